@@ -1,0 +1,212 @@
+//! Arguments that several commands share: the model, the line of workers, sampling.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use anyhow::Result;
+use brigade_engine::batch::SamplingParams;
+use brigade_engine::kernels::KvType;
+use brigade_proto::control::WireType;
+use clap::{Args, ValueEnum};
+
+use super::demo;
+use super::units::{self, CpuLists};
+use crate::plan::parse_bytes;
+
+/// Workers started on this machine when nothing is said about workers.
+pub const DEFAULT_LOCAL_WORKERS: usize = 2;
+
+/// Most workers in one line; more is a typing error long before it is a cluster.
+pub const MAX_WORKERS: usize = 256;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Set once, when the command line has been read.
+static LOG_FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+impl LogFormat {
+    /// As written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+
+    /// Remembers how this process logs, for the workers it starts.
+    pub fn remember(self) {
+        // Whoever was first has set up the logs.
+        let _ = LOG_FORMAT.set(self);
+    }
+
+    /// How this process logs.
+    pub fn of_this_process() -> Self {
+        LOG_FORMAT.get().copied().unwrap_or(Self::Text)
+    }
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvArg {
+    /// Four bytes a value: what `logits` uses.
+    F32,
+    /// Two bytes a value: what `run` and `serve` use.
+    F16,
+}
+
+/// Type of the values that cross from stage to stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WireArg {
+    /// Exact: results do not depend on the cut.
+    F32,
+    /// Half the bytes; results depend on the cut.
+    F16,
+    /// Half the bytes; results depend on the cut.
+    Bf16,
+}
+
+impl WireArg {
+    /// The protocol's name for it.
+    pub fn proto(self) -> WireType {
+        match self {
+            Self::F32 => WireType::F32,
+            Self::F16 => WireType::F16,
+            Self::Bf16 => WireType::Bf16,
+        }
+    }
+}
+
+impl KvArg {
+    /// The engine's name for it.
+    pub fn engine(self) -> KvType {
+        match self {
+            Self::F32 => KvType::F32,
+            Self::F16 => KvType::F16,
+        }
+    }
+}
+
+/// Which model.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// GGUF file, or the first file of a split one [default: the built-in demo model]
+    #[arg(short, long, value_name = "FILE", env = "BRIGADE_MODEL")]
+    pub model: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Where the model is: as named, or the demo model's file, written to the cache if need be.
+    ///
+    /// # Errors
+    /// The demo model's file cannot be written.
+    pub fn path(&self) -> Result<PathBuf> {
+        match &self.model {
+            Some(path) => Ok(path.clone()),
+            None => demo::path(),
+        }
+    }
+}
+
+/// Which workers, and what each stage is told.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Workers")]
+pub struct LineArgs {
+    /// Start N workers on this machine [default: 2]
+    #[arg(long, value_name = "N", value_parser = worker_count, conflicts_with = "worker")]
+    pub workers: Option<usize>,
+    /// Use the worker that listens there; repeat it for each stage, first stage first
+    #[arg(long, value_name = "HOST:PORT")]
+    pub worker: Vec<String>,
+    /// Pin local worker i to the i-th CPU list, e.g. 0/1 or 0-3/4-7
+    #[arg(long, value_name = "LISTS", value_parser = units::cpu_lists, conflicts_with = "worker")]
+    pub worker_cpus: Option<CpuLists>,
+    /// Compute threads of each local worker [default: its share of this machine's cores]
+    #[arg(long, value_name = "N", conflicts_with = "worker")]
+    pub threads: Option<usize>,
+    /// Memory each local worker may use, e.g. 12G [default: its share of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
+    pub memory: Option<u64>,
+    /// Kernel table all stages must use, e.g. reference, avx2, avx512 [default: each its best]
+    #[arg(long, value_name = "NAME")]
+    pub kernels: Option<String>,
+    /// Type of the activations between stages; only f32 keeps results independent of the cut
+    #[arg(long, value_enum, default_value_t = WireArg::F32)]
+    pub wire_type: WireArg,
+    /// Allow plain, unauthenticated connections beyond loopback
+    #[arg(long)]
+    pub insecure_network: bool,
+    /// Rows of the largest ubatch [default: chosen from the model and the line]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub ubatch: Option<u32>,
+}
+
+fn worker_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=MAX_WORKERS).contains(&n) => Ok(n),
+        _ => Err(format!("a number from 1 to {MAX_WORKERS} is needed")),
+    }
+}
+
+/// How tokens are drawn. The defaults are llama.cpp's.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0 picks the most probable token
+    #[arg(long, default_value_t = 0.8)]
+    pub temp: f32,
+    /// Keep the K most probable tokens; 0: all
+    #[arg(long, default_value_t = 40)]
+    pub top_k: u32,
+    /// Keep the most probable tokens that reach this mass; 1: all
+    #[arg(long, default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Drop tokens below this share of the best one's probability; 0: none
+    #[arg(long, default_value_t = 0.05)]
+    pub min_p: f32,
+    /// Locally typical sampling; 1: off
+    #[arg(long, default_value_t = 1.0)]
+    pub typical_p: f32,
+    /// Divide the logits of recent tokens by this; 1: off
+    #[arg(long, default_value_t = 1.0)]
+    pub repeat_penalty: f32,
+    /// Tokens that the penalties look back on, prompt included
+    #[arg(long, default_value_t = 64)]
+    pub repeat_last_n: u32,
+    /// Subtract this once from the logit of a recent token
+    #[arg(long, default_value_t = 0.0)]
+    pub presence_penalty: f32,
+    /// Subtract this from the logit of a recent token for each time it occurred
+    #[arg(long, default_value_t = 0.0)]
+    pub frequency_penalty: f32,
+    /// Add to a token's logit: ID=BIAS; repeatable, -inf bans the token
+    #[arg(long, value_name = "ID=BIAS", value_parser = units::logit_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the draws; the same seed gives the same text [default: random]
+    #[arg(long, short)]
+    pub seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// The engine's form of these arguments.
+    pub fn params(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical_p,
+            repeat_penalty: self.repeat_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            penalty_last_n: self.repeat_last_n,
+            logit_bias: self.logit_bias.clone(),
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! `brigade completions SHELL`.
+
+use std::io;
+
+use anyhow::Result;
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use super::Cli;
+
+/// Print a completion script for a shell.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  brigade completions bash > ~/.local/share/bash-completion/completions/brigade"
+)]
+pub struct CompletionsArgs {
+    /// Which shell
+    shell: Shell,
+}
+
+/// Runs the command.
+pub fn execute(args: CompletionsArgs) -> Result<()> {
+    clap_complete::generate(args.shell, &mut Cli::command(), "brigade", &mut io::stdout());
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! The model inside the binary, for commands without `-m`.
+//!
+//! Workers are processes of their own and map model files, so it is written to a file first: into
+//! the user's cache, in a folder named after its hash, once.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use brigade_worker::config::default_cache_dir;
+
+/// A small model that writes English after the King James Bible.
+static DEMO: &[u8] = include_bytes!("../../assets/demo.gguf");
+
+/// The file's name, which is the model's name in requests and logs.
+const FILE_NAME: &str = "brigade-demo.gguf";
+
+/// Hex digits of the hash that the folder's name holds.
+const NAME_DIGITS: usize = 16;
+
+/// Where the demo model is; it is written there if it is not yet.
+///
+/// # Errors
+/// The cache folder cannot be found or written to.
+pub fn path() -> Result<PathBuf> {
+    let dir =
+        default_cache_dir(&|name| std::env::var(name).ok()).context("the demo model's file")?;
+    let hash = blake3::hash(DEMO).to_hex();
+    let dir = dir.join(format!("demo-{}", &hash[..NAME_DIGITS]));
+    let path = dir.join(FILE_NAME);
+    // The same size under the hash: only a disk fault could make it another file.
+    if fs::metadata(&path).is_ok_and(|m| m.len() == DEMO.len() as u64) {
+        return Ok(path);
+    }
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    fs::create_dir_all(&dir)
+        .and_then(|()| fs::write(&part, DEMO))
+        .and_then(|()| fs::rename(&part, &path))
+        .with_context(|| format!("cannot write the demo model to {}", path.display()))?;
+    Ok(path)
+}

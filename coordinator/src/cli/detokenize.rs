@@ -1,0 +1,37 @@
+//! `brigade detokenize`: token ids to text.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::args::ModelArgs;
+use super::output;
+use super::tokenize::tokenizer;
+use super::units::{TokenIds, token_ids};
+
+/// Turn token ids into text.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  brigade detokenize -m model.gguf 1,15043,3186")]
+pub struct DetokenizeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Ids: 1,2,3 or a JSON list
+    #[arg(value_parser = token_ids)]
+    ids: TokenIds,
+    /// Show control tokens as their text
+    #[arg(long)]
+    special: bool,
+    /// Print the text as a JSON string
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn execute(args: DetokenizeArgs) -> Result<()> {
+    let text = tokenizer(&args.model)?.detokenize(&args.ids.0, args.special)?;
+    if args.json {
+        output::line(format_args!("{}", serde_json::to_string(&text)?))?;
+    } else {
+        output::line(format_args!("{text}"))?;
+    }
+    Ok(())
+}

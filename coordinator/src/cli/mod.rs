@@ -1,0 +1,164 @@
+//! The command line: one file a command, arguments shared between them in [`args`].
+//!
+//! This is the only place that prints to the terminal and the only one that uses `anyhow`.
+//! It knows nothing of schedules, sockets or layers: it turns arguments into the typed requests of
+//! the rest of the crate.
+
+pub mod args;
+mod bench;
+mod completions;
+mod demo;
+mod detokenize;
+mod input;
+mod inspect;
+mod logits;
+mod npy;
+mod output;
+mod perplexity;
+mod plan;
+mod progress;
+mod run;
+mod serve;
+mod session;
+mod synth;
+mod tokenize;
+mod units;
+mod worker;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Examples:
+  brigade run                                  the built-in demo model over two local workers
+  brigade run -m model.gguf -p 'Once upon'     your model, two local workers
+  brigade serve -m model.gguf --workers 4      an OpenAI-compatible server on 127.0.0.1:8080
+  brigade plan -m model.gguf --workers 3 --explain
+
+RUST_LOG=brigade=debug shows more of what happens; every command has its own --help.";
+
+/// Serve one large GGUF model from several machines.
+#[derive(Debug, Parser)]
+#[command(name = "brigade", version, about, after_help = AFTER_HELP, propagate_version = true)]
+pub struct Cli {
+    /// How log lines on stderr look
+    #[arg(long, global = true, value_enum, default_value_t = args::LogFormat::Text)]
+    pub log_format: args::LogFormat,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands; each documents itself in its file.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Generate text from one prompt
+    Run(run::RunArgs),
+    /// Serve an OpenAI-compatible HTTP API
+    Serve(serve::ServeArgs),
+    /// Run one stage of a line for a coordinator
+    Worker(worker::WorkerArgs),
+    /// Show how a model's layers would be cut over workers
+    Plan(plan::PlanArgs),
+    /// Show what is in a GGUF file
+    Inspect(inspect::InspectArgs),
+    /// Measure prefill and decode beside the machine's limits
+    Bench(bench::BenchArgs),
+    /// Write the logits at every position of a prompt
+    Logits(logits::LogitsArgs),
+    /// Turn text into token ids
+    Tokenize(tokenize::TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(detokenize::DetokenizeArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::PerplexityArgs),
+    /// Write a seeded random model of a supported architecture
+    Synth(synth::SynthArgs),
+    /// Print a completion script for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+impl Command {
+    /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
+    pub fn default_log(&self) -> &'static str {
+        match self {
+            Self::Serve(_) | Self::Worker(_) => "info",
+            _ => "warn",
+        }
+    }
+
+    /// Runs the command to its end.
+    pub async fn execute(self) -> Result<()> {
+        match self {
+            Self::Run(args) => run::execute(args).await,
+            Self::Serve(args) => serve::execute(args).await,
+            Self::Worker(args) => worker::execute(args).await,
+            Self::Plan(args) => plan::execute(args).await,
+            Self::Inspect(args) => inspect::execute(args),
+            Self::Bench(args) => bench::execute(args).await,
+            Self::Logits(args) => logits::execute(args).await,
+            Self::Tokenize(args) => tokenize::execute(args),
+            Self::Detokenize(args) => detokenize::execute(args),
+            Self::Perplexity(args) => perplexity::execute(args).await,
+            Self::Synth(args) => synth::execute(args),
+            Self::Completions(args) => completions::execute(args),
+        }
+    }
+}
+
+/// Whether a command ended because of a signal: nothing needs to be said then.
+pub fn is_interrupt(error: &anyhow::Error) -> bool {
+    error.is::<session::Interrupted>()
+}
+
+/// Whether a command ended because nobody reads its output any more, as in `brigade inspect | head`.
+pub fn is_unread(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<std::io::Error>().is_some_and(broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_documented_forms_parse() {
+        for line in [
+            "brigade run",
+            "brigade run -m m.gguf --tokens 1,2,3 -n 4 --temp 0 --ids --workers 3 --kv-type f32",
+            "brigade run -m m.gguf -p hello --worker 10.0.0.1:7000 --worker 10.0.0.2:7000 --insecure-network",
+            "brigade serve -m m.gguf --listen 127.0.0.1:0 --control 127.0.0.1:0 --max-seqs 8 --ctx 4096",
+            "brigade worker --listen 127.0.0.1:0 --join 127.0.0.1:7 --advertise 127.0.0.1:8 --memory 12G --threads 2 --kernels avx2",
+            "brigade plan -m m.gguf --cluster c.toml --explain --json",
+            "brigade inspect m.gguf --json",
+            "brigade logits -m m.gguf --tokens 1,2,3 --workers 3 --ubatch 7 --out x.npy",
+            "brigade tokenize -m m.gguf hello --no-bos --no-special",
+            "brigade detokenize -m m.gguf 1,2,3",
+            "brigade perplexity -m m.gguf -f text.txt --ctx 512",
+            "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
+            "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
+            "brigade completions bash",
+        ] {
+            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "brigade run --workers 2 --worker 127.0.0.1:1",
+            "brigade run -p a --tokens 1",
+            "brigade worker --listen 127.0.0.1:0 --advertise 127.0.0.1:8",
+            "brigade plan --workers 2 --cluster c.toml",
+            "brigade logits --tokens 1,x --out x.npy",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

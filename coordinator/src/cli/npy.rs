@@ -1,0 +1,79 @@
+//! Logits rows to a `.npy` file as they come.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use brigade_engine::npy;
+
+/// A file of f32 `[n_rows, width]` under construction. It has its name only once it is whole.
+#[derive(Debug)]
+pub struct RowFile {
+    out: BufWriter<File>,
+    path: PathBuf,
+    part: PathBuf,
+    width: usize,
+    left: usize,
+}
+
+impl RowFile {
+    /// Starts a file.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn create(path: &Path, n_rows: usize, width: usize) -> Result<Self> {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let created = || format!("cannot write {}", part.display());
+        let mut out = BufWriter::new(File::create(&part).with_context(created)?);
+        npy::write_header(&mut out, &[n_rows, width]).with_context(created)?;
+        Ok(Self { out, path: path.to_owned(), part, width, left: n_rows })
+    }
+
+    /// Adds the next row.
+    ///
+    /// # Errors
+    /// The file system's, or a row too many or of another width.
+    pub fn row(&mut self, row: &[f32]) -> Result<()> {
+        ensure!(row.len() == self.width, "a row has {} values, not {}", row.len(), self.width);
+        ensure!(self.left > 0, "there are more rows than announced");
+        self.left -= 1;
+        for value in row {
+            self.out.write_all(&value.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// The file system's, or missing rows.
+    pub fn finish(mut self) -> Result<()> {
+        ensure!(self.left == 0, "{} rows are missing", self.left);
+        self.out.flush()?;
+        let named = std::fs::rename(&self.part, &self.path);
+        named.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_read_back_as_written() {
+        let path = std::env::temp_dir().join(format!("brigade-rows-{}.npy", std::process::id()));
+        let mut file = RowFile::create(&path, 2, 3).unwrap();
+        file.row(&[1.0, 2.0, 3.0]).unwrap();
+        assert!(file.row(&[1.0]).is_err());
+        file.row(&[4.0, 5.0, 6.0]).unwrap();
+        assert!(!path.exists());
+        file.finish().unwrap();
+        let read = npy::read(&path).unwrap();
+        assert_eq!(read.shape, [2, 3]);
+        assert_eq!(read.data, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,143 @@
+//! `brigade plan`: where the layers would go, and why. Nothing is started or loaded.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+use brigade_engine::kernels::KV_PAGE;
+use clap::Args;
+use serde::Serialize;
+
+use super::args::{KvArg, LineArgs, ModelArgs};
+use super::{output, session};
+use crate::cluster::{self, worker_facts};
+use crate::model::Model;
+use crate::plan::{
+    DEFAULT_MAX_SEQS, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts, format_bytes,
+    parse_cluster_file, plan,
+};
+
+/// Show how a model's layers would be cut over workers.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade plan -m model.gguf --workers 3 --explain
+  brigade plan -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
+  brigade plan -m model.gguf --cluster machines.toml --json
+
+A cluster file describes workers that need not exist yet:
+  [[worker]]
+  name = \"big\"
+  memory = \"64G\"
+  gbps = 80.0        # memory read, 10^9 bytes a second
+  gops = 2000.0      # int8 matrix products, 10^9 operations a second
+  link = { gbps = 1.2, latency_us = 150.0 }
+  count = 2")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Workers from a file
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["workers", "worker"])]
+    cluster: Option<PathBuf>,
+    /// Say why each stage holds what it holds
+    #[arg(long)]
+    explain: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Positions of a sequence [default: what the model was trained on, at most 4096]
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Sequences at once
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
+    max_seqs: u32,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    kv_type: KvArg,
+    #[command(flatten)]
+    line: LineArgs,
+}
+
+/// Runs the command.
+pub async fn execute(args: PlanArgs) -> Result<()> {
+    let path = args.model.path()?;
+    let model = Model::open_header_only(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    let workers = match &args.cluster {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            parse_cluster_file(&text)?
+        }
+        None => probe(&args).await?,
+    };
+    let settings = PlanSettings {
+        ctx: model.ctx(args.ctx),
+        max_seqs: args.max_seqs,
+        block_positions: KV_PAGE as u32,
+        max_rows: args.line.ubatch.unwrap_or(PlanSettings::default().max_rows),
+        ..PlanSettings::default()
+    };
+    let facts = model.facts(args.kv_type.engine())?;
+    let plan = plan(&facts, &workers, &settings)?;
+    if args.json {
+        let predictions = predict(&plan, &facts, &workers)?;
+        return output::json(&PlanAndPredictions { plan, predictions });
+    }
+    if args.explain {
+        output::line(format_args!("{}", plan.explain()))?;
+        return print_predictions(&predict(&plan, &facts, &workers)?);
+    }
+    let rows: Vec<Vec<String>> = plan
+        .stages
+        .iter()
+        .enumerate()
+        .map(|(i, s)| {
+            vec![
+                i.to_string(),
+                s.name.clone(),
+                format!("{}..{}", s.layers.start, s.layers.end),
+                format_bytes(s.memory.total()),
+                format_bytes(s.memory_left),
+                format!("{:.0} %", s.share * 100.0),
+            ]
+        })
+        .collect();
+    output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct PlanAndPredictions {
+    #[serde(flatten)]
+    plan: Plan,
+    /// By simulation at the workers' measured speeds.
+    predictions: Vec<Prediction>,
+}
+
+fn predict(plan: &Plan, facts: &ModelFacts, workers: &[WorkerFacts]) -> Result<Vec<Prediction>> {
+    plan.predict(facts, workers).map_err(|what| anyhow!("the simulated scheduler failed: {what}"))
+}
+
+fn print_predictions(predictions: &[Prediction]) -> Result<()> {
+    output::line(format_args!("by simulation at these speeds:"))?;
+    let rows: Vec<Vec<String>> = predictions
+        .iter()
+        .map(|p| {
+            let busy: Vec<_> = p.stage_busy.iter().map(|b| format!("{:.0}", b * 100.0)).collect();
+            vec![
+                p.test.to_string(),
+                p.parallel.to_string(),
+                format!("{:.1}", p.tokens_per_second),
+                busy.join(" "),
+            ]
+        })
+        .collect();
+    output::table(&["test", "parallel", "tokens/s", "busy % by stage"], &rows)
+}
+
+/// Asks real workers what they can do: those named, or local ones started for the question.
+async fn probe(args: &PlanArgs) -> Result<Vec<WorkerFacts>> {
+    let source = session::source(&args.line, false, "error")?;
+    let asked = cluster::ask(source, args.line.insecure_network).await?;
+    Ok(worker_facts(asked.iter().map(|(name, caps)| (name.as_str(), caps))))
+}

@@ -1,0 +1,240 @@
+//! `brigade run`: one prompt, its continuation on standard output.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs};
+use super::input;
+use super::output;
+use super::session::{Session, SessionOptions, with_session};
+use super::units::{TokenIds, token_ids};
+use crate::generation::{End, Generation, Part};
+use crate::meter::{Stretch, summarise};
+use crate::plan::ModelFacts;
+use crate::request::{Drawing, Request};
+use crate::text_model::Chat;
+
+/// Tokens generated where -n is not given.
+const DEFAULT_N: u32 = 128;
+
+/// What the demo model continues where no prompt is given.
+const DEMO_PROMPT: &str = "In the beginning";
+
+/// Generate text from one prompt.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade run                                         the built-in demo over two local workers
+  brigade run -m model.gguf -p 'Once upon a time' -n 64
+  brigade run -m model.gguf --chat -p 'What is a bucket brigade?'
+  brigade run -m model.gguf --tokens 1,15043 -n 8 --temp 0 --ids
+  echo 'A haiku:' | brigade run -m model.gguf -f -
+
+The text goes to standard output, everything else to standard error; on a terminal the prompt is
+shown before its continuation. The chat template is applied only with --chat; otherwise the prompt
+is continued as it is.")]
+pub struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt
+    #[arg(short, long, conflicts_with_all = ["file", "tokens"])]
+    prompt: Option<String>,
+    /// Read the prompt from a file; - is standard input
+    #[arg(short, long, conflicts_with = "tokens")]
+    file: Option<PathBuf>,
+    /// The prompt as token ids, e.g. 1,2,3; nothing is added to them
+    #[arg(long, value_parser = token_ids)]
+    tokens: Option<TokenIds>,
+    /// Tokens to generate at most
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_N)]
+    n_predict: u32,
+    /// Treat the prompt as a user's message and apply the model's chat template
+    #[arg(long, conflicts_with = "tokens")]
+    chat: bool,
+    /// A system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// End where this text would come; repeatable
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on after end-of-generation tokens
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Print the generated token ids as a JSON list instead of text; implies --ignore-eos, so that
+    /// exactly N are printed
+    #[arg(long, conflicts_with = "json")]
+    ids: bool,
+    /// Print one JSON object with text, ids and figures at the end
+    #[arg(long)]
+    json: bool,
+    /// Positions of the context [default: what the model was trained on, at most 4096]
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    kv_type: KvArg,
+    #[command(flatten)]
+    line: LineArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Runs the command.
+pub async fn execute(args: RunArgs) -> Result<()> {
+    let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
+    options.ctx = args.ctx;
+    let prompt = args.prompt()?;
+    with_session(options, async |session| generate(session, &args, prompt).await).await
+}
+
+/// A prompt before the tokenizer has seen it.
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl RunArgs {
+    fn prompt(&self) -> Result<Prompt> {
+        if let Some(TokenIds(ids)) = &self.tokens {
+            return Ok(Prompt::Tokens(ids.clone()));
+        }
+        match (&self.prompt, &self.file, &self.model.model) {
+            (Some(text), ..) => Ok(Prompt::Text(text.clone())),
+            (None, Some(path), _) => Ok(Prompt::Text(input::read_text(path)?)),
+            (None, None, None) => Ok(Prompt::Text(DEMO_PROMPT.to_string())),
+            (None, None, Some(_)) => bail!("no prompt: give -p TEXT, -f FILE or --tokens 1,2,3"),
+        }
+    }
+
+    fn request(&self, session: &Session, prompt: Prompt) -> Result<Request> {
+        let text = &session.model.text;
+        let tokens = match prompt {
+            Prompt::Tokens(ids) => ids,
+            Prompt::Text(user) if self.chat => text.encode_chat(&self.chat_of(user))?,
+            Prompt::Text(plain) => text.encode_prompt(&plain)?,
+        };
+        let stop_tokens = if self.ids || self.ignore_eos { Arc::from([]) } else { text.eog() };
+        let drawing = Drawing {
+            max_tokens: Some(self.n_predict),
+            params: self.sampling.params(),
+            seed: self.sampling.seed.unwrap_or_else(crate::random::u64),
+            top_logprobs: None,
+            stop_tokens,
+        };
+        Ok(Request::generate(tokens, drawing, &session.limits)?)
+    }
+
+    fn chat_of(&self, user: String) -> Chat {
+        let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let system = self.system.iter().map(|s| message("system", s));
+        Chat { messages: system.chain([message("user", &user)]).collect(), ..Chat::default() }
+    }
+}
+
+async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<()> {
+    let echo = match &prompt {
+        Prompt::Text(text) if !args.chat && !args.ids && !args.json => text.clone(),
+        _ => String::new(),
+    };
+    let request = args.request(session, prompt)?;
+    let n_prompt = request.tokens.len();
+    let sequence = session.submit(request).await?;
+    let mut generation = Generation::new(session.model.text.clone(), sequence, &args.stop)?;
+    let shows_text = !args.ids && !args.json;
+    let mut out = io::stdout();
+    if shows_text && io::stdout().is_terminal() {
+        write!(out, "{echo}")?;
+        out.flush()?;
+    }
+    let (mut text, mut ids) = (String::new(), Vec::new());
+    let end = loop {
+        match generation.next().await? {
+            Part::Piece(piece) => {
+                if shows_text {
+                    write!(out, "{}", piece.text)?;
+                    out.flush()?;
+                }
+                text.push_str(&piece.text);
+                ids.extend(piece.tokens.iter().map(|t| t.id));
+            }
+            Part::End(end) => break end,
+        }
+    };
+    let figures = Figures::new(session, n_prompt, &end, args.kv_type)?;
+    if args.ids {
+        output::line(format_args!("{}", serde_json::to_string(&ids)?))?;
+    } else if args.json {
+        let mut object = figures.json();
+        object["text"] = json!(text);
+        object["ids"] = json!(ids);
+        output::json(&object)?;
+    } else {
+        writeln!(out)?;
+    }
+    eprintln!("{}", figures.line());
+    Ok(())
+}
+
+/// The summary of a run.
+struct Figures {
+    n_prompt: usize,
+    n_generated: u32,
+    prefill_per_second: f64,
+    decode_per_second: f64,
+    gb_per_second: f64,
+    stretch: Stretch,
+}
+
+impl Figures {
+    fn new(session: &Session, n_prompt: usize, end: &End, kv: KvArg) -> Result<Self> {
+        let stretch = summarise(&session.meter.take());
+        let (prefill, decode) = (end.to_first.as_secs_f64(), end.after_first.as_secs_f64());
+        let rate = |n: f64, seconds: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
+        let facts = session.model.facts(kv.engine())?;
+        let n_decoded = f64::from(end.n_generated.saturating_sub(1));
+        Ok(Self {
+            n_prompt,
+            n_generated: end.n_generated,
+            prefill_per_second: rate(n_prompt as f64, prefill),
+            decode_per_second: rate(n_decoded, decode),
+            gb_per_second: rate(n_decoded * bytes_of_a_row(&facts), decode) / 1e9,
+            stretch,
+        })
+    }
+
+    fn line(&self) -> String {
+        let busy: Vec<String> =
+            self.stretch.stage_busy.iter().map(|b| format!("{:.0} %", b * 100.0)).collect();
+        let busy = if busy.is_empty() { "-".to_string() } else { busy.join(", ") };
+        format!(
+            "prefill {} tokens at {:.1} t/s, decode {} tokens at {:.1} t/s ({:.2} GB/s), stages busy {busy}",
+            self.n_prompt,
+            self.prefill_per_second,
+            self.n_generated,
+            self.decode_per_second,
+            self.gb_per_second,
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.n_prompt,
+            "generated_tokens": self.n_generated,
+            "prefill_tokens_per_second": self.prefill_per_second,
+            "decode_tokens_per_second": self.decode_per_second,
+            "gb_per_second": self.gb_per_second,
+            "stage_busy": self.stretch.stage_busy,
+        })
+    }
+}
+
+/// Bytes of weights that one decoded row reads on its way through all stages.
+fn bytes_of_a_row(facts: &ModelFacts) -> f64 {
+    let layers: f64 = facts.layers.iter().map(|l| l.read_bytes(1.0)).sum();
+    layers + facts.head_bytes as f64
+}

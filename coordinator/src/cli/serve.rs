@@ -1,0 +1,158 @@
+//! `brigade serve`: the HTTP server, from the first listen to the last stream.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use brigade_proto::address::Address;
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs};
+use super::output;
+use super::session::{Interrupt, Session, SessionOptions};
+use crate::cluster::Patience;
+use crate::handle::Status;
+use crate::http::{self, App};
+use crate::metrics;
+use crate::plan::DEFAULT_MAX_SEQS;
+use crate::sched::DEFAULT_MAX_WAITING;
+
+/// How long running answers may take to end after the first signal.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// How long cut streams get to write their last event.
+const CUT_WITHIN: Duration = Duration::from_secs(2);
+
+/// Serve an OpenAI-compatible HTTP API.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade serve -m model.gguf
+  brigade serve -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
+  brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3 --insecure-network
+
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'
+
+The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.")]
+pub struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Where to serve HTTP
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    listen: String,
+    /// Let workers join on this address (brigade worker --join)
+    #[arg(long, value_name = "ADDR")]
+    control: Option<Address>,
+    /// Workers to wait for before layers are placed, joined ones included
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
+    expect: usize,
+    /// Positions of a sequence [default: what the model was trained on, at most 4096]
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Sequences at once; more wait
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
+    max_seqs: u32,
+    /// Requests that may wait for a place; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_WAITING)]
+    max_queue: usize,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    kv_type: KvArg,
+    #[command(flatten)]
+    line: LineArgs,
+}
+
+/// Runs the command.
+pub async fn execute(args: ServeArgs) -> Result<()> {
+    if args.expect > MAX_WORKERS {
+        bail!("--expect is at most {MAX_WORKERS}");
+    }
+    let mut interrupt = Interrupt::listen()?;
+    let metrics = metrics::install().context("cannot install the metrics recorder")?;
+    let listener = listen(&args.listen, args.line.insecure_network).await?;
+    let address = listener.local_addr()?;
+    let control = args.control.clone().map(|address| (address, args.expect));
+    let session = Session::start(SessionOptions {
+        model: args.model.clone(),
+        line: args.line.clone(),
+        ctx: args.ctx,
+        kv_type: args.kv_type,
+        max_seqs: args.max_seqs,
+        control,
+        patience: Patience::Forever,
+        max_waiting: args.max_queue,
+    })
+    .await?;
+    let draining = CancellationToken::new();
+    let app = App {
+        engine: session.engine.clone(),
+        text: session.model.text.clone(),
+        limits: session.limits,
+        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
+        created: http::unix_now(),
+        metrics,
+        draining: draining.clone(),
+        sequences: Arc::default(),
+        encoders: Arc::new(tokio::sync::Semaphore::new(http::MAX_ENCODERS)),
+    };
+    if let Some(control) = &session.control {
+        say(format_args!("brigade control on {control}"));
+    }
+    say(format_args!("brigade serve listening on http://{address}"));
+    let served = axum::serve(listener, http::router(app))
+        .with_graceful_shutdown(draining.clone().cancelled_owned());
+    let mut server = tokio::spawn(async move { served.await });
+    let result = tokio::select! {
+        ended = &mut server => return ended?.context("the HTTP server ended"),
+        () = interrupt.received() => Ok(()),
+        reason = failed(&session) => Err(anyhow::anyhow!(reason)),
+    };
+    draining.cancel();
+    let mut all_answered = false;
+    if result.is_ok() {
+        tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
+        tokio::select! {
+            _ = &mut server => all_answered = true,
+            () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
+            () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
+        }
+    }
+    session.end().await;
+    if !all_answered {
+        // Streams have had their last event; what is still open now is a client that does not read.
+        let _ = tokio::time::timeout(CUT_WITHIN, server).await;
+    }
+    result
+}
+
+/// Tells whoever started the server; it serves on where nobody listens to that.
+fn say(text: std::fmt::Arguments<'_>) {
+    if let Err(error) = output::line(text) {
+        tracing::debug!(%error, "standard output is closed");
+    }
+}
+
+/// The reason why there will never be a line.
+async fn failed(session: &Session) -> String {
+    let mut status = session.engine.watch();
+    loop {
+        if let Status::Failed { reason } = &*status.borrow_and_update() {
+            return reason.clone();
+        }
+        if status.changed().await.is_err() {
+            return "the driver has ended".to_string();
+        }
+    }
+}
+
+async fn listen(text: &str, insecure_network: bool) -> Result<TcpListener> {
+    let address: Address = text.parse().context("--listen")?;
+    let sockets: Vec<SocketAddr> = address.resolve(insecure_network).await.context("--listen")?;
+    if sockets.is_empty() {
+        bail!("--listen {text}: HTTP is served on TCP only: give HOST:PORT");
+    }
+    TcpListener::bind(sockets.as_slice()).await.with_context(|| format!("cannot listen on {text}"))
+}

@@ -1,0 +1,316 @@
+//! A model with a line of workers behind it, from a command's arguments: started, awaited, ended.
+//!
+//! Every command that runs layers goes through [`with_session`], so that Ctrl-C, a failure and a
+//! normal end all take the same way out and leave no process behind.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use brigade_proto::address::Address;
+use brigade_proto::control::KvType;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::args::{DEFAULT_LOCAL_WORKERS, KvArg, LineArgs, LogFormat, ModelArgs};
+use super::progress;
+use crate::cluster::{self, ClusterConfig, LocalOptions, Patience, Source, StageOptions};
+use crate::driver::{self, DriverConfig};
+use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
+use crate::meter::Meter;
+use crate::model::Model;
+use crate::request::{Limits, Request};
+use crate::sched::{DEFAULT_MAX_WAITING, SchedConfig};
+
+/// Rows of the largest ubatch where nothing is said.
+const DEFAULT_MAX_ROWS: u32 = 512;
+
+/// How long the parts of the process may take to end.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Everything a session is made of.
+#[derive(Debug)]
+pub struct SessionOptions {
+    /// Which model.
+    pub model: ModelArgs,
+    /// Which workers.
+    pub line: LineArgs,
+    /// Positions of a sequence.
+    pub ctx: Option<u32>,
+    /// KV cache type.
+    pub kv_type: KvArg,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Where workers may join, and how many must be there.
+    pub control: Option<(Address, usize)>,
+    /// About workers that cannot be reached.
+    pub patience: Patience,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+}
+
+impl SessionOptions {
+    /// For a command that runs one thing and ends.
+    pub fn command(model: &ModelArgs, line: &LineArgs, kv_type: KvArg) -> Self {
+        Self {
+            model: model.clone(),
+            line: line.clone(),
+            ctx: None,
+            kv_type,
+            max_seqs: 1,
+            control: None,
+            patience: Patience::FailFast,
+            max_waiting: DEFAULT_MAX_WAITING,
+        }
+    }
+}
+
+impl SessionOptions {
+    /// Workers of a server tell what they do; those of a command only what went wrong, because
+    /// the command says itself what came of it.
+    fn worker_log(&self) -> &'static str {
+        match self.patience {
+            Patience::Forever => "info",
+            Patience::FailFast => "error",
+        }
+    }
+}
+
+/// A running session.
+#[derive(Debug)]
+pub struct Session {
+    /// The model.
+    pub model: Arc<Model>,
+    /// The front door.
+    pub engine: Engine,
+    /// What the line did.
+    pub meter: Arc<Meter>,
+    /// What requests must fit in.
+    pub limits: Limits,
+    /// Where workers may join.
+    pub control: Option<Address>,
+    stop_driver: CancellationToken,
+    stop_cluster: CancellationToken,
+    next_id: AtomicU64,
+    driver: JoinHandle<()>,
+    cluster: JoinHandle<()>,
+}
+
+/// The command was interrupted by a signal.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Opens the model, starts workers, waits for the line, runs `body`, and ends everything.
+///
+/// # Errors
+/// The start's, the body's, or [`Interrupted`].
+pub async fn with_session<T>(
+    options: SessionOptions,
+    body: impl AsyncFnOnce(&Session) -> Result<T>,
+) -> Result<T> {
+    let mut interrupt = Interrupt::listen()?;
+    let session = Session::start(options).await?;
+    let result = tokio::select! {
+        result = async { session.ready().await?; body(&session).await } => result,
+        () = interrupt.received() => Err(Interrupted.into()),
+    };
+    session.end().await;
+    result
+}
+
+impl Session {
+    /// Opens the model and starts workers; returns before they are ready.
+    ///
+    /// # Errors
+    /// The model or an address is no good.
+    pub async fn start(options: SessionOptions) -> Result<Self> {
+        let path = options.model.path()?;
+        let opened = tokio::task::spawn_blocking(move || {
+            Model::open(&path).with_context(|| format!("cannot open {}", path.display()))
+        });
+        let model = Arc::new(opened.await.context("opening the model")??);
+        let config = cluster_config(&options)?;
+        let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
+        let meter = Arc::new(Meter::default());
+        let trained = model.spec.n_ctx_train;
+        if options.ctx.is_some_and(|ctx| ctx > trained) {
+            tracing::warn!(trained, "--ctx is longer than the model was trained for");
+        }
+        let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
+        let cluster = cluster::start(config, model.clone(), stop_cluster.clone()).await?;
+        let (engine, ends) = Engine::channel();
+        let sched = SchedConfig {
+            prefill_rows: options.line.ubatch,
+            max_waiting: options.max_waiting,
+            ..SchedConfig::default()
+        };
+        let driver_config = DriverConfig { sched, n_vocab: model.n_vocab(), meter: meter.clone() };
+        let driver =
+            tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
+        Ok(Self {
+            model,
+            engine,
+            meter,
+            limits,
+            control: cluster.control,
+            stop_driver,
+            stop_cluster,
+            next_id: AtomicU64::new(0),
+            driver,
+            cluster: cluster.task,
+        })
+    }
+
+    /// Waits until requests can run, with a progress bar on a terminal.
+    ///
+    /// # Errors
+    /// There will be no line.
+    pub async fn ready(&self) -> Result<Arc<LineInfo>> {
+        let mut status = self.engine.watch();
+        let bar = progress::Bar::new();
+        loop {
+            match &*status.borrow_and_update() {
+                Status::Ready(info) => return Ok(info.clone()),
+                Status::Failed { reason } => bail!("{reason}"),
+                Status::Stopping => bail!("stopped before the model was loaded"),
+                Status::Down { reason } => bar.say(reason),
+                Status::Loading { what, done_bytes, total_bytes } => {
+                    bar.show(what, *done_bytes, *total_bytes);
+                }
+            }
+            status.changed().await.context("the driver has ended")?;
+        }
+    }
+
+    /// Submits a request.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub async fn submit(&self, request: Request) -> Result<Sequence> {
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        Ok(self.engine.submit(id, request).await?)
+    }
+
+    /// Ends the driver, which ends every request, then the supervisor and the local workers.
+    pub async fn end(self) {
+        self.stop_driver.cancel();
+        let both = async {
+            let driver = self.driver.await;
+            self.stop_cluster.cancel();
+            (driver, self.cluster.await)
+        };
+        if tokio::time::timeout(END_WITHIN, both).await.is_err() {
+            tracing::warn!("local workers did not end in time and are killed");
+        }
+    }
+}
+
+fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
+    let line = &options.line;
+    let kv_type = match options.kv_type {
+        KvArg::F32 => KvType::F32,
+        KvArg::F16 => KvType::F16,
+    };
+    let max_rows = line.ubatch.unwrap_or(DEFAULT_MAX_ROWS).max(options.max_seqs);
+    let stage = StageOptions {
+        kv_type,
+        wire_type: line.wire_type.proto(),
+        ctx: options.ctx,
+        max_seqs: options.max_seqs,
+        max_rows,
+        kernels: line.kernels.clone(),
+    };
+    let source = source(line, options.control.is_some(), options.worker_log())?;
+    let named = match &source {
+        Source::Local(local) => local.count,
+        Source::Remote(addresses) => addresses.len(),
+        Source::JoinOnly => 0,
+    };
+    let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    Ok(ClusterConfig {
+        source,
+        control: options.control.as_ref().map(|(address, _)| address.clone()),
+        at_least: named.max(expected),
+        insecure_network: line.insecure_network,
+        patience: options.patience,
+        stage,
+    })
+}
+
+/// Where workers come from; `joining`: they may also come by themselves.
+///
+/// # Errors
+/// An address or a CPU list is no good.
+pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result<Source> {
+    if !line.worker.is_empty() {
+        let addresses = line.worker.iter().map(|a| a.parse().map_err(anyhow::Error::from));
+        return Ok(Source::Remote(addresses.collect::<Result<_>>()?));
+    }
+    if joining && line.workers.is_none() {
+        return Ok(Source::JoinOnly);
+    }
+    Ok(Source::Local(local_options(line, log_level)?))
+}
+
+fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {
+    let count = line.workers.unwrap_or(DEFAULT_LOCAL_WORKERS);
+    let cpus = line.worker_cpus.clone().unwrap_or_default().0;
+    if !cpus.is_empty() && cpus.len() != count {
+        bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match (line.threads, cpus.is_empty()) {
+        (None, true) => Some((cores / count).max(1)),
+        (threads, _) => threads,
+    };
+    let free = brigade_worker::memory::available_bytes();
+    let share =
+        |free: u64| free.saturating_sub(brigade_worker::memory::RESERVE_BYTES) / count as u64;
+    Ok(LocalOptions {
+        program: program()?,
+        count,
+        cpus,
+        threads,
+        memory: line.memory.or(free.map(share)),
+        kernels: line.kernels.clone(),
+        log_format: LogFormat::of_this_process().name(),
+        log_level,
+    })
+}
+
+fn program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program's own file to start workers from")
+}
+
+/// SIGINT, SIGTERM or SIGHUP, listened for from its creation on.
+#[derive(Debug)]
+pub struct Interrupt {
+    signals: [tokio::signal::unix::Signal; 3],
+}
+
+impl Interrupt {
+    /// Starts listening; from now on these signals do not end the process by themselves.
+    ///
+    /// # Errors
+    /// The system refuses the handlers.
+    pub fn listen() -> Result<Self> {
+        let on = |kind| signal(kind).context("cannot listen for signals");
+        let signals =
+            [on(SignalKind::interrupt())?, on(SignalKind::terminate())?, on(SignalKind::hangup())?];
+        Ok(Self { signals })
+    }
+
+    /// Ready when one of them comes.
+    pub async fn received(&mut self) {
+        let [int, term, hup] = &mut self.signals;
+        tokio::select! {
+            _ = int.recv() => {}
+            _ = term.recv() => {}
+            _ = hup.recv() => {}
+        }
+    }
+}

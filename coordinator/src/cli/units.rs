@@ -1,0 +1,81 @@
+//! Text forms of CPU lists, token lists and biases, as typed on the command line.
+
+/// One CPU list: `0`, `0,2` or `4-7`.
+pub fn cpu_list(text: &str) -> Result<Vec<usize>, String> {
+    let mut cpus = Vec::new();
+    for item in text.split(',') {
+        let bad = || format!("{item:?} in {text:?} is not a CPU number or a range such as 0-3");
+        let (first, last) = match item.split_once('-') {
+            Some((a, b)) => (a.parse().map_err(|_| bad())?, b.parse().map_err(|_| bad())?),
+            None => {
+                let cpu: usize = item.parse().map_err(|_| bad())?;
+                (cpu, cpu)
+            }
+        };
+        if first > last || last >= MAX_CPU {
+            return Err(bad());
+        }
+        cpus.extend(first..=last);
+    }
+    Ok(cpus)
+}
+
+/// Larger CPU numbers are typing errors.
+const MAX_CPU: usize = 4096;
+
+/// CPU lists of several workers, separated by `/`: worker i gets the i-th.
+pub fn cpu_lists(text: &str) -> Result<CpuLists, String> {
+    text.split('/').map(cpu_list).collect::<Result<_, _>>().map(CpuLists)
+}
+
+/// CPUs of each local worker, in the line's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuLists(pub Vec<Vec<usize>>);
+
+/// Token ids as typed (`1,2,3`) or as printed by `--ids` (`[1, 2, 3]`).
+pub fn token_ids(text: &str) -> Result<TokenIds, String> {
+    let inner = text.trim().trim_start_matches('[').trim_end_matches(']').trim();
+    if inner.is_empty() {
+        return Ok(TokenIds(Vec::new()));
+    }
+    inner
+        .split(',')
+        .map(|id| id.trim().parse().map_err(|_| format!("{:?} is not a token id", id.trim())))
+        .collect::<Result<_, _>>()
+        .map(TokenIds)
+}
+
+/// A list of token ids given on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenIds(pub Vec<u32>);
+
+/// `ID=BIAS` or `ID:BIAS`, the bias a number or `-inf`.
+pub fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let bad = || format!("{text:?} is not ID=BIAS, for example 13=-inf or 42=1.5");
+    let (id, bias) = text.split_once(['=', ':']).ok_or_else(bad)?;
+    let bias: f32 = bias.parse().map_err(|_| bad())?;
+    if bias.is_nan() {
+        return Err(bad());
+    }
+    Ok((id.parse().map_err(|_| bad())?, bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus() {
+        assert_eq!(cpu_lists("0/1"), Ok(CpuLists(vec![vec![0], vec![1]])));
+        assert_eq!(cpu_lists("0,2/4-6"), Ok(CpuLists(vec![vec![0, 2], vec![4, 5, 6]])));
+        assert!(cpu_lists("0//1").is_err() && cpu_lists("3-1").is_err());
+    }
+
+    #[test]
+    fn tokens_and_bias() {
+        assert_eq!(token_ids("1,2,3"), token_ids("[1, 2, 3]"));
+        assert!(token_ids("1,x").is_err());
+        assert_eq!(logit_bias("13=-inf"), Ok((13, f32::NEG_INFINITY)));
+        assert!(logit_bias("13").is_err() && logit_bias("13=nan").is_err());
+    }
+}

@@ -1,0 +1,276 @@
+//! One worker as the coordinator reaches it: handshake, calls with a deadline, liveness.
+//!
+//! Control calls and heartbeats each have a connection of their own, so that a heartbeat never
+//! waits behind weights. Whoever stops answering heartbeats is lost, whatever else it does.
+
+use std::future::Future;
+use std::time::Duration;
+
+use brigade_proto::address::Address;
+use brigade_proto::capability::{Incompatible, Requirements, check_capabilities, check_version};
+use brigade_proto::control::worker_client::WorkerClient;
+use brigade_proto::control::{
+    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, UnloadRequest,
+};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
+use brigade_proto::net::{NetError, dial};
+use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use thiserror::Error;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tonic::Status;
+use tonic::transport::Channel;
+
+/// Interval of heartbeats, and how long each may take.
+pub const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_MS);
+
+/// How long a handshake may take.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to free a stage.
+const UNLOAD_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a worker cannot be used, by what can be done about it.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    /// A process of ours that does not come up, or an address that may not be dialled.
+    #[error("{reason}")]
+    Start {
+        /// Why.
+        reason: String,
+    },
+    /// Not reachable, gone, or silent: try again later.
+    #[error("{worker}: {reason}")]
+    Lost {
+        /// Its name.
+        worker: String,
+        /// What happened.
+        reason: String,
+    },
+    /// It answers and will not or cannot do this; trying again changes nothing.
+    #[error("{worker} refuses: {reason}")]
+    Refused {
+        /// Its name.
+        worker: String,
+        /// Why.
+        reason: String,
+    },
+    /// Another coordinator has it: try again later.
+    #[error("{worker} is busy: {reason}")]
+    Busy {
+        /// Its name.
+        worker: String,
+        /// With whom.
+        reason: String,
+    },
+}
+
+impl WorkerError {
+    /// Whether the same attempt may succeed later.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::Refused { .. } | Self::Start { .. })
+    }
+
+    fn of_failure(worker: &str, failure: Failure) -> Self {
+        let (worker, reason) = (worker.to_string(), failure.reason.clone());
+        match failure.kind() {
+            FailureKind::PeerLost | FailureKind::Io | FailureKind::Compute => {
+                Self::Lost { worker, reason }
+            }
+            FailureKind::Busy | FailureKind::Draining | FailureKind::StaleEpoch => {
+                Self::Busy { worker, reason }
+            }
+            _ => Self::Refused { worker, reason },
+        }
+    }
+}
+
+/// A connected worker, past its handshake.
+#[derive(Clone, Debug)]
+pub struct Conn {
+    name: String,
+    address: Address,
+    coordinator_id: String,
+    control: WorkerClient<Channel>,
+    heart: WorkerClient<Channel>,
+    capabilities: Capabilities,
+    last_epoch: u64,
+    insecure_network: bool,
+}
+
+impl Conn {
+    /// Dials a worker and shakes hands.
+    ///
+    /// # Errors
+    /// [`WorkerError::Lost`] where nothing answers; [`WorkerError::Refused`] for another wire
+    /// version or an address that may not be dialled.
+    pub async fn open(
+        name: &str,
+        address: &Address,
+        coordinator_id: &str,
+        insecure_network: bool,
+    ) -> Result<Self, WorkerError> {
+        let lost = |reason: String| WorkerError::Lost { worker: name.to_string(), reason };
+        let refused = |reason: String| WorkerError::Refused { worker: name.to_string(), reason };
+        let connect = async || match dial(address, insecure_network).await {
+            Ok(channel) => Ok(WorkerClient::new(channel)
+                .max_decoding_message_size(MAX_CONTROL_BYTES)
+                .max_encoding_message_size(MAX_CONTROL_BYTES)),
+            Err(e @ NetError::Dial { .. }) => Err(lost(e.to_string())),
+            Err(e) => Err(WorkerError::Start { reason: e.to_string() }),
+        };
+        let (mut control, heart) = (connect().await?, connect().await?);
+        let hello = HelloRequest {
+            wire_version: WIRE_VERSION,
+            software: SOFTWARE.to_string(),
+            coordinator_id: coordinator_id.to_string(),
+        };
+        let reply = timeout(HELLO_WITHIN, control.hello(hello))
+            .await
+            .map_err(|_| lost(format!("no handshake within {} s", HELLO_WITHIN.as_secs())))?
+            .map_err(|status| WorkerError::of_failure(name, Failure::from_status(&status)))?
+            .into_inner();
+        check_version(reply.wire_version, &reply.software).map_err(|e| refused(e.to_string()))?;
+        let capabilities = reply
+            .capabilities
+            .ok_or_else(|| refused("its handshake names no capabilities".to_string()))?;
+        Ok(Self {
+            name: name.to_string(),
+            address: address.clone(),
+            coordinator_id: coordinator_id.to_string(),
+            control,
+            heart,
+            capabilities,
+            last_epoch: reply.last_epoch,
+            insecure_network,
+        })
+    }
+
+    /// What it is called in plans and messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The highest epoch it had accepted at the handshake.
+    pub fn last_epoch(&self) -> u64 {
+        self.last_epoch
+    }
+
+    /// Whether it may be beyond loopback.
+    pub fn insecure_network(&self) -> bool {
+        self.insecure_network
+    }
+
+    /// A client for control calls; clones share the connection.
+    pub fn control(&self) -> WorkerClient<Channel> {
+        self.control.clone()
+    }
+
+    /// Checks that it has all that `needs` names.
+    ///
+    /// # Errors
+    /// [`WorkerError::Refused`] with what it lacks.
+    pub fn check(&self, needs: &Requirements) -> Result<(), WorkerError> {
+        check_capabilities(&self.capabilities, needs).map_err(|e: Incompatible| {
+            WorkerError::Refused { worker: self.name.clone(), reason: e.to_string() }
+        })
+    }
+
+    /// What a failed call means.
+    pub fn error(&self, status: &Status) -> WorkerError {
+        WorkerError::of_failure(&self.name, Failure::from_status(status))
+    }
+
+    /// Waits for `call`, however long it takes, as long as the worker answers heartbeats.
+    ///
+    /// # Errors
+    /// The call's own, or [`WorkerError::Lost`].
+    pub async fn while_alive<T>(
+        &self,
+        call: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Result<T, WorkerError> {
+        tokio::select! {
+            result = call => result,
+            lost = self.silence(0, |_| {}) => Err(lost),
+        }
+    }
+
+    /// Asks for its health every second until three answers in a row are missing. `epoch` 0 only
+    /// looks; another one also renews the lease, and its end on the worker counts as a loss.
+    pub async fn silence(&self, epoch: u64, mut seen: impl FnMut(&HealthReply)) -> WorkerError {
+        let mut beat = interval(HEARTBEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut missed = 0;
+        loop {
+            beat.tick().await;
+            match self.health(epoch).await {
+                Ok(reply) => {
+                    missed = 0;
+                    if let Some(error) = self.ended(epoch, &reply) {
+                        return error;
+                    }
+                    seen(&reply);
+                }
+                Err(reason) => {
+                    missed += 1;
+                    tracing::warn!(worker = self.name, missed, reason, "no heartbeat");
+                    if missed >= HEARTBEATS_MISSED {
+                        let reason = format!("it did not answer {missed} heartbeats ({reason})");
+                        return WorkerError::Lost { worker: self.name.clone(), reason };
+                    }
+                }
+            }
+        }
+    }
+
+    /// One heartbeat.
+    ///
+    /// # Errors
+    /// Why there was no answer within its time.
+    pub async fn health(&self, epoch: u64) -> Result<HealthReply, String> {
+        let request = HealthRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        match timeout(HEARTBEAT, self.heart.clone().health(request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(Failure::from_status(&status).reason),
+            Err(_) => Err(format!("no answer within {} ms", HEARTBEAT.as_millis())),
+        }
+    }
+
+    fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
+        let worker = self.name.clone();
+        if epoch == 0 {
+            return None;
+        }
+        if reply.epoch != epoch {
+            let reason = format!("it left epoch {epoch} for {}", reply.epoch);
+            return Some(WorkerError::Lost { worker, reason });
+        }
+        if reply.phase() == Phase::Failed {
+            let reason = format!("its stage failed: {}", reply.failure);
+            return Some(WorkerError::Lost { worker, reason });
+        }
+        None
+    }
+
+    /// Ends an epoch there, as far as the worker still listens.
+    pub async fn unload(&self, epoch: u64) {
+        let request = UnloadRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        match timeout(UNLOAD_WITHIN, self.control().unload(request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(status)) => {
+                tracing::debug!(worker = self.name, %status, "unload was refused");
+            }
+            Err(_) => tracing::warn!(worker = self.name, "unload got no answer"),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Hashes of a stage's tensors, for workers that do not have the file.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use brigade_engine::arch;
+use brigade_worker::config::default_cache_dir;
+use brigade_worker::hashes::{HashError, HashStore};
+use tokio::sync::mpsc;
+
+use super::LineEvent;
+use crate::handle::Status;
+use crate::model::Model;
+
+/// blake3 of the stage's tensors in the order of [`arch::stage_tensors`]; remembered between
+/// processes, computed on all cores where they are not.
+///
+/// # Errors
+/// The model's file cannot be read.
+pub async fn of_stage(
+    model: Arc<Model>,
+    layers: Range<usize>,
+    events: mpsc::Sender<LineEvent>,
+) -> Result<Vec<blake3::Hash>, HashError> {
+    let work = move || {
+        let tensors = arch::stage_tensors(&model.gguf, &model.spec, &layers);
+        let progress = |done_bytes, total_bytes| {
+            let what = "hashing weights".to_string();
+            let status = Status::Loading { what, done_bytes, total_bytes };
+            // A full queue means that newer progress is on its way already.
+            let _ = events.try_send(LineEvent::Progress(status));
+        };
+        store().tensor_hashes(&model.gguf, &tensors, &progress)
+    };
+    // The task is not aborted while it runs, and passes on a panic as such.
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
+}
+
+/// Where hashes are remembered; without a home directory, for the time of the boot.
+fn store() -> HashStore {
+    let dir = default_cache_dir(&|name| std::env::var(name).ok());
+    HashStore::new(&dir.unwrap_or_else(|_| std::env::temp_dir().join("brigade")))
+}

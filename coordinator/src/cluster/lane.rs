@@ -1,0 +1,150 @@
+//! The open line: ubatches into stage 0, results out of the last stage.
+//!
+//! Results are asked for first, so that no stage can have a result nobody listens to. Each stream
+//! has a connection of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_proto::address::Address;
+use brigade_proto::failure::Failure;
+use brigade_proto::limits::MAX_FRAME_BYTES;
+use brigade_proto::net::{dial, with_causes};
+use brigade_proto::pipeline::pipeline_client::PipelineClient;
+use brigade_proto::pipeline::{
+    LaneEvent, LaneFrame, LaneOpen, ResultFrame, ResultsRequest, lane_frame,
+};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::conn::WorkerError;
+use crate::handle::LineInfo;
+use crate::sched::LineSpec;
+
+/// The one lane of a line.
+pub const LANE: u32 = 0;
+
+/// Ubatches between the driver and the connection. The scheduler keeps fewer in flight, so that
+/// a full queue means a line that takes nothing any more.
+const LANE_QUEUE: usize = 256;
+
+/// How long a loaded line may take to connect all its hops.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// A line that is ready for ubatches from id 0 on.
+#[derive(Debug)]
+pub struct OpenLine {
+    /// Names this incarnation.
+    pub epoch: u64,
+    /// What it holds, for the scheduler.
+    pub spec: LineSpec,
+    /// Who is in it, for people.
+    pub info: Arc<LineInfo>,
+    /// Where ubatches go.
+    pub ubatches: mpsc::Sender<LaneFrame>,
+    /// Where their results come from.
+    pub results: Streaming<ResultFrame>,
+    /// Says nothing more once the lane is open; its end says why the lane ended.
+    pub lane: Streaming<LaneEvent>,
+}
+
+/// The two ends of a line.
+#[derive(Clone, Debug)]
+pub struct LineEnds {
+    /// Worker of stage 0.
+    pub first: Address,
+    /// Worker of the last stage.
+    pub last: Address,
+    /// Number of stages.
+    pub n_stages: u32,
+    /// Whether they may be beyond loopback.
+    pub insecure_network: bool,
+}
+
+/// Connects to both ends and opens the lane through all stages.
+///
+/// # Errors
+/// [`WorkerError`] of the end that failed; a hop further on is named in its reason.
+pub async fn open(
+    ends: &LineEnds,
+    epoch: u64,
+    coordinator_id: &str,
+    spec: LineSpec,
+    info: Arc<LineInfo>,
+) -> Result<OpenLine, WorkerError> {
+    let opened = timeout(OPEN_WITHIN, async {
+        let results = open_results(ends, epoch, coordinator_id).await?;
+        let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
+        Ok(OpenLine { epoch, spec, info, ubatches, results, lane })
+    });
+    opened.await.unwrap_or_else(|_| {
+        let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());
+        Err(WorkerError::Lost { worker: ends.first.to_string(), reason })
+    })
+}
+
+async fn client(
+    address: &Address,
+    insecure_network: bool,
+) -> Result<PipelineClient<Channel>, WorkerError> {
+    let channel = dial(address, insecure_network)
+        .await
+        .map_err(|e| WorkerError::Lost { worker: address.to_string(), reason: with_causes(&e) })?;
+    Ok(PipelineClient::new(channel)
+        .max_decoding_message_size(MAX_FRAME_BYTES)
+        .max_encoding_message_size(MAX_FRAME_BYTES))
+}
+
+async fn open_results(
+    ends: &LineEnds,
+    epoch: u64,
+    coordinator_id: &str,
+) -> Result<Streaming<ResultFrame>, WorkerError> {
+    let request = ResultsRequest { epoch, coordinator_id: coordinator_id.to_string(), lane: LANE };
+    let mut client = client(&ends.last, ends.insecure_network).await?;
+    let reply = client.results(request).await.map_err(|s| failed(&ends.last, &s))?;
+    Ok(reply.into_inner())
+}
+
+async fn open_lane(
+    ends: &LineEnds,
+    epoch: u64,
+    coordinator_id: &str,
+) -> Result<(mpsc::Sender<LaneFrame>, Streaming<LaneEvent>), WorkerError> {
+    let (ubatches, frames) = mpsc::channel(LANE_QUEUE);
+    let open = LaneOpen { epoch, coordinator_id: coordinator_id.to_string(), lane: LANE, stage: 0 };
+    let first = LaneFrame { body: Some(lane_frame::Body::Open(open)) };
+    ubatches.try_send(first).expect("a new channel has room");
+    let mut client = client(&ends.first, ends.insecure_network).await?;
+    let reply =
+        client.lane(ReceiverStream::new(frames)).await.map_err(|s| failed(&ends.first, &s))?;
+    let mut lane = reply.into_inner();
+    let lost = |reason: String| WorkerError::Lost { worker: ends.first.to_string(), reason };
+    match lane.message().await {
+        Ok(Some(event)) if event.stages_open == ends.n_stages => Ok((ubatches, lane)),
+        Ok(Some(event)) => {
+            let (got, want) = (event.stages_open, ends.n_stages);
+            Err(lost(format!("the line has {got} stages instead of {want}")))
+        }
+        Ok(None) => Err(lost("the lane closed before it was open".to_string())),
+        Err(status) => Err(failed(&ends.first, &status)),
+    }
+}
+
+/// A lane that does not open is retried: what cannot run was refused before it was loaded.
+fn failed(worker: &Address, status: &tonic::Status) -> WorkerError {
+    WorkerError::Lost { worker: worker.to_string(), reason: describe(status) }
+}
+
+/// What the status that ended a stream says, with the stage it happened at.
+pub fn describe(status: &tonic::Status) -> String {
+    describe_failure(&Failure::from_status(status))
+}
+
+/// A failure of a running line, for people.
+pub fn describe_failure(failure: &Failure) -> String {
+    format!("stage {}: {}", failure.stage, failure.reason)
+}

@@ -1,0 +1,212 @@
+//! Workers on this machine: child processes of the same binary.
+//!
+//! A child's standard input is a pipe whose other end only this process holds. When this process
+//! ends, however it ends, the kernel closes the pipe and the child leaves; so nothing is left
+//! behind even by `kill -9`. Children are in process groups of their own, so that Ctrl-C in a
+//! terminal reaches this process alone and the order of leaving is ours.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use brigade_proto::address::Address;
+use brigade_worker::run::READY_PREFIX;
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
+
+/// A worker measures its memory and cores before it is ready; a machine that takes longer than
+/// this is out of order.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+/// Time a child gets to leave by itself once its standard input is closed.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Environment variable that decides what is logged.
+const LOG_VARIABLE: &str = "RUST_LOG";
+
+/// What every local worker is started with.
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    /// The `brigade` binary.
+    pub program: PathBuf,
+    /// How many.
+    pub count: usize,
+    /// CPUs of each, by number of the worker; a missing entry leaves it to the system.
+    pub cpus: Vec<Vec<usize>>,
+    /// Compute threads of each.
+    pub threads: Option<usize>,
+    /// Bytes each may use.
+    pub memory: Option<u64>,
+    /// Kernel table.
+    pub kernels: Option<String>,
+    /// `--log-format` of this process, passed on.
+    pub log_format: &'static str,
+    /// What they log where RUST_LOG does not say.
+    pub log_level: &'static str,
+}
+
+/// Why a local worker could not be started.
+#[derive(Debug, Error)]
+pub enum SpawnError {
+    /// The process could not be created.
+    #[error("cannot start {program}: {source}")]
+    Spawn {
+        /// What was to be run.
+        program: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It ended, or said something else, before it was ready.
+    #[error("local worker {index} did not get ready: {reason}")]
+    NotReady {
+        /// Number of the worker.
+        index: usize,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// A running child. Dropping it kills it.
+#[derive(Debug)]
+pub struct LocalWorker {
+    child: Child,
+    /// Closing this tells the child to leave.
+    stdin: Option<ChildStdin>,
+    address: Address,
+}
+
+impl LocalWorker {
+    /// Starts worker number `index` and waits until it listens.
+    ///
+    /// # Errors
+    /// [`SpawnError`]; nothing is left running then.
+    pub async fn start(options: &LocalOptions, index: usize) -> Result<Self, SpawnError> {
+        let mut child = command(options, index)
+            .spawn()
+            .map_err(|source| SpawnError::Spawn { program: options.program.clone(), source })?;
+        let stdin = child.stdin.take();
+        let not_ready = |reason: String| SpawnError::NotReady { index, reason };
+        let stdout = child.stdout.take().expect("stdout was configured as a pipe");
+        let mut lines = BufReader::new(stdout).lines();
+        let line = match timeout(READY_WITHIN, lines.next_line()).await {
+            Ok(Ok(Some(line))) => line,
+            Ok(Ok(None)) => {
+                let ended = match timeout(LEAVE_WITHIN, child.wait()).await {
+                    Ok(Ok(status)) => format!("it ended with {status}; its log says why"),
+                    _ => "it closed its output".to_string(),
+                };
+                return Err(not_ready(ended));
+            }
+            Ok(Err(e)) => return Err(not_ready(format!("its output cannot be read: {e}"))),
+            Err(_) => {
+                let s = READY_WITHIN.as_secs();
+                return Err(not_ready(format!("it said nothing for {s} s")));
+            }
+        };
+        let address = line
+            .strip_prefix(READY_PREFIX)
+            .and_then(|text| text.trim().parse().ok())
+            .ok_or_else(|| not_ready(format!("it said {line:?} instead of its address")))?;
+        Ok(Self { child, stdin, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Its process id; `None` once it has ended.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Waits until it ends by itself, and says how. Safe to drop and call again.
+    pub async fn ended(&mut self) -> String {
+        match self.child.wait().await {
+            Ok(status) => format!("its process ended with {status}"),
+            Err(e) => format!("its process cannot be waited for: {e}"),
+        }
+    }
+
+    /// Asks it to leave, and kills it when it does not.
+    pub async fn stop(mut self) {
+        self.stdin = None;
+        if timeout(LEAVE_WITHIN, self.child.wait()).await.is_err() {
+            self.kill().await;
+        }
+    }
+
+    /// Kills it at once, hung or not.
+    pub async fn kill(mut self) {
+        // An error means that it has ended already.
+        let _ = self.child.kill().await;
+    }
+}
+
+fn command(options: &LocalOptions, index: usize) -> Command {
+    let mut command = Command::new(&options.program);
+    command.args(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin"]);
+    command.args(["--log-format", options.log_format]);
+    if let Some(cpus) = options.cpus.get(index).filter(|c| !c.is_empty()) {
+        let list: Vec<String> = cpus.iter().map(usize::to_string).collect();
+        command.arg("--cpus").arg(list.join(","));
+    }
+    if let Some(threads) = options.threads {
+        command.arg("--threads").arg(threads.to_string());
+    }
+    if let Some(memory) = options.memory {
+        command.arg("--memory").arg(memory.to_string());
+    }
+    if let Some(kernels) = &options.kernels {
+        command.arg("--kernels").arg(kernels);
+    }
+    if std::env::var_os(LOG_VARIABLE).is_none() {
+        command.env(LOG_VARIABLE, options.log_level);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command.process_group(0).kill_on_drop(true);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(name: &str, body: &str) -> LocalOptions {
+        let path = std::env::temp_dir().join(format!("brigade-{name}-{}", std::process::id()));
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        LocalOptions {
+            program: path,
+            count: 1,
+            cpus: Vec::new(),
+            threads: None,
+            memory: None,
+            kernels: None,
+            log_format: "text",
+            log_level: "error",
+        }
+    }
+
+    #[tokio::test]
+    async fn a_worker_is_ready_when_it_says_so_and_leaves_when_told() {
+        let options = script("ready", "echo 'brigade worker ready on 127.0.0.1:7'; cat >/dev/null");
+        let mut worker = LocalWorker::start(&options, 0).await.unwrap();
+        assert_eq!(worker.address().to_string(), "127.0.0.1:7");
+        worker.stdin = None;
+        assert!(worker.ended().await.contains("exit status: 0"));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_ends_at_once_is_an_error() {
+        let reason =
+            LocalWorker::start(&script("ends", "exit 3"), 0).await.unwrap_err().to_string();
+        assert!(reason.contains("exit status: 3"), "{reason}");
+        let reason = LocalWorker::start(&script("says", "echo hello"), 1).await.unwrap_err();
+        assert!(reason.to_string().contains("\"hello\""), "{reason}");
+    }
+}

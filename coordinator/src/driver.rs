@@ -1,0 +1,385 @@
+//! The one loop that joins requests, the scheduler, the line and the clock.
+//!
+//! Everything that happens becomes an event for the scheduler, and every action of the scheduler
+//! is carried out here at once and without waiting: the channels to requests have room for all
+//! they can get, and a lane that takes no more ubatches is a broken lane. Decides nothing itself
+//! about what runs when.
+
+mod live;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_proto::pipeline::ResultFrame;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tonic::Status as RpcStatus;
+
+use crate::cluster::{LineEvent, OpenLine, lane};
+use crate::handle::{EngineEnds, Failure, Status, Submission, SubmitError};
+use crate::meter::{Meter, UbatchRecord};
+use crate::metrics;
+use crate::sched::{
+    Action, Event, Micros, Request as SchedRequest, RequestError, RequestId, Results, SchedConfig,
+    Scheduler, StageTime,
+};
+use crate::wire;
+use live::Live;
+
+/// How often clients that went away are looked for.
+const SWEEP_EVERY: Duration = Duration::from_millis(50);
+
+/// Sweeps between two ticks of the scheduler's clock: one a second.
+const SWEEPS_PER_TICK: u32 = 20;
+
+/// How long requests that were not yet running wait for a broken line before they are given up.
+const WAIT_FOR_REPAIR: Duration = Duration::from_secs(30);
+
+/// How long clients of a broken line wait for the supervisor to say who broke it.
+const BLAME_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a driver is built from.
+#[derive(Debug)]
+pub struct DriverConfig {
+    /// What the operator fixed.
+    pub sched: SchedConfig,
+    /// Size of the vocabulary, which results are checked against.
+    pub n_vocab: u32,
+    /// Where every ubatch is recorded.
+    pub meter: Arc<Meter>,
+}
+
+/// A fault of the line that the driver found, for the supervisor to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Of the line that broke.
+    pub epoch: u64,
+    /// What broke it.
+    pub reason: String,
+}
+
+/// The driver's ends towards the cluster.
+#[derive(Debug)]
+pub struct ClusterLink {
+    /// Lines going up and down.
+    pub events: mpsc::Receiver<LineEvent>,
+    /// Faults found here.
+    pub faults: mpsc::Sender<Fault>,
+}
+
+/// Runs until `stop`, or until the cluster gives up; then every live request has ended.
+pub async fn run(
+    ends: EngineEnds,
+    link: ClusterLink,
+    config: DriverConfig,
+    stop: CancellationToken,
+) {
+    let EngineEnds { mut submissions, status } = ends;
+    let ClusterLink { mut events, faults } = link;
+    let mut driver = Driver {
+        sched: Scheduler::new(config.sched),
+        started: Instant::now(),
+        live: HashMap::new(),
+        line: None,
+        broken: None,
+        down_since: None,
+        in_flight: HashMap::new(),
+        n_vocab: config.n_vocab,
+        meter: config.meter,
+        status,
+        faults,
+    };
+    let mut sweep = interval(SWEEP_EVERY);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sweeps = 0;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            submission = submissions.recv() => match submission {
+                Some(submission) => driver.submit(submission),
+                None => break,
+            },
+            event = events.recv() => match event {
+                Some(event) => driver.line_event(event),
+                None => break,
+            },
+            news = next_news(&mut driver.line) => driver.line_news(news),
+            _ = sweep.tick() => {
+                driver.sweep();
+                sweeps = (sweeps + 1) % SWEEPS_PER_TICK;
+                if sweeps == 0 {
+                    driver.tick();
+                }
+            }
+        }
+    }
+    driver.status.send_if_modified(|status| {
+        let stops = !matches!(status, Status::Failed { .. });
+        if stops {
+            *status = Status::Stopping;
+        }
+        stops
+    });
+    driver.fail_all(&Failure::Stopping);
+}
+
+/// What came out of the line.
+enum LineNews {
+    Frame(Box<ResultFrame>),
+    /// One of its streams ended.
+    Ended(String),
+}
+
+/// The next news of the line; never, while there is none. Safe to drop between two.
+async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
+    let Some(line) = line else { return std::future::pending().await };
+    let ended = |status: Option<RpcStatus>| match status {
+        Some(status) => lane::describe(&status),
+        None => "the line closed its streams".to_string(),
+    };
+    tokio::select! {
+        frame = line.results.next() => match frame {
+            Some(Ok(frame)) => LineNews::Frame(Box::new(frame)),
+            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
+            None => LineNews::Ended(ended(None)),
+        },
+        event = line.lane.next() => match event {
+            Some(Ok(_)) => LineNews::Ended("stage 0 opened the lane twice".to_string()),
+            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
+            None => LineNews::Ended(ended(None)),
+        },
+    }
+}
+
+struct Driver {
+    sched: Scheduler,
+    started: Instant,
+    /// Submitted and not ended.
+    live: HashMap<RequestId, Live>,
+    line: Option<OpenLine>,
+    /// When and why the line broke, while the supervisor looks for the reason behind that.
+    broken: Option<(Instant, String)>,
+    /// Since when there is no line, after there was one.
+    down_since: Option<Instant>,
+    /// Departure and rows of ubatches not yet back.
+    in_flight: HashMap<u64, (Micros, u32)>,
+    n_vocab: u32,
+    meter: Arc<Meter>,
+    status: tokio::sync::watch::Sender<Status>,
+    faults: mpsc::Sender<Fault>,
+}
+
+impl Driver {
+    fn now(&self) -> Micros {
+        self.started.elapsed().as_micros() as Micros
+    }
+
+    fn step(&mut self, event: Event) {
+        let actions = self.sched.step(self.now(), event);
+        self.perform(actions);
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send(ubatch) => self.send(ubatch),
+                Action::LineFault(fault) => self.line_broke(fault.to_string()),
+                other => self.tell(other),
+            }
+        }
+    }
+
+    /// Passes an action about a request on to its client.
+    fn tell(&mut self, action: Action) {
+        let now = self.now();
+        match action {
+            Action::Token { request, token, .. } => {
+                self.with_live(request, |live| live.token(now, token));
+            }
+            Action::Logits { request, pos, row } => {
+                self.with_live(request, |live| live.logits(now, pos, row));
+            }
+            Action::Finished { request, reason, .. } => {
+                if let Some(live) = self.live.remove(&request) {
+                    tracing::debug!(request = request.0, ?reason, "finished");
+                    live.finish(now, reason);
+                }
+            }
+            Action::Failed { request, error } => {
+                if let Some(live) = self.live.remove(&request) {
+                    tracing::debug!(request = request.0, %error, "failed");
+                    let RequestError::LineLost { reason, generated } = error;
+                    live.fail(Failure::LineDown { reason, generated });
+                }
+            }
+            Action::Rejected { request, why } => {
+                if let Some(live) = self.live.remove(&request) {
+                    live.reject(why);
+                }
+            }
+            Action::Send(_) | Action::LineFault(_) => {}
+        }
+    }
+
+    fn with_live(&mut self, request: RequestId, act: impl FnOnce(&mut Live) -> bool) {
+        let gone = self.live.get_mut(&request).is_some_and(|live| !act(live));
+        if gone {
+            self.cancel(request);
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let status = self.status.borrow().clone();
+        if let Some(reason) = live::not_running(&status) {
+            let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
+            return;
+        }
+        let Submission { id, request, events, verdict } = submission;
+        let n_prompt = request.tokens.len();
+        tracing::debug!(request = id.0, n_prompt, "submitted");
+        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict));
+        self.step(Event::Submit(SchedRequest { id, prompt: request.tokens, work: request.work }));
+        if let Some(live) = self.live.get_mut(&id) {
+            live.taken();
+        }
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        if let Some(live) = self.live.remove(&request) {
+            tracing::debug!(request = request.0, "its client went away");
+            live.cancelled();
+            self.step(Event::Cancel(request));
+        }
+    }
+
+    fn send(&mut self, ubatch: brigade_engine::batch::UBatch) {
+        let Some(line) = &self.line else { return };
+        let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
+        let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
+        let sent = line.ubatches.try_send(frame);
+        self.in_flight.insert(id, (self.now(), n_rows));
+        if sent.is_err() {
+            self.line_broke("stage 0 takes no more ubatches".to_string());
+        }
+    }
+
+    fn line_news(&mut self, news: LineNews) {
+        match news {
+            LineNews::Frame(frame) => {
+                if let Err(reason) = self.results(*frame) {
+                    self.line_broke(reason);
+                }
+            }
+            LineNews::Ended(reason) => self.line_broke(reason),
+        }
+    }
+
+    fn results(&mut self, frame: ResultFrame) -> Result<(), String> {
+        if let Some(failure) = &frame.failure {
+            return Err(lane::describe_failure(failure));
+        }
+        let rows = wire::rows(frame.rows, self.n_vocab).map_err(|e| e.to_string())?;
+        let stages: Vec<StageTime> = frame
+            .timings
+            .iter()
+            .map(|t| StageTime { compute_us: t.compute_us.into(), queued_us: t.queue_us.into() })
+            .collect();
+        if frame.last {
+            let wire_bytes = frame.timings.iter().map(|t| t.wire_bytes).collect();
+            self.record(frame.id, &stages, wire_bytes);
+        }
+        let done = frame.last.then_some(stages);
+        self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
+        Ok(())
+    }
+
+    fn record(&mut self, ubatch: u64, stages: &[StageTime], wire_bytes: Vec<u32>) {
+        let Some((sent, n_rows)) = self.in_flight.remove(&ubatch) else { return };
+        let done = self.now();
+        let record = UbatchRecord { sent, done, n_rows, stages: stages.to_vec(), wire_bytes };
+        metrics::ubatch(&record);
+        self.meter.record(record);
+    }
+
+    fn line_event(&mut self, event: LineEvent) {
+        match event {
+            LineEvent::Progress(status) => {
+                self.status.send_replace(status);
+            }
+            LineEvent::Up(line) => {
+                let (epoch, spec, info) = (line.epoch, line.spec, line.info.clone());
+                self.line = Some(*line);
+                self.broken = None;
+                self.down_since = None;
+                self.status.send_replace(Status::Ready(info));
+                self.step(Event::LineUp { epoch, line: spec });
+            }
+            LineEvent::Down { reason } => self.line_down(reason),
+            LineEvent::Failed { reason } => {
+                self.line_down(reason.clone());
+                self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
+                self.status.send_replace(Status::Failed { reason });
+            }
+        }
+    }
+
+    /// A fault found on this side. The supervisor finds out who is to blame and takes the line
+    /// down; until then nothing is sent or received any more.
+    fn line_broke(&mut self, reason: String) {
+        let Some(line) = self.line.take() else { return };
+        let fault = Fault { epoch: line.epoch, reason: reason.clone() };
+        if self.faults.try_send(fault).is_err() {
+            tracing::warn!("the supervisor has not taken the last fault yet");
+        }
+        self.broken = Some((Instant::now(), reason));
+    }
+
+    fn line_down(&mut self, reason: String) {
+        if self.line.take().is_none() && self.broken.take().is_none() {
+            return;
+        }
+        tracing::error!(reason, "the line is down");
+        metrics::line_down();
+        self.in_flight.clear();
+        self.down_since = Some(Instant::now());
+        self.status.send_replace(Status::Down { reason: reason.clone() });
+        self.step(Event::LineDown { reason });
+    }
+
+    fn sweep(&mut self) {
+        if let Some((since, reason)) = &self.broken
+            && since.elapsed() > BLAME_WITHIN
+        {
+            let reason = reason.clone();
+            self.line_down(reason);
+        }
+        let gone: Vec<RequestId> =
+            self.live.iter().filter(|(_, l)| l.is_abandoned()).map(|(id, _)| *id).collect();
+        for request in gone {
+            self.cancel(request);
+        }
+        metrics::scheduler(&self.sched.stats());
+    }
+
+    fn tick(&mut self) {
+        self.step(Event::Tick);
+        if self.down_since.is_some_and(|since| since.elapsed() > WAIT_FOR_REPAIR) {
+            let s = WAIT_FOR_REPAIR.as_secs();
+            let reason = format!("the line has not come back within {s} s");
+            self.fail_all(&Failure::LineDown { reason, generated: 0 });
+        }
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        let all: Vec<RequestId> = self.live.keys().copied().collect();
+        for request in all {
+            if let Some(live) = self.live.remove(&request) {
+                live.fail(failure.clone());
+                self.step(Event::Cancel(request));
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! One submitted request as the driver sees it: where its events go, and its times.
+
+use std::time::Duration;
+
+use brigade_engine::batch::SampledToken;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
+use crate::metrics;
+use crate::request::RequestError;
+use crate::sched::{Micros, Rejection};
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(super) struct Live {
+    events: mpsc::Sender<SeqEvent>,
+    /// Present until the scheduler has taken or refused it.
+    verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
+    n_prompt: usize,
+    submitted: Micros,
+    first: Option<Micros>,
+    latest: Micros,
+}
+
+impl Live {
+    pub(super) fn new(
+        now: Micros,
+        n_prompt: usize,
+        events: mpsc::Sender<SeqEvent>,
+        verdict: oneshot::Sender<Result<(), SubmitError>>,
+    ) -> Self {
+        let verdict = Some(verdict);
+        Self { events, verdict, n_prompt, submitted: now, first: None, latest: now }
+    }
+
+    /// The scheduler has it.
+    pub(super) fn taken(&mut self) {
+        if let Some(verdict) = self.verdict.take() {
+            // Nobody there means that the client has gone: the next sweep sees that.
+            let _ = verdict.send(Ok(()));
+        }
+    }
+
+    /// The scheduler will not run it.
+    pub(super) fn reject(self, why: Rejection) {
+        let error = match why {
+            Rejection::QueueFull { waiting, retry_after_s } => {
+                SubmitError::QueueFull { waiting, retry_after_s }
+            }
+            Rejection::TooLong { needed, limit, .. } => {
+                RequestError::PromptTooLong { n_prompt: needed, n_ctx: limit }.into()
+            }
+            Rejection::Invalid(what) => SubmitError::Unavailable { reason: what.to_string() },
+        };
+        metrics::request_ended("rejected");
+        match self.verdict {
+            Some(verdict) => drop(verdict.send(Err(error))),
+            None => {
+                self.send_last(SeqEvent::Failed(Failure::Internal { reason: error.to_string() }))
+            }
+        }
+    }
+
+    /// Sends a token; `false` if nobody wants it.
+    pub(super) fn token(&mut self, now: Micros, token: SampledToken) -> bool {
+        match self.first {
+            None => {
+                self.first = Some(now);
+                metrics::first_token(self.n_prompt, now - self.submitted);
+            }
+            Some(_) => metrics::next_token(now - self.latest),
+        }
+        self.latest = now;
+        self.events.try_send(SeqEvent::Token(token)).is_ok()
+    }
+
+    /// Sends a logits row; `false` if nobody wants it.
+    pub(super) fn logits(&mut self, now: Micros, pos: u32, row: Vec<f32>) -> bool {
+        self.first.get_or_insert(now);
+        self.latest = now;
+        self.events.try_send(SeqEvent::Logits { pos, row }).is_ok()
+    }
+
+    /// It ended as asked.
+    pub(super) fn finish(self, now: Micros, reason: FinishReason) {
+        metrics::request_ended(match reason {
+            FinishReason::Stop(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::LogitsDone => "logits",
+        });
+        let first = self.first.unwrap_or(now);
+        let finish = Finish {
+            reason,
+            to_first: Duration::from_micros(first - self.submitted),
+            after_first: Duration::from_micros(now - first),
+        };
+        self.send_last(SeqEvent::Finished(finish));
+    }
+
+    /// It ended otherwise.
+    pub(super) fn fail(self, failure: Failure) {
+        metrics::request_ended("error");
+        self.send_last(SeqEvent::Failed(failure));
+    }
+
+    /// Nobody wanted it any more.
+    pub(super) fn cancelled(self) {
+        metrics::request_ended("cancelled");
+    }
+
+    /// Whether the client has dropped its end.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    fn send_last(&self, event: SeqEvent) {
+        // The channel has room for every event of the request; an error is a client that left.
+        let _ = self.events.try_send(event);
+    }
+}
+
+/// Why nothing can be submitted in this state; `None` if it can.
+pub(super) fn not_running(status: &Status) -> Option<String> {
+    match status {
+        Status::Ready(_) => None,
+        Status::Loading { what, .. } => Some(format!("the model is loading ({what})")),
+        Status::Down { reason } => Some(format!("the line is being repaired ({reason})")),
+        Status::Stopping => Some("the server is shutting down".to_string()),
+        Status::Failed { reason } => Some(reason.clone()),
+    }
+}

@@ -1,0 +1,274 @@
+//! The front door of a running line: submit a [`Request`], receive its events.
+//!
+//! HTTP handlers and every command use this one handle; the [`driver`](crate::driver) is behind
+//! it. Channels are bounded by what the request can cause, so the driver never waits for a reader.
+//! Dropping a [`Sequence`] cancels it. Knows tokens only: text is
+//! [`generation`](crate::generation)'s.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_engine::batch::SampledToken;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::request::{Request, RequestError};
+pub use crate::sched::{FinishReason, RequestId};
+
+/// Submissions that may wait for the driver's attention; it takes them within microseconds.
+const SUBMIT_QUEUE: usize = 256;
+
+/// State of the line as clients see it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Workers are being started, dialled or loaded.
+    Loading {
+        /// What is happening, for people.
+        what: String,
+        /// Weight bytes loaded so far, over all stages.
+        done_bytes: u64,
+        /// Weight bytes to load; 0 while unknown.
+        total_bytes: u64,
+    },
+    /// Requests run.
+    Ready(Arc<LineInfo>),
+    /// The line is broken and being repaired.
+    Down {
+        /// What broke it.
+        reason: String,
+    },
+    /// The process is leaving; nothing new is taken.
+    Stopping,
+    /// The line cannot be made to work; the process is about to end.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The line that runs, for people and tables.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LineInfo {
+    /// First stage first.
+    pub stages: Vec<StageInfo>,
+}
+
+/// One stage of the line that runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageInfo {
+    /// Address of its worker.
+    pub worker: String,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Kernel table.
+    pub kernels: String,
+    /// Compute threads.
+    pub threads: u32,
+    /// Memory read measured there, 10^9 bytes a second.
+    pub gb_per_second: f64,
+    /// Int8 products measured there, 10^9 operations a second.
+    pub gop_per_second: f64,
+}
+
+/// What happens to one sequence, in order; the last one is `Finished` or `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SeqEvent {
+    /// A drawn token.
+    Token(SampledToken),
+    /// The logits `[n_vocab]` of prompt position `pos`.
+    Logits {
+        /// Position of the row.
+        pos: u32,
+        /// The row.
+        row: Vec<f32>,
+    },
+    /// The sequence ended as asked.
+    Finished(Finish),
+    /// The sequence ended otherwise.
+    Failed(Failure),
+}
+
+/// Why a sequence ended well, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// Why.
+    pub reason: FinishReason,
+    /// From submission to the first drawn token (or logits row): queue and prefill.
+    pub to_first: Duration,
+    /// From there to the end.
+    pub after_first: Duration,
+}
+
+/// Why a sequence ended before its time.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Failure {
+    /// A worker died or hung.
+    #[error(
+        "the line of workers broke after {generated} generated tokens: {reason}; \
+         send the request again"
+    )]
+    LineDown {
+        /// What broke it.
+        reason: String,
+        /// Tokens drawn before.
+        generated: u32,
+    },
+    /// The server is shutting down.
+    #[error("the server is shutting down; try again elsewhere or later")]
+    Stopping,
+    /// A fault of the coordinator.
+    #[error("internal error: {reason}")]
+    Internal {
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SubmitError {
+    /// As many wait as may.
+    #[error("{waiting} requests are waiting already: try again in {retry_after_s} s")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// A fair guess at when one will have gone.
+        retry_after_s: u64,
+    },
+    /// There is no line to run it.
+    #[error("no requests can run now: {reason}")]
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// It can never run here.
+    #[error(transparent)]
+    Invalid(#[from] RequestError),
+}
+
+/// A request on its way to the driver.
+#[derive(Debug)]
+pub struct Submission {
+    /// Its name.
+    pub id: RequestId,
+    /// What to run.
+    pub request: Request,
+    /// Where its events go; has room for all it can cause.
+    pub events: mpsc::Sender<SeqEvent>,
+    /// Whether it was taken.
+    pub verdict: oneshot::Sender<Result<(), SubmitError>>,
+}
+
+/// Handle to a driver; clones share it.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    submissions: mpsc::Sender<Submission>,
+    status: watch::Receiver<Status>,
+}
+
+/// The driver's ends of an [`Engine`].
+#[derive(Debug)]
+pub struct EngineEnds {
+    /// Requests to take or refuse.
+    pub submissions: mpsc::Receiver<Submission>,
+    /// What [`Engine::status`] shows.
+    pub status: watch::Sender<Status>,
+}
+
+impl Engine {
+    /// A handle and the ends that someone must serve.
+    pub fn channel() -> (Self, EngineEnds) {
+        let (submit, submissions) = mpsc::channel(SUBMIT_QUEUE);
+        let what = "starting".to_string();
+        let (status, watch) =
+            watch::channel(Status::Loading { what, done_bytes: 0, total_bytes: 0 });
+        (Self { submissions: submit, status: watch }, EngineEnds { submissions, status })
+    }
+
+    /// What the line is doing now.
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// Follows the status.
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Hands in a request; returns once it is queued or refused.
+    pub async fn submit(&self, id: RequestId, request: Request) -> Result<Sequence, SubmitError> {
+        let (events, receiver) = mpsc::channel(request.max_events());
+        let (verdict, taken) = oneshot::channel();
+        let submission = Submission { id, request, events, verdict };
+        let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
+        self.submissions.send(submission).await.map_err(|_| gone())?;
+        taken.await.map_err(|_| gone())??;
+        Ok(Sequence { id, events: receiver, ended: false })
+    }
+}
+
+/// Events of one submitted request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Sequence {
+    id: RequestId,
+    events: mpsc::Receiver<SeqEvent>,
+    ended: bool,
+}
+
+impl Sequence {
+    /// Its name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; `None` after the last one.
+    pub async fn next(&mut self) -> Option<SeqEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await.unwrap_or_else(|| {
+            let reason = "the driver dropped the request".to_string();
+            SeqEvent::Failed(Failure::Internal { reason })
+        });
+        self.ended = matches!(event, SeqEvent::Finished(_) | SeqEvent::Failed(_));
+        Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Limits;
+
+    fn request() -> Request {
+        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4 }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_vanished_driver_is_an_error_and_an_end() {
+        let (engine, mut ends) = Engine::channel();
+        let driver = tokio::spawn(async move {
+            let submission = ends.submissions.recv().await.unwrap();
+            submission.verdict.send(Ok(())).unwrap();
+        });
+        let mut sequence = engine.submit(RequestId(7), request()).await.unwrap();
+        driver.await.unwrap();
+        assert!(matches!(sequence.next().await, Some(SeqEvent::Failed(Failure::Internal { .. }))));
+        assert_eq!(sequence.next().await, None);
+        assert!(matches!(
+            engine.submit(RequestId(8), request()).await,
+            Err(SubmitError::Unavailable { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn dropping_a_sequence_closes_its_channel() {
+        let (engine, mut ends) = Engine::channel();
+        let submitted = tokio::spawn(async move { engine.submit(RequestId(1), request()).await });
+        let submission = ends.submissions.recv().await.unwrap();
+        submission.verdict.send(Ok(())).unwrap();
+        drop(submitted.await.unwrap().unwrap());
+        assert!(submission.events.is_closed());
+    }
+}

@@ -1,0 +1,148 @@
+//! From validated requests to choices: submit all sequences of a request, then either collect
+//! their texts or pass the pieces on as they come.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tracing::Instrument;
+
+use super::App;
+use super::error::ApiError;
+use super::params::Common;
+use super::types::{FinishWord, Timings};
+use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
+use crate::handle::{Failure, RequestId};
+use crate::request::{Drawing, Request};
+
+/// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
+/// has room for the rest.
+const PIECE_QUEUE: usize = 16;
+
+/// One finished choice.
+#[derive(Debug)]
+pub struct Choice {
+    /// All of its text.
+    pub text: String,
+    /// Its tokens, those of a stop string left out.
+    pub tokens: Vec<TokenPiece>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// Submits `common.n` sequences for each prompt. If one is refused, all are dropped.
+pub async fn submit(
+    app: &App,
+    prompts: &[Vec<u32>],
+    common: &Common,
+    top_logprobs: Option<u32>,
+) -> Result<Vec<Generation>, ApiError> {
+    let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
+    let mut requests = Vec::new();
+    for tokens in prompts {
+        for i in 0..common.n {
+            let drawing = Drawing {
+                max_tokens: common.max_tokens,
+                params: common.params.clone(),
+                seed: common.seed.wrapping_add(i as u64),
+                top_logprobs,
+                stop_tokens: stop_tokens.clone(),
+            };
+            requests.push(Request::generate(tokens.clone(), drawing, &app.limits)?);
+        }
+    }
+    let mut generations = Vec::new();
+    for request in requests {
+        let id = app.next_id();
+        tracing::info!(sequence = id.0, prompt_tokens = request.tokens.len(), "sequence");
+        let sequence = app.engine.submit(id, request).await?;
+        generations.push(Generation::new(app.text.clone(), sequence, &common.stops)?);
+    }
+    Ok(generations)
+}
+
+/// Waits for the end of a choice. Others meanwhile run on: their channels hold all they draw.
+pub async fn collect(mut generation: Generation) -> Result<Choice, Failure> {
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    loop {
+        match generation.next().await? {
+            Part::Piece(piece) => {
+                text.push_str(&piece.text);
+                tokens.extend(piece.tokens);
+            }
+            Part::End(end) => {
+                log_end(generation.id(), &end);
+                return Ok(Choice { text, tokens, end });
+            }
+        }
+    }
+}
+
+/// Parts of all choices as they come, each with its choice's number. Ends after the last choice
+/// or the first failure. Dropping the receiver cancels what still runs.
+pub fn merge(generations: Vec<Generation>) -> mpsc::Receiver<(usize, Result<Part, Failure>)> {
+    let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
+    for (index, generation) in generations.into_iter().enumerate() {
+        tokio::spawn(forward(index, generation, parts.clone()).in_current_span());
+    }
+    receiver
+}
+
+async fn forward(
+    index: usize,
+    mut generation: Generation,
+    parts: mpsc::Sender<(usize, Result<Part, Failure>)>,
+) {
+    loop {
+        // A client that goes away while nothing is drawn must be noticed too.
+        let part = tokio::select! {
+            part = generation.next() => part,
+            () = parts.closed() => return,
+        };
+        if let Ok(Part::End(end)) = &part {
+            log_end(generation.id(), end);
+        }
+        let last = !matches!(part, Ok(Part::Piece(_)));
+        if parts.send((index, part)).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+fn log_end(sequence: RequestId, end: &End) {
+    tracing::info!(
+        sequence = sequence.0,
+        reason = ?end.reason,
+        generated = end.n_generated,
+        first_ms = end.to_first.as_millis() as u64,
+        rest_ms = end.after_first.as_millis() as u64,
+        "sequence ended"
+    );
+}
+
+/// The word for why a choice ended.
+pub fn finish_word(end: &End) -> FinishWord {
+    match end.reason {
+        EndReason::Stop => FinishWord::Stop,
+        EndReason::Length => FinishWord::Length,
+    }
+}
+
+/// Times of a choice.
+pub fn timings(n_prompt: usize, end: &End) -> Timings {
+    let per_second = |n: f64, s: f64| if s > 0.0 { n / s } else { 0.0 };
+    let (first, after) = (end.to_first.as_secs_f64(), end.after_first.as_secs_f64());
+    Timings {
+        prompt_ms: first * 1e3,
+        prompt_per_second: per_second(n_prompt as f64, first),
+        predicted_ms: after * 1e3,
+        predicted_per_second: per_second(f64::from(end.n_generated.saturating_sub(1)), after),
+    }
+}
+
+impl App {
+    /// A number no other sequence of this server has.
+    fn next_id(&self) -> RequestId {
+        let counter = &self.sequences;
+        RequestId(counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,264 @@
+//! `POST /v1/chat/completions`.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use tracing::Instrument;
+
+use super::answer::{self, Choice};
+use super::error::ApiError;
+use super::fields::{Fields, kind};
+use super::params::Common;
+use super::types::{
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Usage,
+};
+use super::{App, Stamp, body, logprobs, sse};
+use crate::generation::{Generation, Part};
+use crate::handle::Failure;
+use crate::text_model::Chat;
+
+const ROLE: &str = "assistant";
+
+/// A chat request, read.
+#[derive(Debug)]
+struct ChatRequest {
+    chat: Chat,
+    common: Common,
+    top_logprobs: Option<u32>,
+}
+
+/// The endpoint.
+pub(super) async fn create(
+    State(app): State<App>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let mut request = ChatRequest::read(&body(bytes)?)?;
+    let chat = std::mem::take(&mut request.chat);
+    let prompt = app.encode(move |text| text.encode_chat(&chat)).await?;
+    let stamp = Stamp::new(&app, "chatcmpl-");
+    let n_prompt = prompt.len();
+    let generations =
+        answer::submit(&app, &[prompt], &request.common, request.top_logprobs).await?;
+    if request.common.stream {
+        return Ok(stream(app, request, stamp, n_prompt, generations));
+    }
+    Ok(whole(&app, &request, stamp, n_prompt, generations).await?.into_response())
+}
+
+impl ChatRequest {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let messages: Vec<Value> = fields.require("messages")?;
+        if messages.is_empty() {
+            return Err(ApiError::field("messages", "messages must not be empty"));
+        }
+        let messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(i, m)| message(&format!("messages[{i}]"), m))
+            .collect::<Result<_, _>>()?;
+        let extra = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        fields.refuse("continue_final_message", "every answer is a new message")?;
+        let wants: bool = fields.take("logprobs")?.unwrap_or(false);
+        let top: Option<u32> = fields.take("top_logprobs")?;
+        let top_logprobs = match (wants, top) {
+            (true, top) => Some(top.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => {
+                let message = "top_logprobs needs logprobs to be true";
+                return Err(ApiError::field("top_logprobs", message));
+            }
+        };
+        let common = Common::read(&mut fields)?;
+        Ok(Self { chat: Chat { messages, extra }, common, top_logprobs })
+    }
+}
+
+/// Checks one message and joins the parts of its content; what else it has, the template may use.
+fn message(path: &str, value: Value) -> Result<Value, ApiError> {
+    let mut fields = Fields::nested(path, value)?;
+    let role: String = fields.require("role")?;
+    let content = match fields.raw("content") {
+        None => Value::Null,
+        Some(text @ Value::String(_)) => text,
+        Some(Value::Array(parts)) => Value::String(join_parts(&fields.path("content"), parts)?),
+        Some(other) => {
+            let (path, kind) = (fields.path("content"), kind(&other));
+            let message = format!("{path} must be a string or a list of parts, not {kind}");
+            return Err(ApiError::field(path, message));
+        }
+    };
+    let mut message = serde_json::Map::new();
+    message.insert("role".to_string(), Value::String(role));
+    message.insert("content".to_string(), content);
+    message.extend(fields.into_rest());
+    Ok(Value::Object(message))
+}
+
+fn join_parts(path: &str, parts: Vec<Value>) -> Result<String, ApiError> {
+    let mut text = String::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
+        let kind: String = part.require("type")?;
+        if kind != "text" {
+            let path = part.path("type");
+            let message = format!("{path} is {kind:?}: this server takes text only");
+            return Err(ApiError::unsupported(path, message));
+        }
+        text.push_str(&part.require::<String>("text")?);
+    }
+    Ok(text)
+}
+
+async fn whole(
+    app: &App,
+    request: &ChatRequest,
+    stamp: Stamp,
+    n_prompt: usize,
+    generations: Vec<Generation>,
+) -> Result<Json<ChatCompletion>, ApiError> {
+    let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
+    for (index, generation) in generations.into_iter().enumerate() {
+        let Choice { text, tokens, end } = answer::collect(generation).await?;
+        n_generated += end.n_generated;
+        timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
+        choices.push(ChatChoice {
+            index,
+            message: ChatMessage { role: ROLE, content: text, refusal: None },
+            logprobs: request.top_logprobs.map(|_| logprobs::chat(&app.text, &tokens)),
+            finish_reason: answer::finish_word(&end),
+        });
+    }
+    Ok(Json(ChatCompletion {
+        id: stamp.id,
+        object: "chat.completion",
+        created: stamp.created,
+        model: stamp.model,
+        system_fingerprint: stamp.fingerprint,
+        choices,
+        usage: Usage::new(n_prompt as u32, n_generated),
+        timings: timings.unwrap_or_default(),
+    }))
+}
+
+fn stream(
+    app: App,
+    request: ChatRequest,
+    stamp: Stamp,
+    n_prompt: usize,
+    generations: Vec<Generation>,
+) -> Response {
+    let (events, response) = sse::channel();
+    let chunks = Chunks { app, request, stamp, n_prompt };
+    let sending = async move {
+        // An error is a client that went away, which cancels the sequences.
+        let _ = chunks.send(generations, &events).await;
+    };
+    tokio::spawn(sending.in_current_span());
+    response
+}
+
+/// Writes the chunks of one streamed answer.
+struct Chunks {
+    app: App,
+    request: ChatRequest,
+    stamp: Stamp,
+    n_prompt: usize,
+}
+
+impl Chunks {
+    async fn send(&self, generations: Vec<Generation>, out: &sse::Sender) -> Result<(), sse::Gone> {
+        for index in 0..generations.len() {
+            let delta = ChatDelta { role: Some(ROLE), content: Some(String::new()) };
+            out.json(&self.chunk(index, delta)).await?;
+        }
+        let (mut open, mut n_generated) = (generations.len(), 0);
+        let mut parts = answer::merge(generations);
+        while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
+            match part {
+                Ok(Part::End(end)) => {
+                    n_generated += end.n_generated;
+                    open -= 1;
+                    let mut chunk = self.chunk(index, ChatDelta::default());
+                    chunk.choices[0].finish_reason = Some(answer::finish_word(&end));
+                    chunk.timings = Some(answer::timings(self.n_prompt, &end));
+                    out.json(&chunk).await?;
+                }
+                Ok(Part::Piece(piece)) => {
+                    let delta = ChatDelta { role: None, content: Some(piece.text) };
+                    let mut chunk = self.chunk(index, delta);
+                    chunk.choices[0].logprobs = self
+                        .request
+                        .top_logprobs
+                        .map(|_| logprobs::chat(&self.app.text, &piece.tokens));
+                    out.json(&chunk).await?;
+                }
+                Err(failure) => return self.fail(failure, out).await,
+            }
+            if open == 0 {
+                break;
+            }
+        }
+        if self.request.common.include_usage {
+            let mut chunk = self.chunk(0, ChatDelta::default());
+            chunk.choices.clear();
+            chunk.usage = Some(Usage::new(self.n_prompt as u32, n_generated));
+            out.json(&chunk).await?;
+        }
+        out.done().await
+    }
+
+    async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), sse::Gone> {
+        tracing::warn!(id = self.stamp.id, %failure, "stream failed");
+        out.json(&ApiError::from(failure).body()).await
+    }
+
+    fn chunk(&self, index: usize, delta: ChatDelta) -> ChatChunk {
+        ChatChunk {
+            id: self.stamp.id.clone(),
+            object: "chat.completion.chunk",
+            created: self.stamp.created,
+            model: self.stamp.model.clone(),
+            system_fingerprint: self.stamp.fingerprint.clone(),
+            choices: vec![ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }],
+            usage: None,
+            timings: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(json: &str) -> String {
+        let error = ChatRequest::read(json.as_bytes()).unwrap_err();
+        error.body()["error"]["message"].as_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn parts_are_joined_and_other_fields_kept() {
+        let json = r#"{"messages": [{"role": "user", "name": "x", "content":
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            "chat_template_kwargs": {"thinking": false}}"#;
+        let request = ChatRequest::read(json.as_bytes()).unwrap();
+        assert_eq!(request.chat.messages[0]["content"], "ab");
+        assert_eq!(request.chat.messages[0]["name"], "x");
+        assert_eq!(request.chat.extra["thinking"], false);
+    }
+
+    #[test]
+    fn complaints_name_the_place() {
+        assert!(error(r#"{}"#).contains("messages is required"));
+        assert!(error(r#"{"messages": []}"#).contains("empty"));
+        assert!(error(r#"{"messages": [{"content": "x"}]}"#).contains("messages[0].role"));
+        assert!(error(r#"{"messages": [{"role": "user", "content": 3}]}"#).contains("a number"));
+        let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#;
+        assert!(error(image).contains("messages[0].content[0].type"));
+        let alone = r#"{"messages": [{"role": "user"}], "top_logprobs": 2}"#;
+        assert!(error(alone).contains("logprobs"));
+    }
+}

@@ -1,0 +1,294 @@
+//! `POST /v1/completions`: plain prompts, as text or as token ids, one or several.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::{IntoResponse, Response};
+use brigade_engine::text::TextError;
+use serde_json::Value;
+use tracing::Instrument;
+
+use super::answer::{self, Choice};
+use super::error::ApiError;
+use super::fields::{Fields, kind};
+use super::params::{Common, MAX_CHOICES};
+use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs, Usage};
+use super::{App, Stamp, body, logprobs, sse};
+use crate::generation::{Generation, Part, TokenPiece};
+use crate::text_model::TextModel;
+
+/// A prompt as it came.
+#[derive(Clone, Debug, PartialEq)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// A completion request, read.
+#[derive(Debug)]
+struct CompletionRequest {
+    prompts: Vec<Prompt>,
+    common: Common,
+    top_logprobs: Option<u32>,
+    echo: bool,
+}
+
+/// Prompts as tokens, and their texts where the answer repeats them.
+struct Prompts {
+    tokens: Vec<Vec<u32>>,
+    echoed: Vec<String>,
+}
+
+/// The endpoint.
+pub(super) async fn create(
+    State(app): State<App>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let mut request = CompletionRequest::read(&body(bytes)?)?;
+    let (given, echo) = (std::mem::take(&mut request.prompts), request.echo);
+    let prompts = app.encode(move |text| Prompts::new(text, &given, echo)).await?;
+    let stamp = Stamp::new(&app, "cmpl-");
+    let generations =
+        answer::submit(&app, &prompts.tokens, &request.common, request.top_logprobs).await?;
+    let answer = Answer { app, request, stamp, prompts };
+    if answer.request.common.stream {
+        let (events, response) = sse::channel();
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequences.
+            let _ = answer.stream(generations, &events).await;
+        };
+        tokio::spawn(sending.in_current_span());
+        return Ok(response);
+    }
+    Ok(answer.whole(generations).await?.into_response())
+}
+
+impl CompletionRequest {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let prompts = prompts(fields.require("prompt")?)?;
+        fields.refuse("suffix", "filling in the middle is not implemented")?;
+        let top_logprobs: Option<u32> = match fields.raw("logprobs") {
+            None | Some(Value::Bool(false)) => None,
+            Some(Value::Bool(true)) => Some(1),
+            Some(value) => Some(serde_json::from_value(value).map_err(|e| {
+                ApiError::field("logprobs", format!("logprobs must be a small number: {e}"))
+            })?),
+        };
+        let echo: bool = fields.take("echo")?.unwrap_or(false);
+        if echo && top_logprobs.is_some() {
+            let message = "echo together with logprobs is not supported: prompts get none";
+            return Err(ApiError::unsupported("echo", message));
+        }
+        let best_of: Option<usize> = fields.take("best_of")?;
+        let common = Common::read(&mut fields)?;
+        if best_of.is_some_and(|best_of| best_of != common.n) {
+            let message = "best_of is not supported: leave it out or make it equal to n";
+            return Err(ApiError::unsupported("best_of", message));
+        }
+        let n_choices = prompts.len() * common.n;
+        if n_choices > MAX_CHOICES {
+            let n = prompts.len();
+            let message =
+                format!("{n} prompts times n are {n_choices} choices: at most {MAX_CHOICES}");
+            return Err(ApiError::field("prompt", message));
+        }
+        Ok(Self { prompts, common, top_logprobs, echo })
+    }
+}
+
+fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+    let bad = |what: String| ApiError::field("prompt", what);
+    let form = "a string, a list of token ids, or a list of either";
+    match value {
+        Value::String(text) => Ok(vec![Prompt::Text(text)]),
+        Value::Array(items) if items.is_empty() => Err(bad("prompt is empty".to_string())),
+        Value::Array(items) if items[0].is_number() => Ok(vec![tokens(Value::Array(items))?]),
+        Value::Array(items) => items
+            .into_iter()
+            .map(|item| match item {
+                Value::String(text) => Ok(Prompt::Text(text)),
+                list @ Value::Array(_) => tokens(list),
+                other => Err(bad(format!("prompt must be {form}, not {}", kind(&other)))),
+            })
+            .collect(),
+        other => Err(bad(format!("prompt must be {form}, not {}", kind(&other)))),
+    }
+}
+
+fn tokens(list: Value) -> Result<Prompt, ApiError> {
+    serde_json::from_value(list).map(Prompt::Tokens).map_err(|e| {
+        ApiError::field("prompt", format!("prompt holds something else than token ids: {e}"))
+    })
+}
+
+impl Prompts {
+    fn new(text: &TextModel, given: &[Prompt], echo: bool) -> Result<Self, TextError> {
+        let (mut tokens, mut echoed) = (Vec::new(), Vec::new());
+        for prompt in given {
+            match prompt {
+                Prompt::Text(prompt) => {
+                    tokens.push(text.encode_prompt(prompt)?);
+                    echoed.push(prompt.clone());
+                }
+                Prompt::Tokens(ids) => {
+                    let known = |id: &u32| *id < text.n_vocab();
+                    let visible: Vec<u32> = ids.iter().copied().filter(known).collect();
+                    echoed.push(text.tokenizer().detokenize(&visible, false)?);
+                    tokens.push(ids.clone());
+                }
+            }
+        }
+        if !echo {
+            echoed.iter_mut().for_each(String::clear);
+        }
+        Ok(Self { tokens, echoed })
+    }
+
+    fn n_tokens(&self) -> u32 {
+        self.tokens.iter().map(Vec::len).sum::<usize>() as u32
+    }
+}
+
+/// What it takes to write one answer.
+struct Answer {
+    app: App,
+    request: CompletionRequest,
+    stamp: Stamp,
+    prompts: Prompts,
+}
+
+impl Answer {
+    fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.request.common.n
+    }
+
+    fn logprobs(&self, tokens: &[TokenPiece], offset: &mut usize) -> Option<TextLogprobs> {
+        self.request.top_logprobs.map(|_| logprobs::text(&self.app.text, tokens, offset))
+    }
+
+    async fn whole(&self, generations: Vec<Generation>) -> Result<Json<TextCompletion>, ApiError> {
+        let mut answer = self.piece(Vec::new());
+        let mut n_generated = 0;
+        for (index, generation) in generations.into_iter().enumerate() {
+            let Choice { text, tokens, end } = answer::collect(generation).await?;
+            n_generated += end.n_generated;
+            let prompt = self.prompt_of(index);
+            let n_prompt = self.prompts.tokens[prompt].len();
+            answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
+            answer.choices.push(TextChoice {
+                index,
+                text: format!("{}{text}", self.prompts.echoed[prompt]),
+                logprobs: self.logprobs(&tokens, &mut 0),
+                finish_reason: Some(answer::finish_word(&end)),
+            });
+        }
+        answer.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated));
+        Ok(Json(answer))
+    }
+
+    async fn stream(
+        &self,
+        generations: Vec<Generation>,
+        out: &sse::Sender,
+    ) -> Result<(), sse::Gone> {
+        for index in 0..generations.len() {
+            let echoed = &self.prompts.echoed[self.prompt_of(index)];
+            if !echoed.is_empty() {
+                out.json(&self.piece(vec![choice(index, echoed.clone(), None)])).await?;
+            }
+        }
+        let (mut open, mut n_generated) = (generations.len(), 0);
+        let mut offsets = vec![0; open];
+        let mut parts = answer::merge(generations);
+        while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
+            match part {
+                Ok(Part::Piece(piece)) => {
+                    let mut new = choice(index, piece.text, None);
+                    new.logprobs = self.logprobs(&piece.tokens, &mut offsets[index]);
+                    out.json(&self.piece(vec![new])).await?;
+                }
+                Ok(Part::End(end)) => {
+                    n_generated += end.n_generated;
+                    open -= 1;
+                    let last = choice(index, String::new(), Some(answer::finish_word(&end)));
+                    let mut piece = self.piece(vec![last]);
+                    let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
+                    piece.timings = Some(answer::timings(n_prompt, &end));
+                    out.json(&piece).await?;
+                }
+                Err(failure) => {
+                    tracing::warn!(id = self.stamp.id, %failure, "stream failed");
+                    return out.json(&ApiError::from(failure).body()).await;
+                }
+            }
+            if open == 0 {
+                break;
+            }
+        }
+        if self.request.common.include_usage {
+            let mut piece = self.piece(Vec::new());
+            piece.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated));
+            out.json(&piece).await?;
+        }
+        out.done().await
+    }
+
+    fn piece(&self, choices: Vec<TextChoice>) -> TextCompletion {
+        TextCompletion {
+            id: self.stamp.id.clone(),
+            object: "text_completion",
+            created: self.stamp.created,
+            model: self.stamp.model.clone(),
+            system_fingerprint: self.stamp.fingerprint.clone(),
+            choices,
+            usage: None,
+            timings: None,
+        }
+    }
+}
+
+fn choice(index: usize, text: String, finish_reason: Option<FinishWord>) -> TextChoice {
+    TextChoice { index, text, logprobs: None, finish_reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<CompletionRequest, String> {
+        CompletionRequest::read(json.as_bytes())
+            .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
+    }
+
+    #[test]
+    fn prompts_come_in_four_forms() {
+        let text = |s: &str| Prompt::Text(s.to_string());
+        for (json, want) in [
+            (r#"{"prompt": "a"}"#, vec![text("a")]),
+            (r#"{"prompt": ["a", "b"]}"#, vec![text("a"), text("b")]),
+            (r#"{"prompt": [1, 2]}"#, vec![Prompt::Tokens(vec![1, 2])]),
+            (r#"{"prompt": [[1], [2]]}"#, vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2])]),
+        ] {
+            assert_eq!(read(json).unwrap().prompts, want);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (json, word) in [
+            (r#"{}"#, "prompt is required"),
+            (r#"{"prompt": 3}"#, "a number"),
+            (r#"{"prompt": [1, "a"]}"#, "token ids"),
+            (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
+            (r#"{"prompt": "a", "best_of": 3}"#, "best_of"),
+            (r#"{"prompt": "a", "echo": true, "logprobs": 1}"#, "echo"),
+            (r#"{"prompt": ["a", "b"], "n": 64}"#, "128"),
+            (r#"{"prompt": "a", "logprobs": "x"}"#, "logprobs"),
+        ] {
+            let message = read(json).unwrap_err();
+            assert!(message.contains(word), "{json}: {message}");
+        }
+    }
+}

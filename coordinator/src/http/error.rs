@@ -1,0 +1,210 @@
+//! Error answers in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+//!
+//! One type for every refusal, so that a client library maps it to its own exception by status and
+//! `code`. Messages name the field, the value's limit and what to do.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER};
+use axum::response::{IntoResponse, Response};
+use brigade_engine::text::TextError;
+use serde_json::{Value, json};
+
+use crate::handle::{Failure, SubmitError};
+use crate::request::RequestError;
+
+/// A request that gets an error object instead of a result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError(Box<Parts>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Parts {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after_s: Option<u64>,
+    /// Facts beside the message, such as the two numbers of an over-long prompt.
+    extra: Vec<(&'static str, u64)>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self(Box::new(Parts {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            retry_after_s: None,
+            extra: Vec::new(),
+        }))
+    }
+
+    /// 400 about one field of the request.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.0.param = Some(param.into());
+        error
+    }
+
+    /// 400 about the request as a whole.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400 for something well-formed that this server or model cannot do.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::field(param, message);
+        error.0.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// 404 for an address or a model that does not exist here.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    /// 405 for a known address.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    /// 413 with the limit in the message.
+    pub fn too_large(limit_bytes: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!(
+                "the request body is larger than {limit_bytes} bytes, the limit of this server"
+            ),
+        )
+    }
+
+    /// 503 while there is no line of workers to run the request.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
+        error.0.retry_after_s = Some(RETRY_AFTER_UNAVAILABLE_S);
+        error
+    }
+
+    /// 500 for a failure that is not the client's doing.
+    pub fn server(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// The JSON object, also sent as the last event of a stream that fails on the way.
+    pub fn body(&self) -> Value {
+        let mut error = json!({
+            "message": self.0.message,
+            "type": self.0.kind,
+            "param": self.0.param,
+            "code": self.0.code,
+        });
+        for (name, value) in &self.0.extra {
+            error[*name] = json!(value);
+        }
+        json!({ "error": error })
+    }
+}
+
+/// When a client may try again after 503: a line is re-planned and reloaded within seconds.
+const RETRY_AFTER_UNAVAILABLE_S: u64 = 5;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.0.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.0.retry_after_s {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::PromptTooLong { n_prompt, n_ctx } => {
+                let mut api = Self::field("prompt", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)];
+                api
+            }
+            RequestError::Setting { field, .. } => Self::field(field, message),
+            RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
+                Self::field("prompt", message)
+            }
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { retry_after_s, .. } => {
+                let mut api = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                api.0.code = Some("queue_full");
+                api.0.retry_after_s = Some(retry_after_s);
+                api
+            }
+            SubmitError::Unavailable { .. } => Self::unavailable(message),
+            SubmitError::Invalid(error) => error.into(),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        let message = error.to_string();
+        match error {
+            TextError::BadStop(_) => Self::field("stop", message),
+            TextError::NoTemplate | TextError::Template(_) => Self::field("messages", message),
+            TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
+                Self::field("prompt", message)
+            }
+            TextError::BadVocab(_) | TextError::Unsupported(_) | TextError::Gguf(_) => {
+                Self::server(message)
+            }
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        let message = failure.to_string();
+        match failure {
+            Failure::LineDown { .. } | Failure::Stopping => Self::unavailable(message),
+            Failure::Internal { .. } => Self::server(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let error = ApiError::from(SubmitError::QueueFull { waiting: 64, retry_after_s: 3 });
+        assert_eq!(error.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(error.into_response().headers()[RETRY_AFTER], "3");
+    }
+
+    #[test]
+    fn a_long_prompt_names_both_numbers() {
+        let body =
+            ApiError::from(RequestError::PromptTooLong { n_prompt: 5000, n_ctx: 4096 }).body();
+        assert_eq!(body["error"]["n_prompt_tokens"], 5000);
+        assert_eq!(body["error"]["n_ctx"], 4096);
+        assert_eq!(body["error"]["code"], "context_length_exceeded");
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains("5000") && message.contains("4096"), "{message}");
+    }
+}

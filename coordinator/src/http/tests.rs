@@ -1,0 +1,344 @@
+//! The server against a played engine: every answer is what the JSON shape promises.
+
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, Response, StatusCode};
+use brigade_engine::batch::SampledToken;
+use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tower::ServiceExt;
+
+use super::*;
+use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError};
+use crate::sched::Work;
+
+/// What the played engine does with every sequence.
+#[derive(Clone)]
+enum Play {
+    /// Draws the text's letters, up to `max_tokens`.
+    Text(&'static str),
+    /// Draws the letters, then the end-of-sequence token.
+    TextAndEos(&'static str),
+    /// Draws one letter and fails.
+    Break,
+    /// Takes nothing.
+    Full,
+}
+
+struct Server {
+    router: Router,
+    /// Sequences whose client went away.
+    cancelled: mpsc::Receiver<u64>,
+    draining: CancellationToken,
+}
+
+fn server(play: Play, status: Status) -> Server {
+    let (engine, mut ends) = Engine::channel();
+    ends.status.send_replace(status);
+    let text = Arc::new(TextModel::sample());
+    let (gone, cancelled) = mpsc::channel(16);
+    let (model, draining) = (text.clone(), CancellationToken::new());
+    tokio::spawn(async move {
+        let status = ends.status;
+        while let Some(submission) = ends.submissions.recv().await {
+            tokio::spawn(perform(play.clone(), submission, model.clone(), gone.clone()));
+        }
+        drop(status);
+    });
+    let meta = ModelMeta {
+        architecture: "llama".to_string(),
+        n_ctx: 32,
+        n_ctx_train: 64,
+        n_vocab: text.n_vocab(),
+        n_params: 1,
+        size: 2,
+    };
+    let app = App {
+        engine,
+        limits: Limits { n_ctx: 32, n_vocab: text.n_vocab() },
+        text,
+        meta: Arc::new(meta),
+        created: 1,
+        metrics: PrometheusBuilder::new().build_recorder().handle(),
+        draining: draining.clone(),
+        sequences: Arc::default(),
+        encoders: Arc::new(tokio::sync::Semaphore::new(MAX_ENCODERS)),
+    };
+    Server { router: router(app), cancelled, draining }
+}
+
+async fn perform(
+    play: Play,
+    submission: Submission,
+    model: Arc<TextModel>,
+    gone: mpsc::Sender<u64>,
+) {
+    let Submission { id, request, events, verdict } = submission;
+    if matches!(play, Play::Full) {
+        let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };
+        verdict.send(Err(error)).unwrap();
+        return;
+    }
+    verdict.send(Ok(())).unwrap();
+    let Work::Generate { max_tokens, sampler, stop_tokens } = request.work else { panic!() };
+    let text = match play {
+        Play::Text(text) | Play::TextAndEos(text) => text,
+        Play::Break | Play::Full => "a",
+    };
+    let ids = text.chars().map(|c| model.tokenizer().find(&c.to_string()).unwrap());
+    for id_drawn in ids.take(max_tokens as usize) {
+        let logprob = sampler.top_logprobs.map(|_| -0.5);
+        let top = vec![(id_drawn, -0.5); sampler.top_logprobs.unwrap_or(0) as usize];
+        let token = SampledToken { id: id_drawn, logprob, top };
+        if events.send(SeqEvent::Token(token)).await.is_err() {
+            gone.send(id.0).await.unwrap();
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    let eos = SampledToken { id: 2, logprob: None, top: Vec::new() };
+    let reason = match play {
+        Play::Break => {
+            let reason = "stage 1 died".to_string();
+            events
+                .send(SeqEvent::Failed(Failure::LineDown { reason, generated: 1 }))
+                .await
+                .unwrap();
+            return;
+        }
+        Play::TextAndEos(_) if stop_tokens.contains(&2) => FinishReason::Stop(eos),
+        _ => FinishReason::Length,
+    };
+    let finish =
+        Finish { reason, to_first: Duration::from_secs(1), after_first: Duration::from_secs(1) };
+    if events.send(SeqEvent::Finished(finish)).await.is_err() {
+        gone.send(id.0).await.unwrap();
+    }
+}
+
+async fn send(server: &Server, method: &str, path: &str, body: impl Into<Body>) -> Response<Body> {
+    let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
+    server.router.clone().oneshot(request).await.unwrap()
+}
+
+async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, Value) {
+    let response = send(server, "POST", path, body.to_string()).await;
+    let status = response.status();
+    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+/// The `data:` lines of a streamed answer.
+async fn stream(server: &Server, path: &str, body: Value) -> Vec<String> {
+    let response = send(server, "POST", path, body.to_string()).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_string).collect()
+}
+
+fn ready(play: Play) -> Server {
+    server(play, Status::Ready(Arc::default()))
+}
+
+#[tokio::test]
+async fn a_completion_has_text_reason_and_usage() {
+    let server = ready(Play::TextAndEos("abc"));
+    let (status, body) = post(&server, "/v1/completions", json!({ "prompt": "xy" })).await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(body["object"], "text_completion");
+    assert_eq!(body["choices"][0]["text"], "abc");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body["usage"]["completion_tokens"], 4);
+    let n_prompt = body["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(body["usage"]["total_tokens"].as_u64().unwrap(), n_prompt + 4);
+}
+
+#[tokio::test]
+async fn a_chat_answers_as_assistant_with_logprobs() {
+    let server = ready(Play::TextAndEos("ab"));
+    let messages = json!([{ "role": "user", "content": "hello" }]);
+    let request = json!({ "messages": messages, "logprobs": true, "top_logprobs": 1 });
+    let (status, body) = post(&server, "/v1/chat/completions", request).await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(
+        body["choices"][0]["message"],
+        json!({ "role": "assistant", "content": "ab", "refusal": null })
+    );
+    let second = &body["choices"][0]["logprobs"]["content"][1];
+    assert_eq!((&second["token"], &second["bytes"]), (&json!("b"), &json!([98])));
+    assert_eq!(second["top_logprobs"][0]["token"], "b");
+    let request = json!({ "messages": messages, "stream": true });
+    let lines = stream(&server, "/v1/chat/completions", request).await;
+    let chunks: Vec<Value> =
+        lines[..lines.len() - 1].iter().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let text: String =
+        chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, "ab");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn max_tokens_and_stop_strings_end_a_choice() {
+    let server = ready(Play::Text("abcdef"));
+    let request = json!({ "prompt": "x", "max_tokens": 2 });
+    let (_, body) = post(&server, "/v1/completions", request).await;
+    assert_eq!(body["choices"][0]["text"], "ab");
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    let request = json!({ "prompt": "x", "stop": ["cd"] });
+    let (_, body) = post(&server, "/v1/completions", request).await;
+    assert_eq!(body["choices"][0]["text"], "ab");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn streamed_pieces_join_to_the_whole() {
+    let server = ready(Play::TextAndEos("hello"));
+    let request = json!({ "prompt": ["x", "y"], "n": 2, "stream": true,
+                          "stream_options": { "include_usage": true } });
+    let lines = stream(&server, "/v1/completions", request).await;
+    assert_eq!(lines.last().unwrap(), "[DONE]");
+    let chunks: Vec<Value> =
+        lines[..lines.len() - 1].iter().map(|l| serde_json::from_str(l).unwrap()).collect();
+    for index in 0..4 {
+        let of_choice: Vec<&Value> = chunks
+            .iter()
+            .flat_map(|c| c["choices"].as_array().unwrap())
+            .filter(|c| c["index"] == index)
+            .collect();
+        let text: String = of_choice.iter().map(|c| c["text"].as_str().unwrap()).collect();
+        assert_eq!(text, "hello");
+        assert_eq!(of_choice.last().unwrap()["finish_reason"], "stop");
+    }
+    let usage = &chunks.last().unwrap()["usage"];
+    assert_eq!(usage["completion_tokens"], 4 * 6);
+}
+
+#[tokio::test]
+async fn completion_logprobs_are_parallel_lists() {
+    let server = ready(Play::Text("abcd"));
+    let request = json!({ "prompt": "x", "logprobs": 2, "stop": "c" });
+    let (_, body) = post(&server, "/v1/completions", request).await;
+    let logprobs = &body["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["a", "b"]));
+    assert_eq!(logprobs["token_logprobs"], json!([-0.5, -0.5]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1]));
+    assert_eq!(logprobs["top_logprobs"][1]["b"], -0.5);
+}
+
+#[tokio::test]
+async fn errors_have_openais_shape_and_the_right_status() {
+    let server = ready(Play::Text("a"));
+    for (path, body, status, word) in [
+        ("/v1/completions", "{", 400, "not valid JSON"),
+        ("/v1/completions", r#"{"prompt": "a", "temperature": "hot"}"#, 400, "temperature"),
+        ("/v1/completions", r#"{"prompt": "a", "temperature": -1}"#, 400, "temperature"),
+        ("/v1/completions", r#"{"prompt": [999999]}"#, 400, "999999"),
+        ("/v1/completions", r#"{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#, 400, "32"),
+        ("/v1/completions", r#"{"prompt": "a", "n": 100}"#, 400, "n is 100"),
+        (
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function"}]}"#,
+            400,
+            "tools",
+        ),
+        ("/v1/nothing", "{}", 404, "/v1/nothing"),
+        ("/v1/models", "{}", 405, "POST"),
+    ] {
+        let response = send(&server, "POST", path, body).await;
+        assert_eq!(response.status().as_u16(), status, "{path} {body}");
+        let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let error: Value = serde_json::from_slice(&bytes).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains(word), "{path} {body}: {message}");
+        assert!(error["error"]["type"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn a_long_prompt_names_both_numbers() {
+    let server = ready(Play::Text("a"));
+    let (status, body) = post(&server, "/v1/completions", json!({ "prompt": vec![5; 40] })).await;
+    assert_eq!(status, 400);
+    assert_eq!(
+        (&body["error"]["n_prompt_tokens"], &body["error"]["n_ctx"]),
+        (&json!(40), &json!(32))
+    );
+}
+
+#[tokio::test]
+async fn a_full_queue_is_429_with_retry_after() {
+    let server = ready(Play::Full);
+    let body = json!({ "prompt": "a" }).to_string();
+    let response = send(&server, "POST", "/v1/completions", body).await;
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "2");
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_413() {
+    let server = ready(Play::Text("a"));
+    let response = send(&server, "POST", "/v1/completions", vec![b' '; MAX_BODY_BYTES + 1]).await;
+    assert_eq!(response.status(), 413);
+}
+
+#[tokio::test]
+async fn a_broken_line_ends_answers_with_an_error() {
+    let server = ready(Play::Break);
+    let (status, body) = post(&server, "/v1/completions", json!({ "prompt": "a" })).await;
+    assert_eq!(status, 503);
+    assert!(body["error"]["message"].as_str().unwrap().contains("stage 1 died"));
+    let request = json!({ "prompt": "a", "stream": true });
+    let lines = stream(&server, "/v1/completions", request).await;
+    let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+    assert!(last["error"]["message"].as_str().unwrap().contains("stage 1 died"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_sequence() {
+    let mut server = ready(Play::Text("abcdefghijklmnopqrstuvwxyz"));
+    let request = json!({ "prompt": "a", "stream": true, "max_tokens": 30 });
+    let response = send(&server, "POST", "/v1/completions", request.to_string()).await;
+    drop(response);
+    assert_eq!(server.cancelled.recv().await, Some(0));
+}
+
+#[tokio::test]
+async fn health_follows_the_line() {
+    let get = |status| async move {
+        let server = server(Play::Text("a"), status);
+        send(&server, "GET", "/health", Body::empty()).await.status().as_u16()
+    };
+    assert_eq!(get(Status::Ready(Arc::default())).await, 200);
+    assert_eq!(get(Status::Down { reason: "x".to_string() }).await, 503);
+    let what = "loading".to_string();
+    assert_eq!(get(Status::Loading { what, done_bytes: 1, total_bytes: 2 }).await, 503);
+}
+
+#[tokio::test]
+async fn a_draining_server_takes_nothing_new() {
+    let server = ready(Play::Text("a"));
+    server.draining.cancel();
+    let (status, _) = post(&server, "/v1/completions", json!({ "prompt": "a" })).await;
+    assert_eq!(status, 503);
+    let response = send(&server, "GET", "/health", Body::empty()).await;
+    assert_eq!(response.status(), 503);
+}
+
+#[tokio::test]
+async fn models_tokens_and_request_ids() {
+    let server = ready(Play::Text("a"));
+    let response = send(&server, "GET", "/v1/models", Body::empty()).await;
+    assert!(response.headers().contains_key("x-request-id"));
+    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let list: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(list["data"][0]["id"], "sample");
+    let (_, tokens) = post(&server, "/tokenize", json!({ "content": "ab" })).await;
+    let (_, text) = post(&server, "/detokenize", json!({ "tokens": tokens["tokens"] })).await;
+    assert_eq!(text["content"], "ab");
+}

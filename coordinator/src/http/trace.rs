@@ -1,0 +1,72 @@
+//! One log line and one id for every request.
+//!
+//! The id is the client's own `x-request-id` if it sends a sensible one; it is in the response's
+//! headers and in every log line about the request.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+
+use super::App;
+use super::error::ApiError;
+use crate::metrics;
+
+const HEADER: &str = "x-request-id";
+
+/// Longest id taken over from a client.
+const MAX_ID_BYTES: usize = 128;
+
+/// Wraps every handler.
+pub(super) async fn request(State(app): State<App>, request: Request, next: Next) -> Response {
+    let id = id_of(request.headers());
+    let span = tracing::info_span!("request", id);
+    let (method, path) = (request.method().clone(), request.uri().path().to_string());
+    async move {
+        let started = Instant::now();
+        let mut response = if app.draining.is_cancelled() && method == Method::POST {
+            ApiError::unavailable("the server is shutting down; try again elsewhere or later")
+                .into_response()
+        } else {
+            next.run(request).await
+        };
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
+        metrics::http_response(status);
+        if method == Method::POST {
+            tracing::info!(%method, path, status, ms, "answered");
+        } else {
+            tracing::debug!(%method, path, status, ms, "answered");
+        }
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(HEADER, value);
+        }
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+fn id_of(headers: &HeaderMap) -> String {
+    headers
+        .get(HEADER)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES)
+        .map_or_else(|| format!("req-{}", crate::random::id()), str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sensible_id_is_kept() {
+        let with =
+            |id: &str| HeaderMap::from_iter([(HEADER.parse().unwrap(), id.parse().unwrap())]);
+        assert_eq!(id_of(&with("abc")), "abc");
+        assert!(id_of(&with(&"x".repeat(MAX_ID_BYTES + 1))).starts_with("req-"));
+        assert!(id_of(&HeaderMap::new()).starts_with("req-"));
+    }
+}

@@ -1,0 +1,263 @@
+//! The JSON that leaves this server, in OpenAI's shape: strict, one struct an object.
+
+use serde::Serialize;
+
+/// Token counts of one answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens drawn, over all choices.
+    pub completion_tokens: u32,
+    /// Both.
+    pub total_tokens: u32,
+}
+
+impl Usage {
+    /// Counts of one request.
+    pub fn new(prompt_tokens: u32, completion_tokens: u32) -> Self {
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
+        }
+    }
+}
+
+/// Times of one answer, an extension that llama.cpp's server also has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Milliseconds to the first token, waiting included.
+    pub prompt_ms: f64,
+    /// Prompt tokens a second.
+    pub prompt_per_second: f64,
+    /// Milliseconds from the first token to the last.
+    pub predicted_ms: f64,
+    /// Tokens a second after the first.
+    pub predicted_per_second: f64,
+}
+
+/// Why a choice ended: `stop` or `length`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishWord {
+    /// A stop token or string came.
+    Stop,
+    /// `max_tokens` or the context ended it.
+    Length,
+}
+
+/// `chat.completion`.
+#[derive(Debug, Serialize)]
+pub struct ChatCompletion {
+    /// `chatcmpl-...`.
+    pub id: String,
+    /// `chat.completion`.
+    pub object: &'static str,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Name of the served model.
+    pub model: String,
+    /// Names what computed the answer.
+    pub system_fingerprint: String,
+    /// One a sequence, by index.
+    pub choices: Vec<ChatChoice>,
+    /// Token counts.
+    pub usage: Usage,
+    /// Times of the first choice.
+    pub timings: Timings,
+}
+
+/// One answer of `n`.
+#[derive(Debug, Serialize)]
+pub struct ChatChoice {
+    /// From 0.
+    pub index: usize,
+    /// The answer.
+    pub message: ChatMessage,
+    /// Present when asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// Why it ended.
+    pub finish_reason: FinishWord,
+}
+
+/// The assistant's message.
+#[derive(Debug, Serialize)]
+pub struct ChatMessage {
+    /// `assistant`.
+    pub role: &'static str,
+    /// Its text.
+    pub content: String,
+    /// Always null here; client libraries expect the field.
+    pub refusal: Option<String>,
+}
+
+/// `chat.completion.chunk`.
+#[derive(Debug, Serialize)]
+pub struct ChatChunk {
+    /// The same in all chunks of an answer.
+    pub id: String,
+    /// `chat.completion.chunk`.
+    pub object: &'static str,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Name of the served model.
+    pub model: String,
+    /// Names what computed the answer.
+    pub system_fingerprint: String,
+    /// Empty in the usage chunk.
+    pub choices: Vec<ChatChunkChoice>,
+    /// Only in the usage chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// Only in a choice's last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
+}
+
+/// A piece of one choice.
+#[derive(Debug, Serialize)]
+pub struct ChatChunkChoice {
+    /// Which choice.
+    pub index: usize,
+    /// What is new.
+    pub delta: ChatDelta,
+    /// Present when asked for and there are tokens.
+    pub logprobs: Option<ChatLogprobs>,
+    /// In the last piece.
+    pub finish_reason: Option<FinishWord>,
+}
+
+/// New parts of a message.
+#[derive(Debug, Default, Serialize)]
+pub struct ChatDelta {
+    /// In the first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// New text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+/// Log-probabilities of a chat answer.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct ChatLogprobs {
+    /// One a token.
+    pub content: Vec<TokenLogprob>,
+    /// Always null here.
+    pub refusal: Option<Vec<TokenLogprob>>,
+}
+
+/// A drawn token and its likeliest alternatives.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenLogprob {
+    /// Text of the token; incomplete UTF-8 shows as U+FFFD.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The most probable tokens at this place.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// An alternative.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TopLogprob {
+    /// Its text.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// `text_completion`, whole or a piece of a stream.
+#[derive(Debug, Serialize)]
+pub struct TextCompletion {
+    /// `cmpl-...`.
+    pub id: String,
+    /// `text_completion`.
+    pub object: &'static str,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Name of the served model.
+    pub model: String,
+    /// Names what computed the answer.
+    pub system_fingerprint: String,
+    /// All choices, or the one that has something new; empty in a usage chunk.
+    pub choices: Vec<TextChoice>,
+    /// Not in the pieces of a stream, except the usage chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// Where a choice ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
+}
+
+/// One continuation.
+#[derive(Debug, Serialize)]
+pub struct TextChoice {
+    /// Prompt number times `n`, plus the number of the continuation.
+    pub index: usize,
+    /// Its text, or what is new of it.
+    pub text: String,
+    /// Present when asked for.
+    pub logprobs: Option<TextLogprobs>,
+    /// `None` until it has ended.
+    pub finish_reason: Option<FinishWord>,
+}
+
+/// Log-probabilities of a completion: parallel lists.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct TextLogprobs {
+    /// Texts of the tokens.
+    pub tokens: Vec<String>,
+    /// Their log-probabilities.
+    pub token_logprobs: Vec<f32>,
+    /// The most probable tokens at each place, by text.
+    pub top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
+    /// Characters before each token, echoed prompt included.
+    pub text_offset: Vec<usize>,
+}
+
+/// `/v1/models`.
+#[derive(Debug, Serialize)]
+pub struct ModelList {
+    /// `list`.
+    pub object: &'static str,
+    /// The one model.
+    pub data: Vec<ModelObject>,
+}
+
+/// One model.
+#[derive(Debug, Serialize)]
+pub struct ModelObject {
+    /// Its name in requests.
+    pub id: String,
+    /// `model`.
+    pub object: &'static str,
+    /// Seconds since the Unix epoch when it was opened.
+    pub created: u64,
+    /// `brigade`.
+    pub owned_by: &'static str,
+    /// Facts beyond OpenAI's.
+    pub meta: ModelMeta,
+}
+
+/// Facts about a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelMeta {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Positions a sequence may hold here.
+    pub n_ctx: u32,
+    /// Positions the model was trained on.
+    pub n_ctx_train: u32,
+    /// Size of the vocabulary.
+    pub n_vocab: u32,
+    /// Weights.
+    pub n_params: u64,
+    /// Bytes of all tensors.
+    pub size: u64,
+}

@@ -1,0 +1,23 @@
+//! The coordinator: requests, scheduling, placement and the command line.
+//!
+//! Reading order: [`request`] (what can be run), [`handle`] (the front door), [`driver`] (the one
+//! loop), [`sched`] (what runs when, sans-IO), [`plan`] (which layers go where, pure), [`cluster`]
+//! (workers and the line), [`text_model`] and [`generation`] (text in and out), [`http`] (OpenAI's
+//! JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line.
+
+pub mod cli;
+pub mod cluster;
+pub mod driver;
+pub mod generation;
+pub mod handle;
+pub mod http;
+pub mod meter;
+pub mod metrics;
+pub mod model;
+pub mod plan;
+pub mod random;
+pub mod request;
+pub mod sched;
+pub mod sim;
+pub mod text_model;
+mod wire;

@@ -1,0 +1,55 @@
+//! The `brigade` binary: parse the command line, set up logs, run one command.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use brigade_coordinator::cli::{Cli, args::LogFormat, is_interrupt, is_unread};
+use brigade_proto::net::with_causes;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+/// Large messages come and go with every ubatch; this allocator keeps their pages.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Exit code after a signal, as shells have it for SIGINT.
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    set_up_logs(&cli);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(cli.command.execute());
+    // Threads that wait for standard input cannot be ended; they must not keep the process.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_unread(&error) => ExitCode::SUCCESS,
+        Err(error) if is_interrupt(&error) => ExitCode::from(INTERRUPTED),
+        Err(error) => {
+            eprintln!("error: {}", with_causes(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error: RUST_LOG decides, otherwise the command's own level.
+fn set_up_logs(cli: &Cli) {
+    cli.log_format.remember();
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(cli.command.default_log()));
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    match cli.log_format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}

@@ -1,0 +1,162 @@
+//! Every metric of the coordinator: names, help texts, and one function for each thing that
+//! happens. Rendered by `/metrics`; without a recorder (in `run`, `bench`) all of it costs nothing.
+//!
+//! Labels are stage numbers and a few fixed words, so that the number of series stays small.
+
+use brigade_proto::control::HealthReply;
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::meter::UbatchRecord;
+use crate::sched::{Micros, Stats};
+
+/// Bounds in seconds for the time to the first token.
+const FIRST_TOKEN_BOUNDS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Bounds in seconds for the time between two tokens.
+const NEXT_TOKEN_BOUNDS: &[f64] =
+    &[0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0];
+
+/// Bounds in seconds for a ubatch's time on the wire, over all hops.
+const WIRE_BOUNDS: &[f64] =
+    &[5e-5, 1e-4, 2e-4, 4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0];
+
+const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
+const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
+const REQUESTS: &str = "brigade_requests_total";
+const FIRST_TOKEN: &str = "brigade_time_to_first_token_seconds";
+const NEXT_TOKEN: &str = "brigade_inter_token_seconds";
+const WAITING: &str = "brigade_requests_waiting";
+const RUNNING: &str = "brigade_requests_running";
+const KV_USED: &str = "brigade_kv_blocks_used";
+const KV_TOTAL: &str = "brigade_kv_blocks";
+const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
+const GROUPS: &str = "brigade_decode_groups";
+const UBATCHES: &str = "brigade_ubatches_total";
+const UBATCH_ROWS: &str = "brigade_ubatch_rows_total";
+const STAGE_BUSY: &str = "brigade_stage_busy_microseconds_total";
+const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
+const STAGE_SHARE: &str = "brigade_stage_busy_share";
+const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
+const WIRE_BYTES: &str = "brigade_wire_bytes_total";
+const WIRE_SECONDS: &str = "brigade_wire_seconds";
+const LINE_DOWN: &str = "brigade_line_down_total";
+const LINE_UP: &str = "brigade_line_up";
+const HTTP: &str = "brigade_http_responses_total";
+
+/// Installs the process's recorder and returns what renders it.
+///
+/// # Errors
+/// A recorder is installed already.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let full = |name: &str| Matcher::Full(name.to_string());
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(full(FIRST_TOKEN), FIRST_TOKEN_BOUNDS)?
+        .set_buckets_for_metric(full(NEXT_TOKEN), NEXT_TOKEN_BOUNDS)?
+        .set_buckets_for_metric(full(WIRE_SECONDS), WIRE_BOUNDS)?
+        .install_recorder()?;
+    describe();
+    gauge!(LINE_UP).set(0.0);
+    Ok(handle)
+}
+
+fn describe() {
+    describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
+    describe_counter!(GENERATED_TOKENS, "Tokens drawn");
+    describe_counter!(REQUESTS, "Sequences by how they ended");
+    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
+    describe_histogram!(NEXT_TOKEN, Unit::Seconds, "Between two tokens of a sequence");
+    describe_gauge!(WAITING, "Sequences not yet admitted");
+    describe_gauge!(RUNNING, "Sequences admitted, by phase");
+    describe_gauge!(KV_USED, "KV pages in use, equal on every stage");
+    describe_gauge!(KV_TOTAL, "KV pages there are");
+    describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
+    describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
+    describe_counter!(UBATCHES, "Ubatches that came back");
+    describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
+    describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
+    describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
+    describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
+    describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
+    describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
+    describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
+    describe_counter!(LINE_DOWN, "Times that the line broke");
+    describe_gauge!(LINE_UP, "1 while requests can run");
+    describe_counter!(HTTP, "Responses by status");
+}
+
+fn seconds(us: Micros) -> f64 {
+    us as f64 / 1e6
+}
+
+/// A request drew its first token.
+pub fn first_token(n_prompt: usize, since_submission: Micros) {
+    counter!(PROMPT_TOKENS).increment(n_prompt as u64);
+    counter!(GENERATED_TOKENS).increment(1);
+    histogram!(FIRST_TOKEN).record(seconds(since_submission));
+}
+
+/// A request drew another token.
+pub fn next_token(since_last: Micros) {
+    counter!(GENERATED_TOKENS).increment(1);
+    histogram!(NEXT_TOKEN).record(seconds(since_last));
+}
+
+/// A sequence ended; `how` is one of a few fixed words.
+pub fn request_ended(how: &'static str) {
+    counter!(REQUESTS, "outcome" => how).increment(1);
+}
+
+/// A ubatch came back.
+pub fn ubatch(record: &UbatchRecord) {
+    counter!(UBATCHES).increment(1);
+    counter!(UBATCH_ROWS).increment(record.n_rows.into());
+    let mut at_stages = 0;
+    for (stage, time) in record.stages.iter().enumerate() {
+        let label = stage.to_string();
+        counter!(STAGE_BUSY, "stage" => label.clone()).increment(time.compute_us);
+        counter!(STAGE_QUEUED, "stage" => label.clone()).increment(time.queued_us);
+        let bytes = record.wire_bytes.get(stage).copied().unwrap_or(0);
+        counter!(WIRE_BYTES, "stage" => label).increment(bytes.into());
+        at_stages += time.compute_us + time.queued_us;
+    }
+    let trip = record.done.saturating_sub(record.sent);
+    histogram!(WIRE_SECONDS).record(seconds(trip.saturating_sub(at_stages)));
+}
+
+/// What the scheduler holds.
+pub fn scheduler(stats: &Stats) {
+    gauge!(WAITING).set(stats.waiting as f64);
+    gauge!(RUNNING, "phase" => "prefill").set(stats.prefilling as f64);
+    gauge!(RUNNING, "phase" => "decode").set(stats.decoding as f64);
+    gauge!(KV_USED).set(stats.blocks_used);
+    gauge!(KV_TOTAL).set(stats.blocks_total);
+    gauge!(IN_FLIGHT).set(stats.in_flight as f64);
+    gauge!(GROUPS).set(stats.groups as f64);
+}
+
+/// A heartbeat of a stage; `busy_share` is of the time since the one before.
+pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
+    let label = stage.to_string();
+    gauge!(STAGE_SHARE, "stage" => label.clone()).set(busy_share);
+    gauge!(STAGE_MEMORY, "stage" => label).set(health.memory_used as f64);
+}
+
+/// The line is ready.
+pub fn line_up() {
+    gauge!(LINE_UP).set(1.0);
+}
+
+/// The line broke.
+pub fn line_down() {
+    gauge!(LINE_UP).set(0.0);
+    counter!(LINE_DOWN).increment(1);
+}
+
+/// A response was sent.
+pub fn http_response(status: u16) {
+    counter!(HTTP, "status" => status.to_string()).increment(1);
+}

@@ -1,0 +1,149 @@
+//! The model that is served: its file, its description, its text side, what names it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::error::ModelError;
+use brigade_engine::gguf::Gguf;
+use brigade_engine::kernels::KvType;
+use brigade_engine::text::TextError;
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::http::ModelMeta;
+use crate::plan::ModelFacts;
+use crate::text_model::TextModel;
+
+/// Context where the operator names none, if the model was trained on more.
+pub const DEFAULT_CTX: u32 = 4096;
+
+/// Why a model cannot be served.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The file, or an architecture that is not supported.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The tokenizer or chat template.
+    #[error(transparent)]
+    Text(#[from] TextError),
+}
+
+/// An opened model.
+#[derive(Debug)]
+pub struct Model {
+    /// Its file or files.
+    pub gguf: Gguf,
+    /// Its layers.
+    pub spec: ModelSpec,
+    /// Its text side.
+    pub text: Arc<TextModel>,
+    /// Metadata and tensor directory, as every stage must have them.
+    pub header: Bytes,
+    /// blake3 of `header`.
+    pub header_hash: blake3::Hash,
+}
+
+impl Model {
+    /// Opens a model file to run it.
+    ///
+    /// # Errors
+    /// The file is damaged, or something in it is not supported.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::from_gguf(Gguf::open(path).map_err(ModelError::from)?, &name_of(path))
+    }
+
+    /// Opens a model for its description only: the tensors' data need not be there.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_header_only(path: &Path) -> Result<Self, OpenError> {
+        Self::from_gguf(Gguf::open_header_only(path).map_err(ModelError::from)?, &name_of(path))
+    }
+
+    fn from_gguf(gguf: Gguf, name: &str) -> Result<Self, OpenError> {
+        let spec = arch::describe(&gguf)?;
+        let text = TextModel::from_gguf(name.to_string(), &gguf)?;
+        let header = Bytes::from(gguf.header_bytes());
+        let header_hash = blake3::hash(&header);
+        Ok(Self { gguf, spec, text: Arc::new(text), header, header_hash })
+    }
+
+    /// Name in logs, requests and answers.
+    pub fn name(&self) -> &str {
+        self.text.name()
+    }
+
+    /// Size of the vocabulary: of the logits, which the tokenizer's may not exceed.
+    pub fn n_vocab(&self) -> u32 {
+        self.spec.n_vocab as u32
+    }
+
+    /// The context to use when `wanted` was asked for.
+    pub fn ctx(&self, wanted: Option<u32>) -> u32 {
+        wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+    }
+
+    /// Bytes of all tensors.
+    pub fn weight_bytes(&self) -> u64 {
+        self.gguf.tensors().iter().map(|t| t.nbytes).sum()
+    }
+
+    /// The type that most of the weights have, for tables.
+    pub fn quant_name(&self) -> String {
+        let mut by_type = std::collections::BTreeMap::<String, u64>::new();
+        for t in self.gguf.tensors() {
+            *by_type.entry(t.ty.to_string()).or_default() += t.nbytes;
+        }
+        by_type.into_iter().max_by_key(|(_, n)| *n).map(|(ty, _)| ty).unwrap_or_default()
+    }
+
+    /// What `/v1/models` says about it.
+    pub fn meta(&self, n_ctx: u32) -> ModelMeta {
+        ModelMeta {
+            architecture: self.spec.arch.clone(),
+            n_ctx,
+            n_ctx_train: self.spec.n_ctx_train,
+            n_vocab: self.n_vocab(),
+            n_params: self.gguf.tensors().iter().map(|t| t.n_elems() as u64).sum(),
+            size: self.weight_bytes(),
+        }
+    }
+
+    /// The model as the planner sees it, with KV kept as `kv`.
+    ///
+    /// # Errors
+    /// A tensor's type has no kernel.
+    pub fn facts(&self, kv: KvType) -> Result<ModelFacts, ModelError> {
+        let facts = ModelFacts::from_gguf(&self.gguf, kv)?;
+        Ok(ModelFacts { name: self.name().to_string(), ..facts })
+    }
+
+    /// Whether the head computes with the embedding's matrix.
+    pub fn is_tied(&self) -> bool {
+        self.gguf.tensor(arch::OUTPUT).is_none()
+    }
+}
+
+/// A file's name without folder, extension and shard number.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    match stem.rsplit_once("-of-") {
+        Some((head, count)) if count.chars().all(|c| c.is_ascii_digit()) => {
+            head.rsplit_once('-').map_or(head, |(name, _)| name).to_string()
+        }
+        _ => stem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_file_names() {
+        assert_eq!(name_of(Path::new("/a/qwen3-0.6b.Q8_0.gguf")), "qwen3-0.6b.Q8_0");
+        assert_eq!(name_of(Path::new("big-00001-of-00003.gguf")), "big");
+        assert_eq!(name_of(Path::new("one-of-these.gguf")), "one-of-these");
+    }
+}

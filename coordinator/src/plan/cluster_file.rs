@@ -1,0 +1,164 @@
+//! `plan --cluster FILE.toml`: workers that need not exist yet.
+//!
+//! ```toml
+//! [[worker]]
+//! name = "big"            # optional: "worker 0"
+//! memory = "64G"
+//! gbps = 80.0             # memory read, 10^9 bytes a second
+//! gops = 2000.0           # matrix multiplication, 10^9 operations a second
+//! link = { gbps = 1.2, latency_us = 150.0 }   # optional: to the next worker
+//! count = 3               # optional: as many equal ones
+//! ```
+
+use serde::Deserialize;
+
+use super::MAX_WORKERS;
+use super::facts::{LinkFacts, WorkerFacts};
+use super::units::parse_bytes;
+
+/// What is wrong with a cluster file.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterFileError {
+    /// Not TOML of the documented shape.
+    #[error("cluster file: {0}")]
+    Toml(#[from] toml::de::Error),
+    /// A worker's field cannot be.
+    #[error("cluster file: worker {worker}: {problem}")]
+    Worker {
+        /// Its name.
+        worker: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// No worker, or too many.
+    #[error("cluster file: {0} workers; there must be 1 to {MAX_WORKERS}")]
+    Count(usize),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    worker: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: Option<String>,
+    memory: Size,
+    gbps: f64,
+    gops: f64,
+    link: Option<Link>,
+    count: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    gbps: f64,
+    #[serde(default)]
+    latency_us: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+/// Workers from the text of a cluster file.
+///
+/// # Errors
+/// The text is not TOML of the documented shape; the message names place and field.
+pub fn parse_cluster_file(text: &str) -> Result<Vec<WorkerFacts>, ClusterFileError> {
+    let file: File = toml::from_str(text)?;
+    let mut workers = Vec::new();
+    for entry in file.worker {
+        let count = entry.count.unwrap_or(1);
+        if workers.len().saturating_add(count) > MAX_WORKERS {
+            return Err(ClusterFileError::Count(workers.len().saturating_add(count)));
+        }
+        for _ in 0..count {
+            workers.push(entry.facts(workers.len())?);
+        }
+    }
+    if workers.is_empty() { Err(ClusterFileError::Count(0)) } else { Ok(workers) }
+}
+
+impl Entry {
+    fn facts(&self, index: usize) -> Result<WorkerFacts, ClusterFileError> {
+        let name = match (&self.name, self.count) {
+            (None, _) => format!("worker {index}"),
+            (Some(name), None | Some(1)) => name.clone(),
+            (Some(name), Some(_)) => format!("{name} {index}"),
+        };
+        let fail = |problem: String| ClusterFileError::Worker { worker: name.clone(), problem };
+        let memory = match &self.memory {
+            Size::Bytes(bytes) => *bytes,
+            Size::Text(text) => parse_bytes(text).map_err(|e| fail(format!("memory: {e}")))?,
+        };
+        let positive = |what: &str, value: f64| {
+            let good = value.is_finite() && value > 0.0;
+            if good { Ok(value) } else { Err(fail(format!("{what} is {value}, not above 0"))) }
+        };
+        let link = match &self.link {
+            None => None,
+            Some(link) if link.latency_us >= 0.0 && link.latency_us.is_finite() => {
+                Some(LinkFacts {
+                    gbps: positive("link.gbps", link.gbps)?,
+                    latency_us: link.latency_us,
+                })
+            }
+            Some(link) => return Err(fail(format!("link.latency_us is {}", link.latency_us))),
+        };
+        let (gbps, gops) = (positive("gbps", self.gbps)?, positive("gops", self.gops)?);
+        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_file() {
+        let text = r#"
+            [[worker]]
+            name = "big"
+            memory = "64G"
+            gbps = 80
+            gops = 2000.0
+            link = { gbps = 1.2, latency_us = 150 }
+            [[worker]]
+            memory = 1073741824
+            gbps = 20.5
+            gops = 400.0
+            count = 2
+        "#;
+        let workers = parse_cluster_file(text).unwrap();
+        let names: Vec<_> = workers.iter().map(|w| w.name.as_str()).collect();
+        assert_eq!(names, ["big", "worker 1", "worker 2"]);
+        assert_eq!((workers[0].memory, workers[2].memory), (64 << 30, 1 << 30));
+        assert_eq!(workers[0].link, Some(LinkFacts { gbps: 1.2, latency_us: 150.0 }));
+        assert_eq!(workers[1].gbps, 20.5);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let worker = |rest: &str| format!("[[worker]]\nname = \"w\"\n{rest}");
+        for (text, says) in [
+            (String::new(), "0 workers"),
+            (worker("memory = \"1G\"\ngbps = 1.0"), "gops"),
+            (worker("memory = \"1X\"\ngbps = 1.0\ngops = 1.0"), "memory: \"1X\""),
+            (worker("memory = 1\ngbps = 0.0\ngops = 1.0"), "gbps is 0"),
+            (worker("memory = 1\ngbps = 1.0\ngops = nan"), "gops is NaN"),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 300"), "300 workers"),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\nlayers = 3"), "layers"),
+        ] {
+            let error = parse_cluster_file(&text).unwrap_err().to_string();
+            assert!(error.contains(says), "{error} does not say {says}");
+        }
+    }
+}

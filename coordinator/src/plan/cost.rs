@@ -1,0 +1,172 @@
+//! What a range of layers costs on a worker: memory in bytes, time in microseconds.
+//!
+//! Time is that of one unit of work: one generated token of a stream, decoded in a batch, and the
+//! prompt tokens that come with it.
+//!
+//! - Decoding a row takes the longer of reading (its share of the weights that the batch reads
+//!   together, the KV cache of a typical context, the state both ways) and computing, layer by layer.
+//! - A prompt row takes its operations; its share of the weights' reading is small. The head computes
+//!   nothing for it.
+//! - Sending rows to the next worker overlaps with computing: a stage is as slow as the slower.
+
+use std::ops::Range;
+
+use super::facts::{LayerFacts, ModelFacts, WorkerFacts};
+use super::{Capacity, PlanSettings};
+
+/// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
+/// of the transport, the allocator's slack.
+pub const PROCESS_BYTES: u64 = 96 << 20;
+
+/// Bytes that a stage needs, by what for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StageMemory {
+    /// Layers, embedding and head.
+    pub weights: u64,
+    /// KV pages.
+    pub kv: u64,
+    /// Recurrent states.
+    pub state: u64,
+    /// Work memory and the process itself.
+    pub scratch: u64,
+}
+
+impl StageMemory {
+    /// Sum of all.
+    pub fn total(&self) -> u64 {
+        let parts = [self.weights, self.kv, self.state, self.scratch];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            kv: self.kv.saturating_add(other.kv),
+            state: self.state.saturating_add(other.state),
+            scratch: self.scratch.saturating_add(other.scratch),
+        }
+    }
+}
+
+/// Microseconds a stage takes for one unit of work, by what for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct StageTime {
+    /// One generated token.
+    pub decode_us: f64,
+    /// One prompt token.
+    pub prefill_us: f64,
+    /// Sending one row on.
+    pub send_us: f64,
+}
+
+impl StageTime {
+    /// The unit of work: whichever is slower, computing or sending.
+    pub fn unit_us(&self, settings: &PlanSettings) -> f64 {
+        let prompt = settings.prompt_per_generated;
+        (self.decode_us + prompt * self.prefill_us).max((1.0 + prompt) * self.send_us)
+    }
+}
+
+/// Costs of every range of a model's layers on every worker, from running sums.
+pub(super) struct Costs<'a> {
+    pub model: &'a ModelFacts,
+    pub workers: &'a [WorkerFacts],
+    pub settings: &'a PlanSettings,
+    weights: Vec<u64>,
+    kv: Vec<u64>,
+    state: Vec<u64>,
+    /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
+    times: Vec<Vec<(f64, f64)>>,
+}
+
+impl<'a> Costs<'a> {
+    pub fn new(
+        model: &'a ModelFacts,
+        workers: &'a [WorkerFacts],
+        settings: &'a PlanSettings,
+    ) -> Self {
+        let bytes = |of: fn(&LayerFacts) -> u64| {
+            running(&model.layers, 0, |sum: u64, layer| sum.saturating_add(of(layer)))
+        };
+        let times = |worker: &WorkerFacts| {
+            running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
+                let row = (decode_us(layer, settings, worker), layer.ops() / worker.gops * 1e-3);
+                (decode + row.0, prefill + row.1)
+            })
+        };
+        Self {
+            model,
+            workers,
+            settings,
+            weights: bytes(|l| l.weight_bytes),
+            kv: bytes(|l| l.kv_bytes),
+            state: bytes(|l| l.state_bytes),
+            times: workers.iter().map(times).collect(),
+        }
+    }
+
+    pub fn n_layers(&self) -> usize {
+        self.model.layers.len()
+    }
+
+    /// What layers `range` need as a stage.
+    pub fn memory(&self, range: &Range<usize>, capacity: Capacity) -> StageMemory {
+        let (model, settings) = (self.model, self.settings);
+        let (first, last) = (range.start == 0, range.end == self.n_layers());
+        let embedding = if first { model.embedding_bytes } else { 0 };
+        let head = if last { model.head_bytes } else { 0 };
+        let positions = u64::from(capacity.n_blocks) * u64::from(settings.block_positions);
+        let logits = if last { model.logits_bytes } else { 0 };
+        let per_row = model.scratch_bytes_per_row.saturating_add(logits);
+        let of = |sums: &[u64]| sums[range.end] - sums[range.start];
+        StageMemory {
+            weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
+            kv: of(&self.kv).saturating_mul(positions),
+            state: of(&self.state).saturating_mul(u64::from(capacity.n_slots)),
+            scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+        }
+    }
+
+    /// What layers `range` take as a stage on a worker.
+    pub fn time(&self, worker: usize, range: &Range<usize>) -> StageTime {
+        let (before, upto) = (self.times[worker][range.start], self.times[worker][range.end]);
+        let mut time =
+            StageTime { decode_us: upto.0 - before.0, prefill_us: upto.1 - before.1, send_us: 0.0 };
+        if range.end == self.n_layers() {
+            time.decode_us += self.head_us(worker);
+        } else if let Some(link) = self.workers[worker].link {
+            time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
+        }
+        time
+    }
+
+    /// A generated token's time in the head.
+    pub fn head_us(&self, worker: usize) -> f64 {
+        let read = self.model.head_bytes as f64 / f64::from(self.settings.decode_batch);
+        slower(read, 2.0 * self.model.head_elements as f64, &self.workers[worker])
+    }
+}
+
+/// A generated token's time in a layer.
+fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
+    let batch = f64::from(settings.decode_batch);
+    let cache = layer.kv_bytes as f64 * f64::from(settings.typical_positions);
+    let state = 2.0 * layer.state_bytes as f64;
+    slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
+}
+
+/// The longer of reading `bytes` and computing `ops`, in microseconds.
+fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
+    (bytes / worker.gbps).max(ops / worker.gops) * 1e-3
+}
+
+/// `start`, then what `add` makes of it with each layer: `n + 1` values.
+fn running<T: Copy>(layers: &[LayerFacts], start: T, add: impl Fn(T, &LayerFacts) -> T) -> Vec<T> {
+    let mut sums = vec![start];
+    let mut sum = start;
+    for layer in layers {
+        sum = add(sum, layer);
+        sums.push(sum);
+    }
+    sums
+}

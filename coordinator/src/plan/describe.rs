@@ -1,0 +1,119 @@
+//! Turns a placement into a [`Plan`] with figures and reasons.
+
+use std::ops::Range;
+
+use super::cost::Costs;
+use super::place::Placement;
+use super::units::format_bytes;
+use super::{Plan, StagePlan};
+
+/// A stage within this of the slowest one counts as equally slow.
+const AS_SLOW: f64 = 0.999;
+
+/// Figures and reasons of a placement.
+pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
+    let used: Vec<(usize, Range<usize>)> = placement
+        .order
+        .iter()
+        .copied()
+        .zip(placement.ranges.iter().cloned())
+        .filter(|(_, range)| !range.is_empty())
+        .collect();
+    let unit = |(worker, range): &(usize, Range<usize>)| {
+        costs.time(*worker, range).unit_us(costs.settings)
+    };
+    let slowest = used.iter().map(unit).fold(0.0, f64::max);
+    let stages: Vec<StagePlan> = used
+        .iter()
+        .map(|stage| stage_plan(costs, &placement, stage, unit(stage) / slowest))
+        .collect();
+    let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
+    unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
+    let notes = notes(costs, &placement, &unused);
+    Plan {
+        model: costs.model.name.clone(),
+        stages,
+        unused,
+        capacity: placement.capacity,
+        wished_blocks: placement.wished_blocks,
+        settings: *costs.settings,
+        notes,
+    }
+}
+
+fn stage_plan(
+    costs: &Costs,
+    placement: &Placement,
+    (worker, range): &(usize, Range<usize>),
+    share: f64,
+) -> StagePlan {
+    let facts = &costs.workers[*worker];
+    let memory = costs.memory(range, placement.capacity);
+    let head = range.end == costs.n_layers();
+    let mut stage = StagePlan {
+        worker: *worker,
+        name: facts.name.clone(),
+        layers: range.clone(),
+        embedding: range.start == 0,
+        head,
+        memory,
+        memory_left: facts.memory.saturating_sub(memory.total()),
+        time: costs.time(*worker, range),
+        ops_per_row: costs.model.layers[range.clone()].iter().map(|l| l.ops()).sum(),
+        cut_bytes: if head { 0 } else { costs.model.cut_bytes[range.end] },
+        share,
+        reasons: Vec::new(),
+    };
+    stage.reasons = reasons(costs, placement, &stage);
+    stage
+}
+
+fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let range = &stage.layers;
+    if stage.share >= AS_SLOW {
+        reasons.push("the slowest stage: it sets the pace".to_owned());
+    } else if range.end < costs.n_layers() {
+        let longer = range.start..range.end + 1;
+        let needs = costs.memory(&longer, placement.capacity).total();
+        let has = costs.workers[stage.worker].memory;
+        if needs > has {
+            let lacks = format_bytes(needs - has);
+            reasons.push(format!("its memory limits it: one layer more lacks {lacks}"));
+        }
+    }
+    let time = &stage.time;
+    if stage.head {
+        let head = costs.head_us(stage.worker);
+        let layers = (time.decode_us - head) / range.len() as f64;
+        reasons.push(format!("the head costs as much as {:.2} layers in decode", head / layers));
+    }
+    let computing = time.decode_us + costs.settings.prompt_per_generated * time.prefill_us;
+    if time.unit_us(costs.settings) > computing {
+        reasons.push("its link is slower than its computing".to_owned());
+    }
+    reasons
+}
+
+fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let settings = costs.settings;
+    if !placement.order.is_sorted() {
+        notes.push("workers were reordered: in the given order the model does not fit, or not on all of them"
+                .to_owned());
+    }
+    if placement.capacity.n_blocks < placement.wished_blocks {
+        let positions =
+            u64::from(placement.capacity.n_blocks) * u64::from(settings.block_positions);
+        notes.push(format!(
+            "KV cache for {positions} positions instead of {} sequences of {}: memory is short; \
+             sequences wait when it is full",
+            settings.max_seqs, settings.ctx
+        ));
+    }
+    for &worker in unused {
+        let name = &costs.workers[worker].name;
+        notes.push(format!("{name} holds nothing: no cut that fits is faster with it"));
+    }
+    notes
+}

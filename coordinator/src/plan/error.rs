@@ -1,0 +1,67 @@
+//! Why there is no plan, and what would help.
+
+use std::fmt;
+
+use super::units::format_bytes;
+
+/// Planning failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// Nobody to place layers on.
+    #[error("no workers: name some with --workers N or --worker HOST:PORT")]
+    NoWorkers,
+    /// Nothing to place.
+    #[error("the model {0} has no layers")]
+    NoLayers(String),
+    /// More workers than [`super::MAX_WORKERS`].
+    #[error("{0} workers are more than the limit of {max}", max = super::MAX_WORKERS)]
+    TooManyWorkers(usize),
+    /// A number that cannot be.
+    #[error("{what} is {value}; it must be a number above 0")]
+    BadNumber {
+        /// Which.
+        what: String,
+        /// As given.
+        value: String,
+    },
+    /// The model does not fit.
+    #[error("{0}")]
+    DoesNotFit(Shortage),
+}
+
+/// By how much a model does not fit, in the cuts that come closest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shortage {
+    /// The model's name.
+    pub model: String,
+    /// Bytes that all stages need together.
+    pub needed: u64,
+    /// Bytes that all workers have.
+    pub available: u64,
+    /// Worker, bytes needed there, bytes there.
+    pub short: Vec<(String, u64, u64)>,
+    /// What each remedy would free or add.
+    pub help: Vec<String>,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} does not fit: it needs {} and the workers have {} together",
+            self.model,
+            format_bytes(self.needed),
+            format_bytes(self.available)
+        )?;
+        for (worker, needs, has) in &self.short {
+            let lacks = format_bytes(needs - has);
+            write!(
+                f,
+                "; {worker} lacks {lacks} ({} of {})",
+                format_bytes(*has),
+                format_bytes(*needs)
+            )?;
+        }
+        write!(f, "; what would help: {}", self.help.join(", or "))
+    }
+}

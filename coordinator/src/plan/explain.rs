@@ -1,0 +1,79 @@
+//! A plan as text, for `plan --explain` and logs.
+
+use std::fmt::Write;
+
+use super::units::format_bytes;
+use super::{Plan, StagePlan};
+
+impl Plan {
+    /// A table of the stages, then the reasons.
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write_table(&mut text);
+        let _ = self.write_reasons(&mut text);
+        text
+    }
+
+    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "| stage | worker | layers | weights | KV cache | states | scratch | free \
+             | GOP a row | decode us | prefill us | busy at best |"
+        )?;
+        writeln!(out, "|---|---|---|---|---|---|---|---|---|---|---|---|")?;
+        for (i, stage) in self.stages.iter().enumerate() {
+            let StagePlan { memory, time, .. } = stage;
+            writeln!(
+                out,
+                "| {i} | {} | {} | {} | {} | {} | {} | {} | {:.3} | {:.0} | {:.0} | {:.0} % |",
+                stage.name,
+                stage.contents(),
+                format_bytes(memory.weights),
+                format_bytes(memory.kv),
+                format_bytes(memory.state),
+                format_bytes(memory.scratch),
+                format_bytes(stage.memory_left),
+                stage.ops_per_row * 1e-9,
+                time.decode_us,
+                time.prefill_us,
+                stage.share * 100.0
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_reasons(&self, out: &mut String) -> std::fmt::Result {
+        let positions =
+            u64::from(self.capacity.n_blocks) * u64::from(self.settings.block_positions);
+        writeln!(
+            out,
+            "{}: {} stages, balanced to {:.2}x of {}; KV cache for {positions} positions, {} sequences of \
+             up to {} positions",
+            self.model,
+            self.stages.len(),
+            self.balance() * self.stages.len() as f64,
+            self.stages.len(),
+            self.capacity.n_slots,
+            self.settings.ctx
+        )?;
+        for (i, stage) in self.stages.iter().enumerate() {
+            for reason in &stage.reasons {
+                writeln!(out, "stage {i} ({}): {reason}", stage.name)?;
+            }
+        }
+        for note in &self.notes {
+            writeln!(out, "note: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+impl StagePlan {
+    /// `embedding + 0..17`, `17..32 + head`.
+    fn contents(&self) -> String {
+        let embedding = if self.embedding { "embedding + " } else { "" };
+        let head = if self.head { " + head" } else { "" };
+        format!("{embedding}{}..{}{head}", self.layers.start, self.layers.end)
+    }
+}

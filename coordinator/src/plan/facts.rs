@@ -1,0 +1,100 @@
+//! What the planner is told: a model in bytes and operations, workers in memory and speed.
+
+use serde::Serialize;
+
+/// A model as far as placing it matters.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelFacts {
+    /// For explanations.
+    pub name: String,
+    /// In order of computation.
+    pub layers: Vec<LayerFacts>,
+    /// Bytes of the embedding matrix; held by the first stage, which reads one row a token.
+    pub embedding_bytes: u64,
+    /// Bytes of the head (norm and output matrix), held by the last stage, in a form of its own even
+    /// where the model has one matrix for both.
+    pub head_bytes: u64,
+    /// Weight elements that a row multiplies with in the head.
+    pub head_elements: u64,
+    /// Bytes that a row sends over the cut before layer `i`; `[n_layers]`, the first is 0.
+    pub cut_bytes: Vec<u64>,
+    /// Work memory of a stage for each row of a ubatch.
+    pub scratch_bytes_per_row: u64,
+    /// Width of a logits row in bytes: the last stage's work memory for each row.
+    pub logits_bytes: u64,
+    /// Longest context the model was trained for.
+    pub n_ctx_train: u32,
+}
+
+/// One layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LayerFacts {
+    /// All of its tensors.
+    pub weight_bytes: u64,
+    /// The part of them in experts of which a token uses some.
+    pub expert_bytes: u64,
+    /// Share of the experts that a token uses, `0.0..=1.0`.
+    pub expert_share: f64,
+    /// Weight elements that a row multiplies with (of experts: those it uses).
+    pub elements: u64,
+    /// KV cache for a position of a sequence.
+    pub kv_bytes: u64,
+    /// Recurrent state of a sequence.
+    pub state_bytes: u64,
+}
+
+impl LayerFacts {
+    /// Bytes of weights read to compute `rows` rows at once: of the experts, those that at least one
+    /// of the rows is expected to use, `1 - (1 - share)^rows` of them.
+    pub fn read_bytes(&self, rows: f64) -> f64 {
+        let dense = (self.weight_bytes - self.expert_bytes) as f64;
+        dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
+    }
+
+    /// Operations for one row, multiply and add counted as two.
+    pub fn ops(&self) -> f64 {
+        2.0 * self.elements as f64
+    }
+}
+
+/// A worker that could hold layers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkerFacts {
+    /// For explanations.
+    pub name: String,
+    /// Bytes it may use.
+    pub memory: u64,
+    /// Memory read, 10^9 bytes a second.
+    pub gbps: f64,
+    /// Matrix multiplication, 10^9 operations a second.
+    pub gops: f64,
+    /// To the next worker; `None`: not a limit.
+    pub link: Option<LinkFacts>,
+}
+
+/// A network link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkFacts {
+    /// 10^9 bytes a second.
+    pub gbps: f64,
+    /// One way, microseconds.
+    pub latency_us: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_share_experts() {
+        let layer = LayerFacts {
+            weight_bytes: 1_000,
+            expert_bytes: 800,
+            expert_share: 0.25,
+            ..LayerFacts::default()
+        };
+        assert_eq!(layer.read_bytes(1.0), 400.0);
+        assert_eq!(layer.read_bytes(2.0), 200.0 + 800.0 * (1.0 - 0.75 * 0.75));
+        assert!(layer.read_bytes(100.0) > 999.0);
+    }
+}

@@ -1,0 +1,133 @@
+//! What the planner must know of a model, read from its header: no tensor data is touched.
+//!
+//! Layers are the architecture's; their bytes are those of the weights as the kernels hold them, and
+//! their operations follow from the matrices' sizes. What a block remembers comes from its
+//! [`StateSpec`](brigade_engine::state::StateSpec), so nothing here knows attention from Mamba.
+
+use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, TOKEN_EMBD};
+use brigade_engine::error::ModelError;
+use brigade_engine::gguf::{Gguf, TensorInfo};
+use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
+
+use super::facts::{LayerFacts, ModelFacts};
+
+/// Work memory is never taken for less than this many hidden rows: workers reckon with as many.
+const LEAST_HIDDEN_ROWS: f64 = 24.0;
+
+impl ModelFacts {
+    /// Facts of `model` with a KV cache of type `kv`.
+    ///
+    /// # Errors
+    /// An architecture or tensor type that is not supported, or contradictory metadata.
+    pub fn from_gguf(model: &Gguf, kv: KvType) -> Result<Self, ModelError> {
+        let spec = arch::describe(model)?;
+        let mut layers: Vec<LayerFacts> =
+            spec.layers.iter().map(|l| state_of(&l.blocks, kv)).collect();
+        let mut scratch = vec![0.0; layers.len()];
+        let mut last_stage = 0;
+        for tensor in model.tensors() {
+            match arch::layer_of(&tensor.name) {
+                Some(layer) if layer < layers.len() => {
+                    let share = active_share(&spec.layers[layer].blocks, &tensor.name);
+                    add(&mut layers[layer], tensor, share)?;
+                    scratch[layer] += widths(&spec.layers[layer].blocks, tensor);
+                }
+                Some(layer) => {
+                    let (name, n) = (&tensor.name, layers.len());
+                    let what = format!("{name} is of layer {layer}, the metadata count {n}");
+                    return Err(ModelError::Bad(what));
+                }
+                None if tensor.name == TOKEN_EMBD => {}
+                None => last_stage += packed_bytes(tensor)?,
+            }
+        }
+        // Rows enter and leave a layer as hidden rows; with them, the layer's own matrices' rows.
+        let hidden = 4.0 * spec.n_embd as f64;
+        let widest = scratch.into_iter().fold(LEAST_HIDDEN_ROWS * hidden, f64::max) + 2.0 * hidden;
+        Ok(Self {
+            name: model.meta().opt_str("general.name")?.unwrap_or(model.name()).to_owned(),
+            scratch_bytes_per_row: widest as u64,
+            ..ends(model, &spec, layers, last_stage)?
+        })
+    }
+}
+
+/// The facts outside the layers: embedding, head, cuts.
+fn ends(
+    model: &Gguf,
+    spec: &ModelSpec,
+    layers: Vec<LayerFacts>,
+    last_stage: u64,
+) -> Result<ModelFacts, ModelError> {
+    let embedding = model.require(TOKEN_EMBD)?;
+    let tied = model.tensor(OUTPUT).is_none();
+    // Tied, the last stage packs a head from the embedding's bytes.
+    let head_bytes = last_stage + if tied { packed_bytes(embedding)? } else { 0 };
+    let cut = |cut| if cut == 0 { 0 } else { 4 * spec.boundary(cut).width() as u64 };
+    Ok(ModelFacts {
+        name: String::new(),
+        cut_bytes: (0..layers.len()).map(cut).collect(),
+        layers,
+        embedding_bytes: embedding.nbytes,
+        head_bytes,
+        head_elements: (spec.n_embd * spec.n_vocab) as u64,
+        scratch_bytes_per_row: 0,
+        logits_bytes: 4 * spec.n_vocab as u64,
+        n_ctx_train: spec.n_ctx_train,
+    })
+}
+
+/// A layer that so far has only what it remembers.
+fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
+    let states = || blocks.iter().map(|block| block.kind.state());
+    LayerFacts {
+        kv_bytes: states().map(|state| state.bytes_per_token(kv) as u64).sum(),
+        state_bytes: states().map(|state| state.bytes_per_sequence() as u64).sum(),
+        expert_share: 1.0,
+        ..LayerFacts::default()
+    }
+}
+
+/// Share of a tensor that one token reads: less than 1 for experts.
+fn active_share(blocks: &[BlockSpec], tensor: &str) -> f64 {
+    blocks.iter().map(|block| block.kind.active_share(tensor)).fold(1.0, f64::min)
+}
+
+fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), ModelError> {
+    let bytes = packed_bytes(tensor)?;
+    layer.weight_bytes += bytes;
+    if share < 1.0 {
+        layer.expert_bytes += bytes;
+        layer.expert_share = share;
+    }
+    // Vectors (norms, biases) are read, not multiplied with.
+    if tensor.n_dims > 1 {
+        layer.elements += (tensor.n_elems() as f64 * share).round() as u64;
+    }
+    Ok(())
+}
+
+/// Bytes of a tensor as the kernels hold it: matrices packed, vectors in f32.
+fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
+    if tensor.n_dims < 2 {
+        return Ok(4 * tensor.n_elems() as u64);
+    }
+    let [cols, rows] = [tensor.ne[0], tensor.ne[1]];
+    let matrices: usize = tensor.ne[2..].iter().product();
+    let bytes = PackedMatrix::packed_bytes(tensor.ty, rows, cols).map_err(|error| match error {
+        KernelError::Unsupported(ty) => ModelError::Unsupported(format!("{ty} in {}", tensor.name)),
+        other => ModelError::Kernel(other),
+    })?;
+    Ok(bytes * matrices as u64)
+}
+
+/// Bytes of a row that goes into a matrix and the row that comes out, in f32; of experts, for as many
+/// as a row uses. Their sum over a layer bounds its work memory: not all are needed at once.
+fn widths(blocks: &[BlockSpec], tensor: &TensorInfo) -> f64 {
+    if tensor.n_dims < 2 {
+        return 0.0;
+    }
+    let experts: usize = tensor.ne[2..].iter().product();
+    let used = experts as f64 * active_share(blocks, &tensor.name);
+    4.0 * (tensor.ne[0] + tensor.ne[1]) as f64 * used
+}

@@ -1,0 +1,192 @@
+//! The planner: which worker holds which layers, and how much KV cache there is.
+//!
+//! Pure: facts about a model and its workers in, a [`Plan`] with its reasons out. Cuts are contiguous
+//! and exact: no other cut of the same workers has a faster slowest stage within the memory limits.
+//! Equal workers get equal work, not equal layer counts: the head is worth layers of its own. It
+//! knows no architecture and no network; only [`ModelFacts::from_gguf`] knows files.
+
+mod cluster_file;
+mod cost;
+mod cuts;
+mod describe;
+mod error;
+mod explain;
+mod facts;
+mod from_gguf;
+mod place;
+mod predict;
+mod units;
+
+use std::ops::Range;
+
+use brigade_engine::kernels::KV_PAGE;
+use serde::Serialize;
+
+pub use cluster_file::{ClusterFileError, parse_cluster_file};
+pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
+pub use error::{PlanError, Shortage};
+pub use facts::{LayerFacts, LinkFacts, ModelFacts, WorkerFacts};
+pub use predict::Prediction;
+pub use units::{format_bytes, parse_bytes};
+
+/// Most workers in a line.
+pub const MAX_WORKERS: usize = 256;
+
+/// Context of a sequence where neither the operator nor the model asks for less.
+pub const DEFAULT_CTX: u32 = 4096;
+
+/// Sequences open at once where the operator does not say.
+pub const DEFAULT_MAX_SEQS: u32 = 16;
+
+/// What the operator wants, and the workload that cuts are balanced for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PlanSettings {
+    /// Longest sequence, in positions; at least this much KV cache there must be.
+    pub ctx: u32,
+    /// Sequences open at once; KV cache for all of them at full length is wished for.
+    pub max_seqs: u32,
+    /// Positions in a KV page (the engine's `KV_PAGE`).
+    pub block_positions: u32,
+    /// Most rows in a ubatch.
+    pub max_rows: u32,
+    /// Streams that decode together in a ubatch.
+    pub decode_batch: u32,
+    /// Positions a decoding stream has behind it.
+    pub typical_positions: u32,
+    /// Prompt tokens computed for each generated one.
+    pub prompt_per_generated: f64,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        Self {
+            ctx: DEFAULT_CTX,
+            max_seqs: DEFAULT_MAX_SEQS,
+            block_positions: KV_PAGE as u32,
+            max_rows: 512,
+            decode_batch: 4,
+            typical_positions: 512,
+            prompt_per_generated: 1.0,
+        }
+    }
+}
+
+/// What fits on every stage at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// KV pages.
+    pub n_blocks: u32,
+    /// Sequences.
+    pub n_slots: u32,
+}
+
+/// Where everything goes, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// The model's name.
+    pub model: String,
+    /// In order of computation; none is empty.
+    pub stages: Vec<StagePlan>,
+    /// Indices of workers that hold nothing.
+    pub unused: Vec<usize>,
+    /// Common to all stages.
+    pub capacity: Capacity,
+    /// KV pages that were wished for ([`PlanSettings::max_seqs`] sequences of full length).
+    pub wished_blocks: u32,
+    /// As planned for.
+    pub settings: PlanSettings,
+    /// What is worth knowing about the plan as a whole.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Ideal over slowest stage: the share of time that stages compute at best, `0.0..=1.0`.
+    pub fn balance(&self) -> f64 {
+        let units: Vec<f64> = self.stages.iter().map(|s| s.time.unit_us(&self.settings)).collect();
+        let slowest = units.iter().copied().fold(0.0, f64::max);
+        units.iter().sum::<f64>() / (slowest * units.len() as f64)
+    }
+}
+
+/// One stage of a [`Plan`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// Index of the worker as given to [`plan`].
+    pub worker: usize,
+    /// Its name.
+    pub name: String,
+    /// Layers.
+    pub layers: Range<usize>,
+    /// Whether it embeds the tokens.
+    pub embedding: bool,
+    /// Whether it has the head and samples.
+    pub head: bool,
+    /// Bytes, by what for.
+    pub memory: StageMemory,
+    /// Bytes of the worker's limit that stay free.
+    pub memory_left: u64,
+    /// Predicted time for a unit of work.
+    pub time: StageTime,
+    /// Operations for a prompt row.
+    pub ops_per_row: f64,
+    /// Bytes a row sends to the next stage.
+    pub cut_bytes: u64,
+    /// Share of the slowest stage's time, `0.0..=1.0`.
+    pub share: f64,
+    /// Why it holds what it holds.
+    pub reasons: Vec<String>,
+}
+
+/// Places `model` on `workers`; in the given order, unless another of few workers is better because the
+/// given one does not fit or leaves some idle.
+///
+/// # Errors
+/// [`PlanError::DoesNotFit`] names what every worker lacks and what would help; the others name an
+/// impossible input.
+pub fn plan(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+) -> Result<Plan, PlanError> {
+    check(model, workers, settings)?;
+    let costs = cost::Costs::new(model, workers, settings);
+    let placement = place::place(&costs)?;
+    Ok(describe::describe(&costs, placement))
+}
+
+fn check(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+) -> Result<(), PlanError> {
+    if model.layers.is_empty() {
+        return Err(PlanError::NoLayers(model.name.clone()));
+    }
+    if workers.is_empty() {
+        return Err(PlanError::NoWorkers);
+    }
+    if workers.len() > MAX_WORKERS {
+        return Err(PlanError::TooManyWorkers(workers.len()));
+    }
+    let positive = |what: String, value: f64| {
+        let good = value.is_finite() && value > 0.0;
+        if good { Ok(()) } else { Err(PlanError::BadNumber { what, value: value.to_string() }) }
+    };
+    for worker in workers {
+        positive(format!("gbps of worker {}", worker.name), worker.gbps)?;
+        positive(format!("gops of worker {}", worker.name), worker.gops)?;
+        if let Some(link) = worker.link {
+            positive(format!("link gbps of worker {}", worker.name), link.gbps)?;
+        }
+    }
+    for (what, value) in [
+        ("the context", settings.ctx),
+        ("the number of sequences", settings.max_seqs),
+        ("the KV page", settings.block_positions),
+        ("the number of rows in a ubatch", settings.max_rows),
+        ("the decode batch", settings.decode_batch),
+    ] {
+        positive(what.to_owned(), f64::from(value))?;
+    }
+    Ok(())
+}

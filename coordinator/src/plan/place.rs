@@ -1,0 +1,142 @@
+//! Choosing order, capacity and cuts together.
+//!
+//! KV cache and speed compete for memory: of the numbers of KV pages up to the wished one, the largest
+//! is taken whose best cuts are not more than [`SPEED_FOR_CAPACITY`] slower than those of the least.
+
+use std::ops::Range;
+
+use super::cost::{Costs, PROCESS_BYTES, StageMemory};
+use super::cuts::{self, Join};
+use super::error::{PlanError, Shortage};
+use super::units::format_bytes;
+use super::{Capacity, PlanSettings};
+
+/// Slowdown of the slowest stage that more KV cache is worth.
+const SPEED_FOR_CAPACITY: f64 = 1.10;
+
+/// Up to this many workers, all orders are tried when the given one does not fit or leaves some idle.
+const MAX_PERMUTED: usize = 6;
+
+/// The planner's choice.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Placement {
+    /// Worker indices in line order.
+    pub order: Vec<usize>,
+    /// Layers of each of them; empty: unused.
+    pub ranges: Vec<Range<usize>>,
+    pub capacity: Capacity,
+    pub wished_blocks: u32,
+}
+
+/// Chooses, or says what is missing.
+pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
+    let given: Vec<usize> = (0..costs.workers.len()).collect();
+    let mut best = best_in_order(costs, &given);
+    let idle = |placement: &Placement| placement.ranges.iter().any(Range::is_empty);
+    if given.len() <= MAX_PERMUTED && best.as_ref().is_none_or(|(_, placement)| idle(placement)) {
+        for_each_order(&mut Vec::new(), &given, &mut |order| {
+            if let Some(found) = best_in_order(costs, order)
+                && best.as_ref().is_none_or(|(slowest, _)| found.0 < *slowest)
+            {
+                best = Some(found);
+            }
+        });
+    }
+    best.map(|(_, placement)| placement).ok_or_else(|| shortage(costs, &given))
+}
+
+/// Calls `visit` with `done` followed by every order of `rest`, in lexicographic order.
+fn for_each_order(done: &mut Vec<usize>, rest: &[usize], visit: &mut impl FnMut(&[usize])) {
+    if rest.is_empty() {
+        visit(done);
+    }
+    for &next in rest {
+        let others: Vec<usize> = rest.iter().copied().filter(|&other| other != next).collect();
+        done.push(next);
+        for_each_order(done, &others, visit);
+        done.pop();
+    }
+}
+
+/// KV pages for one sequence of full length, and for all.
+fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
+    let least = settings.ctx.div_ceil(settings.block_positions);
+    (least, least.saturating_mul(settings.max_seqs))
+}
+
+fn capacity(costs: &Costs, n_blocks: u32) -> Capacity {
+    Capacity { n_blocks, n_slots: costs.settings.max_seqs }
+}
+
+/// The best cuts with workers in this order: slowest stage and placement.
+fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
+    let cut = |n_blocks: u32| {
+        cuts::most_even(order.len(), costs.n_layers(), |place, range| {
+            let worker = order[place];
+            let needs = costs.memory(range, capacity(costs, n_blocks)).total();
+            let fits = needs <= costs.workers[worker].memory;
+            fits.then(|| costs.time(worker, range).unit_us(costs.settings))
+        })
+    };
+    let (least, wished) = least_and_wished(costs.settings);
+    let fastest = cut(least)?.0;
+    let good =
+        |n_blocks: u32| cut(n_blocks).is_some_and(|(us, _)| us <= fastest * SPEED_FOR_CAPACITY);
+    // More pages only ever exclude cuts, so the largest good number can be bisected.
+    let (mut low, mut high) = (least, wished);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if good(middle) { low = middle } else { high = middle - 1 }
+    }
+    let n_blocks = low;
+    let (slowest, ranges) = cut(n_blocks)?;
+    let capacity = capacity(costs, n_blocks);
+    let placement = Placement { order: order.to_vec(), ranges, capacity, wished_blocks: wished };
+    Some((slowest, placement))
+}
+
+/// The cuts that come closest to fitting, and what would make them fit.
+fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
+    let (least, _) = least_and_wished(costs.settings);
+    let capacity = capacity(costs, least);
+    let has = |place: usize| costs.workers[order[place]].memory;
+    let needs = |range: &Range<usize>| costs.memory(range, capacity);
+    let lacks = |place: usize, range: &Range<usize>| {
+        Some(needs(range).total().saturating_sub(has(place)) as f64)
+    };
+    let closest = cuts::cheapest(order.len(), costs.n_layers(), Join::Sum, lacks);
+    let ranges = closest.map(|(_, ranges)| ranges).unwrap_or_default();
+    let used = || ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
+    let short: Vec<(String, u64, u64)> = used()
+        .map(|(place, range)| {
+            (costs.workers[order[place]].name.clone(), needs(range).total(), has(place))
+        })
+        .filter(|(_, needs, has)| needs > has)
+        .collect();
+    let total = used().fold(StageMemory::default(), |sum, (_, range)| sum.plus(needs(range)));
+    let lacking: u64 = short.iter().map(|(_, needs, has)| needs - has).sum();
+    PlanError::DoesNotFit(Shortage {
+        model: costs.model.name.clone(),
+        needed: total.total(),
+        available: costs.workers.iter().map(|w| w.memory).fold(0, u64::saturating_add),
+        short,
+        help: help(costs, lacking, total),
+    })
+}
+
+/// What each remedy would bring; only those that would bring something.
+fn help(costs: &Costs, lacking: u64, total: StageMemory) -> Vec<String> {
+    let (ctx, max_seqs) = (costs.settings.ctx, costs.settings.max_seqs);
+    let mut help =
+        vec![format!("another worker with {} or more", format_bytes(lacking + PROCESS_BYTES))];
+    if total.kv > 0 && ctx > 1 {
+        let freed = format_bytes(total.kv / 2);
+        help.push(format!("--ctx {} (frees {freed} of KV cache)", ctx / 2));
+    }
+    if total.state > 0 && max_seqs > 1 {
+        let freed = format_bytes(total.state / 2);
+        help.push(format!("--max-seqs {} (frees {freed} of states)", max_seqs / 2));
+    }
+    help.push("a smaller quantisation of the model".to_owned());
+    help
+}

@@ -1,0 +1,256 @@
+//! A request that can be run as it is: parsed, tokenised, within the model's limits.
+//!
+//! Everything that can be refused is refused here, before the scheduler sees it. Knows nothing of
+//! HTTP, text or workers.
+
+use std::sync::Arc;
+
+use brigade_engine::batch::{SamplerSetup, SamplingParams};
+use thiserror::Error;
+
+use crate::sched::Work;
+
+/// Tokens generated when a client names no number.
+pub const DEFAULT_MAX_TOKENS: u32 = 1024;
+
+/// Most alternatives reported with log-probabilities, as in OpenAI's API.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// Most tokens whose logit one request may bias.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+
+/// Largest look-back window of the penalties; the sampler keeps that many tokens a sequence.
+pub const MAX_PENALTY_LAST_N: u32 = 1 << 16;
+
+/// What a request must fit in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Positions one sequence may hold, prompt and generated tokens together.
+    pub n_ctx: u32,
+    /// Token ids are below this.
+    pub n_vocab: u32,
+}
+
+/// One sequence to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Prompt, never empty, every id below `n_vocab`.
+    pub tokens: Vec<u32>,
+    /// What to do with it; prompt and tokens to generate fit in the context.
+    pub work: Work,
+}
+
+/// How tokens are to be drawn, as the client put it.
+#[derive(Clone, Debug, Default)]
+pub struct Drawing {
+    /// At most this many; `None`: [`DEFAULT_MAX_TOKENS`].
+    pub max_tokens: Option<u32>,
+    /// Settings of the chain.
+    pub params: SamplingParams,
+    /// Seed; equal seeds give equal tokens.
+    pub seed: u64,
+    /// `None`: no log-probabilities.
+    pub top_logprobs: Option<u32>,
+    /// Tokens that end the sequence when drawn.
+    pub stop_tokens: Arc<[u32]>,
+}
+
+/// Why a request cannot run, and on which field that lies.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum RequestError {
+    /// There is nothing to continue.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// No room for a single generated token.
+    #[error(
+        "the prompt has {n_prompt} tokens and the context holds {n_ctx}: shorten the prompt or \
+         start the server with a larger --ctx"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        n_prompt: u64,
+        /// Positions of the context.
+        n_ctx: u64,
+    },
+    /// A token id that the model does not have.
+    #[error("token id {id} at position {pos} is not below the vocabulary's size {n_vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Its place in the prompt.
+        pos: usize,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// A setting outside its range.
+    #[error("{field} is {value}: {want}")]
+    Setting {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: String,
+        /// What it may be.
+        want: String,
+    },
+}
+
+impl Request {
+    /// A prompt to be continued. `max_tokens` is cut to what the context leaves.
+    pub fn generate(
+        tokens: Vec<u32>,
+        drawing: Drawing,
+        limits: &Limits,
+    ) -> Result<Self, RequestError> {
+        check_prompt(&tokens, limits)?;
+        let n_prompt = tokens.len() as u64;
+        if n_prompt >= u64::from(limits.n_ctx) {
+            return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
+        }
+        check_params(&drawing.params, limits)?;
+        let max_tokens = drawing.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        if max_tokens == 0 {
+            return Err(setting("max_tokens", 0, "at least 1 is needed"));
+        }
+        if let Some(n) = drawing.top_logprobs.filter(|n| *n > MAX_TOP_LOGPROBS) {
+            return Err(setting("top_logprobs", n, format!("at most {MAX_TOP_LOGPROBS}")));
+        }
+        let room = limits.n_ctx - tokens.len() as u32;
+        let sampler = Arc::new(SamplerSetup {
+            params: drawing.params,
+            seed: drawing.seed,
+            top_logprobs: drawing.top_logprobs.map(|n| n.min(limits.n_vocab)),
+        });
+        let max_tokens = max_tokens.min(room);
+        let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
+        Ok(Self { tokens, work })
+    }
+
+    /// A prompt whose logits are wanted at every position.
+    pub fn logits(tokens: Vec<u32>, limits: &Limits) -> Result<Self, RequestError> {
+        check_prompt(&tokens, limits)?;
+        let n_prompt = tokens.len() as u64;
+        if n_prompt > u64::from(limits.n_ctx) {
+            return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
+        }
+        Ok(Self { tokens, work: Work::Logits })
+    }
+
+    /// Events the request can cause at most, the last one included: the size of its channel.
+    pub fn max_events(&self) -> usize {
+        match &self.work {
+            Work::Generate { max_tokens, .. } => *max_tokens as usize + 1,
+            Work::Logits => self.tokens.len() + 1,
+        }
+    }
+}
+
+fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
+    if tokens.is_empty() {
+        return Err(RequestError::EmptyPrompt);
+    }
+    match tokens.iter().position(|id| *id >= limits.n_vocab) {
+        None => Ok(()),
+        Some(pos) => {
+            Err(RequestError::TokenOutOfRange { id: tokens[pos], pos, n_vocab: limits.n_vocab })
+        }
+    }
+}
+
+fn setting(field: &'static str, value: impl ToString, want: impl Into<String>) -> RequestError {
+    RequestError::Setting { field, value: value.to_string(), want: want.into() }
+}
+
+fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestError> {
+    let ranges = [
+        ("temperature", params.temperature, 0.0, 100.0),
+        ("top_p", params.top_p, 0.0, 1.0),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("typical_p", params.typical_p, 0.0, 1.0),
+        ("repeat_penalty", params.repeat_penalty, 0.01, 100.0),
+        ("presence_penalty", params.presence_penalty, -100.0, 100.0),
+        ("frequency_penalty", params.frequency_penalty, -100.0, 100.0),
+    ];
+    for (field, value, low, high) in ranges {
+        if !(low..=high).contains(&value) {
+            return Err(setting(field, value, format!("a number from {low} to {high} is needed")));
+        }
+    }
+    if params.penalty_last_n > MAX_PENALTY_LAST_N {
+        return Err(setting(
+            "repeat_last_n",
+            params.penalty_last_n,
+            format!("at most {MAX_PENALTY_LAST_N}"),
+        ));
+    }
+    let n_bias = params.logit_bias.len();
+    if n_bias > MAX_LOGIT_BIAS {
+        return Err(setting(
+            "logit_bias",
+            format!("{n_bias} entries"),
+            format!("at most {MAX_LOGIT_BIAS}"),
+        ));
+    }
+    for (id, bias) in &params.logit_bias {
+        if *id >= limits.n_vocab {
+            let want = format!("the vocabulary has {} tokens", limits.n_vocab);
+            return Err(setting("logit_bias", format!("for token {id}"), want));
+        }
+        if bias.is_nan() || *bias == f32::INFINITY {
+            return Err(setting("logit_bias", bias, "a finite number or -inf is needed"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { n_ctx: 8, n_vocab: 100 };
+
+    fn generate(n_prompt: usize, drawing: Drawing) -> Result<Request, RequestError> {
+        Request::generate(vec![1; n_prompt], drawing, &LIMITS)
+    }
+
+    #[test]
+    fn generation_is_cut_to_the_context() {
+        let request = generate(5, Drawing { max_tokens: Some(50), ..Drawing::default() }).unwrap();
+        assert!(matches!(request.work, Work::Generate { max_tokens: 3, .. }));
+        assert_eq!(request.max_events(), 4);
+    }
+
+    #[test]
+    fn the_prompt_must_leave_room_for_a_token() {
+        assert!(generate(7, Drawing::default()).is_ok());
+        let error = generate(8, Drawing::default()).unwrap_err();
+        assert_eq!(error, RequestError::PromptTooLong { n_prompt: 8, n_ctx: 8 });
+        assert_eq!(generate(0, Drawing::default()).unwrap_err(), RequestError::EmptyPrompt);
+        assert!(Request::logits(vec![1; 8], &LIMITS).is_ok());
+    }
+
+    #[test]
+    fn settings_out_of_range_name_their_field() {
+        let set = |change: fn(&mut Drawing)| {
+            let mut drawing = Drawing::default();
+            change(&mut drawing);
+            match generate(1, drawing).unwrap_err() {
+                RequestError::Setting { field, .. } => field,
+                other => panic!("{other}"),
+            }
+        };
+        assert_eq!(set(|d| d.params.temperature = -0.1), "temperature");
+        assert_eq!(set(|d| d.params.temperature = f32::NAN), "temperature");
+        assert_eq!(set(|d| d.params.top_p = 1.5), "top_p");
+        assert_eq!(set(|d| d.params.repeat_penalty = 0.0), "repeat_penalty");
+        assert_eq!(set(|d| d.params.logit_bias = vec![(100, 0.0)]), "logit_bias");
+        assert_eq!(set(|d| d.params.logit_bias = vec![(1, f32::INFINITY)]), "logit_bias");
+        assert_eq!(set(|d| d.top_logprobs = Some(21)), "top_logprobs");
+        assert_eq!(set(|d| d.max_tokens = Some(0)), "max_tokens");
+    }
+
+    #[test]
+    fn token_ids_are_checked() {
+        let error = Request::logits(vec![1, 100], &LIMITS).unwrap_err();
+        assert_eq!(error, RequestError::TokenOutOfRange { id: 100, pos: 1, n_vocab: 100 });
+    }
+}

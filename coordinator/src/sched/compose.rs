@@ -1,0 +1,160 @@
+//! The next ubatch: which decode rows, which prompt rows, which opens and closes.
+//!
+//! Rows of decoding sequences come first, longest waiting first, at most one group's worth; prompt
+//! rows fill up to what [`Sizing`] allows, oldest sequence first. Groups are not remembered: as at
+//! most `G` ubatches with decode rows are in flight, and none has more than `D / G` of them, unequal
+//! ubatches even out within one round whatever made them unequal.
+
+use std::collections::VecDeque;
+
+use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
+
+use super::SchedConfig;
+use super::events::{Micros, Work};
+use super::in_flight::{InFlight, Wanted, WantedKind};
+use super::line::Line;
+use super::sequence::{Live, SeqNo};
+use super::sizing::Sizing;
+
+/// Composes a ubatch and notes it as in flight; `None` when the line is full or nothing is to do.
+pub(super) fn compose(
+    now: Micros,
+    config: &SchedConfig,
+    line: &mut Line,
+    live: &mut Live,
+) -> Option<UBatch> {
+    let sizing = Sizing { times: &line.times, spec: &line.spec, config };
+    let groups = sizing.decode_groups(live.n_decoding());
+    let mut draft = Draft::new(line.spec.max_rows, config.max_logits_rows);
+    if !live.has_streams() {
+        let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
+        if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
+            return None;
+        }
+        draft.take_prompts(live, rows);
+    } else {
+        let limit = sizing.decode_in_flight(groups);
+        if line.in_flight.len() >= limit {
+            return None;
+        }
+        let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
+        if line.prefill_owed {
+            draft.take_prompts(live, sizing.mixed_rows(0, groups.rows, limit));
+            draft.take_ready(live, decode_rows);
+        } else {
+            draft.take_ready(live, decode_rows);
+            draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, groups.rows, limit));
+        }
+    }
+    // Closes alone are worth a trip only when no other ubatch will come to carry them.
+    let only_closes = draft.parts.is_empty();
+    if only_closes && (line.closes.is_empty() || !line.in_flight.is_empty()) {
+        return None;
+    }
+    if !only_closes {
+        line.prefill_owed = draft.prompt_rows == 0 && !live.prefilling.is_empty();
+    }
+    Some(draft.send(now, line))
+}
+
+/// A ubatch being filled.
+struct Draft {
+    opens: Vec<SeqOp>,
+    parts: Vec<SeqPart>,
+    wanted: VecDeque<Wanted>,
+    rows_left: u32,
+    logits_rows_left: u32,
+    decode_rows: u32,
+    prompt_rows: u32,
+}
+
+impl Draft {
+    fn new(max_rows: u32, max_logits_rows: u32) -> Self {
+        Self {
+            opens: Vec::new(),
+            parts: Vec::new(),
+            wanted: VecDeque::new(),
+            rows_left: max_rows,
+            logits_rows_left: max_logits_rows.max(1),
+            decode_rows: 0,
+            prompt_rows: 0,
+        }
+    }
+
+    /// One row each of the `limit` sequences that have waited longest.
+    fn take_ready(&mut self, live: &mut Live, limit: u32) {
+        for _ in 0..limit.min(self.rows_left) {
+            let Some(no) = live.ready.pop_front() else { break };
+            self.add(live, no, 1);
+            self.decode_rows += 1;
+        }
+    }
+
+    /// At most `limit` prompt rows, oldest sequences first.
+    fn take_prompts(&mut self, live: &mut Live, limit: u32) {
+        let mut left = limit.min(self.rows_left);
+        while let Some(&no) = live.prefilling.front() {
+            let Some(sequence) = live.get_mut(no) else { break };
+            let mut rows = left.min(sequence.prompt_left());
+            if matches!(sequence.work, Work::Logits) {
+                rows = rows.min(self.logits_rows_left);
+                self.logits_rows_left -= rows;
+            }
+            if rows == 0 {
+                break;
+            }
+            let all_sent = rows == sequence.prompt_left();
+            self.add(live, no, rows);
+            self.prompt_rows += rows;
+            left -= rows;
+            if all_sent {
+                live.prefilling.pop_front();
+            }
+        }
+    }
+
+    /// Adds the next `rows` rows of a sequence, opening it first if it is new.
+    fn add(&mut self, live: &mut Live, no: SeqNo, rows: u32) {
+        let sequence = live.get_mut(no).expect("queues name live sequences only");
+        if !sequence.opened {
+            sequence.opened = true;
+            let sampler = match &sequence.work {
+                Work::Generate { sampler, .. } => Some(sampler.clone()),
+                Work::Logits => None,
+            };
+            let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
+            self.opens.push(SeqOp::Open { slot, blocks, sampler });
+        }
+        let part = sequence.next_part(rows);
+        let last = part.pos + rows - 1;
+        let (kind, positions) = match part.want {
+            Want::Nothing => (WantedKind::Token, 0..0),
+            Want::Sample => (WantedKind::Token, last..last + 1),
+            Want::Logits => (WantedKind::Logits, part.pos..last + 1),
+        };
+        let slot = part.slot;
+        self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind }));
+        self.rows_left -= rows;
+        self.parts.push(part);
+    }
+
+    /// Closes first, then opens: a place may pass from one to the other in this very ubatch.
+    fn send(self, now: Micros, line: &mut Line) -> UBatch {
+        let id = line.next_ubatch;
+        line.next_ubatch += 1;
+        let closes = line.closes.drain(..).map(|slot| SeqOp::Close { slot });
+        let ops = closes.chain(self.opens).collect();
+        let ubatch = UBatch { id, ops, parts: self.parts };
+        if line.in_flight.is_empty() {
+            line.last_progress = now;
+        }
+        line.in_flight.push_back(InFlight {
+            id,
+            sent_at: now,
+            n_rows: ubatch.n_rows() as u32,
+            decodes: self.decode_rows > 0,
+            wanted: self.wanted,
+        });
+        ubatch
+    }
+}

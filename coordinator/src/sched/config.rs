@@ -1,0 +1,63 @@
+//! What an operator can set about the scheduler, and what can be seen of it.
+
+use super::events::Micros;
+
+/// Requests that may wait for a place before new ones are turned away.
+pub const DEFAULT_MAX_WAITING: usize = 256;
+
+/// Logits rows that one ubatch may return unless [`SchedConfig::max_logits_rows`] says otherwise:
+/// bounds what the last stage holds at once (64 MiB with 128k tokens of vocabulary).
+pub const DEFAULT_MAX_LOGITS_ROWS: u32 = 128;
+
+/// What the operator may fix; `None` leaves it to measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedConfig {
+    /// Bound of the waiting queue.
+    pub max_waiting: usize,
+    /// Rows of a prefill ubatch (`--ubatch`); `None`: chosen from measured stage times.
+    pub prefill_rows: Option<u32>,
+    /// Aim for the longest gap between two tokens of a stream while prompts are computed beside it;
+    /// `None`: 200 ms, or twice what the streams need alone where that is more.
+    pub decode_gap_us: Option<Micros>,
+    /// Most ubatches in flight; `None`: enough to keep every stage busy.
+    pub max_in_flight: Option<usize>,
+    /// Most logits rows in one ubatch.
+    pub max_logits_rows: u32,
+}
+
+impl Default for SchedConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting: DEFAULT_MAX_WAITING,
+            prefill_rows: None,
+            decode_gap_us: None,
+            max_in_flight: None,
+            max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
+        }
+    }
+}
+
+/// What `/metrics` and `/health` want to know.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Requests not yet admitted.
+    pub waiting: usize,
+    /// Admitted sequences whose prompt is not yet sent completely.
+    pub prefilling: usize,
+    /// Admitted sequences past their prompt.
+    pub decoding: usize,
+    /// KV pages in use.
+    pub blocks_used: u32,
+    /// KV pages there are.
+    pub blocks_total: u32,
+    /// Slots in use.
+    pub slots_used: u32,
+    /// Slots there are.
+    pub slots_total: u32,
+    /// Ubatches sent and not back.
+    pub in_flight: usize,
+    /// Decode groups now aimed at.
+    pub groups: usize,
+    /// Measured `fixed + per_row * rows` of each stage, microseconds; empty before measurements.
+    pub stage_cost_us: Vec<(f64, f64)>,
+}

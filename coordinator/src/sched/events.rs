@@ -1,0 +1,252 @@
+//! What goes into the scheduler and what comes out: its whole vocabulary.
+//!
+//! The driver turns the world into [`Event`]s and [`Action`]s into the world. Text, sockets and
+//! JSON never get here: a request is token ids, and stop strings are the driver's (it cancels).
+
+use std::sync::Arc;
+
+use brigade_engine::batch::{RowOutput, SampledToken, SamplerSetup, UBatch};
+
+/// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
+pub type Micros = u64;
+
+/// The driver's name for a request; unique among those that have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// One sequence that somebody wants computed. `n` completions of a prompt are `n` requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Its name in every event and action about it.
+    pub id: RequestId,
+    /// Token ids; at least one.
+    pub prompt: Vec<u32>,
+    /// What is wanted of it.
+    pub work: Work,
+}
+
+impl Request {
+    /// Positions that must be reserved before the request may start: prompt and everything it may
+    /// generate.
+    pub fn positions(&self) -> u64 {
+        let generated = match self.work {
+            Work::Generate { max_tokens, .. } => u64::from(max_tokens),
+            Work::Logits => 0,
+        };
+        self.prompt.len() as u64 + generated
+    }
+}
+
+/// What a request wants computed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Tokens after the prompt.
+    Generate {
+        /// Ends with [`FinishReason::Length`] after this many; at least one.
+        max_tokens: u32,
+        /// How each token is drawn.
+        sampler: Arc<SamplerSetup>,
+        /// Drawing one of these ends the request (end-of-generation ids); sorted or not.
+        stop_tokens: Arc<[u32]>,
+    },
+    /// The logits row at every position of the prompt, nothing generated.
+    Logits,
+}
+
+/// What the scheduler hears.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A request arrives. It ends with exactly one of [`Action::Finished`], [`Action::Failed`],
+    /// [`Action::Rejected`], or with a [`Event::Cancel`] and silence.
+    Submit(Request),
+    /// Nobody wants it any more: no action names this request from now on, and its places are free
+    /// for the next one. Unknown ids are ignored (the request may just have ended).
+    Cancel(RequestId),
+    /// Rows came back from the last stage.
+    Results(Results),
+    /// A line of stages is loaded and empty: no sequence open, next ubatch id 0.
+    LineUp {
+        /// Names this incarnation of the line; later than every one before.
+        epoch: u64,
+        /// What it can hold.
+        line: LineSpec,
+    },
+    /// The line is gone, with all it held.
+    LineDown {
+        /// For the error message of everybody who was on it.
+        reason: String,
+    },
+    /// Time passed; send about once a second. Only finds ubatches that are overdue.
+    Tick,
+}
+
+/// Part or all of what one ubatch returned. A ubatch without wanted rows returns once, with none.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// Of the line that computed them; results of an earlier epoch are ignored.
+    pub epoch: u64,
+    /// Ubatches end in the order they were sent; rows of one may come in several events.
+    pub ubatch: u64,
+    /// Rows not returned before.
+    pub rows: Vec<RowOutput>,
+    /// With the last rows of the ubatch: how long each stage took, `[n_stages]`, first stage first.
+    pub done: Option<Vec<StageTime>>,
+}
+
+/// Time that one ubatch spent at one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageTime {
+    /// Computing.
+    pub compute_us: Micros,
+    /// Waiting there for the ubatches before it.
+    pub queued_us: Micros,
+}
+
+/// What a line of stages can hold; equal on every stage, so one allocator serves them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineSpec {
+    /// Number of stages, at least 1.
+    pub n_stages: usize,
+    /// KV pages on each stage.
+    pub n_blocks: u32,
+    /// Sequences that may be open at once.
+    pub n_slots: u32,
+    /// Positions in a KV page (the engine's `KV_PAGE`).
+    pub block_positions: u32,
+    /// Longest sequence, prompt and generated (`--ctx`).
+    pub max_positions: u32,
+    /// Most rows in a ubatch.
+    pub max_rows: u32,
+}
+
+/// What the scheduler wants done, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Send to stage 0.
+    Send(UBatch),
+    /// A request's next generated token.
+    Token {
+        /// Whose.
+        request: RequestId,
+        /// Counts from 0 without gaps.
+        index: u32,
+        /// The token.
+        token: SampledToken,
+    },
+    /// The logits at one position of a [`Work::Logits`] request, positions ascending.
+    Logits {
+        /// Whose.
+        request: RequestId,
+        /// Position of the row's token; the row predicts the next one.
+        pos: u32,
+        /// `[n_vocab]`.
+        row: Vec<f32>,
+    },
+    /// The request ended well.
+    Finished {
+        /// Which.
+        request: RequestId,
+        /// How.
+        reason: FinishReason,
+        /// Number of [`Action::Token`]s it had.
+        generated: u32,
+    },
+    /// The request was running and cannot go on.
+    Failed {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        error: RequestError,
+    },
+    /// The request never started and will not.
+    Rejected {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        why: Rejection,
+    },
+    /// The line broke a promise: take it down ([`Event::LineDown`]) and build a new one.
+    LineFault(LineFault),
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FinishReason {
+    /// One of its stop tokens was drawn. It is not reported as a [`Action::Token`].
+    Stop(SampledToken),
+    /// `max_tokens` were generated.
+    Length,
+    /// All logits rows were returned.
+    LogitsDone,
+}
+
+/// Why a running request ended badly.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The line of workers it ran on is gone.
+    #[error(
+        "the request's pipeline was lost after {generated} generated tokens: {reason}; send it again"
+    )]
+    LineLost {
+        /// From [`Event::LineDown`].
+        reason: String,
+        /// Tokens already reported.
+        generated: u32,
+    },
+}
+
+/// Why a request did not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// Try again later (HTTP 429).
+    #[error("{waiting} requests are waiting already, the limit; try again in {retry_after_s} s")]
+    QueueFull {
+        /// Length of the queue, which is its limit.
+        waiting: usize,
+        /// Whole seconds until a place is likely to be free.
+        retry_after_s: u64,
+    },
+    /// It can never run on this line (HTTP 400).
+    #[error(
+        "the request needs {needed} positions ({prompt} prompt tokens + {max_tokens} to generate) \
+         but a sequence holds at most {limit}; shorten it or start the server with a larger --ctx"
+    )]
+    TooLong {
+        /// Prompt plus tokens to generate.
+        needed: u64,
+        /// Prompt tokens.
+        prompt: u64,
+        /// Tokens to generate.
+        max_tokens: u64,
+        /// Positions that one sequence can have on this line.
+        limit: u64,
+    },
+    /// The request makes no sense (HTTP 400).
+    #[error("invalid request: {0}")]
+    Invalid(&'static str),
+}
+
+/// A promise that the line broke.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineFault {
+    /// A ubatch is not back though all stages together should have long been done.
+    #[error(
+        "ubatch {ubatch} was sent {waited_us} us ago and not expected to take more than {allowed_us} us"
+    )]
+    Overdue {
+        /// The oldest in flight.
+        ubatch: u64,
+        /// Since it was sent.
+        waited_us: Micros,
+        /// Several times what measured stage times predict.
+        allowed_us: Micros,
+    },
+    /// Results that belong to no question.
+    #[error("unexpected result of ubatch {ubatch}: {what}")]
+    Unexpected {
+        /// As named in the results.
+        ubatch: u64,
+        /// What does not fit.
+        what: String,
+    },
+}

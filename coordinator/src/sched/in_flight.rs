@@ -1,0 +1,57 @@
+//! Ubatches that were sent and are not back: what is expected of each, and matching what comes.
+
+use std::collections::VecDeque;
+
+use brigade_engine::batch::{RowOutput, RowValue, SlotId};
+
+use super::events::Micros;
+use super::sequence::SeqNo;
+
+/// A wanted row that has not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Who is waiting for it; the slot may belong to another by the time it comes.
+    pub seq: SeqNo,
+    pub slot: SlotId,
+    pub pos: u32,
+    pub kind: WantedKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WantedKind {
+    Token,
+    Logits,
+}
+
+/// A ubatch on its way.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub id: u64,
+    pub sent_at: Micros,
+    pub n_rows: u32,
+    /// Whether it carries rows of sequences past their prompt.
+    pub decodes: bool,
+    /// In the order of the ubatch's parts, as the last stage returns them.
+    pub wanted: VecDeque<Wanted>,
+}
+
+impl InFlight {
+    /// Takes the next wanted row if `row` is it; else says what is wrong.
+    pub fn claim(&mut self, row: &RowOutput) -> Result<SeqNo, String> {
+        let Some(next) = self.wanted.front().copied() else {
+            return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));
+        };
+        let kind = match row.value {
+            RowValue::Sampled(_) => WantedKind::Token,
+            RowValue::Logits(_) => WantedKind::Logits,
+        };
+        if (row.slot, row.pos, kind) != (next.slot, next.pos, next.kind) {
+            return Err(format!(
+                "{kind:?} of slot {} at position {} came, {:?} of slot {} at position {} was next",
+                row.slot.0, row.pos, next.kind, next.slot.0, next.pos
+            ));
+        }
+        self.wanted.pop_front();
+        Ok(next.seq)
+    }
+}

@@ -1,0 +1,316 @@
+//! The scheduler: which rows of which sequences go into the next ubatch.
+//!
+//! Sans-IO: [`Scheduler::step`] takes one [`Event`] with the time it happened and returns what to do.
+//! No clock, socket, thread or randomness: the same events give the same actions, byte for byte.
+//! It does not know text, HTTP, workers' addresses or how an [`Action`] is carried out.
+
+mod admit;
+mod compose;
+mod config;
+mod events;
+mod in_flight;
+mod line;
+mod pool;
+mod sequence;
+mod sizing;
+mod timing;
+
+use brigade_engine::batch::{RowValue, SampledToken};
+
+use admit::Waiting;
+use in_flight::InFlight;
+use line::Line;
+use sequence::{Live, SeqNo, Sequence};
+use sizing::Sizing;
+
+pub use config::{DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, SchedConfig, Stats};
+pub use events::{
+    Action, Event, FinishReason, LineFault, LineSpec, Micros, Rejection, Request, RequestError,
+    RequestId, Results, StageTime, Work,
+};
+
+/// Places that are taken though nobody lives in them: a bug.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scheduler leak: {0}")]
+pub struct Leak(pub String);
+
+/// The scheduler's state: all live and waiting sequences, and what is in flight.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedConfig,
+    waiting: Waiting,
+    live: Live,
+    line: Option<Line>,
+}
+
+impl Scheduler {
+    /// A scheduler without a line: it queues until [`Event::LineUp`].
+    pub fn new(config: SchedConfig) -> Self {
+        let waiting = Waiting::new(config.max_waiting);
+        Self { config, waiting, live: Live::default(), line: None }
+    }
+
+    /// Handles one event that happened at `now` and returns what to do about it, in order.
+    pub fn step(&mut self, now: Micros, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        match event {
+            Event::Submit(request) => self.submit(request, &mut out),
+            Event::Cancel(request) => self.cancel(now, request),
+            Event::Results(results) => self.results(now, results, &mut out),
+            Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
+            Event::LineDown { reason } => self.line_down(&reason, &mut out),
+            Event::Tick => self.tick(now, &mut out),
+        }
+        self.fill_line(now, &mut out);
+        out
+    }
+
+    fn submit(&mut self, request: Request, out: &mut Vec<Action>) {
+        let id = request.id;
+        assert!(
+            self.live.find(id).is_none() && !self.waiting.contains(id),
+            "{id:?} was submitted while it is live"
+        );
+        let checked = admit::check_sense(&request)
+            .and_then(|()| {
+                self.line.as_ref().map_or(Ok(()), |line| admit::check_fits(&request, &line.spec))
+            })
+            .and_then(|()| {
+                // Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
+                match &mut self.line {
+                    Some(line)
+                        if !line.faulted && self.waiting.len() == 0 && line.has_room(&request) =>
+                    {
+                        admit(line, &mut self.live, request);
+                        Ok(())
+                    }
+                    _ => self.waiting.push(request),
+                }
+            });
+        if let Err(why) = checked {
+            out.push(Action::Rejected { request: id, why });
+        }
+    }
+
+    fn cancel(&mut self, now: Micros, request: RequestId) {
+        if self.waiting.remove(request).is_none()
+            && let Some(no) = self.live.find(request)
+        {
+            self.end(now, no);
+        }
+    }
+
+    /// Frees all places of a live sequence.
+    fn end(&mut self, now: Micros, no: SeqNo) -> Option<Sequence> {
+        let sequence = self.live.remove(no)?;
+        if let Some(line) = &mut self.line {
+            line.release(&sequence);
+        }
+        self.waiting.note_end(now);
+        Some(sequence)
+    }
+
+    fn line_up(&mut self, now: Micros, epoch: u64, spec: LineSpec, out: &mut Vec<Action>) {
+        if self.line.is_some() {
+            self.line_down("it was replaced by a new one", out);
+        }
+        assert!(
+            spec.n_stages > 0 && spec.n_slots > 0 && spec.max_rows > 0,
+            "{spec:?} can run nothing"
+        );
+        let refused = self.waiting.purge(&spec);
+        out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
+        self.line = Some(Line::new(epoch, spec, now));
+    }
+
+    /// Everybody who had a place loses it; those who wait go on waiting.
+    fn line_down(&mut self, reason: &str, out: &mut Vec<Action>) {
+        self.line = None;
+        out.extend(self.live.drain().into_iter().map(|sequence| {
+            let error = RequestError::LineLost {
+                reason: reason.to_owned(),
+                generated: sequence.generated(),
+            };
+            Action::Failed { request: sequence.request, error }
+        }));
+    }
+
+    fn tick(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if let Some(line) = &mut self.line
+            && !line.faulted
+            && let Some(fault) = line.overdue(now)
+        {
+            line.faulted = true;
+            out.push(Action::LineFault(fault));
+        }
+    }
+
+    fn results(&mut self, now: Micros, results: Results, out: &mut Vec<Action>) {
+        let Some(line) = &mut self.line else { return };
+        if line.epoch != results.epoch || line.faulted {
+            return;
+        }
+        let ubatch = results.ubatch;
+        if let Err(what) = self.accept(now, results, out) {
+            if let Some(line) = &mut self.line {
+                line.faulted = true;
+            }
+            out.push(Action::LineFault(LineFault::Unexpected { ubatch, what }));
+        }
+    }
+
+    /// Hands rows to their sequences; an error says what the line did wrong.
+    fn accept(
+        &mut self,
+        now: Micros,
+        results: Results,
+        out: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        for row in results.rows {
+            let no = self.oldest_in_flight(results.ubatch)?.claim(&row)?;
+            match row.value {
+                RowValue::Sampled(token) => self.token(now, no, token, out),
+                RowValue::Logits(logits) => self.logits(now, no, row.pos, logits, out),
+            }
+        }
+        let oldest = self.oldest_in_flight(results.ubatch)?;
+        let outstanding = oldest.wanted.len();
+        let Some(line) = &mut self.line else { return Ok(()) };
+        line.last_progress = now;
+        let Some(times) = results.done else { return Ok(()) };
+        if outstanding > 0 {
+            return Err(format!("it ended with {outstanding} wanted rows missing"));
+        }
+        if times.len() != line.spec.n_stages {
+            return Err(format!(
+                "times of {} stages, the line has {}",
+                times.len(),
+                line.spec.n_stages
+            ));
+        }
+        if let Some(done) = line.in_flight.pop_front() {
+            line.times.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
+        }
+        Ok(())
+    }
+
+    fn oldest_in_flight(&mut self, ubatch: u64) -> Result<&mut InFlight, String> {
+        let oldest = self.line.as_mut().and_then(|line| line.in_flight.front_mut());
+        match oldest {
+            Some(oldest) if oldest.id == ubatch => Ok(oldest),
+            Some(oldest) => Err(format!("ubatch {} has to end first", oldest.id)),
+            None => Err("nothing is in flight".to_owned()),
+        }
+    }
+
+    /// A sampled token of a sequence that may have ended meanwhile.
+    fn token(&mut self, now: Micros, no: SeqNo, token: SampledToken, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.get_mut(no) else { return };
+        let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
+        sequence.awaiting = false;
+        let (request, index) = (sequence.request, sequence.generated());
+        let reason = if stop_tokens.contains(&token.id) {
+            FinishReason::Stop(token)
+        } else {
+            sequence.tokens.push(token.id);
+            out.push(Action::Token { request, index, token });
+            if index + 1 < *max_tokens {
+                self.live.ready.push_back(no);
+                return;
+            }
+            FinishReason::Length
+        };
+        let generated = sequence.generated();
+        self.end(now, no);
+        out.push(Action::Finished { request, reason, generated });
+    }
+
+    fn logits(&mut self, now: Micros, no: SeqNo, pos: u32, row: Vec<f32>, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.get_mut(no) else { return };
+        let request = sequence.request;
+        sequence.rows_returned += 1;
+        let all = sequence.rows_returned == sequence.n_prompt;
+        out.push(Action::Logits { request, pos, row });
+        if all {
+            self.end(now, no);
+            out.push(Action::Finished { request, reason: FinishReason::LogitsDone, generated: 0 });
+        }
+    }
+
+    /// Admits who fits and sends until the line is full or nothing is left to send.
+    fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
+        while let Some(request) = self.waiting.front()
+            && line.has_room(request)
+            && let Some(request) = self.waiting.pop()
+        {
+            admit(line, &mut self.live, request);
+        }
+        while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
+            out.push(Action::Send(ubatch));
+        }
+    }
+
+    /// All tokens of a live request, prompt first: what a replay on another line needs.
+    pub fn live_tokens(&self, request: RequestId) -> Option<&[u32]> {
+        self.live.get(request).map(|sequence| sequence.tokens.as_slice())
+    }
+
+    /// A snapshot for metrics.
+    pub fn stats(&self) -> Stats {
+        let decoding = self.live.n_decoding();
+        let mut stats = Stats {
+            waiting: self.waiting.len(),
+            prefilling: self.live.len() - decoding,
+            decoding,
+            ..Stats::default()
+        };
+        if let Some(line) = &self.line {
+            let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
+            stats.groups = sizing.decode_groups(decoding).count;
+            stats.in_flight = line.in_flight.len();
+            (stats.blocks_used, stats.blocks_total) = (line.blocks.n_taken(), line.blocks.total());
+            (stats.slots_used, stats.slots_total) = (line.slots.n_taken(), line.slots.total());
+            let costs = line.times.costs().unwrap_or_default();
+            stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
+        }
+        stats
+    }
+
+    /// Whether nothing is live, waiting or in flight.
+    pub fn is_idle(&self) -> bool {
+        let in_flight = self.line.as_ref().map_or(0, |line| line.in_flight.len());
+        self.live.len() == 0 && self.waiting.len() == 0 && in_flight == 0
+    }
+
+    /// When nothing is live, every page and slot must be free and every queue empty.
+    pub fn check_idle(&self) -> Result<(), Leak> {
+        let Stats { waiting, blocks_used, slots_used, in_flight, .. } = self.stats();
+        let (live, prefilling, ready) =
+            (self.live.len(), self.live.prefilling.len(), self.live.ready.len());
+        let closes = self.line.as_ref().map_or(0, |line| line.closes.len());
+        let counts = [
+            ("sequences are live", live),
+            ("requests wait", waiting),
+            ("ubatches are in flight", in_flight),
+            ("blocks are taken", blocks_used as usize),
+            ("slots are taken", slots_used as usize),
+            ("sequences queue for prefill", prefilling),
+            ("sequences queue for decode", ready),
+            ("closes are unsent", closes),
+        ];
+        let left: Vec<String> =
+            counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+        if left.is_empty() { Ok(()) } else { Err(Leak(left.join(", "))) }
+    }
+}
+
+/// Gives a request its places and the end of the prefill queue.
+fn admit(line: &mut Line, live: &mut Live, request: Request) {
+    if live.prefilling.is_empty() {
+        line.burst_rows = 0;
+    }
+    line.burst_rows += request.prompt.len() as u64;
+    let sequence = line.admit(request);
+    live.insert(sequence);
+}

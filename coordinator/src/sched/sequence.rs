@@ -1,0 +1,164 @@
+//! A sequence from admission to its end, and the set of all that are live.
+//!
+//! | state       | `sent`                     | `awaiting` | where it queues |
+//! |-------------|----------------------------|------------|-----------------|
+//! | prefilling  | `< n_prompt`               | no         | `prefilling`    |
+//! | in flight   | `== tokens.len()`          | yes        | nowhere         |
+//! | ready       | `== tokens.len() - 1`      | no         | `ready`         |
+//! | logits tail | `== n_prompt`, [`Work::Logits`] | rows outstanding | nowhere |
+//!
+//! All of a sequence's tokens are kept until it ends, so that a lost line can be replayed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use brigade_engine::batch::{BlockId, SeqPart, SlotId, Want};
+
+use super::events::{RequestId, Work};
+
+/// Admission number: the order of sequences, and a name that is never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SeqNo(pub u64);
+
+/// An admitted request.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub request: RequestId,
+    pub work: Work,
+    /// Prompt, then what was generated.
+    pub tokens: Vec<u32>,
+    pub n_prompt: u32,
+    pub slot: SlotId,
+    pub blocks: Vec<BlockId>,
+    /// Whether its open was sent (only then does it need a close).
+    pub opened: bool,
+    /// Positions sent to the line.
+    pub sent: u32,
+    /// A sampled token of it is on its way.
+    pub awaiting: bool,
+    /// Logits rows reported.
+    pub rows_returned: u32,
+}
+
+impl Sequence {
+    pub fn n_tokens(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub fn generated(&self) -> u32 {
+        self.n_tokens() - self.n_prompt
+    }
+
+    /// Whether the whole prompt is on its way or through, and tokens are wanted after it.
+    pub fn is_decoding(&self) -> bool {
+        self.sent >= self.n_prompt && matches!(self.work, Work::Generate { .. })
+    }
+
+    /// Whether it is decoding and a token will come after those asked for: a gap would be felt.
+    pub fn is_stream(&self) -> bool {
+        match self.work {
+            Work::Generate { max_tokens, .. } => {
+                let asked = self.generated() + u32::from(self.awaiting);
+                self.sent >= self.n_prompt && asked < max_tokens
+            }
+            Work::Logits => false,
+        }
+    }
+
+    /// Prompt rows not yet sent.
+    pub fn prompt_left(&self) -> u32 {
+        self.n_prompt.saturating_sub(self.sent)
+    }
+
+    /// The next at most `max_rows` rows, marked as sent.
+    ///
+    /// # Panics
+    /// If a token of it is on its way: a decoding sequence is in at most one ubatch in flight.
+    pub fn next_part(&mut self, max_rows: u32) -> SeqPart {
+        assert!(!self.awaiting, "{:?} is in flight and was composed again", self.request);
+        let pos = self.sent;
+        let end = self.n_tokens().min(pos + max_rows);
+        assert!(end > pos, "{:?} has nothing to send", self.request);
+        let want = match self.work {
+            Work::Logits => Want::Logits,
+            Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
+            Work::Generate { .. } => Want::Nothing,
+        };
+        self.sent = end;
+        self.awaiting = want == Want::Sample;
+        let tokens = self.tokens[pos as usize..end as usize].to_vec();
+        SeqPart { slot: self.slot, pos, tokens, want }
+    }
+}
+
+/// All admitted sequences and the queues they stand in.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    seqs: BTreeMap<SeqNo, Sequence>,
+    by_request: BTreeMap<RequestId, SeqNo>,
+    /// Prompts not completely sent, oldest first.
+    pub prefilling: VecDeque<SeqNo>,
+    /// Sequences with a token to send, longest waiting first.
+    pub ready: VecDeque<SeqNo>,
+    next: u64,
+}
+
+impl Live {
+    pub fn insert(&mut self, sequence: Sequence) {
+        let no = SeqNo(self.next);
+        self.next += 1;
+        self.by_request.insert(sequence.request, no);
+        self.prefilling.push_back(no);
+        self.seqs.insert(no, sequence);
+    }
+
+    pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Sequence> {
+        self.seqs.get_mut(&no)
+    }
+
+    pub fn contains(&self, no: SeqNo) -> bool {
+        self.seqs.contains_key(&no)
+    }
+
+    pub fn find(&self, request: RequestId) -> Option<SeqNo> {
+        self.by_request.get(&request).copied()
+    }
+
+    pub fn get(&self, request: RequestId) -> Option<&Sequence> {
+        self.seqs.get(&self.find(request)?)
+    }
+
+    pub fn remove(&mut self, no: SeqNo) -> Option<Sequence> {
+        let sequence = self.seqs.remove(&no)?;
+        self.by_request.remove(&sequence.request);
+        self.prefilling.retain(|&other| other != no);
+        self.ready.retain(|&other| other != no);
+        Some(sequence)
+    }
+
+    /// Removes and returns all, oldest first.
+    pub fn drain(&mut self) -> Vec<Sequence> {
+        self.by_request.clear();
+        self.prefilling.clear();
+        self.ready.clear();
+        std::mem::take(&mut self.seqs).into_values().collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.seqs.len()
+    }
+
+    pub fn n_decoding(&self) -> usize {
+        self.seqs.values().filter(|s| s.is_decoding()).count()
+    }
+
+    /// Whether anybody would feel a gap between tokens.
+    pub fn has_streams(&self) -> bool {
+        self.seqs.values().any(Sequence::is_stream)
+    }
+
+    /// Prompt rows not yet sent, of all sequences.
+    pub fn prompt_rows_left(&self) -> u64 {
+        let left = |no| self.seqs.get(no).map_or(0, |s| u64::from(s.prompt_left()));
+        self.prefilling.iter().map(left).sum()
+    }
+}

@@ -1,0 +1,149 @@
+//! How large and how many: decode groups, prefill chunks, ubatches in flight.
+//!
+//! Pure functions of measured costs ([`LineTimes`]), the line's limits and the operator's wishes.
+//! With `t(rows)` the slowest stage's time, `S` stages and `o` a trip's time outside the stages:
+//!
+//! - Decode. `D` sequences in `G` groups come round every `max(G * t(D/G), sum over stages of
+//!   t_s(D/G) + o + jitter)`: more groups fill the line, fewer share the fixed cost among more rows.
+//!   `G` is the number that makes this shortest. That is at least `S` on equal stages; where one stage
+//!   is much slower than the others, fewer groups keep it just as busy, and share the fixed cost better.
+//! - Prefill. `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`: shortest at
+//!   `c = sqrt(R * fixed / ((S - 1) * per_row))`.
+//! - Both. While sequences decode, a ubatch that also carries prompt rows takes at most `T` on any
+//!   stage; with at most `K` in flight the next token of a stream is at most `(K + S) * T` away.
+
+use super::SchedConfig;
+use super::events::{LineSpec, Micros};
+use super::timing::LineTimes;
+
+/// Fewest prompt rows beside decode rows: below this a prompt would hardly advance.
+pub(super) const MIN_CHUNK: u32 = 16;
+
+/// Fewest prompt rows in a ubatch while nothing decodes: matrix kernels lose speed below this in ways
+/// that a straight line through a few sizes does not show.
+const MIN_PREFILL_CHUNK: u32 = 64;
+
+/// Prefill chunks are multiples of this (matrix kernels work on tiles of rows).
+const CHUNK_STEP: u32 = 16;
+
+/// A prefill chunk need not be larger than this many times `fixed / per_row`: the fixed cost is then
+/// 2 % of it, and shorter ubatches let requests in and out sooner.
+const CHUNK_MAX_FIXED: f64 = 50.0;
+
+/// Ubatches in flight per stage, at most: bounds queues in the workers and a prompt's lead.
+const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
+
+/// More groups than stages must shorten the round by this share to be worth smaller groups.
+const MORE_GROUPS_GAIN: f64 = 0.02;
+
+/// Fewer groups than stages must shorten it by this share to be worth idle stages.
+const FEWER_GROUPS_GAIN: f64 = 0.10;
+
+/// Aim for the gap between two tokens of a stream while prompts are computed beside it, unless
+/// the stream alone is slower than that: five tokens a second are about reading speed.
+const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
+
+/// Beside decode rows, prompt rows may always stretch a ubatch this many times.
+const MIXED_STRETCH: f64 = 2.0;
+
+/// Sequences per decode ubatch, and how many such ubatches are in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Groups {
+    pub count: usize,
+    /// Largest group; `count * rows` is at least the number of decoding sequences, unless the
+    /// line's limits forbid it.
+    pub rows: u32,
+}
+
+/// The inputs of every choice.
+#[derive(Clone, Copy)]
+pub(super) struct Sizing<'a> {
+    pub times: &'a LineTimes,
+    pub spec: &'a LineSpec,
+    pub config: &'a SchedConfig,
+}
+
+impl Sizing<'_> {
+    fn hard_limit(&self) -> usize {
+        let most = self.spec.n_stages * MAX_IN_FLIGHT_PER_STAGE;
+        self.config.max_in_flight.unwrap_or(most).max(1)
+    }
+
+    /// Splits `n_decoding` sequences into groups.
+    pub fn decode_groups(&self, n_decoding: usize) -> Groups {
+        let most = self.hard_limit().min(n_decoding).max(1);
+        let full = self.spec.n_stages.min(most);
+        let rows = |count: usize| (n_decoding.div_ceil(count) as u32).min(self.spec.max_rows);
+        let round = |count: usize| self.decode_round(count, rows(count));
+        // The first count whose round is within `gain` of the shortest of the range.
+        let pick = |from: usize, to: usize, gain: f64| {
+            let best = (from..=to).map(round).fold(f64::INFINITY, f64::min);
+            (from..=to).find(|&count| round(count) * (1.0 - gain) <= best).unwrap_or(from)
+        };
+        let mut count = pick(full, most, MORE_GROUPS_GAIN);
+        if full > 2 {
+            let fewer = pick(2, full - 1, 0.0);
+            if round(fewer) <= round(count) * (1.0 - FEWER_GROUPS_GAIN) {
+                count = fewer;
+            }
+        }
+        Groups { count, rows: rows(count) }
+    }
+
+    /// Time in which every group of `rows` sequences gets one token.
+    fn decode_round(&self, count: usize, rows: u32) -> f64 {
+        let trip = self.times.through(rows) + self.times.overhead() + self.times.jitter(rows);
+        trip.max(count as f64 * self.times.slowest(rows))
+    }
+
+    /// Prompt rows of a ubatch while nothing decodes: of a burst of `burst` prompt rows, `left` are
+    /// not yet sent.
+    pub fn chunk(&self, burst: u64, left: u64) -> u32 {
+        if let Some(rows) = self.config.prefill_rows {
+            return rows.clamp(1, self.spec.max_rows);
+        }
+        let n_stages = self.times.n_stages();
+        let cost = self.times.slowest_cost(self.spec.max_rows);
+        let fixed_rows = cost.fixed / cost.per_row;
+        let efficient = CHUNK_MAX_FIXED * fixed_rows;
+        let best = if n_stages > 1 {
+            (burst as f64 * fixed_rows / (n_stages - 1) as f64).sqrt().min(efficient)
+        } else {
+            efficient
+        };
+        let least = MIN_PREFILL_CHUNK.min(self.spec.max_rows);
+        let best = best.clamp(f64::from(least), f64::from(self.spec.max_rows));
+        // Equal chunks: a short last one would cost a fixed part of its own.
+        let n_chunks = (left as f64 / best).round().max(1.0);
+        let even = (left as f64 / n_chunks).ceil() as u32;
+        even.next_multiple_of(CHUNK_STEP).min(self.spec.max_rows)
+    }
+
+    /// Prompt rows beside `decode_rows` of a ubatch while groups of `group_rows` decode.
+    pub fn mixed_rows(&self, decode_rows: u32, group_rows: u32, in_flight: usize) -> u32 {
+        let per_gap = (in_flight + self.spec.n_stages) as f64;
+        let gap = self.config.decode_gap_us.map_or(DEFAULT_DECODE_GAP_US, |us: Micros| us as f64);
+        let longest = match self.config.decode_gap_us {
+            Some(_) => gap / per_gap,
+            None => (gap / per_gap).max(MIXED_STRETCH * self.times.slowest(group_rows)),
+        };
+        let rows = self.times.rows_within(longest).min(f64::from(self.spec.max_rows)) as u32;
+        let rows = rows.saturating_sub(decode_rows).max(MIN_CHUNK);
+        let wish = self.config.prefill_rows.unwrap_or(rows).max(1);
+        rows.min(wish).min(self.spec.max_rows.saturating_sub(decode_rows))
+    }
+
+    /// Ubatches in flight while sequences decode in `groups`: one more than there are groups, so that
+    /// prompt rows can fill what they leave idle.
+    pub fn decode_in_flight(&self, groups: Groups) -> usize {
+        (groups.count.max(self.spec.n_stages) + 1).min(self.hard_limit())
+    }
+
+    /// Ubatches in flight while only prompts are computed in chunks of `rows`: a trip's worth at the
+    /// pace of the slowest stage, and one waiting.
+    pub fn prefill_in_flight(&self, rows: u32) -> usize {
+        let trip = self.times.through(rows) + self.times.overhead() + self.times.jitter(rows);
+        let filling = (trip / self.times.slowest(rows)).ceil() as usize;
+        (filling + 1).max(self.spec.n_stages + 1).min(self.hard_limit())
+    }
+}

@@ -1,0 +1,167 @@
+//! A simulated line: stages that compute one ubatch at a time, in order, joined by links.
+//!
+//! Time is virtual; what is computed is decided elsewhere ([`super::mirror`]). A link sends one ubatch
+//! after the other at its bandwidth, then each takes its latency; sending overlaps with computing.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::rng::Rng;
+use crate::sched::{Micros, StageTime};
+
+/// How long a stage computes: `fixed_us + per_row_us * rows`, varied evenly by `± jitter`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageModel {
+    /// Microseconds a ubatch takes whatever its size.
+    pub fixed_us: f64,
+    /// Microseconds more for each row.
+    pub per_row_us: f64,
+    /// Relative variation of each computation, `0.0..1.0`.
+    pub jitter: f64,
+}
+
+/// What lies between two processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LinkModel {
+    /// From the last byte sent to the receiver's having it.
+    pub latency_us: f64,
+    /// Time to send one row (row bytes over bandwidth).
+    pub per_row_us: f64,
+}
+
+/// A ubatch as far as its timing is concerned.
+#[derive(Clone, Debug)]
+struct Trip {
+    ubatch: u64,
+    rows: u32,
+    arrived: Micros,
+    times: Vec<StageTime>,
+}
+
+#[derive(Debug)]
+struct Stage {
+    model: StageModel,
+    queue: VecDeque<Trip>,
+    computing: Option<Trip>,
+    /// When each computation began and ended.
+    busy: Vec<(Micros, Micros)>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Arrives(usize, Trip),
+    Computed(usize),
+}
+
+/// A ubatch that came back.
+#[derive(Debug)]
+pub(super) struct Returned {
+    pub ubatch: u64,
+    pub times: Vec<StageTime>,
+}
+
+/// Stages and links with everything under way on them.
+#[derive(Debug)]
+pub(super) struct SimLine {
+    stages: Vec<Stage>,
+    /// `links[i]` leads to stage `i`, the last one back to the coordinator.
+    links: Vec<LinkModel>,
+    link_free: Vec<Micros>,
+    events: BTreeMap<(Micros, u64), Event>,
+    n_events: u64,
+    rng: Rng,
+}
+
+impl SimLine {
+    pub fn new(stages: &[StageModel], links: &[LinkModel], seed: u64) -> Self {
+        assert_eq!(links.len(), stages.len() + 1, "a link to each stage and one back");
+        let stage =
+            |&model| Stage { model, queue: VecDeque::new(), computing: None, busy: Vec::new() };
+        Self {
+            stages: stages.iter().map(stage).collect(),
+            links: links.to_vec(),
+            link_free: vec![0; links.len()],
+            events: BTreeMap::new(),
+            n_events: 0,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// Everything under way is lost; what was busy stays recorded.
+    pub fn lose_all(&mut self) {
+        self.events.clear();
+        for stage in &mut self.stages {
+            stage.queue.clear();
+            stage.computing = None;
+        }
+    }
+
+    pub fn send(&mut self, now: Micros, ubatch: u64, rows: u32) {
+        self.over_link(now, 0, Trip { ubatch, rows, arrived: 0, times: Vec::new() });
+    }
+
+    /// When something happens next.
+    pub fn next(&self) -> Option<Micros> {
+        self.events.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Lets the next thing happen; returns a ubatch if one reached the coordinator.
+    pub fn advance(&mut self) -> Option<Returned> {
+        let ((now, _), event) = self.events.pop_first()?;
+        match event {
+            Event::Arrives(stage, trip) if stage == self.stages.len() => {
+                Some(Returned { ubatch: trip.ubatch, times: trip.times })
+            }
+            Event::Arrives(stage, mut trip) => {
+                trip.arrived = now;
+                self.stages[stage].queue.push_back(trip);
+                self.start(now, stage);
+                None
+            }
+            Event::Computed(stage) => {
+                if let Some(trip) = self.stages[stage].computing.take() {
+                    self.over_link(now, stage + 1, trip);
+                }
+                self.start(now, stage);
+                None
+            }
+        }
+    }
+
+    /// Intervals in which each stage computed.
+    pub fn busy(&self) -> impl Iterator<Item = &[(Micros, Micros)]> {
+        self.stages.iter().map(|stage| stage.busy.as_slice())
+    }
+
+    fn push(&mut self, at: Micros, event: Event) {
+        self.n_events += 1;
+        self.events.insert((at, self.n_events), event);
+    }
+
+    fn over_link(&mut self, now: Micros, to: usize, trip: Trip) {
+        let link = self.links[to];
+        let sent = now.max(self.link_free[to]) + (link.per_row_us * f64::from(trip.rows)) as Micros;
+        self.link_free[to] = sent;
+        self.push(sent + link.latency_us as Micros, Event::Arrives(to, trip));
+    }
+
+    fn start(&mut self, now: Micros, at: usize) {
+        let vary = 1.0 + self.stages[at].model.jitter * (2.0 * self.rng.unit() - 1.0);
+        let stage = &mut self.stages[at];
+        if stage.computing.is_some() {
+            return;
+        }
+        let Some(mut trip) = stage.queue.pop_front() else { return };
+        // A ubatch without rows only changes bookkeeping.
+        let compute = match trip.rows {
+            0 => 0.0,
+            rows => (stage.model.fixed_us + stage.model.per_row_us * f64::from(rows)) * vary,
+        };
+        let compute_us = compute as Micros;
+        trip.times.push(StageTime { compute_us, queued_us: now - trip.arrived });
+        if trip.rows > 0 {
+            stage.busy.push((now, now + compute_us));
+        }
+        stage.computing = Some(trip);
+        self.push(now + compute_us, Event::Computed(at));
+    }
+}

@@ -1,0 +1,325 @@
+//! Discrete-event simulation of a line of stages under the real [`Scheduler`].
+//!
+//! Virtual time, seeded, so the same [`Sim`] and [`Workload`] give the same run, byte for byte. Used to
+//! test the scheduler's promises (every run checks them all and errs at the first one broken), and to
+//! predict what a planned cluster would do. It knows costs and counts, not models.
+
+mod clients;
+mod line;
+mod mirror;
+mod rng;
+
+use std::collections::BTreeMap;
+
+pub use clients::{Client, Ending, SimRequest, Workload};
+pub use line::{LinkModel, StageModel};
+pub use rng::Rng;
+
+use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
+
+use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler};
+use clients::Clients;
+use line::{Returned, SimLine};
+use mirror::Mirror;
+
+/// Stages that vary more than this may look unequal to the scheduler.
+const EVEN_JITTER: f64 = 0.1;
+
+/// Virtual time between two [`Event::Tick`]s.
+const TICK_US: Micros = 1_000_000;
+
+/// A line to simulate.
+#[derive(Clone, Debug)]
+pub struct Sim {
+    /// The scheduler's settings.
+    pub sched: SchedConfig,
+    /// What the line holds.
+    pub spec: LineSpec,
+    /// `spec.n_stages` of them.
+    pub stages: Vec<StageModel>,
+    /// One to each stage, one back.
+    pub links: Vec<LinkModel>,
+    /// Of the stages' jitter.
+    pub seed: u64,
+    /// Times at which the line is lost, and times at which it is back, alternating, ascending.
+    pub outages: Vec<(Micros, Micros)>,
+    /// Keep a text of everything that went in and out.
+    pub log: bool,
+}
+
+impl Sim {
+    /// `n` equal stages, free links.
+    pub fn equal(n: usize, stage: StageModel) -> Self {
+        Self {
+            sched: SchedConfig::default(),
+            spec: LineSpec {
+                n_stages: n,
+                n_blocks: 4096,
+                n_slots: 64,
+                block_positions: 64,
+                max_positions: 32_768,
+                max_rows: 512,
+            },
+            stages: vec![stage; n],
+            links: vec![LinkModel::default(); n + 1],
+            seed: 0,
+            outages: Vec::new(),
+            log: false,
+        }
+    }
+
+    /// Runs `workload` to its end. An error names the promise that was broken, and when.
+    pub fn run(&self, workload: &Workload) -> Result<Outcome, String> {
+        let mut run = Run::new(self, workload);
+        while let Some(now) = run.next() {
+            run.now = now;
+            run.advance().map_err(|what| format!("at {now} us: {what}"))?;
+        }
+        run.finish()
+    }
+}
+
+/// What a simulated run was like.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The clients with all they received.
+    pub clients: Vec<Client>,
+    /// How many ended in which way.
+    pub endings: BTreeMap<&'static str, usize>,
+    /// When the last thing happened.
+    pub end: Micros,
+    /// Ubatches sent.
+    pub n_ubatches: u64,
+    /// Most ubatches in flight at a time.
+    pub most_in_flight: usize,
+    /// Everything that went in and out, if asked for.
+    pub log: String,
+    busy: Vec<Vec<(Micros, Micros)>>,
+}
+
+impl Outcome {
+    /// Share of `from..to` in which each stage computed.
+    pub fn busy(&self, from: Micros, to: Micros) -> Vec<f64> {
+        let within = |&(a, b): &(Micros, Micros)| b.min(to).saturating_sub(a.max(from));
+        let share =
+            |stage: &Vec<_>| stage.iter().map(within).sum::<u64>() as f64 / (to - from) as f64;
+        self.busy.iter().map(share).collect()
+    }
+
+    /// From the last stage's first ubatch to the first stage's last: fill and drain left out.
+    pub fn steady(&self) -> (Micros, Micros) {
+        let first = self.busy.last().and_then(|s| s.first()).map_or(0, |i| i.0);
+        let last = self.busy.first().and_then(|s| s.last()).map_or(0, |i| i.1);
+        (first, last.max(first + 1))
+    }
+
+    /// From when every client has a token to when the first one ends.
+    pub fn steady_decode(&self) -> (Micros, Micros) {
+        let first = self.clients.iter().filter_map(|c| c.received.first()).max().copied();
+        let last = self.clients.iter().filter_map(|c| Some(c.ended?.0)).min();
+        let first = first.unwrap_or(0);
+        (first, last.unwrap_or(0).max(first + 1))
+    }
+}
+
+enum World {
+    Up,
+    Down,
+    Submit(usize),
+    Cancel(usize),
+    Tick,
+}
+
+/// A simulation under way.
+struct Run<'a> {
+    sim: &'a Sim,
+    scheduler: Scheduler,
+    line: SimLine,
+    mirror: Mirror,
+    clients: Clients,
+    world: BTreeMap<(Micros, usize), World>,
+    /// Rows each ubatch in flight will return.
+    in_flight: BTreeMap<u64, Vec<RowOutput>>,
+    now: Micros,
+    end: Micros,
+    epoch: u64,
+    up: bool,
+    stop_every: u64,
+    n_ubatches: u64,
+    most_in_flight: usize,
+    log: String,
+}
+
+impl<'a> Run<'a> {
+    fn new(sim: &'a Sim, workload: &Workload) -> Self {
+        let mut events = vec![(0, World::Up), (TICK_US, World::Tick)];
+        for &(down, up) in &sim.outages {
+            events.extend([(down, World::Down), (up, World::Up)]);
+        }
+        for (i, request) in workload.requests.iter().enumerate() {
+            events.push((request.at, World::Submit(i)));
+            events.extend(request.cancel_at.map(|at| (at, World::Cancel(i))));
+        }
+        let numbered = events.into_iter().enumerate();
+        Self {
+            sim,
+            scheduler: Scheduler::new(sim.sched),
+            line: SimLine::new(&sim.stages, &sim.links, sim.seed),
+            mirror: Mirror::new(sim.spec, workload.stop_every),
+            clients: Clients::new(workload),
+            world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
+            in_flight: BTreeMap::new(),
+            now: 0,
+            end: 0,
+            epoch: 0,
+            up: false,
+            stop_every: workload.stop_every,
+            n_ubatches: 0,
+            most_in_flight: 0,
+            log: String::new(),
+        }
+    }
+
+    fn next(&self) -> Option<Micros> {
+        let world = self.world.first_key_value().map(|((at, _), _)| *at);
+        [world, self.line.next()].into_iter().flatten().min()
+    }
+
+    /// Lets the next thing happen; the line goes first when two happen at once.
+    fn advance(&mut self) -> Result<(), String> {
+        if self.line.next() == Some(self.now) {
+            self.end = self.now;
+            return match self.line.advance() {
+                Some(returned) => self.returned(returned),
+                None => Ok(()),
+            };
+        }
+        let Some(((_, n), event)) = self.world.pop_first() else { return Ok(()) };
+        if matches!(event, World::Tick) {
+            return self.tick(n);
+        }
+        self.end = self.now;
+        match event {
+            World::Up => {
+                self.epoch += 1;
+                self.up = true;
+                self.mirror = Mirror::new(self.sim.spec, self.stop_every);
+                self.step(Event::LineUp { epoch: self.epoch, line: self.sim.spec })
+            }
+            World::Down => {
+                self.up = false;
+                self.line.lose_all();
+                self.in_flight.clear();
+                self.step(Event::LineDown { reason: "simulated outage".to_owned() })
+            }
+            World::Submit(index) => {
+                let request = self.clients.submit(index);
+                self.step(Event::Submit(request))
+            }
+            World::Cancel(index) if self.clients.cancel(self.now, index) => {
+                self.step(Event::Cancel(crate::sched::RequestId(index as u64)))
+            }
+            World::Cancel(_) => Ok(()),
+            World::Tick => Ok(()),
+        }
+    }
+
+    fn tick(&mut self, n: usize) -> Result<(), String> {
+        if self.next().is_some() {
+            self.world.insert((self.now + TICK_US, n), World::Tick);
+        }
+        self.step(Event::Tick)
+    }
+
+    fn returned(&mut self, returned: Returned) -> Result<(), String> {
+        let Returned { ubatch, times } = returned;
+        let rows = self.in_flight.remove(&ubatch).ok_or("an unknown ubatch returned")?;
+        self.mirror.returned(ubatch);
+        self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), String> {
+        if self.sim.log {
+            self.log += &format!("{} {event:?}\n", self.now);
+        }
+        for action in self.scheduler.step(self.now, event) {
+            if self.sim.log {
+                self.log += &format!("{}   {action:?}\n", self.now);
+            }
+            self.clients.observe(self.now, &action)?;
+            if let Action::Send(ubatch) = action {
+                self.send(&ubatch)?;
+            }
+        }
+        self.check_line()
+    }
+
+    fn send(&mut self, ubatch: &UBatch) -> Result<(), String> {
+        let rows = self.mirror.apply(ubatch)?;
+        self.check_group(ubatch)?;
+        self.in_flight.insert(ubatch.id, rows);
+        self.line.send(self.now, ubatch.id, ubatch.n_rows() as u32);
+        self.n_ubatches += 1;
+        self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
+        Ok(())
+    }
+
+    /// No bunching: a ubatch takes no more than an even share of the decoding sequences, so that there are
+    /// enough for the other stages.
+    fn check_group(&self, ubatch: &UBatch) -> Result<(), String> {
+        let decoding = self.clients.decoding(self.mirror.sequences());
+        let stages = self.stages_to_fill().min(decoding).max(1);
+        let decodes =
+            |part: &&SeqPart| self.clients.is_past_prompt(self.mirror.tokens(part.slot), part.pos);
+        let rows = ubatch.parts.iter().filter(decodes).count();
+        if rows <= decoding.div_ceil(stages) {
+            return Ok(());
+        }
+        Err(format!("ubatch {} has {rows} of {decoding} decoding sequences", ubatch.id))
+    }
+
+    /// Ubatches there must be in flight while there is work for them: one a stage where stages are
+    /// equal; where some are faster, at least two.
+    fn stages_to_fill(&self) -> usize {
+        let stages = &self.sim.stages;
+        let alike = |s: &StageModel| *s == stages[0] && s.jitter <= EVEN_JITTER;
+        let n = if stages.iter().all(alike) { stages.len() } else { stages.len().min(2) };
+        n.min(self.sim.sched.max_in_flight.unwrap_or(usize::MAX))
+    }
+
+    /// No lock-step: with fewer ubatches in flight than stages, nothing that could be sent is held.
+    fn check_line(&self) -> Result<(), String> {
+        let stats = self.scheduler.stats();
+        let wanted = self.stages_to_fill();
+        if !self.up || self.in_flight.len() >= wanted {
+            return Ok(());
+        }
+        let unsent = self.clients.unsent(self.mirror.sequences());
+        let known = self.scheduler.stats().waiting + self.mirror.n_open();
+        let unopened = self.clients.n_live().saturating_sub(known);
+        if unsent + unopened > 0 {
+            return Err(format!(
+                "{} of {wanted} stages have a ubatch while {unsent} sequences have tokens to send \
+                 and {unopened} are admitted but not opened: {stats:?}",
+                self.in_flight.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Outcome, String> {
+        self.scheduler.check_idle().map_err(|leak| leak.to_string())?;
+        if self.mirror.n_open() > 0 {
+            return Err(format!("{} sequences were left open on the stages", self.mirror.n_open()));
+        }
+        Ok(Outcome {
+            endings: self.clients.endings()?,
+            clients: self.clients.all,
+            end: self.end,
+            n_ubatches: self.n_ubatches,
+            most_in_flight: self.most_in_flight,
+            log: self.log,
+            busy: self.line.busy().map(<[_]>::to_vec).collect(),
+        })
+    }
+}

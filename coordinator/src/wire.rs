@@ -1,0 +1,196 @@
+//! Engine types to and from the pipeline's messages. The only file here that sees both.
+
+use brigade_engine::batch::{
+    RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+};
+use brigade_proto::pipeline as pb;
+use thiserror::Error;
+
+/// What is wrong with a result frame.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ResultError {
+    /// A row without a value.
+    #[error("a result row of slot {slot} at position {pos} has no value")]
+    NoValue {
+        /// Slot of the row.
+        slot: u32,
+        /// Position of the row.
+        pos: u32,
+    },
+    /// A token that the model does not have.
+    #[error("a result row names token {token}, but the vocabulary has {n_vocab}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// A logits row of another size.
+    #[error("a logits row has {nbytes} bytes instead of {expected}")]
+    RowSize {
+        /// Bytes received.
+        nbytes: usize,
+        /// Four times the vocabulary.
+        expected: usize,
+    },
+}
+
+/// The frame that carries a ubatch to stage 0.
+pub fn ubatch_frame(ubatch: UBatch, epoch: u64, lane: u32) -> pb::LaneFrame {
+    let message = pb::Ubatch {
+        id: ubatch.id,
+        epoch,
+        lane,
+        ops: ubatch.ops.into_iter().map(op).collect(),
+        parts: ubatch.parts.into_iter().map(part).collect(),
+        timings: Vec::new(),
+        boundary: None,
+    };
+    pb::LaneFrame { body: Some(pb::lane_frame::Body::Ubatch(message)) }
+}
+
+fn op(op: SeqOp) -> pb::SeqOp {
+    use pb::seq_op::Op;
+    let op = match op {
+        SeqOp::Open { slot, blocks, sampler: setup } => Op::Open(pb::OpenOp {
+            slot: slot.0,
+            blocks: blocks.into_iter().map(|b| b.0).collect(),
+            sampler: setup.as_deref().map(sampler),
+        }),
+        SeqOp::Copy { src, dst, len, blocks, sampler: setup } => Op::Copy(pb::CopyOp {
+            src: src.0,
+            dst: dst.0,
+            len,
+            blocks: blocks.into_iter().map(|b| b.0).collect(),
+            sampler: setup.as_deref().map(sampler),
+        }),
+        SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
+        SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
+    };
+    pb::SeqOp { op: Some(op) }
+}
+
+fn part(part: SeqPart) -> pb::SeqPart {
+    let want = match part.want {
+        Want::Nothing => pb::Want::Nothing,
+        Want::Sample => pb::Want::Sample,
+        Want::Logits => pb::Want::Logits,
+    };
+    pb::SeqPart { slot: part.slot.0, pos: part.pos, tokens: part.tokens, want: want.into() }
+}
+
+fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
+    let p = &setup.params;
+    pb::SamplerSetup {
+        temperature: p.temperature,
+        top_k: p.top_k,
+        top_p: p.top_p,
+        min_p: p.min_p,
+        typical_p: p.typical_p,
+        repeat_penalty: p.repeat_penalty,
+        frequency_penalty: p.frequency_penalty,
+        presence_penalty: p.presence_penalty,
+        penalty_last_n: p.penalty_last_n,
+        logit_bias: p
+            .logit_bias
+            .iter()
+            .map(|(token, bias)| pb::LogitBias { token: *token, bias: *bias })
+            .collect(),
+        seed: setup.seed,
+        top_logprobs: setup.top_logprobs,
+    }
+}
+
+/// The rows of a result frame, checked against the vocabulary.
+///
+/// # Errors
+/// [`ResultError`]; a stage that sends such a frame is broken.
+pub fn rows(rows: Vec<pb::RowResult>, n_vocab: u32) -> Result<Vec<RowOutput>, ResultError> {
+    rows.into_iter().map(|row| row_output(row, n_vocab)).collect()
+}
+
+fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError> {
+    use pb::row_result::Value;
+    let (slot, pos) = (row.slot, row.pos);
+    let value = match row.value.ok_or(ResultError::NoValue { slot, pos })? {
+        Value::Sampled(sampled) => RowValue::Sampled(sampled_token(sampled, n_vocab)?),
+        Value::Logits(bytes) => {
+            let expected = n_vocab as usize * size_of::<f32>();
+            if bytes.len() != expected {
+                return Err(ResultError::RowSize { nbytes: bytes.len(), expected });
+            }
+            let (values, _) = bytes.as_chunks::<4>();
+            RowValue::Logits(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        }
+    };
+    Ok(RowOutput { slot: SlotId(slot), pos, value })
+}
+
+fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, ResultError> {
+    let top: Vec<(u32, f32)> = sampled.top.iter().map(|t| (t.token, t.logprob)).collect();
+    for token in top.iter().map(|(token, _)| *token).chain([sampled.token]) {
+        if token >= n_vocab {
+            return Err(ResultError::Token { token, n_vocab });
+        }
+    }
+    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use brigade_engine::batch::{BlockId, SamplingParams};
+    use std::sync::Arc;
+
+    #[test]
+    fn every_field_of_a_ubatch_reaches_the_frame() {
+        let params = SamplingParams { logit_bias: vec![(5, -1.5)], ..SamplingParams::default() };
+        let setup = SamplerSetup { params, seed: 99, top_logprobs: Some(3) };
+        let ubatch = UBatch {
+            id: 7,
+            ops: vec![
+                SeqOp::Close { slot: SlotId(1) },
+                SeqOp::Open {
+                    slot: SlotId(2),
+                    blocks: vec![BlockId(4), BlockId(6)],
+                    sampler: Some(Arc::new(setup)),
+                },
+            ],
+            parts: vec![SeqPart {
+                slot: SlotId(2),
+                pos: 0,
+                tokens: vec![8, 9],
+                want: Want::Sample,
+            }],
+        };
+        let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0).body else {
+            panic!("a ubatch frame holds a ubatch");
+        };
+        assert_eq!((frame.id, frame.epoch), (7, 3));
+        let Some(pb::seq_op::Op::Open(open)) = frame.ops[1].op.clone() else { panic!("open") };
+        assert_eq!(open.blocks, [4, 6]);
+        let setup = open.sampler.unwrap();
+        assert_eq!((setup.seed, setup.top_logprobs), (99, Some(3)));
+        assert_eq!(setup.logit_bias[0].bias, -1.5);
+        assert_eq!(frame.parts[0].tokens, [8, 9]);
+        assert_eq!(frame.parts[0].want(), pb::Want::Sample);
+    }
+
+    fn result(value: pb::row_result::Value) -> Vec<pb::RowResult> {
+        vec![pb::RowResult { slot: 1, pos: 2, value: Some(value) }]
+    }
+
+    #[test]
+    fn rows_are_checked() {
+        let bytes: Vec<u8> = [1.0f32, -2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let good = result(pb::row_result::Value::Logits(bytes.into()));
+        assert_eq!(rows(good.clone(), 2).unwrap()[0].value, RowValue::Logits(vec![1.0, -2.0]));
+        assert_eq!(rows(good, 3).unwrap_err(), ResultError::RowSize { nbytes: 8, expected: 12 });
+        let sampled = pb::Sampled { token: 10, logprob: None, top: Vec::new() };
+        let row = result(pb::row_result::Value::Sampled(sampled));
+        assert_eq!(rows(row.clone(), 11).unwrap().len(), 1);
+        assert_eq!(rows(row, 10).unwrap_err(), ResultError::Token { token: 10, n_vocab: 10 });
+        let empty = vec![pb::RowResult { slot: 1, pos: 2, value: None }];
+        assert_eq!(rows(empty, 10).unwrap_err(), ResultError::NoValue { slot: 1, pos: 2 });
+    }
+}

@@ -1,0 +1,90 @@
+//! Architectures as data: metadata and tensor directory in, a [`ModelSpec`] out.
+//!
+//! One file an architecture, one line in [`ARCHS`]; nothing else changes when one joins. A spec
+//! says which blocks a layer is made of and with what sizes; it holds no weights, and building one
+//! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
+//! stages.
+
+mod granite;
+mod hparams;
+mod llama;
+mod qwen;
+mod rope;
+mod spec;
+mod transformer;
+
+use std::ops::Range;
+
+pub use hparams::Hparams;
+pub use rope::{RopeFactors, RopeSpec, YarnSpec};
+pub use spec::{
+    AttentionSpec, BlockKind, BlockSpec, BoundarySpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec,
+    MoeSpec,
+};
+
+use crate::error::ModelError;
+use crate::gguf::{Gguf, TensorInfo};
+
+/// Reads a model's metadata into a spec.
+type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
+
+/// `general.architecture` to the function that describes such a model.
+const ARCHS: &[(&str, Describe)] = &[
+    ("granite", granite::describe),
+    ("llama", llama::describe),
+    ("qwen2", qwen::describe_qwen2),
+    ("qwen3", qwen::describe_qwen3),
+    ("qwen3moe", qwen::describe_qwen3moe),
+];
+
+/// Name of the embedding matrix.
+pub const TOKEN_EMBD: &str = "token_embd.weight";
+/// Name of the head matrix; where it is missing the embedding serves.
+pub const OUTPUT: &str = "output.weight";
+/// Name of the norm before the head.
+pub const OUTPUT_NORM: &str = "output_norm.weight";
+
+/// Names of the supported architectures, as `general.architecture` spells them.
+pub fn supported() -> Vec<&'static str> {
+    ARCHS.iter().map(|(name, _)| *name).collect()
+}
+
+/// Describes a model from its header.
+///
+/// # Errors
+/// [`ModelError::Unsupported`] for an architecture that is not in the registry; otherwise what is
+/// missing or contradictory in the metadata, by key.
+pub fn describe(model: &Gguf) -> Result<ModelSpec, ModelError> {
+    let hp = Hparams::new(model)?;
+    let Some((_, describe)) = ARCHS.iter().find(|(name, _)| *name == hp.arch()) else {
+        return Err(ModelError::Unsupported(format!(
+            "architecture {:?} (supported: {})",
+            hp.arch(),
+            supported().join(", ")
+        )));
+    };
+    describe(&hp)
+}
+
+/// The layer a tensor belongs to: 7 for `blk.7.attn_q.weight`, `None` outside the layers.
+pub fn layer_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
+/// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
+/// on the first stage, norm and head on the last (the embedding again where they are tied).
+pub fn stage_tensors<'m>(
+    model: &'m Gguf,
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+) -> Vec<&'m TensorInfo> {
+    let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
+    let tied = model.tensor(OUTPUT).is_none();
+    let wanted = |name: &str| match layer_of(name) {
+        Some(layer) => layers.contains(&layer),
+        None if name == TOKEN_EMBD => first || (last && tied),
+        None if name.starts_with("rope_") => true,
+        None => last,
+    };
+    model.tensors().iter().filter(|t| wanted(&t.name)).collect()
+}

@@ -1,0 +1,96 @@
+//! Rotary embedding as metadata describes it: base, scaling, YaRN, factor tensors.
+//! (RoFormer, arXiv 2104.09864; YaRN, arXiv 2309.00071; context constants as llama.cpp sets them.)
+
+use super::Hparams;
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// Rotary embedding of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// How the rotated pairs lie in a head.
+    pub layout: RopeLayout,
+    /// Rotated dimensions of a head, from the first; even.
+    pub n_rot: usize,
+    /// Frequency base.
+    pub freq_base: f32,
+    /// Multiplies every angle (1 / scaling factor).
+    pub freq_scale: f32,
+    /// Multiplies sine and cosine, before YaRN's own magnitude.
+    pub attn_factor: f32,
+    /// YaRN's interpolation, where the model asks for it.
+    pub yarn: Option<YarnSpec>,
+    /// Tensor whose values divide the angles, where the file has one.
+    pub factors: Option<RopeFactors>,
+}
+
+/// Which tensor `[n_rot / 2]` divides the angles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeFactors {
+    /// `rope_freqs.weight` (llama 3 scaling, baked by the converter).
+    Always,
+    /// `rope_factors_long.weight` where a sequence's context exceeds this many positions, else
+    /// `rope_factors_short.weight`.
+    LongAbove(u32),
+}
+
+impl RopeFactors {
+    /// Name of the tensor for a context of `n_ctx` positions a sequence.
+    pub fn tensor(self, n_ctx: u32) -> &'static str {
+        match self {
+            Self::Always => "rope_freqs.weight",
+            Self::LongAbove(n) if n_ctx > n => "rope_factors_long.weight",
+            Self::LongAbove(_) => "rope_factors_short.weight",
+        }
+    }
+}
+
+/// YaRN with the ramp that llama.cpp fixes (beta fast 32, beta slow 1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct YarnSpec {
+    /// Context the frequencies were trained for, in positions.
+    pub n_ctx_orig: u32,
+}
+
+impl RopeSpec {
+    /// Reads `rope.*`; `head_dim` is the default of `rope.dimension_count`.
+    pub(super) fn read(
+        hp: &Hparams<'_>,
+        layout: RopeLayout,
+        head_dim: usize,
+        factor_tensors: bool,
+    ) -> Result<Self, ModelError> {
+        let n_rot = hp.u32("rope.dimension_count")?.map_or(head_dim, |n| n as usize);
+        if n_rot % 2 != 0 || n_rot > head_dim {
+            return Err(hp.bad(
+                "rope.dimension_count",
+                &format!("is {n_rot}; it must be even and at most the head's {head_dim}"),
+            ));
+        }
+        let scaling = hp.str("rope.scaling.type")?.unwrap_or("linear");
+        if !["none", "linear", "yarn", "longrope"].contains(&scaling) {
+            return Err(ModelError::Unsupported(format!("rope scaling type {scaling:?}")));
+        }
+        let factor = match hp.f32("rope.scaling.factor")? {
+            Some(factor) => factor,
+            None => hp.f32("rope.scale_linear")?.unwrap_or(0.0),
+        };
+        let freq_scale = if factor == 0.0 || scaling == "none" { 1.0 } else { 1.0 / factor };
+        let n_ctx_orig = match hp.u32("rope.scaling.original_context_length")? {
+            Some(n) => n,
+            None => hp.need_u32("context_length")?,
+        };
+        let yarn = (scaling == "yarn").then_some(YarnSpec { n_ctx_orig });
+        let attn_factor = hp.f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let factors = match () {
+            () if !factor_tensors => None,
+            () if hp.has_tensor("rope_freqs.weight") => Some(RopeFactors::Always),
+            () if hp.has_tensor("rope_factors_long.weight") => {
+                Some(RopeFactors::LongAbove(n_ctx_orig))
+            }
+            () => None,
+        };
+        let freq_base = hp.f32("rope.freq_base")?.unwrap_or(10_000.0);
+        Ok(Self { layout, n_rot, freq_base, freq_scale, attn_factor, yarn, factors })
+    }
+}

@@ -1,0 +1,141 @@
+//! What the plain transformer architectures have in common: a residual stack of attention and FFN
+//! whose variations are the fields of [`Family`]. Hybrids list their own blocks instead.
+
+use super::{
+    AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
+    RopeSpec, TOKEN_EMBD,
+};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// How one plain transformer differs from another.
+pub(super) struct Family {
+    /// How the rotated pairs lie in a head.
+    pub layout: RopeLayout,
+    /// Whether factor tensors (`rope_freqs.weight`, `rope_factors_*`) apply.
+    pub rope_factors: bool,
+    /// Per-head norms of q and k before the rotation.
+    pub qk_norm: bool,
+    /// Whether layers with experts may have a shared one.
+    pub shared_expert: bool,
+    /// Whether granite's scale keys are read.
+    pub granite_scales: bool,
+}
+
+/// Builds the spec of a plain transformer from its metadata.
+pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let scales = if family.granite_scales { GraniteScales::read(hp)? } else { GraniteScales::NONE };
+    let rope = rope_spec(hp, family)?;
+    let mut layers = Vec::with_capacity(hp.n_layer());
+    for il in 0..hp.n_layer() {
+        let attention = attention_spec(hp, il)?;
+        let attention = BlockKind::Attention(AttentionSpec {
+            scale: scales.attention.unwrap_or(attention.scale),
+            rope: rope.is_some(),
+            qk_norm_eps: family.qk_norm.then_some(eps),
+            ..attention
+        });
+        let ffn = ffn_spec(hp, family, il)?;
+        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: scales.residual, kind };
+        layers.push(LayerSpec {
+            blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
+        });
+    }
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: scales.embedding,
+        rope,
+        layers,
+        head: HeadSpec { eps, logit_scale: scales.logits },
+    })
+}
+
+/// Granite's four scales; 1 (or none) for everyone else. A missing key or 0 means "no scale".
+struct GraniteScales {
+    embedding: f32,
+    residual: f32,
+    attention: Option<f32>,
+    logits: f32,
+}
+
+impl GraniteScales {
+    const NONE: Self = Self { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 };
+
+    fn read(hp: &Hparams<'_>) -> Result<Self, ModelError> {
+        let scale = |key| Ok::<_, ModelError>(hp.f32(key)?.filter(|&s| s != 0.0));
+        Ok(Self {
+            embedding: scale("embedding_scale")?.unwrap_or(1.0),
+            residual: scale("residual_scale")?.unwrap_or(1.0),
+            attention: scale("attention.scale")?,
+            logits: scale("logit_scale")?.map_or(1.0, |s| 1.0 / s),
+        })
+    }
+}
+
+/// Heads of layer `il` with the usual scale 1/sqrt(head_dim), neither rotated nor normed.
+fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
+    let n_head = hp.need_per_layer("attention.head_count")?[il];
+    let n_kv_head = hp.per_layer("attention.head_count_kv")?.map_or(n_head, |heads| heads[il]);
+    if n_head == 0 || n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) {
+        return Err(hp.bad(
+            "attention.head_count_kv",
+            &format!("layer {il}: {n_kv_head} KV heads cannot serve {n_head} query heads"),
+        ));
+    }
+    let (head_dim_k, head_dim_v) = hp.head_dims(n_head)?;
+    Ok(AttentionSpec {
+        n_head,
+        n_kv_head,
+        head_dim_k,
+        head_dim_v,
+        scale: 1.0 / (head_dim_k as f32).sqrt(),
+        rope: false,
+        qk_norm_eps: None,
+    })
+}
+
+fn ffn_spec(hp: &Hparams<'_>, family: &Family, il: usize) -> Result<BlockKind, ModelError> {
+    let n_ff = hp.per_layer("feed_forward_length")?.map_or(0, |per_layer| per_layer[il]);
+    let n_expert = hp.u32("expert_count")?.unwrap_or(0) as usize;
+    if n_expert == 0 {
+        if n_ff == 0 {
+            return Err(hp.bad("feed_forward_length", "must be positive"));
+        }
+        return Ok(BlockKind::Mlp(MlpSpec { n_ff, suffix: "" }));
+    }
+    let n_used = hp.need_per_layer("expert_used_count")?[il];
+    if n_used == 0 || n_used > n_expert {
+        return Err(hp.bad("expert_used_count", &format!("{n_used} of {n_expert} experts")));
+    }
+    let n_ff = match hp.u32("expert_feed_forward_length")? {
+        Some(n) => n as usize,
+        // Mixtral's key is the width of one expert; qwen3moe's is that of all used ones together.
+        None if hp.arch() == "qwen3moe" => n_ff / n_used,
+        None => n_ff,
+    };
+    let shared = hp
+        .u32("expert_shared_feed_forward_length")?
+        .filter(|&n| n > 0 && family.shared_expert)
+        .map(|n| MlpSpec { n_ff: n as usize, suffix: "_shexp" });
+    Ok(BlockKind::Moe(MoeSpec { n_expert, n_used, n_ff, norm_weights: true, shared }))
+}
+
+/// The model's rotation, or `None` where granite says `rope.scaling.finetuned = false`.
+fn rope_spec(hp: &Hparams<'_>, family: &Family) -> Result<Option<RopeSpec>, ModelError> {
+    if family.granite_scales && hp.bool("rope.scaling.finetuned")? == Some(false) {
+        return Ok(None);
+    }
+    let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
+    let rope = RopeSpec::read(hp, family.layout, head_dim, family.rope_factors)?;
+    if rope.n_rot != head_dim {
+        return Err(hp.bad(
+            "rope.dimension_count",
+            &format!("is {}, but {} rotates whole heads of {head_dim}", rope.n_rot, hp.arch()),
+        ));
+    }
+    Ok(Some(rope))
+}

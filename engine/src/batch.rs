@@ -1,0 +1,200 @@
+//! The ubatch: what one trip down the line carries, and what comes back.
+//!
+//! A [`UBatch`] is self-contained: a stage needs nothing else to run it. Prefill chunks and decode
+//! rows are one type ([`SeqPart`]); everything that happens to a sequence besides tokens (opening,
+//! copying, cutting, closing) rides along as a [`SeqOp`] and is applied before the parts, in order.
+//! Allocation is decided by the coordinator for all stages at once; stages only look up.
+
+use std::sync::Arc;
+
+/// Index of a sequence's place on every stage: its KV block table, recurrent state and sampler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// Index of a page of KV positions ([`crate::kernels::KV_PAGE`] of them), valid on every stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+/// One micro-batch. Ids are consecutive per lane; a stage refuses a gap.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UBatch {
+    /// Consecutive number in its lane, from 0 in each epoch.
+    pub id: u64,
+    /// Applied in order before any part runs. An idle line sends ubatches that hold only these.
+    pub ops: Vec<SeqOp>,
+    /// Rows to compute. A slot appears at most once.
+    pub parts: Vec<SeqPart>,
+}
+
+impl UBatch {
+    /// Number of rows (tokens) over all parts.
+    pub fn n_rows(&self) -> usize {
+        self.parts.iter().map(|p| p.tokens.len()).sum()
+    }
+}
+
+/// A change to a sequence that computes nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SeqOp {
+    /// Starts an empty sequence in a free slot with all pages it may ever need, in position order.
+    Open {
+        /// The slot, free until now on every stage.
+        slot: SlotId,
+        /// Page `i` holds positions `i * KV_PAGE ..`; exclusively owned by this sequence.
+        blocks: Vec<BlockId>,
+        /// What the last stage needs to sample; `None` for a sequence that only wants logits.
+        sampler: Option<Arc<SamplerSetup>>,
+    },
+    /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`.
+    /// A recurrent layer can only copy its state as it is, so there `len` must be `src`'s length.
+    Copy {
+        /// An open sequence, unchanged by this.
+        src: SlotId,
+        /// A free slot.
+        dst: SlotId,
+        /// Positions taken over.
+        len: u32,
+        /// Pages of the copy, as in [`SeqOp::Open`].
+        blocks: Vec<BlockId>,
+        /// As in [`SeqOp::Open`].
+        sampler: Option<Arc<SamplerSetup>>,
+    },
+    /// Forgets positions `len..`. Refused by recurrent layers unless nothing is forgotten.
+    Truncate {
+        /// An open sequence.
+        slot: SlotId,
+        /// Positions kept.
+        len: u32,
+    },
+    /// Ends a sequence; its slot and pages are free from the next op on.
+    Close {
+        /// An open sequence.
+        slot: SlotId,
+    },
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeqPart {
+    /// The sequence.
+    pub slot: SlotId,
+    /// Position of `tokens[0]`; equals the sequence's length so far on every stage.
+    pub pos: u32,
+    /// Token ids, in order; never empty. Every stage gets them (four bytes a row).
+    pub tokens: Vec<u32>,
+    /// What the last stage returns for this part.
+    pub want: Want,
+}
+
+/// Which rows of a part pass through the head, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// No row: a prompt chunk that is not the last.
+    Nothing,
+    /// The last row: one token is sampled from it.
+    Sample,
+    /// Every row: whole logits rows are returned.
+    Logits,
+}
+
+/// Everything that decides how a sequence's tokens are drawn; fixed when it opens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerSetup {
+    /// The chain's settings.
+    pub params: SamplingParams,
+    /// With the position it seeds each draw, so other rows never disturb it.
+    pub seed: u64,
+    /// How many alternatives to report with log-probabilities; `None`: no log-probabilities at all.
+    pub top_logprobs: Option<u32>,
+}
+
+/// Settings of the sampling chain, in the order they act (FACTS: llama.cpp's default order):
+/// logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// `<= 0`: greedy (the first maximum wins).
+    pub temperature: f32,
+    /// `0`: off.
+    pub top_k: u32,
+    /// `>= 1`: off.
+    pub top_p: f32,
+    /// `<= 0`: off.
+    pub min_p: f32,
+    /// `>= 1`: off.
+    pub typical_p: f32,
+    /// `1`: off.
+    pub repeat_penalty: f32,
+    /// `0`: off.
+    pub frequency_penalty: f32,
+    /// `0`: off.
+    pub presence_penalty: f32,
+    /// Window of the penalties in tokens (prompt included); `0`: penalties off.
+    pub penalty_last_n: u32,
+    /// Added to the logit of a token before anything else; `-inf` bans it.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            repeat_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            penalty_last_n: 64,
+            logit_bias: Vec::new(),
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Picks the most probable token, nothing else applied.
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::default() }
+    }
+}
+
+/// What the last stage returns for a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowOutput {
+    /// The sequence.
+    pub slot: SlotId,
+    /// Position of the row that was computed; a sampled token belongs at `pos + 1`.
+    pub pos: u32,
+    /// Token or logits.
+    pub value: RowValue,
+}
+
+/// The result of one wanted row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowValue {
+    /// A drawn token.
+    Sampled(SampledToken),
+    /// The whole row, `[n_vocab]`.
+    Logits(Vec<f32>),
+}
+
+/// A drawn token with what was asked about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub id: u32,
+    /// Natural logarithm of its probability under softmax of the raw logits; `None` if not asked.
+    pub logprob: Option<f32>,
+    /// The most probable tokens, descending, of the same distribution.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Hidden rows between two stages: for each tensor of the cut's
+/// [`BoundarySpec`](crate::arch::BoundarySpec), `[n_rows, width]`, one tensor after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Boundary {
+    /// Rows, equal to the ubatch's.
+    pub n_rows: usize,
+    /// `n_rows * spec.width()` values.
+    pub data: Vec<f32>,
+}

@@ -1,0 +1,107 @@
+//! Mixers and FFNs, one a file: weights plus a forward pass over the rows of a ubatch.
+//!
+//! A block gets normed rows and returns rows; norm, residual and scale around it are the stage's.
+//! Weights never change; what a block remembers is a [`BlockState`] that the stage owns.
+
+mod attention;
+mod mlp;
+mod moe;
+mod scratch;
+
+pub use attention::Attention;
+pub use mlp::Mlp;
+pub use moe::Moe;
+pub use scratch::Scratch;
+
+use crate::arch::BlockKind;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Compute, PackedMatrix, RopeTable};
+use crate::state::{BlockState, PartRows, Sequences};
+use crate::weights::WeightLoader;
+
+/// One loaded block of any kind.
+pub enum Block {
+    /// See [`Attention`].
+    Attention(Attention),
+    /// See [`Mlp`].
+    Mlp(Mlp),
+    /// See [`Moe`].
+    Moe(Moe),
+}
+
+/// What a block may look at besides its own weights and state.
+pub struct BlockCx<'a> {
+    /// Kernels and threads.
+    pub compute: &'a Compute,
+    /// Parts of the ubatch with their rows.
+    pub parts: &'a [PartRows],
+    /// Lengths and pages of the sequences.
+    pub sequences: &'a Sequences,
+    /// Sines and cosines of the ubatch's positions, where the model rotates.
+    pub rope: Option<&'a RopeTable>,
+    /// Buffers to borrow.
+    pub scratch: &'a mut Scratch,
+}
+
+impl BlockCx<'_> {
+    /// Adds an optional bias to each row of `x`.
+    fn add_bias(&self, x: &mut [f32], bias: Option<&[f32]>) {
+        if let Some(bias) = bias {
+            self.compute.add_bias(x, bias);
+        }
+    }
+}
+
+impl Block {
+    /// Loads the block of `layer` that `kind` describes; rows are `n_embd` wide.
+    pub fn load(
+        kind: &BlockKind,
+        layer: usize,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let stem = format!("blk.{layer}");
+        Ok(match kind {
+            BlockKind::Attention(spec) => {
+                Self::Attention(Attention::load(spec, &stem, n_embd, loader)?)
+            }
+            BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
+            BlockKind::Moe(spec) => Self::Moe(Moe::load(spec, &stem, n_embd, loader)?),
+        })
+    }
+
+    /// The matrices that multiply the block's input: what its rows are prepared for.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        match self {
+            Self::Attention(attention) => attention.inputs(),
+            Self::Mlp(mlp) => mlp.inputs(),
+            Self::Moe(moe) => moe.inputs(),
+        }
+    }
+
+    /// Bytes of all matrices as the kernels hold them.
+    pub fn nbytes(&self) -> u64 {
+        let bytes = match self {
+            Self::Attention(attention) => attention.nbytes(),
+            Self::Mlp(mlp) => mlp.nbytes(),
+            Self::Moe(moe) => moe.nbytes(),
+        };
+        bytes as u64
+    }
+
+    /// Computes `out[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        state: &mut BlockState,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        match (self, state) {
+            (Self::Attention(attention), BlockState::Kv(kv)) => attention.forward(cx, kv, x, out),
+            (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
+            (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
+            (Self::Moe(moe), _) => moe.forward(cx, x, out),
+        }
+    }
+}

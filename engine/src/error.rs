@@ -1,0 +1,128 @@
+//! Errors of loading and running layers, sorted by what the caller can do.
+
+use crate::batch::SlotId;
+use crate::gguf::GgufError;
+use crate::kernels::KernelError;
+use crate::quant::QuantError;
+
+/// A model that cannot be described or loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The file is damaged, or lacks something: take another file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The metadata or tensors contradict each other: take another file.
+    #[error("bad model: {0}")]
+    Bad(String),
+    /// The file is fine, but uses something that is not implemented: take another model or quant.
+    #[error("not supported yet: {0}")]
+    Unsupported(String),
+    /// A block format that is not implemented, or a row that is not whole blocks.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// A kernel refused a weight: take another quant.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The state does not fit in memory: fewer slots, a smaller context, or more stages.
+    #[error("cannot allocate {bytes} bytes of {what}")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// KV pages, recurrent state, ...
+        what: &'static str,
+    },
+}
+
+/// A ubatch that a stage refuses; the stage is as it was before.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum BatchError {
+    /// The slot does not exist on this stage.
+    #[error("slot {} is out of range: the stage has {n_slots}", .slot.0)]
+    NoSuchSlot {
+        /// The slot named.
+        slot: SlotId,
+        /// Slots of the stage.
+        n_slots: usize,
+    },
+    /// An op or part names a slot that holds no sequence.
+    #[error("slot {} holds no sequence", .0.0)]
+    NotOpen(SlotId),
+    /// An op would start a sequence in a slot that still holds one.
+    #[error("slot {} already holds a sequence", .0.0)]
+    AlreadyOpen(SlotId),
+    /// A block id beyond the stage's pages.
+    #[error("block {block} is out of range: the stage has {n_blocks}")]
+    NoSuchBlock {
+        /// The block named.
+        block: u32,
+        /// Pages of the stage.
+        n_blocks: u32,
+    },
+    /// A part starts elsewhere than its sequence ends.
+    #[error("slot {}: the part starts at position {found}, the sequence is {expected} long", .slot.0)]
+    WrongPosition {
+        /// The sequence.
+        slot: SlotId,
+        /// Its length.
+        expected: u32,
+        /// The part's position.
+        found: u32,
+    },
+    /// A part runs past the pages of its sequence.
+    #[error("slot {}: position {end} is beyond its {n_blocks} blocks", .slot.0)]
+    BeyondBlocks {
+        /// The sequence.
+        slot: SlotId,
+        /// One past the last position asked for.
+        end: u32,
+        /// Pages of the sequence.
+        n_blocks: usize,
+    },
+    /// Two parts of one slot, or a part without tokens, or too many rows.
+    #[error("malformed ubatch: {0}")]
+    Malformed(String),
+    /// A token id that the embedding does not have.
+    #[error("token {token} is not below the vocabulary's {n_vocab}")]
+    NoSuchToken {
+        /// The id.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// The input rows do not fit the ubatch or the cut.
+    #[error("boundary: {0}")]
+    Boundary(String),
+    /// A sequence wants a token but was opened without a sampler.
+    #[error("slot {} wants a sample but was opened without a sampler", .0.0)]
+    NoSampler(SlotId),
+    /// Sampling failed; the rows are computed and their state kept.
+    #[error("slot {}: {reason}", .slot.0)]
+    Sample {
+        /// The sequence.
+        slot: SlotId,
+        /// Why, e.g. logits that are not numbers.
+        reason: String,
+    },
+}
+
+/// Bytes that are no snapshot of this stage.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Not made by this version or not a snapshot at all.
+    #[error("not a sequence snapshot of version {expected}: {found}")]
+    Version {
+        /// The version written here.
+        expected: u32,
+        /// What the bytes say.
+        found: String,
+    },
+    /// Of another model, layer range or cache type.
+    #[error("snapshot of something else: {0}")]
+    Foreign(String),
+    /// Truncated or damaged.
+    #[error("damaged snapshot: {0}")]
+    Damaged(String),
+    /// The sequence named cannot be read or written so.
+    #[error(transparent)]
+    Sequence(#[from] BatchError),
+}

@@ -1,0 +1,96 @@
+//! Bytes of a file: mapped or owned. The only `unsafe` of the reader is here.
+
+use super::error::GgufError;
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A whole file (or header) that can be shared without a copy.
+#[derive(Clone)]
+pub(super) enum Bytes {
+    Mapped(Arc<memmap2::Mmap>),
+    Owned(Arc<[u8]>),
+}
+
+impl Bytes {
+    /// Maps `path` read-only.
+    pub fn map(path: &Path) -> Result<Self, GgufError> {
+        let io = |source| GgufError::io(path, source);
+        let file = File::open(path).map_err(io)?;
+        if !file.metadata().map_err(io)?.is_file() {
+            return Err(io(std::io::Error::other("not a regular file")));
+        }
+        // SAFETY: the map is read-only and private to readers. Another process that writes to or
+        // truncates a model file in use breaks the assumption that mapped bytes do not change; as
+        // with every program that maps its weights, that is the operator's promise, and all lengths
+        // were checked against the size at opening. Values read are plain integers and floats, for
+        // which every bit pattern is valid; strings are validated each time they are read.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Ok(Self::Mapped(Arc::new(map)))
+    }
+
+    /// Asks the system to read `range` ahead. A hint: errors are of no consequence.
+    pub fn will_need(&self, range: Range<usize>) {
+        if let Self::Mapped(map) = self {
+            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+        }
+    }
+
+    /// Tells the system that `range` is not needed for now; its memory can go to others. A hint.
+    #[cfg(unix)]
+    pub fn dont_need(&self, range: Range<usize>) {
+        if let Self::Mapped(map) = self {
+            // SAFETY: DONTNEED drops pages of a mapping; here they are clean pages of a read-only
+            // file mapping, so a later access reads the same bytes from the file again.
+            let _ = unsafe {
+                map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    range.start,
+                    range.len(),
+                )
+            };
+        }
+    }
+
+    /// No such hint on this system.
+    #[cfg(not(unix))]
+    pub fn dont_need(&self, _range: Range<usize>) {}
+}
+
+/// A file of raw tensor bytes, mapped: how a worker's cache is read without a copy.
+pub struct MappedFile(Bytes);
+
+impl MappedFile {
+    /// Maps a whole file.
+    ///
+    /// # Errors
+    /// It cannot be opened or mapped.
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        Ok(Self(Bytes::map(path)?))
+    }
+
+    /// Asks the system to read all of it ahead. A hint.
+    pub fn will_need(&self) {
+        self.0.will_need(0..self.0.len());
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}

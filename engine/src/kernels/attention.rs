@@ -1,0 +1,236 @@
+//! Attention of query rows over the pages of their sequences.
+//!
+//! A row's scores, softmax and sums walk its sequence's pages in order of position, page by page;
+//! spans of [`SPAN_PAGES`] pages start afresh and are merged in order. Spans lie at absolute
+//! positions, so how rows, heads and spans are spread over threads never changes a bit, and rows
+//! beside a row never do: they only share the reading of keys and values. Positions beyond a row's
+//! own are never used, whatever a recycled page still holds there.
+
+use std::ops::Range;
+
+use super::KV_PAGE;
+use super::compute::Compute;
+use super::kv::KvLayout;
+use super::ops::Rows;
+use super::simd::LANES;
+use crate::batch::BlockId;
+
+/// Consecutive positions of one sequence, and where its pages are.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendPart<'a> {
+    /// The sequence's pages: number `i` holds positions `i * KV_PAGE ..`.
+    pub blocks: &'a [BlockId],
+    /// Position of the first row.
+    pub first_pos: usize,
+    /// Rows, at consecutive positions.
+    pub n_rows: usize,
+    /// Index of the first row in `q`, `k`, `v` and `out`.
+    pub first_row: usize,
+}
+
+/// One layer's attention over all rows of a ubatch. Each row sees its own position and those before.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend<'a> {
+    /// Shape of the pages.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: &'a [u8],
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Query heads, a multiple of the layout's heads; consecutive ones share a head.
+    pub n_head: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim_k)`.
+    pub scale: f32,
+}
+
+/// Pages whose softmax is accumulated in one go; part of the arithmetic.
+pub(super) const SPAN_PAGES: usize = 16;
+/// Queries that share the reading of a page.
+pub(super) const TILE_QUERIES: usize = 8;
+/// Values before the weighted sum in a state: the greatest score, the sum of weights, padding.
+pub(super) const STATE_HEAD: usize = LANES;
+/// Tiles that each thread should find; with fewer, spans are spread as well.
+const TILES_PER_THREAD: usize = 4;
+
+/// One query head of one row.
+#[derive(Clone, Copy)]
+pub(super) struct Query<'a> {
+    /// `[head_dim_k]`.
+    pub(super) q: &'a [f32],
+    /// Positions it sees.
+    pub(super) n_visible: usize,
+}
+
+/// Some queries of one head over one span of pages.
+pub(super) struct AttendTile<'a> {
+    pub(super) layout: &'a KvLayout,
+    pub(super) pool: &'a [u8],
+    pub(super) blocks: &'a [BlockId],
+    pub(super) kv_head: usize,
+    pub(super) pages: Range<usize>,
+    pub(super) scale: f32,
+    /// At most [`TILE_QUERIES`], by ascending `n_visible`.
+    pub(super) queries: &'a [Query<'a>],
+    /// One state for each query: [`STATE_HEAD`] values, then the weighted sum of values.
+    pub(super) states: &'a mut [f32],
+}
+
+/// The states of one query, span after span, to be merged.
+pub(super) struct AttendMerge<'a> {
+    /// State of span `i` at `i * stride`.
+    pub(super) states: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) n_spans: usize,
+    /// `[head_dim_v]`.
+    pub(super) out: &'a mut [f32],
+}
+
+/// Queries `queries` of head `kv_head` of part `part`; query `i` is head `i % group` of row
+/// `i / group`.
+struct Tile {
+    part: usize,
+    kv_head: usize,
+    queries: Range<usize>,
+    n_spans: usize,
+    /// Index of the tile's first span among all.
+    first_span: usize,
+}
+
+/// A call of [`Compute::attend`] with its shapes worked out.
+struct Plan<'a> {
+    attend: &'a Attend<'a>,
+    q: &'a [f32],
+    group: usize,
+    state_len: usize,
+    tiles: Vec<Tile>,
+}
+
+impl Compute {
+    /// Attention: `q` is `[n_rows, n_head * head_dim_k]`, `out` is `[n_rows, n_head * head_dim_v]`,
+    /// rows as the parts number them. Keys and values of the rows themselves must be in their pages.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a part's positions lie outside its blocks or the pool.
+    pub fn attend(&self, attend: &Attend<'_>, q: &[f32], out: &mut [f32]) {
+        let plan = Plan::new(attend, q, out.len());
+        let out = Rows::new(out, attend.layout.head_dim_v);
+        let n_tiles = plan.tiles.len();
+        if n_tiles >= self.pool().threads() * TILES_PER_THREAD {
+            self.pool().run(n_tiles, &|i, _| {
+                let tile = &plan.tiles[i];
+                let mut states = vec![0.0; tile.n_spans * plan.span_len()];
+                for (span, states) in states.chunks_exact_mut(plan.span_len()).enumerate() {
+                    self.attend_span(&plan, tile, span, states);
+                }
+                self.merge_tile(&plan, tile, &states, &out);
+            });
+            return;
+        }
+        let n_spans = plan.tiles.last().map_or(0, |tile| tile.first_span + tile.n_spans);
+        let mut states = vec![0.0; n_spans * plan.span_len()];
+        let spans = Rows::new(&mut states, plan.span_len());
+        self.pool().run(n_spans, &|i, _| {
+            let tile = &plan.tiles[plan.tiles.partition_point(|tile| tile.first_span <= i) - 1];
+            // SAFETY: the pool hands out each span once.
+            let states = unsafe { spans.rows(i..i + 1) };
+            self.attend_span(&plan, tile, i - tile.first_span, states);
+        });
+        for tile in &plan.tiles {
+            let states = &states[tile.first_span * plan.span_len()..];
+            self.merge_tile(&plan, tile, states, &out);
+        }
+    }
+
+    /// Fills the states of one span of a tile.
+    fn attend_span(&self, plan: &Plan<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
+        let part = &plan.attend.parts[tile.part];
+        let mut queries = [Query { q: &[], n_visible: 0 }; TILE_QUERIES];
+        let n_queries = tile.queries.len();
+        for (query, i) in queries.iter_mut().zip(tile.queries.clone()) {
+            *query = plan.query(tile, i);
+        }
+        let n_pages = queries[n_queries - 1].n_visible.div_ceil(KV_PAGE);
+        (self.kernels().attend)(&mut AttendTile {
+            layout: plan.attend.layout,
+            pool: plan.attend.pool,
+            blocks: part.blocks,
+            kv_head: tile.kv_head,
+            pages: span * SPAN_PAGES..((span + 1) * SPAN_PAGES).min(n_pages),
+            scale: plan.attend.scale,
+            queries: &queries[..n_queries],
+            states: &mut states[..n_queries * plan.state_len],
+        });
+    }
+
+    /// Merges the spans of a tile's queries and writes their outputs.
+    fn merge_tile(&self, plan: &Plan<'_>, tile: &Tile, states: &[f32], out: &Rows<'_, f32>) {
+        for (t, i) in tile.queries.clone().enumerate() {
+            let (row, head) = plan.row_and_head(tile, i);
+            let at = row * plan.attend.n_head + head;
+            (self.kernels().attend_merge)(&mut AttendMerge {
+                states: &states[t * plan.state_len..],
+                stride: plan.span_len(),
+                // Its own, not the tile's: a span it does not see must leave no trace.
+                n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE),
+                // SAFETY: each query belongs to one tile, and each tile is merged once.
+                out: unsafe { out.rows(at..at + 1) },
+            });
+        }
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn new(attend: &'a Attend<'a>, q: &'a [f32], out_len: usize) -> Self {
+        let (layout, n_head) = (attend.layout, attend.n_head);
+        assert!(
+            layout.n_kv_head > 0 && n_head.is_multiple_of(layout.n_kv_head),
+            "attend: {n_head} query heads over {} heads",
+            layout.n_kv_head
+        );
+        let q_row = n_head * layout.head_dim_k;
+        let n_rows = q.len() / q_row.max(1);
+        assert_eq!(q.len(), n_rows * q_row, "attend: length of q");
+        assert_eq!(out_len, n_rows * n_head * layout.head_dim_v, "attend: length of out");
+        let mut plan = Self {
+            attend,
+            q,
+            group: n_head / layout.n_kv_head,
+            state_len: STATE_HEAD + layout.v_stride(),
+            tiles: Vec::new(),
+        };
+        let mut first_span = 0;
+        for (p, part) in attend.parts.iter().enumerate() {
+            assert!(part.first_row + part.n_rows <= n_rows, "attend: rows of a part");
+            let n_queries = part.n_rows * plan.group;
+            for kv_head in 0..layout.n_kv_head {
+                for start in (0..n_queries).step_by(TILE_QUERIES) {
+                    let queries = start..(start + TILE_QUERIES).min(n_queries);
+                    let n_visible = part.first_pos + (queries.end - 1) / plan.group + 1;
+                    let n_spans = n_visible.div_ceil(SPAN_PAGES * KV_PAGE);
+                    plan.tiles.push(Tile { part: p, kv_head, queries, n_spans, first_span });
+                    first_span += n_spans;
+                }
+            }
+        }
+        plan
+    }
+
+    /// Values of the states of a tile's span.
+    fn span_len(&self) -> usize {
+        TILE_QUERIES * self.state_len
+    }
+
+    /// Row and query head of query `i` of a tile's part and head.
+    fn row_and_head(&self, tile: &Tile, i: usize) -> (usize, usize) {
+        let row = self.attend.parts[tile.part].first_row + i / self.group;
+        (row, tile.kv_head * self.group + i % self.group)
+    }
+
+    fn query(&self, tile: &Tile, i: usize) -> Query<'a> {
+        let (row, head) = self.row_and_head(tile, i);
+        let dk = self.attend.layout.head_dim_k;
+        let at = (row * self.attend.n_head + head) * dk;
+        let n_visible = self.attend.parts[tile.part].first_pos + i / self.group + 1;
+        Query { q: &self.q[at..at + dk], n_visible }
+    }
+}

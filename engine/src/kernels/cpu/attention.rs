@@ -1,0 +1,404 @@
+//! Attention over one span of pages, for up to eight queries that share its reading.
+//!
+//! For each page: scores of its positions (lanes are positions, the sum runs over the head's
+//! elements in order), the greatest score so far, weights `exp(score - greatest)`, and the weighted
+//! sum of values (lanes are elements, the sum runs over positions in order). Sums of earlier pages
+//! are scaled to the new greatest score first.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::exp::exp;
+use super::run;
+use crate::kernels::KV_PAGE;
+use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
+use crate::kernels::kv::{KvRow, KvType};
+use crate::kernels::simd::{LANES, Op, Simd};
+
+/// Vectors of positions in a page.
+const VECTORS: usize = KV_PAGE / LANES;
+
+/// An element type of pages.
+trait Element {
+    type Bits: bytemuck::Pod;
+    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [Self::Bits; LANES]);
+}
+
+struct F32;
+impl Element for F32 {
+    type Bits = f32;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [f32; LANES]) {
+        s.store(v, out);
+    }
+}
+
+struct F16;
+impl Element for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_f16(x)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [u16; LANES]) {
+        s.store_f16(v, out);
+    }
+}
+
+/// Writes one position of one head: its keys apart by [`KV_PAGE`], its values side by side.
+pub(crate) fn kv_write<S: Simd>(row: &mut KvRow<'_>) {
+    match row.layout.ty {
+        KvType::F32 => run::<S, _>(Write::<F32>(row, PhantomData)),
+        KvType::F16 => run::<S, _>(Write::<F16>(row, PhantomData)),
+    }
+}
+
+struct Write<'a, 'b, E>(&'a mut KvRow<'b>, PhantomData<E>);
+
+impl<E: Element> Op for Write<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let row = self.0;
+        let stored = |x: &[f32]| {
+            let mut out: [E::Bits; LANES] = bytemuck::Zeroable::zeroed();
+            E::store(s, s.load_part(x), &mut out);
+            out
+        };
+        let to = bytemuck::cast_slice_mut::<u8, E::Bits>(row.to);
+        let (keys, values) = to.split_at_mut(row.layout.head_dim_k * KV_PAGE);
+        for (k, keys) in row.k.chunks(LANES).zip(keys.chunks_mut(LANES * KV_PAGE)) {
+            let stored = stored(k);
+            for (keys, k) in keys.chunks_exact_mut(KV_PAGE).zip(stored) {
+                keys[row.pos] = k;
+            }
+        }
+        // Rows of values are filled up to whole lanes with zeros.
+        let stride = row.layout.v_stride();
+        let (values, _) = values[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
+        for (v, values) in row.v.chunks(LANES).zip(values) {
+            *values = stored(v);
+        }
+    }
+}
+
+/// Fills the states of a tile's queries for its span.
+pub(crate) fn attend<S: Simd>(tile: &mut AttendTile<'_>) {
+    match tile.layout.ty {
+        KvType::F32 => run::<S, _>(Span::<F32>(tile, PhantomData)),
+        KvType::F16 => run::<S, _>(Span::<F16>(tile, PhantomData)),
+    }
+}
+
+struct Span<'a, 'b, E>(&'a mut AttendTile<'b>, PhantomData<E>);
+
+impl<E: Element> Op for Span<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let tile = self.0;
+        let state_len = STATE_HEAD + tile.layout.v_stride();
+        for state in tile.states.chunks_exact_mut(state_len) {
+            state.fill(0.0);
+            state[0] = f32::NEG_INFINITY;
+        }
+        let q = transposed(tile.queries, tile.layout.head_dim_k);
+        for page in tile.pages.clone() {
+            let block = tile.blocks[page].0 as usize;
+            let head = tile.layout.head(tile.pool, block, tile.kv_head);
+            let (k, v) = bytemuck::cast_slice::<u8, E::Bits>(head)
+                .split_at(tile.layout.head_dim_k * KV_PAGE);
+            let page = Page::<E> {
+                start: page * KV_PAGE,
+                k: k.as_chunks().0,
+                v: v.as_chunks().0,
+                scale: tile.scale,
+                state_len,
+            };
+            let mut at = 0;
+            while at < tile.queries.len() {
+                let queries = &tile.queries[at..];
+                let states = &mut tile.states[at * state_len..];
+                // Queries that see nothing of this page come first; then as many at once as there are.
+                at += if queries[0].n_visible <= page.start {
+                    1
+                } else {
+                    // As many sums as the registers hold: sixteen, or four where a vector takes more
+                    // than one.
+                    match (queries.len(), S::TILE) {
+                        (8.., 8..) => page.step::<S, 8, 2>(s, &q, at, queries, states),
+                        (4.., 8..) => page.step::<S, 4, 4>(s, &q, at, queries, states),
+                        (4.., _) => page.step::<S, 4, 1>(s, &q, at, queries, states),
+                        (2.., 8..) => page.step::<S, 2, 4>(s, &q, at, queries, states),
+                        (2.., _) => page.step::<S, 2, 2>(s, &q, at, queries, states),
+                        _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// One head of one page.
+struct Page<'a, E: Element> {
+    /// Its first position.
+    start: usize,
+    /// `[head_dim_k][VECTORS]`.
+    k: &'a [[E::Bits; LANES]],
+    /// `[KV_PAGE][v_stride / LANES]`.
+    v: &'a [[E::Bits; LANES]],
+    scale: f32,
+    /// Values of a query's state.
+    state_len: usize,
+}
+
+/// Queries side by side, `[head_dim_k][TILE_QUERIES]`, so that a key meets all of them at once.
+fn transposed(queries: &[Query<'_>], head_dim_k: usize) -> Vec<[f32; TILE_QUERIES]> {
+    let mut q = vec![[0.0; TILE_QUERIES]; head_dim_k];
+    for (r, query) in queries.iter().enumerate() {
+        for (to, from) in q.iter_mut().zip(query.q) {
+            to[r] = *from;
+        }
+    }
+    q
+}
+
+/// What the weighted sum of a page needs of its scores.
+struct Weights<const R: usize> {
+    /// Weight of each position.
+    p: [[f32; KV_PAGE]; R],
+    /// Factor on the sums so far.
+    correction: [f32; R],
+}
+
+impl<E: Element> Page<'_, E> {
+    /// Adds this page to the states of the queries `at..at + R` of `q`, all of which see some of
+    /// it; `G` vectors of each are kept in registers at once. Returns `R`.
+    #[inline(always)]
+    fn step<S: Simd, const R: usize, const G: usize>(
+        &self,
+        s: S,
+        q: &[[f32; TILE_QUERIES]],
+        at: usize,
+        queries: &[Query<'_>],
+        states: &mut [f32],
+    ) -> usize {
+        let state_len = self.state_len;
+        let first: &[Query<'_>; R] = queries.first_chunk().expect("at least R queries");
+        let mut visible = [0; R];
+        for (visible, query) in visible.iter_mut().zip(first) {
+            *visible = (query.n_visible - self.start).min(KV_PAGE);
+        }
+        let mut weights = Weights { p: [[0.0; KV_PAGE]; R], correction: [0.0; R] };
+        for g in (0..VECTORS).step_by(G) {
+            self.scores::<S, R, G>(s, q, at, g, &mut weights.p);
+        }
+        for r in 0..R {
+            let state = &mut states[r * state_len..];
+            let (m, l) = (state[0], state[1]);
+            let (m, l, correction) = soften(s, &mut weights.p[r], visible[r], self.scale, m, l);
+            (state[0], state[1], weights.correction[r]) = (m, l, correction);
+        }
+        // Queries come by ascending position: what the first sees, all see.
+        let (shared, vectors) = (visible[0], self.v_vectors());
+        let whole = vectors - vectors % G;
+        for g in (0..whole).step_by(G) {
+            self.values::<S, R, G>(s, &weights, shared, g, states);
+        }
+        for g in whole..vectors {
+            self.values::<S, R, 1>(s, &weights, shared, g, states);
+        }
+        for r in 0..R {
+            self.rest(s, &weights.p[r], shared..visible[r], &mut states[r * state_len..]);
+        }
+        R
+    }
+
+    /// Scores of the positions of vectors `g..g + G`, without the scale.
+    #[inline(always)]
+    fn scores<S: Simd, const R: usize, const G: usize>(
+        &self,
+        s: S,
+        q: &[[f32; TILE_QUERIES]],
+        at: usize,
+        g: usize,
+        out: &mut [[f32; KV_PAGE]; R],
+    ) {
+        let mut sums = [[s.zero(); G]; R];
+        for (q, k) in q.iter().zip(self.k.as_chunks::<VECTORS>().0) {
+            let k = load_all::<S, E, G>(s, &k[g..]);
+            let q: &[f32; R] = q[at..].first_chunk().expect("R of the tile's queries");
+            sums = outer(s, sums, k, q);
+        }
+        for r in 0..R {
+            let (out, _) = out[r].as_chunks_mut::<LANES>();
+            for i in 0..G {
+                s.store(sums[r][i], &mut out[g + i]);
+            }
+        }
+    }
+
+    /// Adds the weighted values of vectors `g..g + G` at the positions that all `R` queries see.
+    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+    #[inline(always)]
+    fn values<S: Simd, const R: usize, const G: usize>(
+        &self,
+        s: S,
+        weights: &Weights<R>,
+        shared: usize,
+        g: usize,
+        states: &mut [f32],
+    ) {
+        let at = |r: usize, i: usize| r * self.state_len + STATE_HEAD + (g + i) * LANES;
+        let mut sums = [[s.zero(); G]; R];
+        for r in 0..R {
+            let correction = s.splat(weights.correction[r]);
+            for i in 0..G {
+                let old = states[at(r, i)..].first_chunk().expect("a state is whole vectors");
+                sums[r][i] = s.mul(s.load(old), correction);
+            }
+        }
+        for (pos, v) in self.v.chunks_exact(self.v_vectors()).enumerate().take(shared) {
+            let v = load_all::<S, E, G>(s, &v[g..]);
+            let mut p = [0.0; R];
+            for r in 0..R {
+                p[r] = weights.p[r][pos];
+            }
+            sums = outer(s, sums, v, &p);
+        }
+        for r in 0..R {
+            for i in 0..G {
+                let to = states[at(r, i)..].first_chunk_mut().expect("a state is whole vectors");
+                s.store(sums[r][i], to);
+            }
+        }
+    }
+
+    /// Adds the weighted values of the positions `range` to one query's state: those that it sees
+    /// and the first of its tile does not.
+    #[inline(always)]
+    fn rest<S: Simd>(&self, s: S, p: &[f32; KV_PAGE], range: Range<usize>, state: &mut [f32]) {
+        let (sums, _) = state[STATE_HEAD..][..self.v_vectors() * LANES].as_chunks_mut::<LANES>();
+        for pos in range {
+            let p = s.splat(p[pos]);
+            for (sum, v) in sums.iter_mut().zip(&self.v[pos * self.v_vectors()..]) {
+                let next = s.fma(E::load(s, v), p, s.load(sum));
+                s.store(next, sum);
+            }
+        }
+    }
+
+    /// Vectors of a value.
+    fn v_vectors(&self) -> usize {
+        (self.state_len - STATE_HEAD) / LANES
+    }
+}
+
+/// `sums[r][i] + a[i] * b[r]`. Plain loops over constants: they unroll, and the sums stay in
+/// registers.
+#[inline(always)]
+fn outer<S: Simd, const R: usize, const G: usize>(
+    s: S,
+    mut sums: [[S::F; G]; R],
+    a: [S::F; G],
+    b: &[f32; R],
+) -> [[S::F; G]; R] {
+    for r in 0..R {
+        let b = s.splat(b[r]);
+        for i in 0..G {
+            sums[r][i] = s.fma(a[i], b, sums[r][i]);
+        }
+    }
+    sums
+}
+
+/// The first `G` vectors of `x`.
+#[inline(always)]
+fn load_all<S: Simd, E: Element, const G: usize>(s: S, x: &[[E::Bits; LANES]]) -> [S::F; G] {
+    let mut out = [s.zero(); G];
+    for i in 0..G {
+        out[i] = E::load(s, &x[i]);
+    }
+    out
+}
+
+/// Turns the scores of a page into weights. Takes and returns the greatest score and the sum of
+/// weights so far, and returns the factor on earlier sums.
+#[inline(always)]
+fn soften<S: Simd>(
+    s: S,
+    p: &mut [f32; KV_PAGE],
+    visible: usize,
+    scale: f32,
+    m_old: f32,
+    l_old: f32,
+) -> (f32, f32, f32) {
+    const LANE: [f32; LANES] =
+        [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    let (p, _) = p.as_chunks_mut::<LANES>();
+    let lane = s.load(&LANE);
+    let mut scores = [s.zero(); VECTORS];
+    for g in 0..VECTORS {
+        let end = s.splat(visible as f32 - (g * LANES) as f32);
+        let scaled = s.mul(s.load(&p[g]), s.splat(scale));
+        scores[g] = s.select_gt(end, lane, scaled, s.splat(f32::NEG_INFINITY));
+    }
+    let top = s.max(s.max(scores[0], scores[1]), s.max(scores[2], scores[3]));
+    let top = s.max_lane(top);
+    let m = if top > m_old { top } else { m_old };
+    let mut weights = [s.zero(); VECTORS];
+    for g in 0..VECTORS {
+        weights[g] = exp(s, s.sub(scores[g], s.splat(m)));
+        s.store(weights[g], &mut p[g]);
+    }
+    let sum = s.add(s.add(weights[0], weights[1]), s.add(weights[2], weights[3]));
+    let correction = first_lane(s, exp(s, s.splat(m_old - m)));
+    (m, l_old.mul_add(correction, s.sum(sum)), correction)
+}
+
+#[inline(always)]
+fn first_lane<S: Simd>(s: S, v: S::F) -> f32 {
+    let mut lanes = [0.0; LANES];
+    s.store(v, &mut lanes);
+    lanes[0]
+}
+
+/// Merges the spans of one query in order and divides by the sum of weights.
+pub(crate) fn merge<S: Simd>(merge: &mut AttendMerge<'_>) {
+    run::<S, _>(Merge(merge));
+}
+
+struct Merge<'a, 'b>(&'a mut AttendMerge<'b>);
+
+impl Op for Merge<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let AttendMerge { states, stride, n_spans, out } = self.0;
+        let span = |i: usize| &states[i * *stride..];
+        let m = (0..*n_spans)
+            .map(|i| span(i)[0])
+            .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+        let mut weights = vec![0.0; *n_spans];
+        let mut total = 0.0f32;
+        for (i, weight) in weights.iter_mut().enumerate() {
+            *weight = first_lane(s, exp(s, s.splat(span(i)[0] - m)));
+            total = span(i)[1].mul_add(*weight, total);
+        }
+        for (g, out) in out.chunks_mut(LANES).enumerate() {
+            let mut sum = s.zero();
+            for (i, weight) in weights.iter().enumerate() {
+                let values = span(i)[STATE_HEAD + g * LANES..].first_chunk();
+                let values = s.load(values.expect("a state is whole vectors"));
+                sum = s.fma(values, s.splat(*weight), sum);
+            }
+            s.store_part(s.div(sum, s.splat(total)), out);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The frame of every product: panel by panel, and for each panel the rows in register tiles.
+//!
+//! A tile of `T` rows keeps its `T` sums in registers while one panel streams past. The arithmetic
+//! of a row does not depend on `T`: only how often the panel is read does.
+
+use std::marker::PhantomData;
+
+use super::matmul_f32::{Bf16, F16, F32, FloatTile};
+use super::matmul_q8::QuantTile;
+use super::run;
+use crate::kernels::format::{FormatVisitor, PanelFormat, with_format};
+use crate::kernels::matmul::MatmulChunk;
+use crate::kernels::simd::{LANES, Op, Simd};
+use crate::quant::GgmlType;
+
+/// How far ahead of its use a byte of weights is asked for: beyond what the hardware looks ahead by
+/// itself, well within the first-level cache.
+pub(super) const PREFETCH: usize = 4096;
+
+/// How one panel is multiplied with `T` rows at once.
+pub(super) trait Tile {
+    /// The sixteen outputs of each of the rows `first..first + T` with panel `panel`.
+    fn tile<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        panel: &[u8],
+        first: usize,
+    ) -> [S::F; T];
+}
+
+/// Computes one chunk of a product.
+pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
+    struct Quantised<'a, 'b, S>(&'a MatmulChunk<'b>, PhantomData<S>);
+    impl<S: Simd> FormatVisitor for Quantised<'_, '_, S> {
+        type Out = ();
+        fn visit<Q: PanelFormat>(self) {
+            run::<S, _>(Panels::<QuantTile<Q>>(self.0, PhantomData));
+        }
+    }
+    match chunk.w.ty() {
+        GgmlType::F32 => run::<S, _>(Panels::<FloatTile<F32>>(chunk, PhantomData)),
+        GgmlType::F16 => run::<S, _>(Panels::<FloatTile<F16>>(chunk, PhantomData)),
+        GgmlType::BF16 => run::<S, _>(Panels::<FloatTile<Bf16>>(chunk, PhantomData)),
+        ty => with_format(ty, Quantised::<S>(chunk, PhantomData))
+            .expect("a matrix was packed, so its type has a kernel"),
+    }
+}
+
+struct Panels<'a, 'b, K>(&'a MatmulChunk<'b>, PhantomData<K>);
+
+impl<K: Tile> Op for Panels<'_, '_, K> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let chunk = self.0;
+        for p in chunk.panels.clone() {
+            let panel = chunk.w.panel(p);
+            let mut row = chunk.rows.start;
+            while row < chunk.rows.end {
+                let left = (chunk.rows.end - row).min(S::TILE);
+                row += match left {
+                    8.. => put::<S, K, 8>(s, chunk, p, panel, row),
+                    4.. => put::<S, K, 4>(s, chunk, p, panel, row),
+                    2.. => put::<S, K, 2>(s, chunk, p, panel, row),
+                    _ => put::<S, K, 1>(s, chunk, p, panel, row),
+                };
+            }
+        }
+    }
+}
+
+/// Computes and writes one tile; returns its rows.
+#[inline(always)]
+fn put<S: Simd, K: Tile, const T: usize>(
+    s: S,
+    chunk: &MatmulChunk<'_>,
+    p: usize,
+    panel: &[u8],
+    first: usize,
+) -> usize {
+    let sums = K::tile::<S, T>(s, chunk, panel, first);
+    for (t, sum) in sums.into_iter().enumerate() {
+        let mut values = [0.0; LANES];
+        s.store(sum, &mut values);
+        // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
+        unsafe { chunk.out.put(first + t, p, &values) };
+    }
+    T
+}

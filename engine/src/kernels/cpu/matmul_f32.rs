@@ -1,0 +1,83 @@
+//! Products with float weights: f32 activations, one fused step a column.
+//!
+//! Columns are summed in runs of [`RUN`], and the runs' sums in order: shorter chains of roundings,
+//! the same for every row count.
+
+use std::marker::PhantomData;
+
+use super::matmul::{PREFETCH, Tile};
+use crate::kernels::matmul::MatmulChunk;
+use crate::kernels::simd::{LANES, Simd};
+
+/// Columns summed on their own.
+pub(crate) const RUN: usize = 256;
+
+/// A float type of weights.
+pub(super) trait Float {
+    /// One value in memory.
+    type Bits: bytemuck::Pod;
+    /// Sixteen of them as f32.
+    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
+}
+
+/// f32 weights.
+pub(super) struct F32;
+impl Float for F32 {
+    type Bits = f32;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
+    }
+}
+
+/// f16 weights.
+pub(super) struct F16;
+impl Float for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_f16(x)
+    }
+}
+
+/// bfloat16 weights.
+pub(super) struct Bf16;
+impl Float for Bf16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_bf16(x)
+    }
+}
+
+/// Tiles of float weights.
+pub(super) struct FloatTile<W>(PhantomData<W>);
+
+impl<W: Float> Tile for FloatTile<W> {
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        panel: &[u8],
+        first: usize,
+    ) -> [S::F; T] {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
+        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(first + t)[..columns.len()]);
+        let mut total = [s.zero(); T];
+        for (r, run) in columns.chunks(RUN).enumerate() {
+            let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][r * RUN..][..run.len()]);
+            let mut sum = [s.zero(); T];
+            for (k, w) in run.iter().enumerate() {
+                s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
+                let w = W::load(s, w);
+                for t in 0..T {
+                    sum[t] = s.fma(w, s.splat(x[t][k]), sum[t]);
+                }
+            }
+            for t in 0..T {
+                total[t] = s.add(total[t], sum[t]);
+            }
+        }
+        total
+    }
+}

@@ -1,0 +1,41 @@
+//! RMS norm of one row: sixteen running sums of squares, folded by the fixed tree.
+
+use super::run;
+use crate::kernels::simd::{LANES, Op, Simd};
+
+struct RmsNorm<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+/// `x = x / sqrt(mean(x²) + eps) * weight`.
+pub(crate) fn rms_norm<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
+    assert_eq!(x.len(), weight.len(), "rms_norm: lengths of row and weight");
+    run::<S, _>(RmsNorm { x, weight, eps });
+}
+
+impl Op for RmsNorm<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let n = self.x.len();
+        let (whole, tail) = self.x.as_chunks_mut::<LANES>();
+        let (w_whole, w_tail) = self.weight.as_chunks::<LANES>();
+        let mut squares = s.zero();
+        for x in whole.iter() {
+            let x = s.load(x);
+            squares = s.fma(x, x, squares);
+        }
+        let last = s.load_part(tail);
+        squares = s.fma(last, last, squares);
+        let mean = s.sum(squares) / n as f32;
+        let factor = s.splat(1.0 / (mean + self.eps).sqrt());
+        for (x, w) in whole.iter_mut().zip(w_whole) {
+            let y = s.mul(s.mul(s.load(x), factor), s.load(w));
+            s.store(y, x);
+        }
+        let y = s.mul(s.mul(last, factor), s.load_part(w_tail));
+        s.store_part(y, tail);
+    }
+}

@@ -1,0 +1,128 @@
+//! A page of keys and values: [`KV_PAGE`] positions of one layer of one sequence.
+//!
+//! Layout, head after head: the keys as `[head_dim_k, KV_PAGE]` (lanes are positions, so that scores
+//! need no sum across lanes), then the values as `[KV_PAGE, head_dim_v]` with rows filled up to whole
+//! lanes. Pages hold no pointers and no positions: a byte copy of a page is a copy of its content,
+//! which is what sequence copies and snapshots are.
+
+use super::KV_PAGE;
+use super::attention::AttendPart;
+use super::compute::Compute;
+use super::ops::Rows;
+use super::simd::LANES;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// Exactly.
+    F32,
+    /// Rounded to half precision, to nearest even.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// The shape of a layer's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    /// Heads of keys and values.
+    pub n_kv_head: usize,
+    /// Elements of a key head.
+    pub head_dim_k: usize,
+    /// Elements of a value head.
+    pub head_dim_v: usize,
+    /// Element type.
+    pub ty: KvType,
+}
+
+impl KvLayout {
+    /// Bytes of a page; a multiple of 64, so that pages of one allocation stay aligned.
+    pub fn page_bytes(&self) -> usize {
+        self.n_kv_head * self.head_bytes()
+    }
+
+    /// Bytes of one head in a page.
+    pub(super) fn head_bytes(&self) -> usize {
+        (self.head_dim_k + self.v_stride()) * KV_PAGE * self.ty.bytes()
+    }
+
+    /// Elements from one value row to the next.
+    pub(super) fn v_stride(&self) -> usize {
+        self.head_dim_v.next_multiple_of(LANES)
+    }
+
+    /// Byte range of head `head` of page `page` in a pool of pages.
+    fn head_range(&self, page: usize, head: usize) -> std::ops::Range<usize> {
+        let start = page * self.page_bytes() + head * self.head_bytes();
+        start..start + self.head_bytes()
+    }
+
+    /// Head `head` of page `page` of `pool`.
+    pub(super) fn head<'a>(&self, pool: &'a [u8], page: usize, head: usize) -> &'a [u8] {
+        &pool[self.head_range(page, head)]
+    }
+}
+
+/// One position of one head to write.
+pub(super) struct KvRow<'a> {
+    pub(super) layout: &'a KvLayout,
+    /// Position in the page.
+    pub(super) pos: usize,
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    pub(super) to: &'a mut [u8],
+}
+
+impl Compute {
+    /// Writes keys and values of every row of `parts` into their pages.
+    ///
+    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block
+    /// id `b` names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`,
+    /// `v` is `[n_rows, n_kv_head * head_dim_v]`, with rows as the parts number them.
+    ///
+    /// # Panics
+    /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.
+    pub fn kv_write(
+        &self,
+        layout: &KvLayout,
+        pool: &mut [u8],
+        parts: &[AttendPart<'_>],
+        k: &[f32],
+        v: &[f32],
+    ) {
+        let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
+        let (k_row, v_row) = (layout.n_kv_head * dk, layout.n_kv_head * dv);
+        assert_eq!(k.len() * v_row, v.len() * k_row, "kv_write: rows of k and of v");
+        let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
+        let write = self.kernels().kv_write;
+        let bytes = Rows::new(pool, 1);
+        self.for_rows(layout.n_kv_head, n_rows * (dk + dv), &|heads| {
+            for (head, part) in heads.flat_map(|h| parts.iter().map(move |part| (h, part))) {
+                for i in 0..part.n_rows {
+                    let pos = part.first_pos + i;
+                    let page = part.blocks[pos / KV_PAGE].0 as usize;
+                    let (k, v) =
+                        (&k[(part.first_row + i) * k_row..], &v[(part.first_row + i) * v_row..]);
+                    // SAFETY: `for_rows` hands out each head once, a head of a page overlaps no
+                    // other head of any page, and the slice is dropped before the next is made.
+                    let to = unsafe { bytes.rows(layout.head_range(page, head)) };
+                    write(&mut KvRow {
+                        layout,
+                        pos: pos % KV_PAGE,
+                        k: &k[head * dk..][..dk],
+                        v: &v[head * dv..][..dv],
+                        to,
+                    });
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,175 @@
+//! Products of activation rows with packed weights: several in one fork-join.
+//!
+//! The work of all jobs is cut into chunks of (job, panels, rows) that threads claim; how it is cut
+//! never changes a result, because each output element is one kernel's walk along one weight row.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::act::{ACT_BLOCK, ActBlock, ActRows};
+use super::compute::Compute;
+use super::pack::PackedMatrix;
+use super::simd::{LANES, MAX_TILE};
+
+/// One product: `out[i, o] = Σ_k x[rows.start + i, k] * w[o, k]`.
+pub struct MatmulJob<'a> {
+    /// Weights `[out features, cols]`.
+    pub w: &'a PackedMatrix,
+    /// Activations, prepared for these weights.
+    pub x: &'a ActRows<'a>,
+    /// Rows of `x` to multiply.
+    pub rows: Range<usize>,
+    /// `[rows.len(), w.rows()]`, row-major.
+    pub out: &'a mut [f32],
+}
+
+/// A part of a job, as a kernel sees it.
+pub(super) struct MatmulChunk<'a> {
+    pub(super) w: &'a PackedMatrix,
+    pub(super) x: &'a ActRows<'a>,
+    /// Panels of `w`.
+    pub(super) panels: Range<usize>,
+    /// Rows of `x`.
+    pub(super) rows: Range<usize>,
+    pub(super) out: OutMatrix<'a>,
+}
+
+/// The output of a job, shared by its chunks.
+#[derive(Clone, Copy)]
+pub(super) struct OutMatrix<'a> {
+    start: *mut f32,
+    /// Row of `x` that output row 0 belongs to.
+    first_row: usize,
+    n_rows: usize,
+    cols: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the matrix is borrowed mutably for 'a; chunks write disjoint panels and rows (see `put`).
+unsafe impl Send for OutMatrix<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for OutMatrix<'_> {}
+
+impl OutMatrix<'_> {
+    /// Writes sixteen outputs of row `row` (counted in `x`) at panel `panel`, as many as exist.
+    ///
+    /// # Safety
+    /// No other thread writes the same row and panel at the same time.
+    #[inline(always)]
+    pub(super) unsafe fn put(&self, row: usize, panel: usize, values: &[f32; LANES]) {
+        let (row, col) = (row.wrapping_sub(self.first_row), panel * LANES);
+        assert!(row < self.n_rows && col < self.cols, "an output outside its matrix");
+        let n = LANES.min(self.cols - col);
+        // SAFETY: the row and `n` columns from `col` lie inside the `n_rows * cols` values that
+        // `start` points to (asserted), and nobody else writes them now (the caller's promise).
+        unsafe {
+            let to = self.start.add(row * self.cols + col);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
+        }
+    }
+}
+
+/// Bytes of activations that a chunk takes together: they stay in the second-level cache while the
+/// panels pass.
+const ROW_GROUP_BYTES: usize = 512 << 10;
+/// Chunks that each thread should find, for balance.
+const CHUNKS_PER_THREAD: usize = 8;
+/// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
+const MIN_CHUNK_COST: usize = 48 << 10;
+
+/// What a panel costs with `rows` rows, in bytes of memory traffic: reading it once, and 16 * cols
+/// multiply-adds a row, of which a core does about as many as 16 per byte it reads.
+fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
+    w.panel_bytes() + rows * w.cols()
+}
+
+/// Rows of a chunk: as many as stay in the cache, evened out over the chunks, in whole tiles.
+fn row_group(w: &PackedMatrix, n_rows: usize) -> usize {
+    let bytes = if w.wants_blocks() { size_of::<ActBlock>() } else { ACT_BLOCK * size_of::<f32>() };
+    let fit = ROW_GROUP_BYTES / (w.cols() * bytes / ACT_BLOCK).max(1);
+    let n_groups = n_rows.div_ceil(fit.max(MAX_TILE)).max(1);
+    n_rows.div_ceil(n_groups).max(1).next_multiple_of(MAX_TILE)
+}
+
+/// How a job is cut.
+struct Plan {
+    n_panels: usize,
+    panels_per_chunk: usize,
+    row_group: usize,
+    /// Index of the job's first chunk.
+    first_chunk: usize,
+    panel_chunks: usize,
+    n_chunks: usize,
+}
+
+impl Compute {
+    /// Runs several products in one fork-join.
+    ///
+    /// # Panics
+    /// If a job's shapes disagree, or its activations were not prepared for its weights.
+    pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
+        let plans = self.plan(jobs);
+        let n_chunks = plans.last().map_or(0, |plan| plan.first_chunk + plan.n_chunks);
+        let shared: Vec<_> = jobs.iter_mut().map(shared_parts).collect();
+        let matmul = self.kernels().matmul;
+        self.pool().run(n_chunks, &|chunk, _| {
+            let job = plans.partition_point(|plan| plan.first_chunk <= chunk) - 1;
+            let (plan, (w, x, rows, out)) = (&plans[job], &shared[job]);
+            let index = chunk - plan.first_chunk;
+            let first_panel = index % plan.panel_chunks * plan.panels_per_chunk;
+            let first_row = rows.start + index / plan.panel_chunks * plan.row_group;
+            matmul(&MatmulChunk {
+                w,
+                x,
+                panels: first_panel..(first_panel + plan.panels_per_chunk).min(plan.n_panels),
+                rows: first_row..(first_row + plan.row_group).min(rows.end),
+                out: *out,
+            });
+        });
+    }
+
+    fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<Plan> {
+        let cost = |job: &MatmulJob<'_>| {
+            let (n_rows, group) = (job.rows.len(), row_group(job.w, job.rows.len()));
+            n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
+        };
+        let total: usize = jobs.iter().map(cost).sum();
+        let target = (total / (self.pool().threads() * CHUNKS_PER_THREAD)).max(MIN_CHUNK_COST);
+        let mut first_chunk = 0;
+        let plan = |job: &MatmulJob<'_>| {
+            check(job);
+            let (n_panels, n_rows) = (job.w.n_panels(), job.rows.len());
+            let row_group = row_group(job.w, n_rows);
+            let cost = panel_cost(job.w, row_group.min(n_rows)).max(1);
+            let panels_per_chunk = (target / cost).clamp(1, n_panels.max(1));
+            let panel_chunks = n_panels.div_ceil(panels_per_chunk);
+            let n_chunks = panel_chunks * n_rows.div_ceil(row_group);
+            let plan =
+                Plan { n_panels, panels_per_chunk, row_group, first_chunk, panel_chunks, n_chunks };
+            first_chunk += n_chunks;
+            plan
+        };
+        jobs.iter().map(plan).collect()
+    }
+}
+
+fn check(job: &MatmulJob<'_>) {
+    let (w, x) = (job.w, job.x);
+    assert_eq!(w.cols(), x.cols(), "matmul: columns of weights and activations");
+    assert!(job.rows.start <= job.rows.end && job.rows.end <= x.n_rows(), "matmul: rows");
+    assert_eq!(job.out.len(), job.rows.len() * w.rows(), "matmul: length of the output");
+    assert!(!w.wants_blocks() || x.has_blocks(), "matmul: activations made for other weights");
+}
+
+type SharedParts<'a> = (&'a PackedMatrix, &'a ActRows<'a>, Range<usize>, OutMatrix<'a>);
+
+fn shared_parts<'a>(job: &'a mut MatmulJob<'_>) -> SharedParts<'a> {
+    let out = OutMatrix {
+        start: job.out.as_mut_ptr(),
+        first_row: job.rows.start,
+        n_rows: job.rows.len(),
+        cols: job.w.rows(),
+        owner: PhantomData,
+    };
+    (job.w, job.x, job.rows.clone(), out)
+}

@@ -1,0 +1,47 @@
+//! Everything that computes on many numbers: the op table chosen once at start, packed weights,
+//! activations, attention over KV pages, and the threads that run them.
+//!
+//! Promises: for a given row of input, the bits of its output do not depend on the rows beside it,
+//! on the number of threads, or on which table is in use. Every kernel is written once over sixteen
+//! virtual lanes ([`simd`]); a table is that code compiled for one instruction set. The plain
+//! meaning of each op stands in [`reference`], and every table is tested against it.
+//!
+//! Does not know models, layers or files: slices, shapes and packed matrices only.
+//!
+//! Reading order: [`simd`] (the lanes), [`pool`] (threads), [`act`] and [`pack`] (operands),
+//! [`matmul`], [`ops`], [`rope`], [`attention`] (what a block calls), [`cpu`] (the kernels).
+
+mod act;
+mod aligned;
+mod attention;
+mod compute;
+mod cpu;
+mod error;
+mod format;
+mod kv;
+mod matmul;
+mod ops;
+mod pack;
+mod pool;
+pub mod probe;
+mod reference;
+mod rope;
+mod simd;
+mod table;
+
+pub use act::ActRows;
+pub use attention::{Attend, AttendPart};
+pub use compute::Compute;
+pub use error::KernelError;
+pub use kv::{KvLayout, KvType};
+pub use matmul::MatmulJob;
+pub use pack::PackedMatrix;
+pub use pool::{MAX_THREADS, Pool};
+pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
+pub use table::{Kernels, available, select};
+
+/// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.
+pub const KV_PAGE: usize = 64;
+
+#[cfg(test)]
+mod tests;

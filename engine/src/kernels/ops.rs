@@ -1,0 +1,136 @@
+//! Elementwise and row-wise ops: what a block calls between its products.
+//!
+//! Each op checks its shapes (a mismatch is a bug of the caller and panics), splits its rows over
+//! the pool and leaves the arithmetic to the table.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::compute::Compute;
+
+impl Compute {
+    /// RMS norm of each row of `x` (`[n, d]`, `d = weight.len()`):
+    /// `out = x / sqrt(mean(x²) + eps) * weight`. Heads are rows too: pass `[n * n_head, head_dim]`.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "rms_norm: lengths of x and out");
+        out.copy_from_slice(x);
+        self.rms_norm_inplace(out, weight, eps);
+    }
+
+    /// [`Compute::rms_norm`] with the result in place of `x`.
+    pub fn rms_norm_inplace(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let norm = self.kernels().rms_norm;
+        self.each_row(x, weight.len(), "rms_norm", &|_, row| norm(row, weight, eps));
+    }
+
+    /// `out += x`.
+    pub fn add(&self, out: &mut [f32], x: &[f32]) {
+        let add = self.kernels().add;
+        self.each_span(out, x.len(), "add", &|span, out| add(out, &x[span]));
+    }
+
+    /// `out += x * s`.
+    pub fn add_scaled(&self, out: &mut [f32], x: &[f32], s: f32) {
+        let add_scaled = self.kernels().add_scaled;
+        self.each_span(out, x.len(), "add_scaled", &|span, out| add_scaled(out, &x[span], s));
+    }
+
+    /// `x *= s`.
+    pub fn scale(&self, x: &mut [f32], s: f32) {
+        let scale = self.kernels().scale;
+        let len = x.len();
+        self.each_span(x, len, "scale", &|_, x| scale(x, s));
+    }
+
+    /// Adds `bias` (`[d]`) to each row of `x` (`[n, d]`).
+    pub fn add_bias(&self, x: &mut [f32], bias: &[f32]) {
+        let add = self.kernels().add;
+        self.each_row(x, bias.len(), "add_bias", &|_, row| add(row, bias));
+    }
+
+    /// `out = silu(gate) * up`, where `silu(g) = g / (1 + exp(-g))`.
+    pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert_eq!(gate.len(), up.len(), "silu_mul: lengths of gate and up");
+        let silu_mul = self.kernels().silu_mul;
+        self.each_span(out, gate.len(), "silu_mul", &|span, out| {
+            silu_mul(&gate[span.clone()], &up[span], out);
+        });
+    }
+
+    /// Softmax of each row of `x` (`[n, d]`), in place.
+    pub fn softmax(&self, x: &mut [f32], d: usize) {
+        let softmax = self.kernels().softmax;
+        self.each_row(x, d, "softmax", &|_, row| softmax(row));
+    }
+
+    /// Runs `task(row index, row)` on every row of `x` (`[n, d]`).
+    pub(super) fn each_row(
+        &self,
+        x: &mut [f32],
+        d: usize,
+        op: &str,
+        task: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        assert!(d > 0 && x.len().is_multiple_of(d), "{op}: {} values in rows of {d}", x.len());
+        let n_rows = x.len() / d;
+        let rows = Rows::new(x, d);
+        self.for_rows(n_rows, d, &|range| {
+            for r in range {
+                // SAFETY: `for_rows` hands out each row once.
+                task(r, unsafe { rows.rows(r..r + 1) });
+            }
+        });
+    }
+
+    /// Runs `task(range, part)` on consecutive parts of `x`, cut at multiples of the lane count.
+    fn each_span(
+        &self,
+        x: &mut [f32],
+        other_len: usize,
+        op: &str,
+        task: &(dyn Fn(Range<usize>, &mut [f32]) + Sync),
+    ) {
+        /// Elements of a part: a multiple of the lanes, so that cuts do not change tails.
+        const SPAN: usize = 4096;
+        let len = x.len();
+        assert_eq!(len, other_len, "{op}: lengths of the operands");
+        let values = Rows::new(x, 1);
+        self.for_rows(len.div_ceil(SPAN), SPAN, &|spans| {
+            let range = spans.start * SPAN..(spans.end * SPAN).min(len);
+            // SAFETY: `for_rows` hands out each span once, and spans are disjoint.
+            task(range.clone(), unsafe { values.rows(range) });
+        });
+    }
+}
+
+/// A mutable slice as rows that several threads may take apart.
+pub(super) struct Rows<'a, T> {
+    start: *mut T,
+    len: usize,
+    row: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the slice is borrowed mutably for 'a, and `rows` obliges its callers to take disjoint
+// parts; sending the parts to other threads needs `T: Send`.
+unsafe impl<T: Send> Sync for Rows<'_, T> {}
+
+impl<'a, T> Rows<'a, T> {
+    /// `slice` as rows of `row` elements.
+    pub(super) fn new(slice: &'a mut [T], row: usize) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), row, owner: PhantomData }
+    }
+
+    /// The rows of `range`.
+    ///
+    /// # Safety
+    /// No other part of these rows that overlaps `range` is alive.
+    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub(super) unsafe fn rows(&self, range: Range<usize>) -> &'a mut [T] {
+        let (start, end) = (range.start * self.row, range.end * self.row);
+        assert!(start <= end && end <= self.len, "rows {range:?} of {} elements", self.len);
+        // SAFETY: in bounds (asserted) of a slice borrowed mutably for 'a, and disjoint from every
+        // other part by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
+    }
+}

@@ -1,0 +1,10 @@
+//! What every op means, in loops that can be read at a glance: the oracle of the tests, and the
+//! table that runs on any machine.
+
+#[cfg(test)]
+pub(super) mod attention;
+pub(super) mod lanes;
+#[cfg(test)]
+pub(super) mod matmul;
+#[cfg(test)]
+pub(super) mod ops;

@@ -1,0 +1,210 @@
+//! Rotary positions: the angles of a ubatch, computed once for all layers, and their application.
+//!
+//! Formulas: theta_i = p * base^(-2i/n_rot) / factor_i, taken iteratively in f32 (multiplied by
+//! base^(-2/n_rot) at each step) because that is what models are run with elsewhere; YaRN mixes
+//! interpolated and extrapolated angles by a ramp over the pairs. Sine and cosine are taken in f64
+//! by pure Rust code and rounded, so that every machine has the same table.
+
+use std::f64::consts::PI;
+
+use super::compute::Compute;
+use super::ops::Rows;
+
+/// Which elements of a head form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Pair `i` is `(2i, 2i + 1)`.
+    Norm,
+    /// Pair `i` is `(i, i + n_rot / 2)`.
+    Neox,
+}
+
+/// What decides the angles; the same for all rows of a model (or of a layer kind).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeParams {
+    /// Pairing.
+    pub layout: RopeLayout,
+    /// Rotated elements at the start of a head, even; the rest is left alone.
+    pub n_rot: usize,
+    /// Base of the frequencies, e.g. 10000.
+    pub freq_base: f32,
+    /// Factor on every angle: 1 / linear scaling factor.
+    pub freq_scale: f32,
+    /// Divisors per pair (`[n_rot / 2]`); `None`: ones.
+    pub freq_factors: Option<Vec<f32>>,
+    /// Factor on sine and cosine, before YaRN's own.
+    pub attn_factor: f32,
+    /// YaRN mixing; `None`: none.
+    pub yarn: Option<Yarn>,
+}
+
+/// YaRN's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// Share of the extrapolated angle, 1 unless a model says otherwise.
+    pub ext_factor: f32,
+    /// Rotations above which a pair is fully extrapolated (32).
+    pub beta_fast: f32,
+    /// Rotations below which a pair is fully interpolated (1).
+    pub beta_slow: f32,
+    /// Context length of the training.
+    pub n_ctx_orig: u32,
+}
+
+/// Cosines and sines of every row of a ubatch, in the order the kernel reads them.
+pub struct RopeTable {
+    layout: RopeLayout,
+    n_rot: usize,
+    n_rows: usize,
+    /// Per row `n_rot` values. Norm: each cosine twice. Neox: cosines, then sines.
+    cos: Vec<f32>,
+    /// Per row `n_rot` values. Norm: `-sin, sin` per pair. Neox: unused and empty.
+    sin: Vec<f32>,
+}
+
+/// One row of heads to rotate.
+pub(super) struct RopeRow<'a> {
+    pub(super) layout: RopeLayout,
+    /// `[n_heads, head_dim]`.
+    pub(super) x: &'a mut [f32],
+    pub(super) head_dim: usize,
+    /// As in [`RopeTable`].
+    pub(super) cos: &'a [f32],
+    /// As in [`RopeTable`]; for Neox the sines, `[n_rot / 2]`.
+    pub(super) sin: &'a [f32],
+}
+
+impl RopeTable {
+    /// Angles for rows at `positions`.
+    ///
+    /// # Panics
+    /// If `n_rot` is odd or the factors are not one per pair.
+    pub fn new(compute: &Compute, params: &RopeParams, positions: &[u32]) -> Self {
+        let n_rot = params.n_rot;
+        assert!(n_rot.is_multiple_of(2), "rope: {n_rot} rotated elements are not pairs");
+        if let Some(factors) = &params.freq_factors {
+            assert_eq!(factors.len(), n_rot / 2, "rope: factors are one per pair");
+        }
+        let mut table = Self {
+            layout: params.layout,
+            n_rot,
+            n_rows: positions.len(),
+            cos: vec![0.0; positions.len() * n_rot],
+            sin: Vec::new(),
+        };
+        if params.layout == RopeLayout::Norm {
+            table.sin = vec![0.0; positions.len() * n_rot];
+        }
+        if n_rot == 0 {
+            return table;
+        }
+        let (layout, ramp) = (params.layout, params.yarn.map(|yarn| yarn.ramp(params)));
+        let cos = Rows::new(&mut table.cos, n_rot);
+        let sin = Rows::new(&mut table.sin, if layout == RopeLayout::Norm { n_rot } else { 0 });
+        compute.for_rows(positions.len(), n_rot * SINCOS_COST, &|range| {
+            for r in range {
+                // SAFETY: `for_rows` hands out each row once, and the two tables are apart.
+                let (cos, sin) = unsafe { (cos.rows(r..r + 1), sin.rows(r..r + 1)) };
+                params.angles(positions[r], ramp.as_ref(), |i, c, s| match layout {
+                    RopeLayout::Norm => {
+                        (cos[2 * i], cos[2 * i + 1]) = (c, c);
+                        (sin[2 * i], sin[2 * i + 1]) = (-s, s);
+                    }
+                    RopeLayout::Neox => (cos[i], cos[n_rot / 2 + i]) = (c, s),
+                });
+            }
+        });
+        table
+    }
+
+    /// Rows of the table.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    fn row(&self, r: usize) -> (&[f32], &[f32]) {
+        let row = r * self.n_rot..(r + 1) * self.n_rot;
+        match self.layout {
+            RopeLayout::Norm => (&self.cos[row.clone()], &self.sin[row]),
+            RopeLayout::Neox => self.cos[row].split_at(self.n_rot / 2),
+        }
+    }
+}
+
+/// What a sine and a cosine cost, in elements of an elementwise op.
+const SINCOS_COST: usize = 32;
+
+/// Between which pairs YaRN's ramp runs.
+struct Ramp {
+    low: f32,
+    high: f32,
+    ext_factor: f32,
+    /// Factor on sine and cosine: `1 + 0.1 ln(1 / freq_scale)`.
+    magnitude: f32,
+}
+
+impl Yarn {
+    fn ramp(&self, params: &RopeParams) -> Ramp {
+        let n_rot = params.n_rot as f32;
+        let dim = |beta: f32| {
+            let turns = f64::from(self.n_ctx_orig) / (f64::from(beta) * 2.0 * PI);
+            (f64::from(n_rot) * libm::log(turns) / (2.0 * libm::log(f64::from(params.freq_base))))
+                as f32
+        };
+        Ramp {
+            low: dim(self.beta_fast).floor().max(0.0),
+            high: dim(self.beta_slow).ceil().min(n_rot - 1.0),
+            ext_factor: self.ext_factor,
+            magnitude: 1.0 + 0.1 * (-libm::log(f64::from(params.freq_scale))) as f32,
+        }
+    }
+}
+
+impl RopeParams {
+    /// Calls `put(pair, cos, sin)` for each pair of a row at position `p`.
+    fn angles(&self, p: u32, ramp: Option<&Ramp>, mut put: impl FnMut(usize, f32, f32)) {
+        let step = libm::pow(f64::from(self.freq_base), f64::from(-2.0 / self.n_rot as f32)) as f32;
+        let mut theta = p as f32;
+        for i in 0..self.n_rot / 2 {
+            let extrapolated = theta / self.freq_factors.as_ref().map_or(1.0, |f| f[i]);
+            let interpolated = self.freq_scale * extrapolated;
+            let (angle, magnitude) = match ramp {
+                None => (interpolated, self.attn_factor),
+                Some(ramp) => {
+                    let slope = (i as f32 - ramp.low) / (ramp.high - ramp.low).max(0.001);
+                    let mix = (1.0 - slope.clamp(0.0, 1.0)) * ramp.ext_factor;
+                    let angle = interpolated * (1.0 - mix) + extrapolated * mix;
+                    (angle, self.attn_factor * ramp.magnitude)
+                }
+            };
+            let (sin, cos) = libm::sincos(f64::from(angle));
+            put(i, cos as f32 * magnitude, sin as f32 * magnitude);
+            theta *= step;
+        }
+    }
+}
+
+impl Compute {
+    /// Rotates `x` (`[n_rows, n_heads, head_dim]`) in place, row `r` by the table's row `r`.
+    ///
+    /// # Panics
+    /// If the shapes disagree or the table rotates more than a head.
+    pub fn rope(&self, x: &mut [f32], head_dim: usize, table: &RopeTable) {
+        assert!(table.n_rot <= head_dim, "rope: {} rotated of {head_dim}", table.n_rot);
+        if table.n_rows == 0 || table.n_rot == 0 {
+            return;
+        }
+        let row_len = x.len() / table.n_rows;
+        assert!(
+            x.len().is_multiple_of(table.n_rows) && row_len.is_multiple_of(head_dim),
+            "rope: {} values in {} rows of heads of {head_dim}",
+            x.len(),
+            table.n_rows
+        );
+        let rotate = self.kernels().rope;
+        self.each_row(x, row_len, "rope", &|r, x| {
+            let (cos, sin) = table.row(r);
+            rotate(&mut RopeRow { layout: table.layout, x, head_dim, cos, sin });
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! The op table: one function pointer per op, the same generic kernel compiled for each instruction
+//! set. Chosen once at start and never asked again.
+
+use super::act::ActBlock;
+use super::attention::{AttendMerge, AttendTile};
+use super::cpu;
+use super::error::KernelError;
+use super::kv::KvRow;
+use super::matmul::MatmulChunk;
+use super::reference::lanes::Scalar;
+use super::rope::RopeRow;
+use super::simd::Simd;
+
+/// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
+/// instructions that this machine has.
+pub struct Kernels {
+    /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`.
+    pub name: &'static str,
+    detected: fn() -> bool,
+    pub(super) quantize: fn(&[f32], &mut [ActBlock]),
+    pub(super) matmul: fn(&MatmulChunk<'_>),
+    pub(super) rms_norm: fn(&mut [f32], &[f32], f32),
+    pub(super) add: fn(&mut [f32], &[f32]),
+    pub(super) add_scaled: fn(&mut [f32], &[f32], f32),
+    pub(super) scale: fn(&mut [f32], f32),
+    pub(super) silu_mul: fn(&[f32], &[f32], &mut [f32]),
+    pub(super) softmax: fn(&mut [f32]),
+    pub(super) rope: fn(&mut RopeRow<'_>),
+    pub(super) kv_write: fn(&mut KvRow<'_>),
+    pub(super) attend: fn(&mut AttendTile<'_>),
+    pub(super) probe_read: fn(&[u8]) -> i32,
+    pub(super) probe_dots: fn(usize) -> usize,
+    pub(super) probe_fmas: fn(usize) -> usize,
+    pub(super) attend_merge: fn(&mut AttendMerge<'_>),
+}
+
+impl Kernels {
+    const fn of<S: Simd>() -> Self {
+        Self {
+            name: S::NAME,
+            detected: || S::detect().is_some(),
+            quantize: cpu::act::quantize::<S>,
+            matmul: cpu::matmul::chunk::<S>,
+            rms_norm: cpu::norm::rms_norm::<S>,
+            add: cpu::elementwise::add::<S>,
+            add_scaled: cpu::elementwise::add_scaled::<S>,
+            scale: cpu::elementwise::scale::<S>,
+            silu_mul: cpu::elementwise::silu_mul::<S>,
+            softmax: cpu::elementwise::softmax::<S>,
+            rope: cpu::rope::rotate::<S>,
+            kv_write: cpu::attention::kv_write::<S>,
+            attend: cpu::attention::attend::<S>,
+            probe_read: cpu::probe::read::<S>,
+            probe_dots: cpu::probe::dots::<S>,
+            probe_fmas: cpu::probe::fmas::<S>,
+            attend_merge: cpu::attention::merge::<S>,
+        }
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernels").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Every table of this build, fastest first.
+static TABLES: &[Kernels] = &[
+    #[cfg(target_arch = "x86_64")]
+    Kernels::of::<cpu::avx512::Avx512>(),
+    #[cfg(target_arch = "x86_64")]
+    Kernels::of::<cpu::avx2::Avx2>(),
+    #[cfg(target_arch = "aarch64")]
+    Kernels::of::<cpu::neon::Neon>(),
+    Kernels::of::<Scalar>(),
+];
+
+/// The tables that this machine can run, fastest first; the last one is `reference`.
+pub fn available() -> Vec<&'static Kernels> {
+    TABLES.iter().filter(|table| (table.detected)()).collect()
+}
+
+/// The table of that name, or the fastest one.
+///
+/// # Errors
+/// [`KernelError::UnknownTable`] when this machine has none of that name.
+pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
+    let tables = available();
+    let found = match name {
+        None => tables.first(),
+        Some(name) => tables.iter().find(|table| table.name == name),
+    };
+    found.copied().ok_or_else(|| KernelError::UnknownTable {
+        name: name.unwrap_or_default().to_owned(),
+        available: tables.iter().map(|table| table.name).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_found_by_name_and_the_reference_is_always_there() {
+        let tables = available();
+        assert_eq!(tables.last().map(|t| t.name), Some("reference"));
+        for table in &tables {
+            assert_eq!(select(Some(table.name)).expect("listed").name, table.name);
+        }
+        assert_eq!(select(None).expect("one is there").name, tables[0].name);
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_list() {
+        let error = select(Some("mmx")).expect_err("no such table").to_string();
+        assert!(error.contains("mmx") && error.contains("reference"), "{error}");
+    }
+}

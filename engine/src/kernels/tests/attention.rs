@@ -1,0 +1,241 @@
+//! Attention over pages against f64, and bit equality over tables, threads, cuts and neighbours.
+
+use std::slice::from_ref as one;
+
+use half::f16;
+
+use super::{Rng, close, same_bits, same_bits_everywhere};
+use crate::batch::BlockId;
+use crate::kernels::reference::attention::attend as plain_attend;
+use crate::kernels::{Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, available};
+
+/// A pool aligned as the ops ask for it.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// One sequence's queries, keys and values, and its pages in a pool shared with others.
+struct Sequence {
+    blocks: Vec<BlockId>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    len: usize,
+}
+
+struct Case {
+    layout: KvLayout,
+    n_head: usize,
+    scale: f32,
+    sequences: Vec<Sequence>,
+}
+
+impl Case {
+    /// Sequences of the given lengths with pages scattered over a pool.
+    fn new(layout: KvLayout, n_head: usize, lens: &[usize]) -> Self {
+        let mut rng = Rng::new(lens.iter().sum::<usize>() as u64);
+        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
+        let mut free: Vec<_> = (0..n_pages as u32).map(BlockId).collect();
+        free.reverse();
+        let mut sequences: Vec<Sequence> = lens
+            .iter()
+            .map(|&len| Sequence {
+                blocks: Vec::new(),
+                q: rng.values(len * n_head * layout.head_dim_k),
+                k: rng.values(len * layout.n_kv_head * layout.head_dim_k),
+                v: rng.values(len * layout.n_kv_head * layout.head_dim_v),
+                len,
+            })
+            .collect();
+        // Pages of all sequences interleave.
+        while !free.is_empty() {
+            for seq in sequences.iter_mut() {
+                if seq.blocks.len() < seq.len.div_ceil(KV_PAGE) {
+                    seq.blocks.extend(free.pop());
+                }
+            }
+        }
+        Self { layout, n_head, scale: 1.3 / (layout.head_dim_k as f32).sqrt(), sequences }
+    }
+
+    /// A pool full of NaN, as a recycled one may be.
+    fn pool(&self) -> Vec<Line> {
+        let pages: usize = self.sequences.iter().map(|seq| seq.blocks.len()).sum();
+        vec![Line([0xff; 64]); pages * self.layout.page_bytes() / 64]
+    }
+
+    /// Runs the rows `ranges[i]` of sequence `i`, all in one call; returns outputs in that order.
+    fn step(
+        &self,
+        compute: &Compute,
+        pool: &mut [Line],
+        ranges: &[std::ops::Range<usize>],
+    ) -> Vec<f32> {
+        let (mut q, mut k, mut v, mut parts) = (vec![], vec![], vec![], vec![]);
+        let mut first_row = 0;
+        for (seq, range) in self.sequences.iter().zip(ranges) {
+            let rows = |x: &[f32]| {
+                let row = x.len() / seq.len;
+                x[range.start * row..range.end * row].to_vec()
+            };
+            q.extend(rows(&seq.q));
+            k.extend(rows(&seq.k));
+            v.extend(rows(&seq.v));
+            let (first_pos, n_rows) = (range.start, range.len());
+            parts.push(AttendPart { blocks: &seq.blocks, first_pos, n_rows, first_row });
+            first_row += n_rows;
+        }
+        parts.retain(|part| part.n_rows > 0);
+        let pool: &mut [u8] = {
+            // SAFETY: a line is 64 plain bytes without padding.
+            unsafe { std::slice::from_raw_parts_mut(pool.as_mut_ptr().cast(), pool.len() * 64) }
+        };
+        compute.kv_write(&self.layout, pool, &parts, &k, &v);
+        let mut out = vec![f32::NAN; first_row * self.n_head * self.layout.head_dim_v];
+        let attend = Attend {
+            layout: &self.layout,
+            pool,
+            parts: &parts,
+            n_head: self.n_head,
+            scale: self.scale,
+        };
+        compute.attend(&attend, &q, &mut out);
+        out
+    }
+
+    /// All rows of all sequences at once.
+    fn whole(&self, compute: &Compute) -> Vec<f32> {
+        let ranges: Vec<_> = self.sequences.iter().map(|seq| 0..seq.len).collect();
+        self.step(compute, &mut self.pool(), &ranges)
+    }
+
+    /// What the outputs of sequence `s` should be.
+    fn plain(&self, s: usize) -> Vec<f64> {
+        let (seq, layout) = (&self.sequences[s], &self.layout);
+        let rounded = |x: f32| match layout.ty {
+            KvType::F32 => x,
+            KvType::F16 => f16::from_f32(x).to_f32(),
+        };
+        let head = |x: &[f32], dim: usize, row: usize, head: usize| -> Vec<f32> {
+            let at = (row * layout.n_kv_head + head) * dim;
+            x[at..at + dim].iter().copied().map(rounded).collect()
+        };
+        let group = self.n_head / layout.n_kv_head;
+        let mut out = Vec::new();
+        for row in 0..seq.len {
+            for h in 0..self.n_head {
+                let q = &seq.q[(row * self.n_head + h) * layout.head_dim_k..][..layout.head_dim_k];
+                let rows = 0..=row;
+                let k: Vec<_> =
+                    rows.clone().map(|r| head(&seq.k, layout.head_dim_k, r, h / group)).collect();
+                let v: Vec<_> =
+                    rows.map(|r| head(&seq.v, layout.head_dim_v, r, h / group)).collect();
+                out.extend(plain_attend(q, &k, &v, self.scale));
+            }
+        }
+        out
+    }
+}
+
+fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> KvLayout {
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, ty }
+}
+
+/// Values lie in -1..1, scores within a few units: a weight carries the errors of a sum over the
+/// head, and the weighted mean of values below 1 keeps them.
+const BOUND: f64 = 4e-6;
+
+#[test]
+fn attention_matches_f64() {
+    for ty in [KvType::F32, KvType::F16] {
+        for (kv, heads, dk, dv) in
+            [(1, 1, 8, 8), (2, 8, 64, 64), (2, 6, 80, 80), (1, 7, 20, 36), (3, 3, 128, 96)]
+        {
+            let case = Case::new(layout(kv, dk, dv, ty), heads, &[150, 1, 64, 65]);
+            let out = same_bits_everywhere("attention", |compute| case.whole(compute));
+            let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+            for (got, want) in out.iter().zip(want) {
+                close("attention", *got, want, BOUND);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_contexts_merge_their_spans() {
+    // More than two spans of 1024 positions; the last rows one by one, the others at once.
+    let case = Case::new(layout(1, 16, 16, KvType::F16), 2, &[2200]);
+    let out = same_bits_everywhere("long attention", |compute| {
+        let mut pool = case.pool();
+        let mut out = case.step(compute, &mut pool, one(&(0..2190)));
+        for row in 2190..2200 {
+            out.extend(case.step(compute, &mut pool, one(&(row..row + 1))));
+        }
+        out
+    });
+    for (got, want) in out.iter().zip(case.plain(0)) {
+        close("long attention", *got, want, BOUND);
+    }
+}
+
+#[test]
+fn any_cut_and_any_company_give_the_same_bits() {
+    let case = Case::new(layout(2, 64, 64, KvType::F16), 6, &[200, 90, 129]);
+    for kernels in available() {
+        let compute = super::compute(kernels, 2);
+        let whole = case.whole(&compute);
+        for step in [1, 7, 64, 100] {
+            let mut pool = case.pool();
+            let mut outs = vec![Vec::new(); case.sequences.len()];
+            let mut at = 0;
+            while at < 200 {
+                let ranges: Vec<_> = case
+                    .sequences
+                    .iter()
+                    .map(|seq| at.min(seq.len)..(at + step).min(seq.len))
+                    .collect();
+                let mut out = case.step(&compute, &mut pool, &ranges);
+                for (outs, range) in outs.iter_mut().zip(&ranges) {
+                    let rest = out.split_off(range.len() * 6 * 64);
+                    outs.extend(std::mem::replace(&mut out, rest));
+                }
+                at += step;
+            }
+            same_bits(&format!("{} in steps of {step}", kernels.name), &outs.concat(), &whole);
+        }
+    }
+}
+
+#[test]
+fn later_positions_never_leak_back() {
+    // The second run has infinities at later positions, in the same tile and page.
+    let mut case = Case::new(layout(1, 32, 32, KvType::F32), 2, &[70]);
+    for kernels in available() {
+        let compute = super::compute(kernels, 1);
+        let clean = case.whole(&compute);
+        let saved = (case.sequences[0].k.clone(), case.sequences[0].v.clone());
+        case.sequences[0].k[66 * 32..67 * 32].fill(f32::INFINITY);
+        case.sequences[0].v[66 * 32..67 * 32].fill(f32::NAN);
+        let dirty = case.whole(&compute);
+        let row = 2 * 32;
+        same_bits(kernels.name, &dirty[..66 * row], &clean[..66 * row]);
+        assert!(dirty[66 * row..].iter().all(|x| x.is_nan()), "{}", kernels.name);
+        (case.sequences[0].k, case.sequences[0].v) = saved;
+    }
+}
+
+#[test]
+fn a_copied_page_is_a_copied_context() {
+    let case = Case::new(layout(2, 32, 32, KvType::F16), 4, &[100]);
+    let compute = super::compute(available()[0], 1);
+    let mut pool = case.pool();
+    let out = case.step(&compute, &mut pool, one(&(0..100)));
+    // The same pages, moved: page bytes know nothing of where they are.
+    let lines = case.layout.page_bytes() / 64;
+    let (first, second) = pool.split_at_mut(lines);
+    first.swap_with_slice(second);
+    let mut moved = Case::new(case.layout, 4, &[100]);
+    moved.sequences[0].blocks.reverse();
+    let last = moved.step(&compute, &mut pool, one(&(99..100)));
+    same_bits("the last row", &last, &out[99 * 4 * 32..]);
+}

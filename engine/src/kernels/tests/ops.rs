@@ -1,0 +1,200 @@
+//! Elementwise ops, norms, softmax and rotation against f64, and bit equality everywhere.
+
+use super::{Rng, close, same_bits_everywhere};
+use crate::kernels::reference::ops;
+use crate::kernels::{Compute, RopeLayout, RopeParams, RopeTable, Yarn};
+
+/// Half a unit in the last place, relative.
+const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Lengths around the lane count, and one that is shared over threads.
+const LENGTHS: [usize; 7] = [1, 15, 16, 17, 100, 4097, 70_000];
+
+#[test]
+fn rms_norm_matches_f64() {
+    let mut rng = Rng::new(20);
+    for (rows, d) in [(1, 1), (3, 8), (5, 80), (2, 1024), (40, 4096)] {
+        let (x, weight) = (rng.spread(rows * d), rng.values(d));
+        let out = same_bits_everywhere("rms_norm", |compute| {
+            let mut out = vec![0.0; x.len()];
+            compute.rms_norm(&x, &weight, 1e-5, &mut out);
+            out
+        });
+        for (x, out) in x.chunks_exact(d).zip(out.chunks_exact(d)) {
+            for (want, got) in ops::rms_norm(x, &weight, 1e-5).iter().zip(out) {
+                // The sum of squares takes d / 16 + 4 roundings, the root halves them.
+                let bound = (d as f64 / 32.0 + 8.0) * HALF_ULP * want.abs();
+                close("rms_norm", *got, *want, bound + 1e-40);
+            }
+        }
+    }
+}
+
+#[test]
+fn elementwise_ops_match_f64() {
+    let mut rng = Rng::new(21);
+    for n in LENGTHS {
+        let (x, y) = (rng.spread(n), rng.spread(n));
+        let check = |what: &str,
+                     roundings: f64,
+                     op: &dyn Fn(&Compute, &mut [f32]),
+                     want: &dyn Fn(f64, f64) -> (f64, f64)| {
+            let out = same_bits_everywhere(what, |compute| {
+                let mut out = x.clone();
+                op(compute, &mut out);
+                out
+            });
+            for ((x, y), got) in x.iter().zip(&y).zip(out) {
+                let (value, magnitude) = want(f64::from(*x), f64::from(*y));
+                close(what, got, value, roundings * HALF_ULP * magnitude + 1e-44);
+            }
+        };
+        check("add", 1.0, &|c, out| c.add(out, &y), &|x, y| (x + y, (x + y).abs()));
+        let s = 0.37f32;
+        check("add_scaled", 1.0, &|c, out| c.add_scaled(out, &y, s), &|x, y| {
+            let sum = x + y * f64::from(s);
+            (sum, sum.abs())
+        });
+        check("scale", 1.0, &|c, out| c.scale(out, s), &|x, _| {
+            (x * f64::from(s), (x * f64::from(s)).abs())
+        });
+        // The exponential's own error, the sum, the quotient and the product.
+        check("silu_mul", 8.0, &|c, out| c.silu_mul(&x, &y, out), &|x, y| {
+            let value = ops::silu_mul(x as f32, y as f32);
+            (value, value.abs().max(1e-25))
+        });
+    }
+}
+
+#[test]
+fn silu_has_its_limits() {
+    let x = [-1e30, -100.0, -88.0, 0.0, 88.5, 1e30];
+    let out = same_bits_everywhere("silu", |compute| {
+        let mut out = vec![0.0; x.len()];
+        compute.silu_mul(&x, &[1.0; 6], &mut out);
+        out
+    });
+    assert!(out[..2].iter().all(|y| *y == 0.0), "{out:?}");
+    assert!(out[2].abs() < 1e-35, "{out:?}");
+    assert_eq!(out[3..], [0.0, 88.5, 1e30]);
+}
+
+#[test]
+fn bias_is_added_to_each_row() {
+    let mut rng = Rng::new(22);
+    let (x, bias) = (rng.values(7 * 50), rng.values(50));
+    let out = same_bits_everywhere("add_bias", |compute| {
+        let mut out = x.clone();
+        compute.add_bias(&mut out, &bias);
+        out
+    });
+    for (i, got) in out.iter().enumerate() {
+        assert_eq!(*got, x[i] + bias[i % 50]);
+    }
+}
+
+#[test]
+fn softmax_matches_f64() {
+    let mut rng = Rng::new(23);
+    for d in [1, 7, 16, 33, 1000] {
+        let x: Vec<f32> = rng.values(4 * d).iter().map(|x| x * 20.0).collect();
+        let out = same_bits_everywhere("softmax", |compute| {
+            let mut out = x.clone();
+            compute.softmax(&mut out, d);
+            out
+        });
+        for (x, out) in x.chunks_exact(d).zip(out.chunks_exact(d)) {
+            let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+            for (want, got) in ops::softmax(&x).iter().zip(out) {
+                // An argument up to 40 carries half a unit of 40 into its exponential.
+                close("softmax", *got, *want, (50.0 + d as f64 / 16.0) * HALF_ULP * want + 1e-40);
+            }
+        }
+    }
+}
+
+fn params(layout: RopeLayout, n_rot: usize) -> RopeParams {
+    RopeParams {
+        layout,
+        n_rot,
+        freq_base: 10_000.0,
+        freq_scale: 1.0,
+        freq_factors: None,
+        attn_factor: 1.0,
+        yarn: None,
+    }
+}
+
+/// Rotates random heads and compares each pair with `angle(position, pair) -> (angle, magnitude)`.
+fn check_rope(params: &RopeParams, head_dim: usize, angle: impl Fn(u32, usize) -> (f64, f64)) {
+    let mut rng = Rng::new(24);
+    let positions = [0, 1, 2, 63, 64, 1000, 30_000];
+    let (n_heads, n_rot) = (3, params.n_rot);
+    let x = rng.values(positions.len() * n_heads * head_dim);
+    let out = same_bits_everywhere("rope", |compute| {
+        let mut out = x.clone();
+        let table = RopeTable::new(compute, params, &positions);
+        assert_eq!(table.n_rows(), positions.len());
+        compute.rope(&mut out, head_dim, &table);
+        out
+    });
+    for (h, (x, out)) in x.chunks_exact(head_dim).zip(out.chunks_exact(head_dim)).enumerate() {
+        assert_eq!(x[n_rot..], out[n_rot..], "what is not rotated stays");
+        for i in 0..n_rot / 2 {
+            let (a, b) = match params.layout {
+                RopeLayout::Norm => (2 * i, 2 * i + 1),
+                RopeLayout::Neox => (i, i + n_rot / 2),
+            };
+            let (angle, magnitude) = angle(positions[h / n_heads], i);
+            let (want_a, want_b) = ops::rotate(x[a], x[b], angle);
+            // The angle is a product of up to n_rot / 2 roundings.
+            let bound = (n_rot as f64 * angle.abs() + 8.0) * HALF_ULP * magnitude;
+            close("rope", out[a], want_a * magnitude, bound);
+            close("rope", out[b], want_b * magnitude, bound);
+        }
+    }
+}
+
+fn plain_angle(p: u32, i: usize, n_rot: usize, base: f64) -> f64 {
+    f64::from(p) * base.powf(-2.0 * i as f64 / n_rot as f64)
+}
+
+#[test]
+fn rope_matches_f64_in_both_layouts() {
+    for layout in [RopeLayout::Norm, RopeLayout::Neox] {
+        for (n_rot, head_dim) in [(64, 64), (128, 128), (8, 8), (20, 80), (2, 6)] {
+            check_rope(&params(layout, n_rot), head_dim, |p, i| {
+                (plain_angle(p, i, n_rot, 10_000.0), 1.0)
+            });
+        }
+    }
+}
+
+#[test]
+fn rope_scales_and_divides_angles() {
+    let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 8.0).collect();
+    let mut params = params(RopeLayout::Norm, 64);
+    params.freq_scale = 0.25;
+    params.attn_factor = 1.5;
+    params.freq_factors = Some(factors.clone());
+    check_rope(&params, 64, |p, i| {
+        (plain_angle(p, i, 64, 10_000.0) / f64::from(factors[i]) * 0.25, 1.5)
+    });
+}
+
+#[test]
+fn yarn_mixes_by_the_ramp() {
+    let mut params = params(RopeLayout::Neox, 64);
+    params.freq_scale = 0.125;
+    params.yarn = Some(Yarn { ext_factor: 1.0, beta_fast: 32.0, beta_slow: 1.0, n_ctx_orig: 4096 });
+    let dim = |beta: f64| {
+        64.0 * (4096.0 / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * 10_000f64.ln())
+    };
+    let (low, high) = (dim(32.0).floor().max(0.0), dim(1.0).ceil().min(63.0));
+    assert!(low > 0.0 && high < 32.0, "the ramp lies inside: {low} {high}");
+    check_rope(&params, 64, |p, i| {
+        let mix = 1.0 - ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        let theta = plain_angle(p, i, 64, 10_000.0);
+        (theta * 0.125 * (1.0 - mix) + theta * mix, 1.0 + 0.1 * 8f64.ln())
+    });
+}

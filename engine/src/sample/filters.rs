@@ -1,0 +1,186 @@
+//! The candidate list and the filters that shorten it. `l` is a logit, `p` the softmax over the
+//! current candidates.
+
+use std::cmp::Ordering;
+
+/// A token that may still be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub id: u32,
+    pub logit: f32,
+}
+
+/// Best first; equal logits by id.
+fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// Extra room of the top-k scan: the buffer is cut back to k each time it is full.
+const TOP_K_SLACK: usize = 1024;
+/// First length that top-p sorts; it grows by [`TOP_P_GROWTH`] while the sum is too small.
+const TOP_P_FIRST: usize = 256;
+const TOP_P_GROWTH: usize = 8;
+
+/// The candidates, in id order until a filter sorts them.
+#[derive(Default)]
+pub(super) struct Candidates {
+    list: Vec<Candidate>,
+    /// Weights `exp(l - max)`, aligned with `list` while a filter runs.
+    weights: Vec<f32>,
+}
+
+impl Candidates {
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Ids in the list's order.
+    #[cfg(test)]
+    pub fn ids(&self) -> Vec<u32> {
+        self.list.iter().map(|c| c.id).collect()
+    }
+
+    /// Fills the list with the `k` best of `row` (all if `k` is 0), leaving out `-inf`.
+    ///
+    /// One pass: a logit that does not beat the k-th best so far is skipped. An equal one is, too,
+    /// since its id is larger.
+    pub fn take_top_k(&mut self, row: &[f32], k: usize) {
+        self.list.clear();
+        let mut bar = f32::NEG_INFINITY;
+        let all = k == 0 || k >= row.len();
+        for (id, &logit) in row.iter().enumerate() {
+            if logit <= bar {
+                continue;
+            }
+            // Adding zero turns -0.0 into 0.0, so that the two are equal under `total_cmp`.
+            self.list.push(Candidate { id: id as u32, logit: logit + 0.0 });
+            if !all && self.list.len() >= k + TOP_K_SLACK {
+                self.list.select_nth_unstable_by(k - 1, by_logit);
+                self.list.truncate(k);
+                bar = self.list[k - 1].logit;
+            }
+        }
+        if !all {
+            if self.list.len() > k {
+                self.list.select_nth_unstable_by(k - 1, by_logit);
+                self.list.truncate(k);
+            }
+            self.list.sort_unstable_by(by_logit);
+        }
+    }
+
+    /// The `n` best of `row` in order, `n` above 0; fewer if the row has fewer above `-inf`.
+    pub fn best_of(&mut self, row: &[f32], n: usize) -> &[Candidate] {
+        self.take_top_k(row, n);
+        self.list.sort_unstable_by(by_logit);
+        &self.list
+    }
+
+    /// The best candidate, the smallest id among equals.
+    pub fn best(&self) -> Candidate {
+        *self.list.iter().min_by(|a, b| by_logit(a, b)).expect("callers check for emptiness")
+    }
+
+    /// Fills `weights` and gives their sum.
+    fn weigh(&mut self) -> f64 {
+        let max = self.best().logit;
+        self.weights.clear();
+        self.weights.extend(self.list.iter().map(|c| libm::expf(c.logit - max)));
+        self.weights.iter().map(|w| f64::from(*w)).sum()
+    }
+
+    /// Keeps the candidates whose surprise `-ln p` is nearest to the entropy until their sum of p
+    /// exceeds `limit` (off from 1). The result is in order of that distance.
+    pub fn typical(&mut self, limit: f32) {
+        if limit >= 1.0 {
+            return;
+        }
+        let sum = self.weigh();
+        let surprise = |w: f32| -libm::log(f64::from(w) / sum);
+        let entropy: f64 = self
+            .weights
+            .iter()
+            .filter(|w| **w > 0.0)
+            .map(|w| f64::from(*w) / sum * surprise(*w))
+            .sum();
+        let mut order: Vec<(f64, f64, Candidate)> = self
+            .list
+            .iter()
+            .zip(&self.weights)
+            .map(|(c, &w)| ((surprise(w) - entropy).abs(), f64::from(w) / sum, *c))
+            .collect();
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(by_logit(&a.2, &b.2)));
+        let mut total = 0.0;
+        self.list.clear();
+        for (_, p, candidate) in order {
+            total += p;
+            self.list.push(candidate);
+            if total > f64::from(limit) {
+                break;
+            }
+        }
+    }
+
+    /// Keeps the shortest run of best candidates whose p sum to at least `limit` (off from 1).
+    pub fn top_p(&mut self, limit: f32) {
+        if limit >= 1.0 {
+            return;
+        }
+        let sum = self.weigh();
+        let max = self.best().logit;
+        let goal = f64::from(limit) * sum;
+        let mut sorted = 0;
+        let mut total = 0.0;
+        let mut step = TOP_P_FIRST;
+        while sorted < self.list.len() {
+            let end = (sorted + step).min(self.list.len());
+            let rest = &mut self.list[sorted..];
+            if end - sorted < rest.len() {
+                rest.select_nth_unstable_by(end - sorted - 1, by_logit);
+            }
+            self.list[sorted..end].sort_unstable_by(by_logit);
+            for i in sorted..end {
+                total += f64::from(libm::expf(self.list[i].logit - max));
+                if total >= goal {
+                    self.list.truncate(i + 1);
+                    return;
+                }
+            }
+            sorted = end;
+            step *= TOP_P_GROWTH;
+        }
+    }
+
+    /// Keeps `l >= l_max + ln(share)`; off from 0 down. The best always stays.
+    pub fn min_p(&mut self, share: f32) {
+        if share <= 0.0 {
+            return;
+        }
+        let max = self.best().logit;
+        let bar = max + libm::logf(share).min(0.0);
+        self.list.retain(|c| c.logit >= bar);
+    }
+
+    /// Divides the logits by `temperature`, and takes the first candidate at which the running sum
+    /// of weights exceeds the share `u` of their total.
+    pub fn draw(&mut self, temperature: f32, u: f64) -> u32 {
+        let max = self.best().logit;
+        self.weights.clear();
+        // Dividing the difference keeps a tiny temperature from overflowing the logits.
+        let weight = |c: &Candidate| libm::expf((c.logit - max) / temperature);
+        self.weights.extend(self.list.iter().map(weight));
+        let goal = u * self.weights.iter().map(|w| f64::from(*w)).sum::<f64>();
+        let mut total = 0.0;
+        let mut last = self.best().id;
+        for (candidate, &w) in self.list.iter().zip(&self.weights) {
+            if w > 0.0 {
+                total += f64::from(w);
+                last = candidate.id;
+                if total > goal {
+                    break;
+                }
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,160 @@
+//! Loading a stage: description, weights, state.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::embedding::Embedding;
+use super::head::Head;
+use super::{LoadedBlock, Stage, StageFacts};
+use crate::arch::{self, ModelSpec, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
+use crate::block::{Block, Scratch};
+use crate::error::ModelError;
+use crate::gguf::Gguf;
+use crate::kernels::{Compute, KvType, RopeParams, Yarn};
+use crate::sample::Sampler;
+use crate::state::{BlockState, Sequences};
+use crate::weights::{TensorSource, WeightLoader};
+
+/// What a stage is loaded for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageConfig {
+    /// Sequences it can hold at a time.
+    pub n_slots: usize,
+    /// KV pages, shared by all sequences.
+    pub n_blocks: u32,
+    /// Type of keys and values in the cache.
+    pub kv_type: KvType,
+    /// Positions a sequence may reach; chooses between the factors of longrope.
+    pub n_ctx: u32,
+    /// Most rows of a ubatch.
+    pub max_rows: usize,
+}
+
+impl Stage {
+    /// Loads `layers` of `model` (a header is enough), reading tensors from `source`.
+    /// `progress` is told the bytes of each tensor as it is taken.
+    ///
+    /// # Errors
+    /// A model that cannot be described, a tensor that is missing, misshapen, of an unsupported
+    /// type or unknown, or a state that the system has no memory for.
+    pub fn load(
+        model: &Gguf,
+        source: Arc<dyn TensorSource>,
+        layers: Range<usize>,
+        config: StageConfig,
+        compute: Compute,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, ModelError> {
+        let spec = Arc::new(arch::describe(model)?);
+        if layers.is_empty() || layers.end > spec.n_layer() {
+            let n = spec.n_layer();
+            return Err(ModelError::Bad(format!("layers {layers:?} of a model with {n}")));
+        }
+        let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
+        let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
+        let rope = load_rope(&spec, config.n_ctx, &mut loader)?;
+        let embedding = match first {
+            false => None,
+            true => {
+                let tensor = loader.reference(TOKEN_EMBD, &[spec.n_embd, spec.n_vocab])?;
+                Some(Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?)
+            }
+        };
+        let mut blocks = Vec::new();
+        for layer in layers.clone() {
+            load_layer(&spec, layer, &config, &mut loader, &mut blocks)?;
+        }
+        let head = if last { Some(load_head(&spec, &mut loader)?) } else { None };
+        loader.finish(&arch::stage_tensors(model, &spec, &layers))?;
+        let facts = StageFacts {
+            weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
+                + head.as_ref().map_or(0, |h| h.output.nbytes() as u64),
+            state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
+            kernels: compute.kernels().name,
+            threads: compute.pool().threads(),
+        };
+        let sequences = Sequences::new(config.n_slots, config.n_blocks, last);
+        let scratch = Scratch::default();
+        Ok(Self {
+            spec,
+            layers,
+            config,
+            facts,
+            compute,
+            embedding,
+            blocks,
+            head,
+            rope,
+            sequences,
+            scratch,
+        })
+    }
+}
+
+fn load_layer(
+    spec: &ModelSpec,
+    layer: usize,
+    config: &StageConfig,
+    loader: &mut WeightLoader<'_>,
+    blocks: &mut Vec<LoadedBlock>,
+) -> Result<(), ModelError> {
+    for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
+        blocks.push(LoadedBlock {
+            layer,
+            index,
+            norm: loader.vector(&format!("blk.{layer}.{}", block.norm), spec.n_embd)?,
+            block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
+            state: BlockState::new(&block.kind, config.kv_type, config.n_blocks)?,
+            spec: block.clone(),
+        });
+    }
+    Ok(())
+}
+
+fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
+    let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
+    Ok(Head {
+        spec: spec.head.clone(),
+        norm: loader.vector(OUTPUT_NORM, spec.n_embd)?,
+        output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
+        bias: loader.opt_vector("output.bias", spec.n_vocab)?,
+        sampler: Sampler::default(),
+    })
+}
+
+/// YaRN's ramp as llama.cpp fixes it for these models.
+const YARN_BETA_FAST: f32 = 32.0;
+const YARN_BETA_SLOW: f32 = 1.0;
+
+/// The rotation with the factors that apply for this context; the other of longrope's two tensors
+/// counts as taken.
+fn load_rope(
+    spec: &ModelSpec,
+    n_ctx: u32,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Option<RopeParams>, ModelError> {
+    let Some(rope) = &spec.rope else { return Ok(None) };
+    let mut freq_factors = None;
+    if let Some(factors) = rope.factors {
+        for other in ["rope_factors_long.weight", "rope_factors_short.weight"] {
+            if loader.has(other) {
+                loader.reference(other, &[rope.n_rot / 2])?;
+            }
+        }
+        freq_factors = Some(loader.vector(factors.tensor(n_ctx), rope.n_rot / 2)?);
+    }
+    Ok(Some(RopeParams {
+        layout: rope.layout,
+        n_rot: rope.n_rot,
+        freq_base: rope.freq_base,
+        freq_scale: rope.freq_scale,
+        freq_factors,
+        attn_factor: rope.attn_factor,
+        yarn: rope.yarn.as_ref().map(|yarn| Yarn {
+            ext_factor: 1.0,
+            beta_fast: YARN_BETA_FAST,
+            beta_slow: YARN_BETA_SLOW,
+            n_ctx_orig: yarn.n_ctx_orig,
+        }),
+    }))
+}

@@ -1,0 +1,214 @@
+//! Layers `[a, b)` of a model with their state: the unit that a worker runs.
+//!
+//! A stage takes one [`UBatch`] at a time and returns the rows for the next stage, or, on the last
+//! one, what was wanted of them. The same ubatches in the same order give the same bits on every
+//! cut: nothing here depends on how rows are grouped. It knows no network and keeps no clock.
+
+mod embedding;
+mod head;
+mod load;
+mod snapshot;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use load::StageConfig;
+
+use crate::arch::{BlockSpec, ModelSpec};
+use crate::batch::{Boundary, RowOutput, UBatch};
+use crate::block::{Block, BlockCx, Scratch};
+use crate::error::BatchError;
+use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
+use crate::state::{Applied, BlockState, PartRows, Sequences, StateAction};
+use embedding::Embedding;
+use head::Head;
+
+/// What a forward pass returns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StageOutput {
+    /// Hidden rows for the next stage.
+    Boundary(Boundary),
+    /// What the ubatch's parts wanted, in their order (the last stage).
+    Rows(Vec<RowOutput>),
+}
+
+/// What a loaded stage takes and uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageFacts {
+    /// Bytes of weights as the kernels hold them.
+    pub weight_bytes: u64,
+    /// Bytes of KV pages and recurrent slots.
+    pub state_bytes: u64,
+    /// The op table's name.
+    pub kernels: &'static str,
+    /// Compute threads.
+    pub threads: usize,
+}
+
+/// A loaded range of layers.
+pub struct Stage {
+    spec: Arc<ModelSpec>,
+    layers: Range<usize>,
+    config: StageConfig,
+    facts: StageFacts,
+    compute: Compute,
+    embedding: Option<Embedding>,
+    blocks: Vec<LoadedBlock>,
+    head: Option<Head>,
+    rope: Option<RopeParams>,
+    sequences: Sequences,
+    scratch: Scratch,
+}
+
+/// One residual block, ready to run.
+struct LoadedBlock {
+    layer: usize,
+    /// Place within its layer.
+    index: usize,
+    spec: BlockSpec,
+    norm: Vec<f32>,
+    block: Block,
+    state: BlockState,
+}
+
+impl Stage {
+    /// What the stage takes and uses.
+    pub fn facts(&self) -> &StageFacts {
+        &self.facts
+    }
+
+    /// The model's description.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The layers it runs.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
+    /// Sequences it holds now.
+    pub fn n_open(&self) -> usize {
+        self.sequences.n_open()
+    }
+
+    /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
+    ///
+    /// # Errors
+    /// A ubatch that does not fit the stage is refused before anything changes. Only
+    /// [`BatchError::Sample`] comes after the rows were computed.
+    pub fn forward(
+        &mut self,
+        ub: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, BatchError> {
+        self.check(ub, input.as_ref())?;
+        let applied = self.sequences.apply(ub)?;
+        self.run_actions(&applied);
+        let n_rows = ub.n_rows();
+        let mut hidden = match (&self.embedding, input) {
+            (Some(embedding), _) => embedding.rows(ub, self.spec.embedding_scale),
+            (None, Some(input)) => input.data,
+            (None, None) => Vec::new(),
+        };
+        if self.head.is_none() {
+            self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut hidden);
+            return Ok(StageOutput::Boundary(Boundary { n_rows, data: hidden }));
+        }
+        // Blocks at the end that do not mix rows run on the wanted rows alone.
+        let mixing =
+            self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows()).map_or(0, |i| i + 1);
+        self.run_blocks(0..mixing, &applied.parts, n_rows, &mut hidden);
+        let mut wanted = head::gather_wanted(&applied.parts, self.spec.n_embd, &hidden);
+        let n_wanted = wanted.len() / self.spec.n_embd;
+        self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
+        let Some(head) = &mut self.head else { unreachable!("checked above") };
+        head.outputs(&self.compute, &mut self.scratch, &self.sequences, &applied.parts, wanted)
+            .map(StageOutput::Rows)
+    }
+
+    /// Refuses a ubatch whose rows do not fit, before any sequence is touched.
+    fn check(&self, ub: &UBatch, input: Option<&Boundary>) -> Result<(), BatchError> {
+        let n_rows = ub.n_rows();
+        if n_rows > self.config.max_rows {
+            return Err(BatchError::Malformed(format!(
+                "{n_rows} rows, the stage was loaded for at most {}",
+                self.config.max_rows
+            )));
+        }
+        let n_vocab = self.spec.n_vocab;
+        let tokens = ub.parts.iter().flat_map(|p| &p.tokens);
+        if let Some(&token) = tokens.into_iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(BatchError::NoSuchToken { token, n_vocab });
+        }
+        match (self.embedding.is_some(), input) {
+            (true, None) => Ok(()),
+            (true, Some(_)) => Err(BatchError::Boundary("the first stage takes no rows".into())),
+            (false, None) if n_rows == 0 => Ok(()),
+            (false, None) => Err(BatchError::Boundary(format!("{n_rows} rows are missing"))),
+            (false, Some(input)) => {
+                let width = self.spec.boundary(self.layers.start).width();
+                if input.n_rows != n_rows || input.data.len() != n_rows * width {
+                    return Err(BatchError::Boundary(format!(
+                        "{} rows of {} values for a ubatch of {n_rows} rows of {width}",
+                        input.n_rows,
+                        input.data.len()
+                    )));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the state follow the ubatch's ops.
+    fn run_actions(&mut self, applied: &Applied) {
+        for action in &applied.actions {
+            for block in &mut self.blocks {
+                match action {
+                    StateAction::Zero(slot) => block.state.zero(*slot),
+                    StateAction::Copy(copy) => block.state.copy(copy),
+                }
+            }
+        }
+    }
+
+    /// Runs a range of residual blocks over `hidden[n_rows, n_embd]` in place.
+    fn run_blocks(
+        &mut self,
+        range: Range<usize>,
+        parts: &[PartRows],
+        n_rows: usize,
+        hidden: &mut [f32],
+    ) {
+        if n_rows == 0 {
+            return;
+        }
+        let rope = self.rope_table(parts);
+        let n_embd = self.spec.n_embd;
+        for block in &mut self.blocks[range] {
+            let mut normed = self.scratch.take(n_rows * n_embd);
+            self.compute.rms_norm(hidden, &block.norm, block.spec.eps, &mut normed);
+            let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
+            let mut out = self.scratch.take(n_rows * n_embd);
+            let mut cx = BlockCx {
+                compute: &self.compute,
+                parts,
+                sequences: &self.sequences,
+                rope: rope.as_ref(),
+                scratch: &mut self.scratch,
+            };
+            block.block.forward(&mut cx, &mut block.state, &x, &mut out);
+            self.compute.add_scaled(hidden, &out, block.spec.residual_scale);
+            drop(x);
+            self.scratch.give_all([normed, out]);
+        }
+    }
+
+    /// Sines and cosines for the positions of the ubatch.
+    fn rope_table(&self, parts: &[PartRows]) -> Option<RopeTable> {
+        let rope = self.rope.as_ref().filter(|_| !parts.is_empty())?;
+        let positions: Vec<u32> =
+            parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
+        Some(RopeTable::new(&self.compute, rope, &positions))
+    }
+}

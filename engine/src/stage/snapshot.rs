@@ -1,0 +1,69 @@
+//! One sequence's state as bytes, and back.
+
+use super::Stage;
+use crate::batch::SlotId;
+use crate::error::{BatchError, SnapshotError};
+use crate::state::{SnapshotReader, SnapshotWriter};
+
+impl Stage {
+    /// What a snapshot of this stage belongs to; another model or cache type is refused.
+    fn identity(&self) -> String {
+        let spec = &self.spec;
+        format!(
+            "{} of {} layers, width {}, vocabulary {}, KV {:?}",
+            spec.arch,
+            spec.n_layer(),
+            spec.n_embd,
+            spec.n_vocab,
+            self.config.kv_type
+        )
+    }
+
+    /// The state that `slot` has on this stage, layer by layer, in a versioned and checksummed form.
+    ///
+    /// # Errors
+    /// The slot holds no sequence.
+    pub fn snapshot(&self, slot: SlotId) -> Result<Vec<u8>, SnapshotError> {
+        let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?;
+        let history = self.sequences.history(slot);
+        let mut writer = SnapshotWriter::new(&self.identity(), sequence.len, history);
+        for block in &self.blocks {
+            if let Some(state) = block.state.read(slot, sequence) {
+                writer.section(block.layer, block.index, &state);
+            }
+        }
+        Ok(writer.finish())
+    }
+
+    /// Gives an open sequence the state of a snapshot; what it held before is lost. The snapshot
+    /// may come from a stage with another cut as long as it has this stage's layers.
+    ///
+    /// # Errors
+    /// Bytes that are damaged or foreign, a slot that is not open, or too few pages; then nothing
+    /// has changed.
+    pub fn restore(&mut self, slot: SlotId, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let snapshot = SnapshotReader::new(bytes, &self.identity())?;
+        let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?.clone();
+        sequence.check_room(slot, snapshot.len)?;
+        let restored = crate::state::Sequence { len: snapshot.len, ..sequence };
+        let mut sections = Vec::new();
+        for block in self.blocks.iter().filter(|b| b.state.n_bytes_of(&restored) > 0) {
+            let section = snapshot.section(block.layer, block.index)?;
+            let wanted = block.state.n_bytes_of(&restored);
+            if section.len() != wanted {
+                return Err(SnapshotError::Damaged(format!(
+                    "layer {} holds {} bytes, wanted {wanted}",
+                    block.layer,
+                    section.len()
+                )));
+            }
+            sections.push(section);
+        }
+        let stateful = self.blocks.iter_mut().filter(|b| b.state.n_bytes_of(&restored) > 0);
+        for (block, section) in stateful.zip(sections) {
+            block.state.write(slot, &restored, section);
+        }
+        self.sequences.set_restored(slot, snapshot.len, snapshot.history);
+        Ok(())
+    }
+}

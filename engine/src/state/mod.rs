@@ -1,0 +1,51 @@
+//! What a stage remembers of its sequences: KV pages for attention, fixed slots for recurrent
+//! layers, and the bookkeeping that says which sequence owns what.
+//!
+//! Blocks declare what they need as a [`StateSpec`]; planner and scheduler see sizes, never names.
+
+mod block;
+mod kv;
+mod sequences;
+mod snapshot;
+
+pub use block::BlockState;
+pub use kv::KvCache;
+pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
+pub use snapshot::{SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
+
+use crate::kernels::KvType;
+
+/// What one block remembers of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateSpec {
+    /// Nothing.
+    None,
+    /// Grows with the sequence, kept in pages of [`crate::kernels::KV_PAGE`] positions.
+    Paged {
+        /// Scalars a token adds (keys and values).
+        values_per_token: usize,
+    },
+    /// A fixed size, in f32.
+    Slot {
+        /// Scalars of a sequence's state.
+        values_per_sequence: usize,
+    },
+}
+
+impl StateSpec {
+    /// Bytes that a token adds.
+    pub fn bytes_per_token(&self, kv: KvType) -> usize {
+        match self {
+            Self::Paged { values_per_token } => values_per_token * kv.bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that a sequence takes whatever its length.
+    pub fn bytes_per_sequence(&self) -> usize {
+        match self {
+            Self::Slot { values_per_sequence } => values_per_sequence * size_of::<f32>(),
+            _ => 0,
+        }
+    }
+}

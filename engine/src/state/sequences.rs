@@ -1,0 +1,418 @@
+//! Which sequences a stage holds, how long they are and which pages are theirs.
+//!
+//! [`Sequences::apply`] checks a whole ubatch before it changes anything, so that a refused ubatch
+//! leaves every sequence as it was. It knows pages and lengths, not what lies in them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::batch::{BlockId, SamplerSetup, SeqOp, SlotId, UBatch, Want};
+use crate::error::BatchError;
+use crate::kernels::KV_PAGE;
+
+/// One live sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    /// Positions computed so far (the applied ubatch included).
+    pub len: u32,
+    /// Page `i` holds positions `i * KV_PAGE ..`.
+    pub blocks: Arc<[BlockId]>,
+    /// How to draw its tokens.
+    pub sampler: Option<Arc<SamplerSetup>>,
+}
+
+impl Sequence {
+    /// The pages that hold its positions so far.
+    pub fn used_blocks(&self) -> &[BlockId] {
+        &self.blocks[..pages_of(self.len)]
+    }
+
+    /// Whether its pages hold `len` positions.
+    ///
+    /// # Errors
+    /// [`BatchError::BeyondBlocks`].
+    pub fn check_room(&self, slot: SlotId, len: u32) -> Result<(), BatchError> {
+        check_room(slot, len, self.blocks.len())
+    }
+}
+
+/// Rows of the ubatch that belong to one part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartRows {
+    /// The sequence.
+    pub slot: SlotId,
+    /// Position of the first row.
+    pub pos: u32,
+    /// Rows within the ubatch.
+    pub rows: Range<usize>,
+    /// What is wanted of them.
+    pub want: Want,
+}
+
+/// Where one sequence's state is copied from and to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateCopy {
+    /// Pages to copy from, in position order (those that hold the first `len` positions).
+    pub src_blocks: Vec<BlockId>,
+    /// Pages to copy to, as many.
+    pub dst_blocks: Vec<BlockId>,
+    /// Slots, for state of a fixed size.
+    pub slots: (SlotId, SlotId),
+}
+
+/// A change of state that the ops of a ubatch ask of the pages' and slots' owners.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StateAction {
+    /// The slot's fixed-size state starts at zero.
+    Zero(SlotId),
+    /// A sequence starts as a copy of another.
+    Copy(StateCopy),
+}
+
+/// What [`Sequences::apply`] leaves to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Applied {
+    /// To be done in this order, before any row is computed.
+    pub actions: Vec<StateAction>,
+    /// The parts with their rows.
+    pub parts: Vec<PartRows>,
+}
+
+/// All sequences of a stage.
+#[derive(Debug)]
+pub struct Sequences {
+    slots: Vec<Option<Sequence>>,
+    /// Every token of each slot's sequence, for penalties; `None` where nothing is sampled.
+    histories: Option<Vec<Vec<u32>>>,
+    n_blocks: u32,
+}
+
+impl Sequences {
+    /// `n_slots` empty slots over `n_blocks` pages; the last stage keeps the tokens as well.
+    pub fn new(n_slots: usize, n_blocks: u32, keep_history: bool) -> Self {
+        let histories = keep_history.then(|| vec![Vec::new(); n_slots]);
+        Self { slots: vec![None; n_slots], histories, n_blocks }
+    }
+
+    /// Number of slots, open or not.
+    pub fn n_slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The sequence in a slot.
+    pub fn get(&self, slot: SlotId) -> Option<&Sequence> {
+        self.slots.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// Live sequences.
+    pub fn n_open(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    /// Every token of a sequence so far (prompt and generated), empty where none are kept.
+    pub fn history(&self, slot: SlotId) -> &[u32] {
+        self.histories.as_ref().map_or(&[], |all| &all[slot.0 as usize])
+    }
+
+    /// Applies the ops and reserves the rows of `ub`; lengths include its rows afterwards.
+    ///
+    /// # Errors
+    /// What is wrong with the ubatch; then nothing has changed.
+    pub fn apply(&mut self, ub: &UBatch) -> Result<Applied, BatchError> {
+        let mut draft = Draft { base: self, changed: BTreeMap::new() };
+        let mut applied = Applied::default();
+        for op in &ub.ops {
+            draft.apply_op(op, &mut applied)?;
+        }
+        let mut row = 0;
+        for part in &ub.parts {
+            let rows = row..row + part.tokens.len();
+            row = rows.end;
+            if applied.parts.iter().any(|p| p.slot == part.slot) {
+                let slot = part.slot.0;
+                return Err(BatchError::Malformed(format!("two parts for slot {slot}")));
+            }
+            draft.extend(part.slot, part.pos, &part.tokens, part.want)?;
+            applied.parts.push(PartRows { slot: part.slot, pos: part.pos, rows, want: part.want });
+        }
+        let changed = draft.changed;
+        for (slot, sequence) in changed {
+            self.slots[slot.0 as usize] = sequence;
+        }
+        if let Some(histories) = &mut self.histories {
+            record(histories, ub);
+        }
+        Ok(applied)
+    }
+
+    /// Replaces what is known of an open sequence by a restored length and history.
+    pub(crate) fn set_restored(&mut self, slot: SlotId, len: u32, history: Vec<u32>) {
+        if let Some(sequence) = self.slots[slot.0 as usize].as_mut() {
+            sequence.len = len;
+        }
+        if let Some(histories) = &mut self.histories {
+            histories[slot.0 as usize] = history;
+        }
+    }
+}
+
+/// Follows an accepted ubatch in the token histories.
+fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
+    for op in &ub.ops {
+        match op {
+            SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
+            SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
+            SeqOp::Copy { src, dst, len, .. } => {
+                let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
+                histories[dst.0 as usize] = kept;
+            }
+        }
+    }
+    for part in &ub.parts {
+        histories[part.slot.0 as usize].extend_from_slice(&part.tokens);
+    }
+}
+
+/// The sequences as they would be, over those that are.
+struct Draft<'a> {
+    base: &'a Sequences,
+    changed: BTreeMap<SlotId, Option<Sequence>>,
+}
+
+impl Draft<'_> {
+    /// The slot's content, copied into the draft on first use.
+    fn slot(&mut self, slot: SlotId) -> Result<&mut Option<Sequence>, BatchError> {
+        let slots = &self.base.slots;
+        let base = slots
+            .get(slot.0 as usize)
+            .ok_or(BatchError::NoSuchSlot { slot, n_slots: slots.len() })?;
+        Ok(self.changed.entry(slot).or_insert_with(|| base.clone()))
+    }
+
+    fn sequence(&mut self, slot: SlotId) -> Result<&mut Sequence, BatchError> {
+        self.slot(slot)?.as_mut().ok_or(BatchError::NotOpen(slot))
+    }
+
+    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+        let n_blocks = self.base.n_blocks;
+        if let Some(block) = sequence.blocks.iter().find(|b| b.0 >= n_blocks) {
+            return Err(BatchError::NoSuchBlock { block: block.0, n_blocks });
+        }
+        let place = self.slot(slot)?;
+        if place.is_some() {
+            return Err(BatchError::AlreadyOpen(slot));
+        }
+        *place = Some(sequence);
+        Ok(())
+    }
+
+    fn apply_op(&mut self, op: &SeqOp, applied: &mut Applied) -> Result<(), BatchError> {
+        match op {
+            SeqOp::Open { slot, blocks, sampler } => {
+                let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
+                self.open(*slot, Sequence { len: 0, blocks, sampler })?;
+                applied.actions.push(StateAction::Zero(*slot));
+            }
+            SeqOp::Copy { src, dst, len, blocks, sampler } => {
+                let source = self.sequence(*src)?.clone();
+                check_len(*src, *len, source.len)?;
+                check_room(*dst, *len, blocks.len())?;
+                let pages = pages_of(*len);
+                applied.actions.push(StateAction::Copy(StateCopy {
+                    src_blocks: source.blocks[..pages].to_vec(),
+                    dst_blocks: blocks[..pages].to_vec(),
+                    slots: (*src, *dst),
+                }));
+                let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
+                self.open(*dst, Sequence { len: *len, blocks, sampler })?;
+            }
+            SeqOp::Truncate { slot, len } => {
+                let sequence = self.sequence(*slot)?;
+                check_len(*slot, *len, sequence.len)?;
+                sequence.len = *len;
+            }
+            SeqOp::Close { slot } => {
+                self.sequence(*slot)?;
+                *self.slot(*slot)? = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn extend(
+        &mut self,
+        slot: SlotId,
+        pos: u32,
+        tokens: &[u32],
+        want: Want,
+    ) -> Result<(), BatchError> {
+        if tokens.is_empty() {
+            return Err(BatchError::Malformed(format!("slot {}: a part without tokens", slot.0)));
+        }
+        let sequence = self.sequence(slot)?;
+        if sequence.len != pos {
+            return Err(BatchError::WrongPosition { slot, expected: sequence.len, found: pos });
+        }
+        let end = u32::try_from(pos as usize + tokens.len())
+            .map_err(|_| BatchError::Malformed(format!("slot {}: position overflows", slot.0)))?;
+        check_room(slot, end, sequence.blocks.len())?;
+        if want == Want::Sample && sequence.sampler.is_none() {
+            return Err(BatchError::NoSampler(slot));
+        }
+        sequence.len = end;
+        Ok(())
+    }
+}
+
+/// Pages that hold `len` positions.
+fn pages_of(len: u32) -> usize {
+    (len as usize).div_ceil(KV_PAGE)
+}
+
+fn check_len(slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
+    if len > have {
+        return Err(BatchError::WrongPosition { slot, expected: have, found: len });
+    }
+    Ok(())
+}
+
+fn check_room(slot: SlotId, end: u32, n_blocks: usize) -> Result<(), BatchError> {
+    if pages_of(end) > n_blocks {
+        return Err(BatchError::BeyondBlocks { slot, end, n_blocks });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::SeqPart;
+    use proptest::prelude::*;
+
+    const N_SLOTS: u32 = 3;
+    const N_BLOCKS: u32 = 8;
+
+    fn blocks(ids: &[u32]) -> Vec<BlockId> {
+        ids.iter().map(|&b| BlockId(b)).collect()
+    }
+
+    fn open(slot: u32, ids: &[u32]) -> SeqOp {
+        SeqOp::Open { slot: SlotId(slot), blocks: blocks(ids), sampler: None }
+    }
+
+    fn part(slot: u32, pos: u32, n: usize) -> SeqPart {
+        SeqPart { slot: SlotId(slot), pos, tokens: vec![7; n], want: Want::Nothing }
+    }
+
+    fn apply(
+        sequences: &mut Sequences,
+        ops: Vec<SeqOp>,
+        parts: Vec<SeqPart>,
+    ) -> Result<Applied, BatchError> {
+        sequences.apply(&UBatch { id: 0, ops, parts })
+    }
+
+    #[test]
+    fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
+        let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, true);
+        apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
+        let copy = SeqOp::Copy {
+            src: SlotId(0),
+            dst: SlotId(1),
+            len: 65,
+            blocks: blocks(&[1, 2, 3]),
+            sampler: None,
+        };
+        let ops = vec![copy, SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
+        let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
+        let copy = StateCopy {
+            src_blocks: blocks(&[4, 5]),
+            dst_blocks: blocks(&[1, 2]),
+            slots: (SlotId(0), SlotId(1)),
+        };
+        let actions = [StateAction::Copy(copy), StateAction::Zero(SlotId(0))];
+        assert_eq!(applied.actions, actions);
+        assert_eq!(applied.parts[1].rows, 1..4);
+        assert_eq!(s.history(SlotId(1)).len(), 66);
+        assert_eq!(s.history(SlotId(0)).len(), 3);
+    }
+
+    #[test]
+    fn each_wrong_ubatch_is_refused_with_its_reason() {
+        let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, false);
+        apply(&mut s, vec![open(0, &[0])], vec![part(0, 0, 60)]).unwrap();
+        let slot = SlotId(0);
+        let cases = [
+            (vec![], vec![part(1, 0, 1)], BatchError::NotOpen(SlotId(1))),
+            (vec![open(0, &[])], vec![], BatchError::AlreadyOpen(slot)),
+            (vec![open(1, &[8])], vec![], BatchError::NoSuchBlock { block: 8, n_blocks: 8 }),
+            (vec![], vec![part(9, 0, 1)], BatchError::NoSuchSlot { slot: SlotId(9), n_slots: 3 }),
+            (
+                vec![],
+                vec![part(0, 59, 1)],
+                BatchError::WrongPosition { slot, expected: 60, found: 59 },
+            ),
+            (vec![], vec![part(0, 60, 5)], BatchError::BeyondBlocks { slot, end: 65, n_blocks: 1 }),
+        ];
+        for (ops, parts, reason) in cases {
+            assert_eq!(apply(&mut s, ops, parts), Err(reason));
+        }
+        let twice = apply(&mut s, vec![], vec![part(0, 60, 1), part(0, 61, 1)]);
+        assert!(matches!(twice, Err(BatchError::Malformed(_))));
+        let empty = apply(&mut s, vec![], vec![part(0, 60, 0)]);
+        assert!(matches!(empty, Err(BatchError::Malformed(_))));
+        let sample = SeqPart { want: Want::Sample, ..part(0, 60, 1) };
+        assert_eq!(apply(&mut s, vec![], vec![sample]), Err(BatchError::NoSampler(slot)));
+        assert_eq!(s.get(slot).map(|s| s.len), Some(60));
+    }
+
+    fn any_op() -> impl Strategy<Value = SeqOp> {
+        let slot = 0..N_SLOTS + 1;
+        let ids = prop::collection::vec(0..N_BLOCKS + 1, 0..4);
+        prop_oneof![
+            (slot.clone(), ids.clone()).prop_map(|(slot, ids)| open(slot, &ids)),
+            (slot.clone(), slot.clone(), 0..200u32, ids).prop_map(|(src, dst, len, ids)| {
+                let (src, dst) = (SlotId(src), SlotId(dst));
+                SeqOp::Copy { src, dst, len, blocks: blocks(&ids), sampler: None }
+            }),
+            (slot.clone(), 0..200u32)
+                .prop_map(|(slot, len)| SeqOp::Truncate { slot: SlotId(slot), len }),
+            slot.prop_map(|slot| SeqOp::Close { slot: SlotId(slot) }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_refused_ubatch_changes_nothing_and_lengths_match_histories(
+            steps in prop::collection::vec(
+                (
+                    prop::collection::vec(any_op(), 0..4),
+                    prop::collection::vec((0..N_SLOTS + 1, 0..80usize), 0..3),
+                ),
+                1..12,
+            )
+        ) {
+            let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, true);
+            for (ops, wanted) in steps {
+                let len = |slot: u32| s.get(SlotId(slot)).map_or(0, |s| s.len);
+                let parts = wanted.iter().map(|&(slot, n)| part(slot, len(slot), n)).collect();
+                let before: Vec<_> = (0..N_SLOTS)
+                    .map(|i| (s.get(SlotId(i)).cloned(), s.history(SlotId(i)).to_vec()))
+                    .collect();
+                let refused = apply(&mut s, ops, parts).is_err();
+                for i in 0..N_SLOTS {
+                    let slot = SlotId(i);
+                    if refused {
+                        prop_assert_eq!(s.get(slot).cloned(), before[i as usize].0.clone());
+                        prop_assert_eq!(s.history(slot), before[i as usize].1.as_slice());
+                    }
+                    if let Some(sequence) = s.get(slot) {
+                        prop_assert_eq!(sequence.len as usize, s.history(slot).len());
+                        prop_assert!(sequence.used_blocks().len() <= sequence.blocks.len());
+                    }
+                }
+            }
+        }
+    }
+}

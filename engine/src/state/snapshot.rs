@@ -1,0 +1,172 @@
+//! The byte form of one sequence's state on one stage.
+//!
+//! Layout, little-endian: magic, version, identity (what the state belongs to), length in
+//! positions, token history, then sections keyed by (layer, block), then a BLAKE3 hash of all
+//! before it. Sections are per layer so that a stage with another cut can take those it owns.
+//! This file knows the frame, not what a section means.
+
+use crate::error::SnapshotError;
+
+/// Version written and read.
+pub const SNAPSHOT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 4] = *b"BRGS";
+const HASH_BYTES: usize = blake3::OUT_LEN;
+
+/// Writes a snapshot section by section.
+pub struct SnapshotWriter {
+    bytes: Vec<u8>,
+}
+
+impl SnapshotWriter {
+    /// Starts a snapshot of a sequence of `len` positions. `identity` names the model and the cache
+    /// type; a reader refuses another one.
+    pub fn new(identity: &str, len: u32, history: &[u32]) -> Self {
+        let mut writer = Self { bytes: MAGIC.to_vec() };
+        writer.u32(SNAPSHOT_VERSION);
+        writer.blob(identity.as_bytes());
+        writer.u32(len);
+        writer.blob(bytemuck::cast_slice(history));
+        writer
+    }
+
+    /// Appends the state of one block of one layer.
+    pub fn section(&mut self, layer: usize, block: usize, state: &[u8]) {
+        self.u32(layer as u32);
+        self.u32(block as u32);
+        self.blob(state);
+    }
+
+    /// Seals the snapshot.
+    pub fn finish(mut self) -> Vec<u8> {
+        let hash = blake3::hash(&self.bytes);
+        self.bytes.extend_from_slice(hash.as_bytes());
+        self.bytes
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn blob(&mut self, blob: &[u8]) {
+        self.bytes.extend_from_slice(&(blob.len() as u64).to_le_bytes());
+        self.bytes.extend_from_slice(blob);
+    }
+}
+
+/// A checked snapshot.
+#[derive(Debug)]
+pub struct SnapshotReader<'a> {
+    /// Positions the state has seen.
+    pub len: u32,
+    /// The tokens of those positions, where the writing stage kept them.
+    pub history: Vec<u32>,
+    sections: Vec<(u32, u32, &'a [u8])>,
+}
+
+impl<'a> SnapshotReader<'a> {
+    /// Checks the whole of `bytes`.
+    ///
+    /// # Errors
+    /// Another version, another identity, a wrong hash, or a length that runs out of the bytes.
+    pub fn new(bytes: &'a [u8], identity: &str) -> Result<Self, SnapshotError> {
+        let mut cursor = Cursor { rest: bytes };
+        let version = |found: String| SnapshotError::Version { expected: SNAPSHOT_VERSION, found };
+        if cursor.take(MAGIC.len()).ok() != Some(&MAGIC) {
+            return Err(version("other first bytes".to_owned()));
+        }
+        let found = cursor.u32()?;
+        if found != SNAPSHOT_VERSION {
+            return Err(version(format!("version {found}")));
+        }
+        let body = bytes.len().checked_sub(HASH_BYTES).ok_or_else(truncated)?;
+        if blake3::hash(&bytes[..body]).as_bytes() != &bytes[body..] {
+            return Err(SnapshotError::Damaged("its hash does not match".to_owned()));
+        }
+        cursor.rest = cursor.rest.get(..body - MAGIC.len() - 4).ok_or_else(truncated)?;
+        let found = String::from_utf8_lossy(cursor.blob()?).into_owned();
+        if found != identity {
+            return Err(SnapshotError::Foreign(format!("it is of {found}, wanted {identity}")));
+        }
+        let len = cursor.u32()?;
+        let history = bytemuck::pod_collect_to_vec(cursor.blob()?);
+        let mut sections = Vec::new();
+        while !cursor.rest.is_empty() {
+            sections.push((cursor.u32()?, cursor.u32()?, cursor.blob()?));
+        }
+        Ok(Self { len, history, sections })
+    }
+
+    /// The state of one block of one layer.
+    ///
+    /// # Errors
+    /// The snapshot was taken from a stage that does not have that layer.
+    pub fn section(&self, layer: usize, block: usize) -> Result<&'a [u8], SnapshotError> {
+        let found = self.sections.iter().find(|s| (s.0 as usize, s.1 as usize) == (layer, block));
+        found.map(|s| s.2).ok_or_else(|| {
+            SnapshotError::Foreign(format!("it has no state of layer {layer}, block {block}"))
+        })
+    }
+}
+
+struct Cursor<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], SnapshotError> {
+        let (taken, rest) = self.rest.split_at_checked(n).ok_or_else(truncated)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, SnapshotError> {
+        let bytes = self.take(4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    fn blob(&mut self) -> Result<&'a [u8], SnapshotError> {
+        let bytes = self.take(8)?;
+        let n = bytes.iter().rev().fold(0u64, |n, &b| n << 8 | u64::from(b));
+        self.take(usize::try_from(n).map_err(|_| truncated())?)
+    }
+}
+
+fn truncated() -> SnapshotError {
+    SnapshotError::Damaged("it ends too early".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<u8> {
+        let mut writer = SnapshotWriter::new("llama kv f16", 3, &[5, 6, 7]);
+        writer.section(2, 0, b"abc");
+        writer.section(3, 1, b"");
+        writer.finish()
+    }
+
+    #[test]
+    fn reads_what_it_wrote() {
+        let bytes = sample();
+        let reader = SnapshotReader::new(&bytes, "llama kv f16").unwrap();
+        assert_eq!((reader.len, reader.history.as_slice()), (3, [5, 6, 7].as_slice()));
+        assert_eq!(reader.section(2, 0), Ok(b"abc".as_slice()));
+        assert_eq!(reader.section(3, 1), Ok(b"".as_slice()));
+        assert!(matches!(reader.section(4, 0), Err(SnapshotError::Foreign(_))));
+    }
+
+    #[test]
+    fn refuses_foreign_and_damaged_bytes() {
+        let bytes = sample();
+        let foreign = SnapshotReader::new(&bytes, "llama kv f32").unwrap_err();
+        assert!(matches!(foreign, SnapshotError::Foreign(_)));
+        for n in 0..bytes.len() {
+            assert!(SnapshotReader::new(&bytes[..n], "llama kv f16").is_err(), "cut at {n}");
+            let mut damaged = bytes.clone();
+            damaged[n] ^= 0x40;
+            assert!(SnapshotReader::new(&damaged, "llama kv f16").is_err(), "byte {n}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Seeded random models of the supported architectures: to try a cluster, and to bench, before any
+//! download.
+//!
+//! A file is a function of its [`Spec`] alone, whatever the number of threads. llama.cpp loads it.
+//! The weights are noise of the right size: activations stay finite, and the text is babble.
+
+mod arch;
+mod file_type;
+mod noise;
+mod plan;
+mod shape;
+mod vocab;
+
+pub use arch::{ARCHES, Arch};
+pub use file_type::FileType;
+pub use shape::{Experts, SIZES, Shape};
+
+use crate::gguf::{GgufError, GgufWriter, TensorStream};
+use crate::quant::{Format, QuantError, require_format};
+use noise::RowNoise;
+use plan::{Plan, TensorPlan};
+use rayon::prelude::*;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// Bytes of encoded rows that are made before they are written.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// What to make.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// The architecture.
+    pub arch: Arch,
+    /// Its sizes; [`Shape::named`] has the usual ones.
+    pub shape: Shape,
+    /// The weights' types.
+    pub quant: FileType,
+    /// Two seeds, two models.
+    pub seed: u64,
+    /// Metadata and tensor directory only.
+    pub header_only: bool,
+}
+
+/// Why a model cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    /// An architecture, size or quantisation of this name is not offered; the others are listed.
+    #[error("unknown {what} {name:?}; there are {}", choices.join(", "))]
+    Unknown {
+        /// Architecture, size or quant.
+        what: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        choices: Vec<&'static str>,
+    },
+    /// The sizes make no model of this architecture.
+    #[error("{arch} of this size: {problem}")]
+    Shape {
+        /// The architecture.
+        arch: &'static str,
+        /// What does not fit.
+        problem: String,
+    },
+    /// The plan is not a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The weights cannot be encoded.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// The file cannot be written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Writes the model that `spec` describes. Returns the bytes of tensor data it has (or would have,
+/// with `header_only`).
+///
+/// # Errors
+/// The sizes do not fit the architecture, or the file cannot be written.
+pub fn write(spec: &Spec, path: impl AsRef<Path>) -> Result<u64, SynthError> {
+    let path = path.as_ref();
+    let io = |source| SynthError::Io { path: path.display().to_string(), source };
+    let plan = arch::plan(spec)?;
+    let writer = header(spec, &plan)?;
+    let bytes = writer.data_bytes();
+    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    if spec.header_only {
+        writer.write_header_only(&mut out).and_then(|()| out.flush()).map_err(io)?;
+        return Ok(bytes);
+    }
+    let mut stream = writer.start(out).map_err(io)?;
+    for tensor in &plan.tensors {
+        let format = require_format(tensor.ty, &tensor.name)?;
+        write_tensor(spec.seed, tensor, format, &mut stream, &io)?;
+    }
+    stream.finish().map_err(io)?;
+    Ok(bytes)
+}
+
+fn header(spec: &Spec, plan: &Plan) -> Result<GgufWriter, GgufError> {
+    let mut writer = GgufWriter::new();
+    let name = format!("synthetic {} (seed {})", spec.arch.name(), spec.seed);
+    writer.set("general.architecture", spec.arch.name())?;
+    writer.set("general.name", &name)?;
+    writer.set("general.file_type", &spec.quant.id())?;
+    writer.set("general.quantization_version", &2_u32)?;
+    for (key, value) in &plan.metadata {
+        value.set(&mut writer, key)?;
+    }
+    vocab::write(&mut writer, spec.shape.vocab)?;
+    for tensor in &plan.tensors {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.ne)?;
+    }
+    Ok(writer)
+}
+
+/// Makes and encodes a tensor's rows on all cores, a chunk at a time.
+fn write_tensor<W: Write>(
+    seed: u64,
+    tensor: &TensorPlan,
+    format: &Format,
+    stream: &mut TensorStream<W>,
+    io: &impl Fn(io::Error) -> SynthError,
+) -> Result<(), SynthError> {
+    let row_len = tensor.ne[0];
+    let n_rows: usize = tensor.ne[1..].iter().product();
+    let row_bytes = row_len / tensor.ty.block_elems() * tensor.ty.block_bytes();
+    let rows_per_chunk = (CHUNK_BYTES / row_bytes).max(1);
+    let noise = RowNoise::new(seed, &tensor.name);
+    let mut chunk = vec![0; rows_per_chunk.min(n_rows) * row_bytes];
+    for first in (0..n_rows).step_by(rows_per_chunk) {
+        let chunk = &mut chunk[..rows_per_chunk.min(n_rows - first) * row_bytes];
+        chunk.par_chunks_exact_mut(row_bytes).enumerate().try_for_each_init(
+            || vec![0.0; row_len],
+            |values, (i, row)| {
+                noise.fill((first + i) as u64, tensor.fill, values);
+                format.quantize_row(values, row)
+            },
+        )?;
+        stream.write(chunk).map_err(io)?;
+    }
+    Ok(())
+}

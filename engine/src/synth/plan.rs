@@ -1,0 +1,112 @@
+//! A model before it is written: metadata and tensors in the file's order.
+
+use super::Shape;
+use super::file_type::{FileType, Place, Role};
+use super::noise::Fill;
+use crate::gguf::{GgufError, GgufWriter};
+use crate::quant::GgmlType;
+
+/// Spread of norm weights around 1 and of biases around 0.
+const SMALL: f32 = 0.1;
+
+/// A metadata value of an architecture's keys.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum MetaScalar {
+    U32(u32),
+    F32(f32),
+}
+
+impl MetaScalar {
+    pub fn set(&self, writer: &mut GgufWriter, key: &str) -> Result<(), GgufError> {
+        match self {
+            Self::U32(v) => writer.set(key, v),
+            Self::F32(v) => writer.set(key, v),
+        }
+    }
+}
+
+/// One tensor to make.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TensorPlan {
+    pub name: String,
+    pub ty: GgmlType,
+    /// Sizes, the fastest-varying first.
+    pub ne: Vec<usize>,
+    pub fill: Fill,
+}
+
+/// Everything of a model but its tokenizer.
+pub(super) struct Plan {
+    prefix: &'static str,
+    quant: FileType,
+    place: Place,
+    pub metadata: Vec<(String, MetaScalar)>,
+    pub tensors: Vec<TensorPlan>,
+}
+
+impl Plan {
+    /// An empty plan; keys get `prefix` and a dot before them.
+    pub fn new(prefix: &'static str, quant: FileType, shape: &Shape) -> Self {
+        let place = Place {
+            il: 0,
+            n_layer: shape.n_layer,
+            n_gqa: shape.n_head.checked_div(shape.n_head_kv).unwrap_or(1),
+            n_expert: shape.experts.map_or(0, |experts| experts.count),
+        };
+        Self { prefix, quant, place, metadata: Vec::new(), tensors: Vec::new() }
+    }
+
+    /// Adds a count to the metadata. Shapes are far below 2^32: see `arch::plan`.
+    pub fn count(&mut self, key: &str, value: usize) {
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::U32(value as u32)));
+    }
+
+    /// Adds a number to the metadata.
+    pub fn number(&mut self, key: &str, value: f32) {
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::F32(value)));
+    }
+
+    /// Says which layer the following tensors are of.
+    pub fn layer(&mut self, il: usize) {
+        self.place.il = il;
+    }
+
+    /// A tensor of the current layer.
+    fn push(&mut self, name: String, role: Role, ne: &[usize], fill: Fill) {
+        let ty = self.quant.tensor_type(role, self.place, ne[0]);
+        self.tensors.push(TensorPlan { name, ty, ne: ne.to_vec(), fill });
+    }
+
+    /// A matrix of the whole model, rows of standard deviation `deviation`.
+    pub fn global(&mut self, name: &str, role: Role, ne: &[usize], deviation: f32) {
+        self.push(format!("{name}.weight"), role, ne, Fill::Normal(deviation));
+    }
+
+    /// A norm of the whole model.
+    pub fn global_norm(&mut self, name: &str, width: usize) {
+        self.push(format!("{name}.weight"), Role::Precise, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// A matrix (or a stack of them) of the current layer that maps unit variance to `gain` squared.
+    pub fn matrix(&mut self, name: &str, role: Role, ne: &[usize], gain: f32) {
+        let deviation = gain / (ne[0] as f32).sqrt();
+        self.push(
+            format!("blk.{}.{name}.weight", self.place.il),
+            role,
+            ne,
+            Fill::Normal(deviation),
+        );
+    }
+
+    /// A norm of the current layer.
+    pub fn norm(&mut self, name: &str, width: usize) {
+        let name = format!("blk.{}.{name}.weight", self.place.il);
+        self.push(name, Role::Precise, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// A bias of the current layer.
+    pub fn bias(&mut self, name: &str, width: usize) {
+        let name = format!("blk.{}.{name}.bias", self.place.il);
+        self.push(name, Role::Precise, &[width], Fill::Normal(SMALL));
+    }
+}

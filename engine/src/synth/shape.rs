@@ -1,0 +1,95 @@
+//! Sizes of models, by the names people know.
+
+use super::SynthError;
+
+/// The sizes of a transformer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Layers.
+    pub n_layer: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Inner width of the dense FFN.
+    pub n_ff: usize,
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads.
+    pub n_head_kv: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Tokens.
+    pub vocab: usize,
+    /// Positions the metadata promise.
+    pub context: usize,
+    /// Whether the output matrix is the embedding's.
+    pub tied: bool,
+    /// Mixture of experts instead of the dense FFN.
+    pub experts: Option<Experts>,
+}
+
+/// The sizes of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a token takes.
+    pub used: usize,
+    /// Inner width of one expert.
+    pub n_ff: usize,
+}
+
+const fn dense(layers_embd_ff: [usize; 3], heads: [usize; 3], vocab: usize, tied: bool) -> Shape {
+    let [n_layer, n_embd, n_ff] = layers_embd_ff;
+    let [n_head, n_head_kv, head_dim] = heads;
+    let context = 32768;
+    Shape {
+        n_layer,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        head_dim,
+        vocab,
+        context,
+        tied,
+        experts: None,
+    }
+}
+
+const fn moe(shape: Shape, count: usize, used: usize, n_ff: usize) -> Shape {
+    Shape { experts: Some(Experts { count, used, n_ff }), ..shape }
+}
+
+/// Every named size: `([layers, width, ff], [heads, KV heads, head width], vocabulary, tied)`.
+/// `0.6b` is the reference model of the benchmarks; the large ones are those of well-known models
+/// and meant for `header_only`.
+pub static SIZES: &[(&str, Shape)] = &[
+    ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
+    ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
+    ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),
+    ("0.6b", dense([32, 1024, 4096], [16, 4, 64], 32000, false)),
+    ("1b", dense([16, 2048, 8192], [32, 8, 64], 128256, true)),
+    ("3b", dense([28, 3072, 8192], [24, 8, 128], 128256, true)),
+    ("8b", dense([32, 4096, 14336], [32, 8, 128], 128256, false)),
+    ("32b", dense([64, 5120, 25600], [64, 8, 128], 151936, false)),
+    ("70b", dense([80, 8192, 28672], [64, 8, 128], 128256, false)),
+    ("405b", dense([126, 16384, 53248], [128, 8, 128], 128256, false)),
+    ("8x7b", moe(dense([32, 4096, 14336], [32, 8, 128], 32000, false), 8, 2, 14336)),
+    ("30b-a3b", moe(dense([48, 2048, 6144], [32, 4, 128], 151936, false), 128, 8, 768)),
+    ("235b-a22b", moe(dense([94, 4096, 12288], [64, 4, 128], 151936, false), 128, 8, 1536)),
+];
+
+impl Shape {
+    /// The size of this name.
+    ///
+    /// # Errors
+    /// There is none; the message lists those there are.
+    pub fn named(name: &str) -> Result<Self, SynthError> {
+        let found = SIZES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, shape)| shape.clone()).ok_or_else(|| SynthError::Unknown {
+            what: "size",
+            name: name.to_owned(),
+            choices: SIZES.iter().map(|(name, _)| *name).collect(),
+        })
+    }
+}

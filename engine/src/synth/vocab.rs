@@ -1,0 +1,120 @@
+//! A SentencePiece-style vocabulary of any size: special tokens, all bytes, printable characters,
+//! then strings of letters, shortest first. Any text tokenises, and comes back as it was.
+//!
+//! Pieces grow letter by letter, so that each can be reached by merging two shorter ones.
+
+use crate::gguf::{GgufError, GgufWriter};
+use std::ops::RangeInclusive;
+
+/// Stands for a space in a piece.
+const SPACE: &str = "\u{2581}";
+const N_SPECIAL: usize = 3;
+const PRINTABLE: std::ops::RangeInclusive<u8> = b'!'..=b'~';
+const N_CHARACTERS: usize = 1 + (b'~' - b'!') as usize + 1;
+/// Longest piece in letters.
+const MAX_LETTERS: u32 = 4;
+
+/// Sizes that a vocabulary can have.
+pub(super) const SIZES: RangeInclusive<usize> = {
+    let min = N_SPECIAL + 256 + N_CHARACTERS;
+    // With and without a leading space, except that single letters are among the characters.
+    let (mut n, mut letters) = (min + 26, 2);
+    while letters <= MAX_LETTERS {
+        n += 2 * 26_usize.pow(letters);
+        letters += 1;
+    }
+    min..=n
+};
+
+/// Plain turns; the model ends its own with the end-of-sequence token.
+const CHAT_TEMPLATE: &str = "{% for message in messages %}\
+    {{ '[' + message['role'] + ']\\n' + message['content'] }}\
+    {% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}\
+    {% endfor %}{% if add_generation_prompt %}{{ '[assistant]\\n' }}{% endif %}";
+
+/// Token types of the format.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const BYTE: i32 = 6;
+
+/// Adds a vocabulary of `n` tokens, within [`SIZES`], and a chat template.
+pub(super) fn write(writer: &mut GgufWriter, n: usize) -> Result<(), GgufError> {
+    let pieces = pieces(n);
+    let types: Vec<i32> = (0..n).map(token_type).collect();
+    // The earlier a piece stands the sooner it is merged, as in trained vocabularies.
+    let scores: Vec<f32> =
+        (0..n).map(|i| if types[i] == NORMAL { -(i as f32) } else { 0.0 }).collect();
+    writer.set("tokenizer.ggml.model", "llama")?;
+    writer.set("tokenizer.ggml.tokens", &pieces[..])?;
+    writer.set("tokenizer.ggml.scores", &scores[..])?;
+    writer.set("tokenizer.ggml.token_type", &types[..])?;
+    writer.set("tokenizer.ggml.unknown_token_id", &0_u32)?;
+    writer.set("tokenizer.ggml.bos_token_id", &1_u32)?;
+    writer.set("tokenizer.ggml.eos_token_id", &2_u32)?;
+    writer.set("tokenizer.ggml.add_bos_token", &true)?;
+    writer.set("tokenizer.ggml.add_eos_token", &false)?;
+    writer.set("tokenizer.chat_template", CHAT_TEMPLATE)
+}
+
+fn token_type(id: usize) -> i32 {
+    match id {
+        0 => UNKNOWN,
+        1 | 2 => CONTROL,
+        _ if id < N_SPECIAL + 256 => BYTE,
+        _ => NORMAL,
+    }
+}
+
+fn pieces(n: usize) -> Vec<String> {
+    let special = ["<unk>", "<s>", "</s>"].into_iter().map(str::to_owned);
+    let bytes = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>"));
+    let characters = PRINTABLE.map(|byte| char::from(byte).to_string());
+    let spaced = |word: String| format!("{SPACE}{word}");
+    let longer =
+        (2..=MAX_LETTERS).flat_map(|letters| words(letters).chain(words(letters).map(spaced)));
+    special
+        .chain(bytes)
+        .chain([SPACE.to_owned()])
+        .chain(characters)
+        .chain(words(1).map(spaced))
+        .chain(longer)
+        .take(n)
+        .collect()
+}
+
+/// All strings of this many lower-case letters.
+fn words(letters: u32) -> impl Iterator<Item = String> {
+    (0..26_usize.pow(letters)).map(move |i| {
+        let letter = |place| char::from(b'a' + (i / 26_usize.pow(letters - 1 - place) % 26) as u8);
+        (0..letters).map(letter).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_size_is_met_without_repeats() {
+        for n in [*SIZES.start(), 512, 32000, 128256, 151936, *SIZES.end()] {
+            let pieces = pieces(n);
+            assert_eq!(pieces.len(), n);
+            assert_eq!(pieces.iter().collect::<HashSet<_>>().len(), n);
+        }
+    }
+
+    #[test]
+    fn every_piece_is_two_shorter_ones() {
+        let pieces = pieces(60000);
+        let known: HashSet<&str> = pieces.iter().map(String::as_str).collect();
+        for piece in pieces.iter().skip(N_SPECIAL + 256).filter(|piece| piece.chars().count() > 1) {
+            let made = piece.char_indices().skip(1).any(|(i, _)| {
+                let (left, right) = piece.split_at(i);
+                known.contains(left) && known.contains(right)
+            });
+            assert!(made, "{piece}");
+        }
+    }
+}

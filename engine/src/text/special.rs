@@ -1,0 +1,222 @@
+//! Special ids: defaults of the tokenizer's type, what the file names, what is found by text, and
+//! the end-of-generation set.
+//!
+//! Where a file has several candidates for one role, the first of the list here is taken.
+
+use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
+
+/// Texts that end a turn. Each also ends generation and becomes a control token.
+const EOT: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+];
+
+/// Texts that end generation besides [`EOT`].
+const EOG: &[&str] = &[
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "<|eom_id|>",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+];
+
+/// Always matched and always rendered, whatever the file says (gpt-oss).
+const ALWAYS_RENDERED: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+type Role = fn(&mut SpecialIds) -> &mut Option<u32>;
+
+/// Roles found by text when the file names no id.
+const BY_TEXT: &[(Role, &[&str])] = &[
+    (|i| &mut i.eot, EOT),
+    (|i| &mut i.eom, &["<|eom_id|>"]),
+    (
+        |i| &mut i.fim_pre,
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<｜fim▁begin｜>",
+            "<PRE>",
+            "▁<PRE>",
+            "<|code_prefix|>",
+            "<|prefix|>",
+        ],
+    ),
+    (
+        |i| &mut i.fim_suf,
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<｜fim▁hole｜>",
+            "<SUF>",
+            "▁<SUF>",
+            "<|code_suffix|>",
+            "<|suffix|>",
+        ],
+    ),
+    (
+        |i| &mut i.fim_mid,
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<｜fim▁end｜>",
+            "<MID>",
+            "▁<MID>",
+            "<|code_middle|>",
+            "<|middle|>",
+        ],
+    ),
+    (|i| &mut i.fim_pad, &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
+    (|i| &mut i.fim_rep, &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    (|i| &mut i.fim_sep, &["<|file_sep|>"]),
+];
+
+/// Fills ids, end-of-generation set, and the attributes that follow from token texts.
+pub(super) fn assign(vocab: &mut Vocab, data: &VocabData) {
+    vocab.ids = named_ids(vocab.kind, data, vocab.len());
+    for (role, texts) in BY_TEXT {
+        if role(&mut vocab.ids).is_none()
+            && let Some(id) = texts.iter().find_map(|t| vocab.find(t))
+        {
+            *role(&mut vocab.ids) = Some(id);
+            make_control(vocab, id);
+        }
+    }
+    end_of_generation(vocab);
+    strip_rules(vocab, data);
+}
+
+fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {
+    let none = SpecialIds::default();
+    let default = match kind {
+        Kind::Spm => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
+        Kind::Wpm => SpecialIds {
+            bos: Some(101),
+            unk: Some(100),
+            sep: Some(102),
+            pad: Some(0),
+            mask: Some(103),
+            ..none
+        },
+        Kind::Ugm => SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none },
+        Kind::Bpe if data.model == "gemma4" => none,
+        Kind::Bpe => {
+            // GLM files name no BOS and have none; the other families share GPT-2's id.
+            let glm = matches!(data.pre.as_deref(), Some("chatglm-bpe" | "glm4" | "glm5"));
+            SpecialIds { bos: (!glm).then_some(11), eos: Some(11), ..none }
+        }
+        Kind::None => none,
+    };
+    let pick = |key: &str, named: Option<u32>, default: Option<u32>| {
+        let fits = |id: &u32| (*id as usize) < n_vocab;
+        if let Some(id) = named.filter(|id| !fits(id)) {
+            tracing::warn!(key, id, n_vocab, "special token id outside the vocabulary: ignored");
+        }
+        named.filter(fits).or(default.filter(fits))
+    };
+    let (f, d) = (&data.ids, &default);
+    SpecialIds {
+        bos: pick("bos", f.bos, d.bos),
+        eos: pick("eos", f.eos, d.eos),
+        eot: pick("eot", f.eot, d.eot),
+        eom: pick("eom", f.eom, d.eom),
+        unk: pick("unknown", f.unk, d.unk),
+        sep: pick("seperator", f.sep, d.sep),
+        pad: pick("padding", f.pad, d.pad),
+        mask: pick("mask", f.mask, d.mask),
+        fim_pre: pick("fim_pre", f.fim_pre, None),
+        fim_suf: pick("fim_suf", f.fim_suf, None),
+        fim_mid: pick("fim_mid", f.fim_mid, None),
+        fim_pad: pick("fim_pad", f.fim_pad, None),
+        fim_rep: pick("fim_rep", f.fim_rep, None),
+        fim_sep: pick("fim_sep", f.fim_sep, None),
+    }
+}
+
+fn make_control(vocab: &mut Vocab, id: u32) {
+    if !vocab.has(id, attr::CONTROL) {
+        tracing::debug!(id, text = vocab.texts[id as usize], "treated as a control token");
+        vocab.attrs[id as usize] |= attr::CONTROL;
+    }
+}
+
+fn end_of_generation(vocab: &mut Vocab) {
+    let by_text: Vec<u32> = EOT.iter().chain(EOG).filter_map(|t| vocab.find(t)).collect();
+    for &id in &by_text {
+        make_control(vocab, id);
+    }
+    for text in ALWAYS_RENDERED {
+        if let Some(id) = vocab.find(text) {
+            vocab.attrs[id as usize] = attr::USER;
+        }
+    }
+    let i = &vocab.ids;
+    let by_role = [i.eos, i.eot, i.eom, i.fim_pad, i.fim_rep, i.fim_sep];
+    let mut eog: Vec<u32> = by_text.into_iter().chain(by_role.into_iter().flatten()).collect();
+    eog.sort_unstable();
+    eog.dedup();
+    vocab.eog = eog;
+    let ends = |vocab: &Vocab, text: &str| vocab.find(text).filter(|id| vocab.eog.contains(id));
+    // gpt-oss and solar-open: <|end|> closes a message inside a reply, not the reply.
+    let calls = ends(vocab, "<|call|>").or(ends(vocab, "<|calls|>")).is_some();
+    let reply_end = ends(vocab, "<|return|>").or(ends(vocab, "<|flush|>")).is_some();
+    if let Some(id) = ends(vocab, "<|end|>").filter(|_| calls && reply_end) {
+        vocab.eog.retain(|&e| e != id);
+        vocab.attrs[id as usize] = attr::USER;
+    }
+    // gemma4 and plamo: </s> is ordinary text.
+    let marker = ends(vocab, "<|tool_response>").or(ends(vocab, "<|plamo:eos|>")).is_some();
+    if let Some(id) = ends(vocab, "</s>").filter(|_| marker) {
+        vocab.eog.retain(|&e| e != id);
+        vocab.attrs[id as usize] = attr::NORMAL;
+    }
+}
+
+/// White space that special tokens eat; files do not say, so model names decide.
+fn strip_rules(vocab: &mut Vocab, data: &VocabData) {
+    let pre = data.pre.as_deref().unwrap_or("");
+    let arch = data.architecture.as_str();
+    let mut add = |text: &str, bits: u8| {
+        if let Some(id) = vocab.find(text) {
+            vocab.attrs[id as usize] |= bits;
+        }
+    };
+    if matches!(pre, "jina-v2-de" | "jina-v2-es" | "jina-v2-code")
+        || matches!(arch, "jina-bert-v3" | "nomic-bert-moe")
+    {
+        add("<mask>", attr::LSTRIP);
+    }
+    let name = data.name.to_lowercase();
+    if name.contains("modern-bert") {
+        add("[MASK]", attr::LSTRIP);
+    }
+    if name.contains("phi-3") || name.contains("phi3") {
+        add("</s>", attr::RSTRIP);
+        let special = attr::CONTROL | attr::UNKNOWN | attr::USER;
+        for a in vocab.attrs.iter_mut().filter(|a| **a & special != 0) {
+            *a |= attr::RSTRIP;
+        }
+        for text in ["<unk>", "<s>", "<|endoftext|>"] {
+            if let Some(id) = vocab.find(text) {
+                vocab.attrs[id as usize] &= !attr::RSTRIP;
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Chat templates: messages become one prompt text, by the Jinja program that the model carries.
+//!
+//! Templates come from files that are not trusted: they run with a fuel limit, a bounded output
+//! and no access to anything but their input. The clock is an input as well.
+
+mod list;
+mod python;
+mod time;
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
+
+use super::{MAX_TEXT_BYTES, TextError, Tokenizer};
+
+/// Instructions one rendering may take; a thousand messages need a few hundred thousand.
+pub const TEMPLATE_FUEL: u64 = 20_000_000;
+/// Longest template source in bytes (published ones reach 30 kB).
+pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+
+/// The format of ChatML, which many models were trained on. For models that carry no template,
+/// and only where the user asked for it.
+pub const CHATML: &str = "{% for message in messages %}\
+    {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
+    {% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+const DEFAULT: &str = "default";
+/// Name under which files keep a variant for requests with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// Variables that belong to the template's caller and may not come from a request.
+const RESERVED: [&str; 7] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "raise_exception",
+    "strftime_now",
+];
+
+/// What a template must know of the tokenizer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TemplateTokens {
+    /// Text of BOS, given as `bos_token`.
+    pub bos: String,
+    /// Text of EOS, given as `eos_token`.
+    pub eos: String,
+    /// The tokenizer adds BOS itself, so the prompt must not begin with it.
+    pub strip_bos: bool,
+    /// The tokenizer adds EOS itself, so the prompt must not end with it.
+    pub strip_eos: bool,
+}
+
+impl TemplateTokens {
+    /// Those of a tokenizer.
+    pub fn of(tokenizer: &Tokenizer) -> Self {
+        let text = |id: Option<u32>| {
+            id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned()
+        };
+        Self {
+            bos: text(tokenizer.bos()),
+            eos: text(tokenizer.eos()),
+            strip_bos: tokenizer.add_bos(),
+            strip_eos: tokenizer.add_eos(),
+        }
+    }
+}
+
+/// One conversation to be rendered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TemplateInput<'a> {
+    /// Objects with `role`, `content` and what else the template reads.
+    pub messages: &'a [Json],
+    /// Function descriptions as in the OpenAI API; the template sees none if empty.
+    pub tools: &'a [Json],
+    /// End with the header of the assistant's reply.
+    pub add_generation_prompt: bool,
+    /// Further variables (`chat_template_kwargs`).
+    pub kwargs: Option<&'a Map<String, Json>>,
+    /// Seconds since 1970, UTC, for `strftime_now`.
+    pub now: i64,
+}
+
+/// A compiled template. Immutable and shared between threads.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    has_tool_variant: bool,
+    tokens: TemplateTokens,
+}
+
+impl ChatTemplate {
+    /// Compiles a template's source.
+    ///
+    /// # Errors
+    /// [`TextError::Template`] names the line.
+    pub fn from_source(source: &str, tokens: TemplateTokens) -> Result<Self, TextError> {
+        let mut template = Self { env: environment(), has_tool_variant: false, tokens };
+        template.add(DEFAULT, source)?;
+        Ok(template)
+    }
+
+    /// The template that the model carries, with its variant for tools if it has one.
+    ///
+    /// # Errors
+    /// [`TextError::NoTemplate`] if there is none: the caller decides then, for example for
+    /// [`Self::chatml`]; [`TextError::Template`] if it does not compile.
+    pub fn from_tokenizer(tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let source = tokenizer.chat_template(None).ok_or(TextError::NoTemplate)?;
+        let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
+        if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
+            template.add(TOOL_USE, source)?;
+            template.has_tool_variant = true;
+        }
+        Ok(template)
+    }
+
+    /// [`CHATML`], for a model without a template whose user chose it.
+    pub fn chatml(tokens: TemplateTokens) -> Self {
+        Self::from_source(CHATML, tokens).expect("the source above is valid, as a test shows")
+    }
+
+    /// The prompt of a conversation. Tokenise it with special tokens added and parsed.
+    ///
+    /// # Errors
+    /// The template refuses the messages (its own words are in the error), calls something that does
+    /// not exist, or runs out of fuel.
+    pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
+        let tool_variant = self.has_tool_variant && !input.tools.is_empty();
+        let name = if tool_variant { TOOL_USE } else { DEFAULT };
+        let template = self.env.get_template(name).map_err(explain)?;
+        let mut out = Capped::default();
+        template.render_captured_to(self.variables(input)?, &mut out).map_err(explain)?;
+        let prompt = String::from_utf8(out.0)
+            .map_err(|e| TextError::Template(format!("the prompt is not UTF-8: {e}")))?;
+        Ok(self.strip(prompt))
+    }
+
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(TextError::Template(format!(
+                "the source has {} bytes, the limit is {MAX_TEMPLATE_BYTES}",
+                source.len()
+            )));
+        }
+        let source = list::with_growing_lists(&python::without_generation_tags(source));
+        self.env.add_template_owned(name, source).map_err(explain)
+    }
+
+    fn variables(&self, input: &TemplateInput<'_>) -> Result<Value, TextError> {
+        let mut all: Vec<(String, Value)> = Vec::new();
+        for (name, value) in input.kwargs.into_iter().flatten() {
+            if RESERVED.contains(&name.as_str()) {
+                return Err(TextError::Template(format!(
+                    "{name:?} is set by the server and may not be among the template's arguments"
+                )));
+            }
+            all.push((name.clone(), Value::from(Serde(value))));
+        }
+        let mut put = |name: &str, value: Value| all.push((name.to_owned(), value));
+        put("messages", Value::from(Serde(input.messages)));
+        let tools = match input.tools {
+            [] => Value::from(()),
+            tools => Value::from(Serde(tools)),
+        };
+        put("tools", tools);
+        put("add_generation_prompt", Value::from(input.add_generation_prompt));
+        put("bos_token", Value::from(self.tokens.bos.as_str()));
+        put("eos_token", Value::from(self.tokens.eos.as_str()));
+        let now = input.now;
+        let strftime = move |format: &str| {
+            time::strftime(now, format).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
+        };
+        put("strftime_now", Value::from_function(strftime));
+        Ok(Value::from_pairs(all))
+    }
+
+    /// Takes off what the tokenizer will add.
+    fn strip(&self, prompt: String) -> String {
+        let TemplateTokens { bos, eos, strip_bos, strip_eos } = &self.tokens;
+        let mut text = prompt.as_str();
+        if *strip_bos && !bos.is_empty() {
+            text = text.strip_prefix(bos.as_str()).unwrap_or(text);
+        }
+        if *strip_eos && !eos.is_empty() {
+            text = text.strip_suffix(eos.as_str()).unwrap_or(text);
+        }
+        text.to_owned()
+    }
+}
+
+/// An environment that behaves as the one templates are written for.
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.expect("the delimiters are the default ones"));
+    env.set_fuel(Some(TEMPLATE_FUEL));
+    env.set_unknown_method_callback(python::method);
+    env.add_filter("tojson", python::tojson);
+    env.add_test("iterable", python::is_iterable);
+    env.add_function(list::MAKE_LIST, list::List::make);
+    env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    env
+}
+
+fn explain(error: Error) -> TextError {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(inner) = cause {
+        text.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    TextError::Template(text)
+}
+
+/// Output that refuses to grow beyond what could be tokenised.
+#[derive(Default)]
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_TEXT_BYTES {
+            return Err(io::Error::other(format!("the prompt exceeds {MAX_TEXT_BYTES} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

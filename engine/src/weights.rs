@@ -1,0 +1,138 @@
+//! Where weights come from, and how blocks take them: by name, with the shape they must have.
+//!
+//! [`WeightLoader`] is strict: a tensor of the stage's layers that no block asked for is an error,
+//! so a model with parts we do not compute never runs as if it had none.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use crate::error::ModelError;
+use crate::gguf::{Gguf, GgufError, TensorInfo};
+use crate::kernels::{Compute, PackedMatrix};
+use crate::quant;
+
+/// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
+pub trait TensorSource: Send + Sync {
+    /// The tensor's data as the file holds it, `tensor.nbytes` bytes.
+    ///
+    /// # Errors
+    /// This source does not have it.
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError>;
+}
+
+impl TensorSource for Gguf {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+        self.data(tensor).map(Cow::Borrowed)
+    }
+}
+
+/// Hands out the tensors of one stage, each checked for its shape.
+pub struct WeightLoader<'a> {
+    model: &'a Gguf,
+    source: &'a dyn TensorSource,
+    compute: &'a Compute,
+    taken: BTreeSet<String>,
+    /// Told the bytes of each tensor as it is taken.
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl<'a> WeightLoader<'a> {
+    /// Loads from `source` what `model`'s directory lists.
+    pub fn new(
+        model: &'a Gguf,
+        source: &'a dyn TensorSource,
+        compute: &'a Compute,
+        progress: &'a mut dyn FnMut(u64),
+    ) -> Self {
+        Self { model, source, compute, taken: BTreeSet::new(), progress }
+    }
+
+    /// Whether the model has the tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.model.tensor(name).is_some()
+    }
+
+    /// A matrix `[rows, cols]` (GGUF dimensions `{cols, rows}`), packed for the kernels.
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<PackedMatrix, ModelError> {
+        let tensor = self.checked(name, &[cols, rows])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, &bytes)?)
+    }
+
+    /// `n` matrices `[rows, cols]` of one tensor `{cols, rows, n}`: the experts of a layer.
+    pub fn experts(
+        &mut self,
+        name: &str,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<PackedMatrix>, ModelError> {
+        let tensor = self.checked(name, &[cols, rows, n])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        bytes
+            .chunks_exact(bytes.len() / n)
+            .map(|expert| Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, expert)?))
+            .collect()
+    }
+
+    /// A vector of `n` values, in f32 whatever the file's type.
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.checked(name, &[n])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        let mut values = vec![0.0; n];
+        quant::require_format(tensor.ty, name)?.dequantize_row(&bytes, &mut values)?;
+        Ok(values)
+    }
+
+    /// As [`Self::vector`], `None` where the model lacks it.
+    pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        self.has(name).then(|| self.vector(name, n)).transpose()
+    }
+
+    /// Counts a tensor as taken whose data its user reads itself (the embedding's rows).
+    pub fn reference(&mut self, name: &str, dims: &[usize]) -> Result<TensorInfo, ModelError> {
+        self.checked(name, dims).cloned()
+    }
+
+    /// Checks that every tensor of `stage` was taken.
+    ///
+    /// # Errors
+    /// Names the first that was not: the architecture's description does not cover this file.
+    pub fn finish(self, stage: &[&TensorInfo]) -> Result<(), ModelError> {
+        match stage.iter().find(|t| !self.taken.contains(&t.name)) {
+            Some(unknown) => Err(ModelError::Unsupported(format!(
+                "tensor {} (no part of this architecture uses it)",
+                unknown.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn checked(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo, ModelError> {
+        let Some(tensor) = self.model.tensor(name) else {
+            return Err(GgufError::MissingTensor { name: name.to_owned() }.into());
+        };
+        let mut found = tensor.dims();
+        while let [shorter @ .., 1] = found
+            && found.len() > dims.len()
+        {
+            found = shorter;
+        }
+        if found != dims {
+            return Err(ModelError::Bad(format!(
+                "tensor {name} has dimensions {:?}, the metadata ask for {dims:?}",
+                tensor.dims()
+            )));
+        }
+        self.taken.insert(name.to_owned());
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,110 @@
+//! Reasons that cross the wire: a [`Failure`] is the detail of a `tonic::Status`, and the body of
+//! a lane's or result stream's last frame, so that the caller can tell kinds apart without
+//! reading prose.
+
+use prost::Message;
+use tonic::{Code, Status};
+
+use crate::limits::MAX_REASON_BYTES;
+pub use crate::pipeline::{Failure, FailureKind};
+
+impl Failure {
+    /// A failure of stage `stage`; `reason` is cut to [`MAX_REASON_BYTES`].
+    pub fn new(kind: FailureKind, stage: u32, reason: impl Into<String>) -> Self {
+        let mut reason = reason.into();
+        if reason.len() > MAX_REASON_BYTES {
+            let mut end = MAX_REASON_BYTES;
+            while !reason.is_char_boundary(end) {
+                end -= 1;
+            }
+            reason.truncate(end);
+        }
+        Self { kind: kind.into(), stage, reason }
+    }
+
+    /// A refusal of the control plane, where no stage is meant.
+    pub fn refusal(kind: FailureKind, reason: impl Into<String>) -> Self {
+        Self::new(kind, 0, reason)
+    }
+
+    /// The status that carries this failure.
+    pub fn to_status(&self) -> Status {
+        let code = code_of(self.kind());
+        Status::with_details(code, self.reason.clone(), self.encode_to_vec().into())
+    }
+
+    /// What a status says: the failure it carries, or one that quotes it.
+    ///
+    /// A status without details comes from the transport, so it means that the peer is gone,
+    /// unless its code says that the message itself was refused.
+    pub fn from_status(status: &Status) -> Self {
+        match Self::decode(status.details()) {
+            Ok(failure) if failure.kind() != FailureKind::Unspecified => failure,
+            _ => {
+                let kind = match status.code() {
+                    Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted => {
+                        FailureKind::BadMessage
+                    }
+                    Code::Unimplemented => FailureKind::Version,
+                    _ => FailureKind::PeerLost,
+                };
+                Self::refusal(kind, format!("{}: {}", status.code(), status.message()))
+            }
+        }
+    }
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        failure.to_status()
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+fn code_of(kind: FailureKind) -> Code {
+    match kind {
+        FailureKind::Unspecified => Code::Unknown,
+        FailureKind::Version | FailureKind::WrongPhase => Code::FailedPrecondition,
+        FailureKind::Busy | FailureKind::PeerLost | FailureKind::Draining => Code::Unavailable,
+        FailureKind::StaleEpoch => Code::Aborted,
+        FailureKind::NoMemory => Code::ResourceExhausted,
+        FailureKind::BadMessage => Code::InvalidArgument,
+        FailureKind::Unsupported => Code::Unimplemented,
+        FailureKind::Corrupt => Code::DataLoss,
+        FailureKind::Compute | FailureKind::Io => Code::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_survives_a_status() {
+        for n in 1..=12 {
+            let kind = FailureKind::try_from(n).unwrap();
+            let failure = Failure::new(kind, 3, "why");
+            assert_eq!(Failure::from_status(&failure.to_status()), failure);
+        }
+    }
+
+    #[test]
+    fn a_bare_status_is_a_lost_peer() {
+        let failure = Failure::from_status(&Status::unavailable("connection reset"));
+        assert_eq!(failure.kind(), FailureKind::PeerLost);
+        assert!(failure.reason.contains("connection reset"));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let failure = Failure::refusal(FailureKind::Io, "ä".repeat(MAX_REASON_BYTES));
+        assert!(failure.reason.len() <= MAX_REASON_BYTES);
+    }
+}

@@ -1,0 +1,252 @@
+//! Checks of frames that arrived, before anything is allocated or computed from them. Pure
+//! functions: bytes and limits in, a verdict out. What they accept is well-formed and within the
+//! stage's limits; whether it fits the sequences' state is the stage's to say.
+
+use prost::Message;
+
+use crate::control::WireType;
+use crate::limits::*;
+use crate::pipeline::{
+    Boundary, LaneFrame, SamplerSetup, SeqOp, SeqPart, Ubatch, Want, lane_frame, seq_op,
+};
+
+/// What a stage accepts; from its spec and its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameLimits {
+    /// Rows of a ubatch.
+    pub max_rows: u32,
+    /// Sequence slots.
+    pub max_seqs: u32,
+    /// KV pages.
+    pub n_blocks: u32,
+    /// Positions of a sequence.
+    pub max_ctx: u32,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+    /// f32 values of an incoming boundary row; `None` on the first stage.
+    pub input_width: Option<u32>,
+}
+
+/// Why a frame was refused. Every variant names the field and the limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Not a frame.
+    #[error("frame does not decode: {0}")]
+    Decode(String),
+    /// A frame with nothing in it.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A number at or over its limit.
+    #[error("{field} is {value}, the limit is {limit}")]
+    OverLimit {
+        /// Path of the field.
+        field: &'static str,
+        /// What came.
+        value: u64,
+        /// What is allowed at most.
+        limit: u64,
+    },
+    /// A number that must equal another.
+    #[error("{field} is {value}, expected {expected}")]
+    Mismatch {
+        /// Path of the field.
+        field: &'static str,
+        /// What came.
+        value: u64,
+        /// What had to come.
+        expected: u64,
+    },
+    /// A value without meaning.
+    #[error("{field} is invalid: {why}")]
+    Invalid {
+        /// Path of the field.
+        field: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Shape of an accepted boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundaryShape {
+    /// Rows, equal to the ubatch's.
+    pub n_rows: usize,
+    /// f32 values a row.
+    pub width: usize,
+    /// Type of the raw values.
+    pub dtype: WireType,
+}
+
+/// Bytes of one value.
+pub fn wire_type_bytes(dtype: WireType) -> Option<usize> {
+    match dtype {
+        WireType::Unspecified => None,
+        WireType::F32 => Some(4),
+        WireType::F16 | WireType::Bf16 => Some(2),
+    }
+}
+
+/// Decodes and checks a ubatch frame from raw bytes: what a stage does with a message, in one
+/// pure function (the fuzz target).
+///
+/// # Errors
+/// Any [`FrameError`].
+pub fn decode_lane_frame(bytes: &[u8], limits: &FrameLimits) -> Result<LaneFrame, FrameError> {
+    if bytes.len() > MAX_FRAME_BYTES {
+        return Err(over("frame bytes", bytes.len() as u64, MAX_FRAME_BYTES as u64));
+    }
+    let frame = LaneFrame::decode(bytes).map_err(|e| FrameError::Decode(e.to_string()))?;
+    match &frame.body {
+        None => return Err(FrameError::Missing("frame.body")),
+        Some(lane_frame::Body::Ubatch(ubatch)) => {
+            check_ubatch(ubatch, limits)?;
+        }
+        Some(lane_frame::Body::Open(_) | lane_frame::Body::Abort(_)) => {}
+    }
+    Ok(frame)
+}
+
+/// Checks a ubatch against the stage's limits. `Ok(None)` on the first stage, which has no
+/// boundary.
+///
+/// # Errors
+/// Any [`FrameError`] but `Decode`.
+pub fn check_ubatch(
+    ubatch: &Ubatch,
+    limits: &FrameLimits,
+) -> Result<Option<BoundaryShape>, FrameError> {
+    at_most("ubatch.ops count", ubatch.ops.len() as u64, MAX_OPS as u64)?;
+    at_most("ubatch.parts count", ubatch.parts.len() as u64, u64::from(limits.max_seqs))?;
+    at_most("ubatch.timings count", ubatch.timings.len() as u64, MAX_STAGES as u64)?;
+    below("ubatch.lane", ubatch.lane, MAX_LANES)?;
+    for op in &ubatch.ops {
+        check_op(op, limits)?;
+    }
+    let mut rows: u64 = 0;
+    for part in &ubatch.parts {
+        rows += part.tokens.len() as u64;
+        at_most("ubatch rows", rows, u64::from(limits.max_rows))?;
+        check_part(part, limits)?;
+    }
+    check_slots_once(&ubatch.parts)?;
+    check_boundary(ubatch.boundary.as_ref(), rows, limits.input_width)
+}
+
+fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
+    let slot_limit = limits.max_seqs;
+    match op.op.as_ref().ok_or(FrameError::Missing("ubatch.ops.op"))? {
+        seq_op::Op::Open(open) => {
+            below("open.slot", open.slot, slot_limit)?;
+            check_blocks(&open.blocks, limits)?;
+            open.sampler.as_ref().map_or(Ok(()), |s| check_sampler(s, limits))
+        }
+        seq_op::Op::Copy(copy) => {
+            below("copy.src", copy.src, slot_limit)?;
+            below("copy.dst", copy.dst, slot_limit)?;
+            at_most("copy.len", copy.len.into(), limits.max_ctx.into())?;
+            check_blocks(&copy.blocks, limits)?;
+            copy.sampler.as_ref().map_or(Ok(()), |s| check_sampler(s, limits))
+        }
+        seq_op::Op::Truncate(cut) => {
+            below("truncate.slot", cut.slot, slot_limit)?;
+            at_most("truncate.len", cut.len.into(), limits.max_ctx.into())
+        }
+        seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
+    }
+}
+
+fn check_blocks(blocks: &[u32], limits: &FrameLimits) -> Result<(), FrameError> {
+    at_most("blocks count", blocks.len() as u64, limits.n_blocks.into())?;
+    blocks.iter().try_for_each(|&block| below("block id", block, limits.n_blocks))
+}
+
+fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), FrameError> {
+    let numbers = [
+        sampler.temperature,
+        sampler.top_p,
+        sampler.min_p,
+        sampler.typical_p,
+        sampler.repeat_penalty,
+        sampler.frequency_penalty,
+        sampler.presence_penalty,
+    ];
+    if !numbers.iter().all(|x| x.is_finite()) {
+        return Err(FrameError::Invalid { field: "sampler", why: "a setting is not finite" });
+    }
+    let top = sampler.top_logprobs.unwrap_or(0);
+    at_most("sampler.top_logprobs", top.into(), MAX_TOP_LOGPROBS.into())?;
+    at_most("sampler.logit_bias count", sampler.logit_bias.len() as u64, MAX_LOGIT_BIAS as u64)?;
+    for entry in &sampler.logit_bias {
+        below("sampler.logit_bias.token", entry.token, limits.n_vocab)?;
+        if entry.bias.is_nan() || entry.bias == f32::INFINITY {
+            let why = "a bias is finite or -inf";
+            return Err(FrameError::Invalid { field: "sampler.logit_bias.bias", why });
+        }
+    }
+    Ok(())
+}
+
+fn check_part(part: &SeqPart, limits: &FrameLimits) -> Result<(), FrameError> {
+    below("part.slot", part.slot, limits.max_seqs)?;
+    if part.tokens.is_empty() {
+        return Err(FrameError::Missing("part.tokens"));
+    }
+    let end = u64::from(part.pos) + part.tokens.len() as u64;
+    at_most("part.pos + tokens", end, limits.max_ctx.into())?;
+    if Want::try_from(part.want).is_err() {
+        return Err(FrameError::Invalid { field: "part.want", why: "unknown value" });
+    }
+    part.tokens.iter().try_for_each(|&token| below("part.tokens", token, limits.n_vocab))
+}
+
+fn check_slots_once(parts: &[SeqPart]) -> Result<(), FrameError> {
+    let mut slots: Vec<u32> = parts.iter().map(|part| part.slot).collect();
+    slots.sort_unstable();
+    if slots.windows(2).any(|pair| pair[0] == pair[1]) {
+        let why = "a slot appears in two parts of one ubatch";
+        return Err(FrameError::Invalid { field: "part.slot", why });
+    }
+    Ok(())
+}
+
+fn check_boundary(
+    boundary: Option<&Boundary>,
+    rows: u64,
+    input_width: Option<u32>,
+) -> Result<Option<BoundaryShape>, FrameError> {
+    let (boundary, width) = match (boundary, input_width) {
+        (None, None) => return Ok(None),
+        (Some(_), None) => {
+            let why = "the first stage takes none";
+            return Err(FrameError::Invalid { field: "boundary", why });
+        }
+        (None, Some(_)) => return Err(FrameError::Missing("boundary")),
+        (Some(boundary), Some(width)) => (boundary, width),
+    };
+    equal("boundary.n_rows", boundary.n_rows.into(), rows)?;
+    equal("boundary.width", boundary.width.into(), width.into())?;
+    let unknown = FrameError::Invalid { field: "boundary.dtype", why: "unknown wire type" };
+    let dtype = WireType::try_from(boundary.dtype).map_err(|_| unknown.clone())?;
+    let value_bytes = wire_type_bytes(dtype).ok_or(unknown)?;
+    // No overflow: rows and width are both under 2^32 and value_bytes is at most 4.
+    let expected = rows.saturating_mul(width.into()).saturating_mul(value_bytes as u64);
+    equal("boundary.data bytes", boundary.data.len() as u64, expected)?;
+    Ok(Some(BoundaryShape { n_rows: rows as usize, width: width as usize, dtype }))
+}
+
+fn over(field: &'static str, value: u64, limit: u64) -> FrameError {
+    FrameError::OverLimit { field, value, limit }
+}
+
+/// `value <= limit`.
+pub fn at_most(field: &'static str, value: u64, limit: u64) -> Result<(), FrameError> {
+    if value <= limit { Ok(()) } else { Err(over(field, value, limit)) }
+}
+
+fn below(field: &'static str, value: u32, end: u32) -> Result<(), FrameError> {
+    if value < end { Ok(()) } else { Err(over(field, value.into(), u64::from(end.max(1)) - 1)) }
+}
+
+fn equal(field: &'static str, value: u64, expected: u64) -> Result<(), FrameError> {
+    if value == expected { Ok(()) } else { Err(FrameError::Mismatch { field, value, expected }) }
+}

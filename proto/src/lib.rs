@@ -1,0 +1,33 @@
+//! The wire: generated message types and the helpers that both ends of a connection share.
+//!
+//! Reading order: [`control`] and [`pipeline`] (the messages, documented in the `.proto` files),
+//! [`limits`] (every cap), [`address`] (who may be dialled), [`net`] (one set of HTTP/2 settings),
+//! [`frame`] (checks of what arrived), [`failure`] (reasons that cross the wire), [`capability`]
+//! (who can run what). Knows nothing of engines, schedulers or processes.
+
+pub mod address;
+pub mod capability;
+pub mod failure;
+pub mod frame;
+pub mod limits;
+pub mod net;
+
+/// Version of everything in `proto/`; both ends must have the same one.
+///
+/// - 1: first release.
+pub const WIRE_VERSION: u32 = 1;
+
+/// Program version, for logs and refusals; it never decides anything.
+pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
+
+/// Control plane messages and services, generated from `control.proto`.
+#[allow(missing_docs, clippy::all, reason = "generated code")]
+pub mod control {
+    tonic::include_proto!("brigade.control");
+}
+
+/// Data plane messages and services, generated from `pipeline.proto`.
+#[allow(missing_docs, clippy::all, reason = "generated code")]
+pub mod pipeline {
+    tonic::include_proto!("brigade.pipeline");
+}

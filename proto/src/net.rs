@@ -1,0 +1,209 @@
+//! One set of HTTP/2 settings for both ends of every connection, and the only places that bind
+//! and dial. Control calls, lanes and weights each get a connection of their own (a `dial` each),
+//! so that none waits behind another's bytes.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::{Channel, Endpoint, Server};
+
+use crate::address::{Address, AddressError};
+
+/// Bytes of an HTTP/2 frame: large enough that a decode boundary is one write, small enough that
+/// a heartbeat on the same connection waits for microseconds only.
+const HTTP2_FRAME_BYTES: u32 = 256 << 10;
+/// Flow control window of a stream: several prefill boundaries.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// Flow control window of a connection; also what the HTTP/2 library's allowance for small frames
+/// grows with, which a stream of tokens needs.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+/// A silent connection is probed this often ...
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// ... and given up after this long without an answer.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to establish a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Why a connection could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    /// The address is malformed or not allowed.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Nothing could be bound there.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// What was asked for.
+        address: Address,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Nothing answers there.
+    #[error("cannot connect to {address}: {reason}")]
+    Dial {
+        /// What was dialled.
+        address: Address,
+        /// The transport's reason, with its causes.
+        reason: String,
+    },
+    /// The server stopped with an error.
+    #[error("serving on {address} failed: {reason}")]
+    Serve {
+        /// Where it listened.
+        address: Address,
+        /// The transport's reason, with its causes.
+        reason: String,
+    },
+}
+
+/// A server with the shared settings, to add services to.
+pub fn server() -> Server {
+    Server::builder()
+        .max_frame_size(HTTP2_FRAME_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+}
+
+fn endpoint(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .max_frame_size(HTTP2_FRAME_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+}
+
+/// Connects to `address`: one new connection, established when this returns.
+///
+/// # Errors
+/// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Dial`].
+pub async fn dial(address: &Address, insecure_network: bool) -> Result<Channel, NetError> {
+    let mut targets = Vec::new();
+    match address {
+        Address::Unix(path) => targets.push(format!("unix://{}", path.display())),
+        Address::Tcp { .. } => {
+            let resolved = address.resolve(insecure_network).await?;
+            targets.extend(resolved.iter().map(|socket| format!("http://{socket}")));
+        }
+    }
+    let mut reason = String::new();
+    for target in targets {
+        match Endpoint::from_shared(target) {
+            Ok(built) => match endpoint(built).connect().await {
+                Ok(channel) => return Ok(channel),
+                Err(error) => reason = with_causes(&error),
+            },
+            Err(error) => reason = with_causes(&error),
+        }
+    }
+    Err(NetError::Dial { address: address.clone(), reason })
+}
+
+/// A bound socket that serves nothing yet.
+#[derive(Debug)]
+pub struct Listener {
+    address: Address,
+    incoming: Incoming,
+}
+
+#[derive(Debug)]
+enum Incoming {
+    Tcp(TcpIncoming),
+    Unix(UnixListenerStream, RemoveOnDrop),
+}
+
+impl Listener {
+    /// Binds `address`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Bind`].
+    pub async fn bind(address: &Address, insecure_network: bool) -> Result<Self, NetError> {
+        let failed = |source| NetError::Bind { address: address.clone(), source };
+        if let Address::Unix(path) = address {
+            let listener = bind_unix(path).map_err(failed)?;
+            let remove = RemoveOnDrop(path.clone());
+            let incoming = Incoming::Unix(UnixListenerStream::new(listener), remove);
+            return Ok(Self { address: address.clone(), incoming });
+        }
+        let resolved = address.resolve(insecure_network).await?;
+        let listener = TcpListener::bind(resolved.as_slice()).await.map_err(failed)?;
+        let address = Address::from(listener.local_addr().map_err(failed)?);
+        // The server's own no-delay setting does not reach connections it did not accept itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        Ok(Self { address, incoming: Incoming::Tcp(incoming) })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Serves until `shutdown` is ready and open calls have ended.
+    ///
+    /// # Errors
+    /// [`NetError::Serve`].
+    pub async fn serve(
+        self,
+        router: Router,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), NetError> {
+        let served = match self.incoming {
+            Incoming::Tcp(tcp) => router.serve_with_incoming_shutdown(tcp, shutdown).await,
+            Incoming::Unix(unix, _remove) => {
+                router.serve_with_incoming_shutdown(unix, shutdown).await
+            }
+        };
+        let address = self.address;
+        served.map_err(|error| NetError::Serve { address, reason: with_causes(&error) })
+    }
+}
+
+/// Binds a Unix socket, replacing one that a dead process left behind.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let answer = std::os::unix::net::UnixStream::connect(path);
+            if !answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+                return Err(error);
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+#[derive(Debug)]
+struct RemoveOnDrop(PathBuf);
+
+impl Drop for RemoveOnDrop {
+    fn drop(&mut self) {
+        // A failure leaves a stale socket, which the next bind replaces.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// An error and its causes in one line; the transport's own text names only the outermost.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text.push_str(": ");
+            text.push_str(&inner_text);
+        }
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,137 @@
+//! Writes the first inputs of each fuzz target into `corpus/`: small valid files, from which the
+//! fuzzer gets to all branches sooner than from nothing. `cargo run --example seeds`
+
+use brigade_engine::gguf::{Gguf, GgufWriter};
+use brigade_engine::quant::GgmlType;
+use brigade_engine::synth::{ARCHES, FileType, Shape, Spec, write};
+use brigade_proto::control::{Blob, PrepareRequest, StageSpec, TensorRef, WireType};
+use brigade_proto::pipeline::{self as pb, lane_frame::Body};
+use prost::Message;
+use std::error::Error;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    gguf()?;
+    frame()
+}
+
+fn gguf() -> Result<(), Box<dyn Error>> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/gguf");
+    std::fs::create_dir_all(&corpus)?;
+    let save = |name: &str, bytes: &[u8]| std::fs::write(corpus.join(name), bytes);
+
+    save("empty", &GgufWriter::new().start(Vec::new())?.finish()?)?;
+    let small = small(&mut GgufWriter::with_alignment(8)?)?;
+    save("small", &small)?;
+    save("small-headers", &Gguf::from_bytes(small.into(), "small")?.header_bytes())?;
+    for arch in ARCHES {
+        // Headers only: weights would be most of the bytes, and nothing looks at them.
+        let shape = Shape { n_layer: 1, vocab: 354, ..Shape::named("tiny-moe")? };
+        let shape = if arch.name().ends_with("moe") { shape } else { Shape { experts: None, ..shape } };
+        let spec = Spec { arch: *arch, shape, quant: FileType::Q4_K_M, seed: 1, header_only: true };
+        let path = corpus.join(arch.name());
+        write(&spec, &path)?;
+        save(&format!("{}-headers", arch.name()), &Gguf::open_header_only(&path)?.header_bytes())?;
+    }
+    println!("{} seeds in {}", std::fs::read_dir(&corpus)?.count(), corpus.display());
+    Ok(())
+}
+
+/// A frame for each end of the line with every kind of op, an order, and the small bodies.
+fn frame() -> Result<(), Box<dyn Error>> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/frame");
+    std::fs::create_dir_all(&corpus)?;
+    let save = |name: &str, bytes: &[u8]| std::fs::write(corpus.join(name), bytes);
+    let body = |body| pb::LaneFrame { body: Some(body) }.encode_to_vec();
+    let ubatch = ubatch();
+    save("ubatch-first", &body(Body::Ubatch(ubatch.clone())))?;
+    let data = vec![1; 3 * 4 * 4].into();
+    let boundary = pb::Boundary { dtype: WireType::F32.into(), n_rows: 3, width: 4, data };
+    save("ubatch-next", &body(Body::Ubatch(pb::Ubatch { boundary: Some(boundary), ..ubatch })))?;
+    save("open", &body(Body::Open(pb::LaneOpen { epoch: 1, ..Default::default() })))?;
+    let failure = pb::Failure { kind: 10, stage: 2, reason: "why".into() };
+    save("abort", &body(Body::Abort(failure)))?;
+    save("prepare", &prepare().encode_to_vec())?;
+    println!("{} seeds in {}", std::fs::read_dir(&corpus)?.count(), corpus.display());
+    Ok(())
+}
+
+fn ubatch() -> pb::Ubatch {
+    use pb::seq_op::Op;
+    let bias = pb::LogitBias { token: 7, bias: -1.0 };
+    let sampler = pb::SamplerSetup {
+        temperature: 0.7,
+        top_k: 40,
+        logit_bias: vec![bias],
+        top_logprobs: Some(3),
+        ..Default::default()
+    };
+    let blocks = vec![1, 2];
+    let copy = pb::CopyOp { src: 0, dst: 1, len: 5, blocks: blocks.clone(), sampler: None };
+    let ops = [
+        Op::Open(pb::OpenOp { slot: 0, blocks, sampler: Some(sampler) }),
+        Op::Copy(copy),
+        Op::Truncate(pb::TruncateOp { slot: 1, len: 4 }),
+        Op::Close(pb::CloseOp { slot: 2 }),
+    ];
+    pb::Ubatch {
+        ops: ops.into_iter().map(|op| pb::SeqOp { op: Some(op) }).collect(),
+        parts: vec![
+            pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1 },
+            pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2 },
+        ],
+        timings: vec![pb::StageTiming { queue_us: 1, compute_us: 2, wire_bytes: 3 }],
+        ..Default::default()
+    }
+}
+
+fn prepare() -> PrepareRequest {
+    let blob = Blob { blake3: vec![3; 32].into(), nbytes: 100 };
+    let spec = StageSpec {
+        stage: 0,
+        n_stages: 2,
+        layer_begin: 0,
+        layer_end: 2,
+        max_seqs: 4,
+        n_blocks: 8,
+        max_ctx: 128,
+        max_rows: 16,
+        kv_type: 1,
+        wire_type: 1,
+        next_hop: "127.0.0.1:7".into(),
+        ..Default::default()
+    };
+    PrepareRequest {
+        epoch: 1,
+        coordinator_id: "c".into(),
+        spec: Some(spec),
+        header: Some(blob.clone()),
+        tensors: vec![TensorRef { name: "blk.0.w".into(), blob: Some(blob) }],
+        ..Default::default()
+    }
+}
+
+/// Every kind of value, two tensors.
+fn small(w: &mut GgufWriter) -> Result<Vec<u8>, Box<dyn Error>> {
+    w.set("general.architecture", "test")?;
+    w.set("u8", &1_u8)?;
+    w.set("i8", &1_i8)?;
+    w.set("u16", &1_u16)?;
+    w.set("i16", &1_i16)?;
+    w.set("u32", &1_u32)?;
+    w.set("i32", &1_i32)?;
+    w.set("u64", &1_u64)?;
+    w.set("i64", &1_i64)?;
+    w.set("f32", &1_f32)?;
+    w.set("f64", &1_f64)?;
+    w.set("bool", &true)?;
+    w.set("strings", &["a", "bc"][..])?;
+    w.set("bools", &[true, false][..])?;
+    w.set("numbers", &[1_u32, 2, 3, 4][..])?;
+    w.tensor("a", GgmlType::F32, &[2, 2])?;
+    w.tensor("b", GgmlType::Q8_0, &[32])?;
+    let mut out = std::mem::take(w).start(Vec::new())?;
+    out.write(&[1; 16])?;
+    out.write(&[2; 34])?;
+    Ok(out.finish()?)
+}

@@ -1,0 +1,5 @@
+//! Shared harness of the end-to-end tests.
+
+pub mod golden;
+pub mod line;
+pub mod process;

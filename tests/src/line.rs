@@ -1,0 +1,160 @@
+//! A line of stages in one process: what the workers do, without the network between them.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_engine::batch::{
+    BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
+    SeqPart, SlotId, UBatch, Want,
+};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::kernels::{self, Compute, KV_PAGE, KvType};
+use brigade_engine::stage::{Stage, StageConfig, StageOutput};
+
+/// Positions that one slot of a test line may hold.
+pub const SLOT_POSITIONS: usize = 2048;
+
+/// Slots of a test line.
+pub const N_SLOTS: usize = 8;
+
+/// Stages in order; ubatches pass through all of them before the next one starts.
+pub struct Line {
+    stages: Vec<Stage>,
+    next_id: u64,
+}
+
+/// How a test line is cut and computed.
+#[derive(Clone, Debug)]
+pub struct LineConfig {
+    /// First layer of every stage but the first.
+    pub cuts: Vec<usize>,
+    /// Op table; `None`: the one that serves on this machine.
+    pub kernels: Option<&'static str>,
+    /// Compute threads of each stage.
+    pub threads: usize,
+    /// Type of the KV cache.
+    pub kv_type: KvType,
+}
+
+impl Default for LineConfig {
+    fn default() -> Self {
+        Self { cuts: Vec::new(), kernels: None, threads: 1, kv_type: KvType::F32 }
+    }
+}
+
+impl Line {
+    /// Loads a model over stages cut as `config` says.
+    pub fn open(path: &Path, config: &LineConfig) -> Self {
+        let model = Arc::new(Gguf::open(path).unwrap());
+        let n_layer = brigade_engine::arch::describe(&model).unwrap().n_layer();
+        let mut bounds = vec![0];
+        bounds.extend(&config.cuts);
+        bounds.push(n_layer);
+        let stages = bounds.windows(2).map(|w| load(&model, w[0]..w[1], config)).collect();
+        Self { stages, next_id: 0 }
+    }
+
+    /// Cuts `n_layer` layers into `n` stages of about equal length, one layer each at most.
+    pub fn even_cuts(n_layer: usize, n: usize) -> Vec<usize> {
+        let n = n.min(n_layer);
+        (1..n).map(|i| i * n_layer / n).collect()
+    }
+
+    /// The stages.
+    pub fn stages(&mut self) -> &mut [Stage] {
+        &mut self.stages
+    }
+
+    /// The op that opens `slot` with all its pages.
+    pub fn open_slot(slot: u32, sampler: Option<SamplerSetup>) -> SeqOp {
+        let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
+        let blocks = (slot * per_slot..(slot + 1) * per_slot).map(BlockId).collect();
+        SeqOp::Open { slot: SlotId(slot), blocks, sampler: sampler.map(Arc::new) }
+    }
+
+    /// A sampler that takes the most probable token.
+    pub fn greedy() -> SamplerSetup {
+        SamplerSetup { params: SamplingParams::greedy(), seed: 0, top_logprobs: None }
+    }
+
+    /// Sends one ubatch down the line.
+    pub fn run(&mut self, ops: Vec<SeqOp>, parts: Vec<SeqPart>) -> Vec<RowOutput> {
+        let ub = UBatch { id: self.next_id, ops, parts };
+        self.next_id += 1;
+        let mut boundary: Option<Boundary> = None;
+        for stage in &mut self.stages {
+            match stage.forward(&ub, boundary.take()).unwrap() {
+                StageOutput::Boundary(rows) => boundary = Some(rows),
+                StageOutput::Rows(rows) => return rows,
+            }
+        }
+        unreachable!("the last stage returns rows")
+    }
+
+    /// Logits at every position of `tokens`, computed in ubatches of at most `n_ubatch` rows.
+    pub fn logits(&mut self, tokens: &[u32], n_ubatch: usize) -> Vec<Vec<f32>> {
+        let slot = SlotId(0);
+        let mut rows = Vec::new();
+        for (i, chunk) in tokens.chunks(n_ubatch).enumerate() {
+            let ops = if i == 0 { vec![Self::open_slot(0, None)] } else { Vec::new() };
+            let pos = (i * n_ubatch) as u32;
+            let part = SeqPart { slot, pos, tokens: chunk.to_vec(), want: Want::Logits };
+            rows.extend(self.run(ops, vec![part]).into_iter().map(into_logits));
+        }
+        self.run(vec![SeqOp::Close { slot }], Vec::new());
+        rows
+    }
+
+    /// `n` greedy tokens after `prompt`, prompt in ubatches of at most `n_ubatch` rows.
+    pub fn generate(&mut self, prompt: &[u32], n: usize, n_ubatch: usize) -> Vec<u32> {
+        let slot = SlotId(0);
+        let mut sampled = Vec::new();
+        let n_chunks = prompt.len().div_ceil(n_ubatch);
+        for (i, chunk) in prompt.chunks(n_ubatch).enumerate() {
+            let open = || Self::open_slot(0, Some(Self::greedy()));
+            let ops = if i == 0 { vec![open()] } else { Vec::new() };
+            let want = if i + 1 == n_chunks { Want::Sample } else { Want::Nothing };
+            let pos = (i * n_ubatch) as u32;
+            let rows = self.run(ops, vec![SeqPart { slot, pos, tokens: chunk.to_vec(), want }]);
+            sampled.extend(rows.into_iter().map(|r| into_token(r).id));
+        }
+        while sampled.len() < n {
+            let pos = (prompt.len() + sampled.len() - 1) as u32;
+            let tokens = vec![sampled[sampled.len() - 1]];
+            let part = SeqPart { slot, pos, tokens, want: Want::Sample };
+            sampled.extend(self.run(Vec::new(), vec![part]).into_iter().map(|r| into_token(r).id));
+        }
+        self.run(vec![SeqOp::Close { slot }], Vec::new());
+        sampled
+    }
+}
+
+/// The logits of a row that wanted them.
+pub fn into_logits(row: RowOutput) -> Vec<f32> {
+    match row.value {
+        RowValue::Logits(logits) => logits,
+        RowValue::Sampled(token) => panic!("wanted logits, got token {}", token.id),
+    }
+}
+
+/// The token of a row that wanted one.
+pub fn into_token(row: RowOutput) -> SampledToken {
+    match row.value {
+        RowValue::Sampled(token) => token,
+        RowValue::Logits(_) => panic!("wanted a token, got logits"),
+    }
+}
+
+fn load(model: &Arc<Gguf>, layers: Range<usize>, config: &LineConfig) -> Stage {
+    let kernels = kernels::select(config.kernels).unwrap();
+    let compute = Compute::new(kernels, config.threads, None).unwrap();
+    let stage = StageConfig {
+        n_slots: N_SLOTS,
+        n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
+        kv_type: config.kv_type,
+        n_ctx: SLOT_POSITIONS as u32,
+        max_rows: SLOT_POSITIONS,
+    };
+    Stage::load(model, model.clone(), layers, stage, compute, &mut |_| {}).unwrap()
+}

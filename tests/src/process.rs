@@ -1,0 +1,289 @@
+//! Real processes: the `brigade` binary as a user runs it, and plain HTTP to talk to it.
+//!
+//! Whatever a test starts ends with it: dropping a [`Running`] kills the process, and the workers it
+//! started leave with it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long a process may take to say its ready line, on a machine busy with other tests.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// The binary, built by the same cargo command as the tests (`--workspace`).
+///
+/// # Panics
+/// If it was not built.
+pub fn brigade() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
+    let binary = folder.join(format!("brigade{}", std::env::consts::EXE_SUFFIX));
+    assert!(binary.is_file(), "{} is missing: test with --workspace", binary.display());
+    binary
+}
+
+/// Runs a command to its end.
+pub fn run(args: &[&str]) -> Output {
+    Command::new(brigade()).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// A process of ours that is ready.
+pub struct Running {
+    child: Child,
+    /// The rest of its ready line.
+    pub ready: String,
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    /// Starts `brigade ARGS` and waits for the line that starts with `prefix`.
+    pub fn start(args: &[&str], prefix: &'static str) -> Self {
+        let mut command = Command::new(brigade());
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut stdout = BufReader::new(stdout);
+            let mut line = String::new();
+            while stdout.read_line(&mut line).unwrap_or(0) > 0 {
+                if let Some(rest) = line.trim_end().strip_prefix(prefix) {
+                    // The receiver is gone only when the test has given up.
+                    let _ = send.send((rest.to_owned(), stdout));
+                    return;
+                }
+                line.clear();
+            }
+        });
+        match receive.recv_timeout(READY_WITHIN) {
+            Ok((ready, stdout)) => Self { child, ready, _stdout: stdout },
+            Err(reason) => {
+                // Already ended, or about to.
+                let _ = child.kill();
+                panic!("brigade {args:?} did not get ready: {reason}");
+            }
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Processes that it has started, oldest first.
+    pub fn children(&self) -> Vec<u32> {
+        children_of(self.pid())
+    }
+
+    /// Asks it to end and waits; its exit code, `None` if it had to be killed after `patience`.
+    pub fn stop(mut self, patience: Duration) -> Option<i32> {
+        signal("INT", self.pid());
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal by name (`KILL`, `STOP`, `CONT`, `INT`).
+pub fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
+    assert!(status.success(), "cannot send {name} to {pid}");
+}
+
+/// Whether a process exists (one that ended but was not waited for does not count).
+pub fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
+}
+
+/// Processes that another one has started, oldest first.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let is_child = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after_name = stat.rsplit(')').next().unwrap_or("");
+        after_name.split_whitespace().nth(1).and_then(|p| p.parse().ok()) == Some(parent)
+    };
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut children: Vec<u32> = pids.filter(is_child).filter(|&pid| is_alive(pid)).collect();
+    children.sort_unstable();
+    children
+}
+
+/// A server with its own local workers.
+pub struct Server {
+    /// The coordinator's process.
+    pub process: Running,
+}
+
+impl Server {
+    /// Starts `brigade serve ARGS` on a free port and waits until its line is up.
+    pub fn start(args: &[&str]) -> Self {
+        let mut all = vec!["serve", "--listen", "127.0.0.1:0"];
+        all.extend(args);
+        let process = Running::start(&all, "brigade serve listening on ");
+        let server = Self { process };
+        server.wait_healthy(READY_WITHIN);
+        server
+    }
+
+    /// The address of a path.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.process.ready)
+    }
+
+    /// Waits until `/health` says that the line is up.
+    ///
+    /// # Panics
+    /// If it does not within `patience`.
+    pub fn wait_healthy(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            if get(&self.url("/health")).is_ok_and(|r| r.status == 200) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("the line is not up after {patience:?}");
+    }
+
+    /// Posts a JSON body.
+    pub fn post(&self, path: &str, body: &serde_json::Value) -> Reply {
+        post(&self.url(path), &body.to_string()).unwrap()
+    }
+
+    /// The text of a chat completion without streaming.
+    ///
+    /// # Panics
+    /// If the answer is not a completion.
+    pub fn chat(&self, body: &serde_json::Value) -> String {
+        let reply = self.post("/v1/chat/completions", body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let json: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+        json["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    }
+
+    /// A chat completion as a stream: text so far, and how it ended.
+    pub fn chat_stream(&self, body: &serde_json::Value) -> Streamed {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        stream(&self.url("/v1/chat/completions"), &body.to_string())
+    }
+}
+
+/// A whole HTTP answer.
+#[derive(Debug)]
+pub struct Reply {
+    /// Its status code.
+    pub status: u16,
+    /// Its headers, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Its body.
+    pub body: String,
+}
+
+impl Reply {
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+}
+
+/// What a client of a stream saw.
+#[derive(Debug, Default)]
+pub struct Streamed {
+    /// Text of all deltas.
+    pub text: String,
+    /// Reason given for the end, if it ended well.
+    pub finish_reason: Option<String>,
+    /// Error told in the stream, or that the request failed at once.
+    pub error: Option<String>,
+    /// Whether the stream was closed with `[DONE]`.
+    pub done: bool,
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(READY_WITHIN))
+        .build()
+        .into()
+}
+
+/// Gets a page.
+pub fn get(url: &str) -> Result<Reply, ureq::Error> {
+    agent().get(url).call().and_then(whole)
+}
+
+/// Posts a body as JSON (whether it is or not).
+pub fn post(url: &str, body: &str) -> Result<Reply, ureq::Error> {
+    agent().post(url).header("content-type", "application/json").send(body).and_then(whole)
+}
+
+fn whole(mut response: ureq::http::Response<ureq::Body>) -> Result<Reply, ureq::Error> {
+    let header = |(name, value): (&ureq::http::HeaderName, &ureq::http::HeaderValue)| {
+        (name.as_str().to_owned(), value.to_str().unwrap_or("").to_owned())
+    };
+    Ok(Reply {
+        status: response.status().as_u16(),
+        headers: response.headers().iter().map(header).collect(),
+        body: response.body_mut().read_to_string()?,
+    })
+}
+
+/// Posts a streaming request and reads it to its end.
+fn stream(url: &str, body: &str) -> Streamed {
+    let request = agent().post(url).header("content-type", "application/json");
+    let mut response = match request.send(body) {
+        Ok(response) => response,
+        Err(reason) => return Streamed { error: Some(reason.to_string()), ..Streamed::default() },
+    };
+    let mut seen = Streamed::default();
+    if response.status() != 200 {
+        seen.error = Some(response.body_mut().read_to_string().unwrap_or_default());
+        return seen;
+    }
+    read_events(response.body_mut().as_reader(), &mut seen);
+    seen
+}
+
+fn read_events(body: impl Read, seen: &mut Streamed) {
+    for line in BufReader::new(body).lines() {
+        let line = match line {
+            Ok(line) => line,
+            Err(reason) => {
+                seen.error = Some(format!("the stream broke: {reason}"));
+                return;
+            }
+        };
+        let Some(data) = line.strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            seen.done = true;
+            continue;
+        }
+        let event: serde_json::Value = serde_json::from_str(data).unwrap();
+        if let Some(error) = event.get("error") {
+            seen.error = Some(error.to_string());
+        }
+        let choice = &event["choices"][0];
+        seen.text.push_str(choice["delta"]["content"].as_str().unwrap_or(""));
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            seen.finish_reason = Some(reason.to_owned());
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Workers that die or hang under load, in prefill and in decode: every client gets a clear error
+//! soon, the server stays up, and new requests run once the worker is back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_tests::process::{Server, Streamed, get, is_alive, signal};
+use serde_json::{Value, json};
+
+/// Requests on the line when a worker is lost.
+const CLIENTS: usize = 6;
+
+/// What the promise of "within 5 s" is given in tests that share their cores with others. The
+/// figure itself is printed.
+const GENEROUS: Duration = Duration::from_secs(60);
+
+/// A long prompt and one token: the line is busy with prefill.
+fn prefill_request(i: usize) -> Value {
+    let prompt = format!("{i} and it came to pass, ").repeat(60);
+    json!({"messages": [{"role": "user", "content": prompt}], "max_tokens": 2, "temperature": 0})
+}
+
+/// A short prompt and many tokens: the line is busy with decode.
+fn decode_request(i: usize) -> Value {
+    let content = format!("Tell me about day {i}");
+    json!({
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 400, "temperature": 0, "ignore_eos": true,
+    })
+}
+
+/// Keeps clients busy, loses the middle one of three workers, and says what the clients saw.
+fn lose_a_worker(signal_name: &'static str, request: fn(usize) -> Value) {
+    let server = Arc::new(Server::start(&["--workers", "3", "--max-seqs", "8"]));
+    let before = server.chat(&decode_or_short(0));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|i| {
+            let server = Arc::clone(&server);
+            std::thread::spawn(move || until_error(&server, i, request))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(400));
+    let workers = server.process.children();
+    assert_eq!(workers.len(), 3, "local workers");
+    let lost = Instant::now();
+    signal(signal_name, workers[1]);
+    let seen: Vec<(Streamed, Instant)> = clients.into_iter().map(|c| c.join().unwrap()).collect();
+    let slowest = seen.iter().map(|(_, at)| at.saturating_duration_since(lost)).max().unwrap();
+    let error = seen[0].0.error.clone().unwrap();
+    println!("{signal_name}: {CLIENTS} clients had an error after at most {slowest:?}: {error}");
+    for (client, _) in &seen {
+        let error = client.error.as_deref().unwrap();
+        assert!(error.contains("worker") || error.contains("line"), "says what failed: {error}");
+    }
+    assert!(slowest < GENEROUS);
+    assert!(is_alive(server.process.pid()), "the server stays up");
+    if signal_name == "STOP" {
+        // Given up, and replaced or killed; if it still exists it may go on.
+        if is_alive(workers[1]) {
+            signal("CONT", workers[1]);
+        }
+    }
+    server.wait_healthy(GENEROUS);
+    println!("{signal_name}: the line was up again after {:?}", lost.elapsed());
+    assert_eq!(server.chat(&decode_or_short(0)), before, "the same request, the same text");
+}
+
+fn decode_or_short(i: usize) -> Value {
+    let content = format!("Say {i}");
+    json!({
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+    })
+}
+
+/// Repeats a request until one fails; what that one saw, and when.
+fn until_error(server: &Server, i: usize, request: fn(usize) -> Value) -> (Streamed, Instant) {
+    let deadline = Instant::now() + GENEROUS;
+    loop {
+        let seen = server.chat_stream(&request(i));
+        if seen.error.is_some() {
+            return (seen, Instant::now());
+        }
+        assert!(seen.done, "a stream ended without an error and without [DONE]");
+        assert!(Instant::now() < deadline, "client {i} never noticed");
+    }
+}
+
+#[test]
+fn a_killed_worker_in_prefill() {
+    lose_a_worker("KILL", prefill_request);
+}
+
+#[test]
+fn a_killed_worker_in_decode() {
+    lose_a_worker("KILL", decode_request);
+}
+
+#[test]
+fn a_hung_worker_in_prefill() {
+    lose_a_worker("STOP", prefill_request);
+}
+
+#[test]
+fn a_hung_worker_in_decode() {
+    lose_a_worker("STOP", decode_request);
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let server = Server::start(&["--workers", "2"]);
+    let workers = server.process.children();
+    assert_eq!(workers.len(), 2);
+    assert_eq!(get(&server.url("/v1/models")).unwrap().status, 200);
+    let code = server.process.stop(Duration::from_secs(60));
+    assert_eq!(code, Some(0), "an interrupt ends the server in good order");
+    assert!(workers.iter().all(|&pid| !is_alive(pid)), "a worker outlived the server");
+
+    let killed = Server::start(&["--workers", "2"]);
+    let workers = killed.process.children();
+    signal("KILL", killed.process.pid());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while workers.iter().any(|&pid| is_alive(pid)) {
+        assert!(Instant::now() < deadline, "a worker outlived its killed server");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,80 @@
+//! The golden models through the commands a user runs, over real worker processes: `logits` and
+//! `run --ids` at several numbers of workers give the same bits and llama.cpp's tokens.
+
+use std::path::Path;
+
+use brigade_engine::arch;
+use brigade_engine::gguf::Gguf;
+use brigade_engine::npy;
+use brigade_tests::golden::{Entry, Golden};
+use brigade_tests::process::run;
+
+#[test]
+fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
+    let folder = std::env::temp_dir().join(format!("brigade-golden-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for golden in Golden::folders() {
+        for (name, entry) in &golden.manifest.models {
+            let path = golden.folder.join(&entry.file);
+            let n_layer = arch::describe(&Gguf::open(&path).unwrap()).map(|spec| spec.n_layer());
+            match n_layer {
+                Ok(n_layer) => check(&golden, name, entry, n_layer, &folder),
+                Err(reason) => println!("{name:20} skipped: {reason}"),
+            }
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize, folder: &Path) {
+    let model = golden.folder.join(&entry.file);
+    let model = model.to_str().unwrap();
+    let worker_counts = if n_layer < 3 { ["1", "2"] } else { ["1", "3"] };
+    let runs = worker_counts.map(|workers| {
+        let out = folder.join(format!("{name}-{workers}.npy"));
+        let out = out.to_str().unwrap();
+        let tokens = list(&golden.manifest.tokens);
+        command(&["logits", "-m", model, "--tokens", &tokens, "--workers", workers, "--out", out]);
+        let logits = npy::read(out).unwrap();
+        assert_eq!(logits.shape, [golden.manifest.tokens.len(), logits.shape[1]]);
+        let prompt = list(&golden.manifest.greedy_prompt);
+        let n = entry.greedy.len().to_string();
+        let ids = command(&[
+            "run",
+            "-m",
+            model,
+            "--tokens",
+            &prompt,
+            "-n",
+            &n,
+            "--temp",
+            "0",
+            "--ids",
+            "--kv-type",
+            "f32",
+            "--workers",
+            workers,
+        ]);
+        let ids: Vec<u32> = serde_json::from_str(ids.trim()).unwrap();
+        (logits.data.iter().map(|x| x.to_bits()).collect::<Vec<u32>>(), ids)
+    });
+    assert!(runs[0].0 == runs[1].0, "{name}: logits at {worker_counts:?} workers");
+    assert_eq!(runs[0].1, runs[1].1, "{name}: tokens at {worker_counts:?} workers");
+    if entry.is_f32(name) {
+        assert_eq!(runs[0].1, entry.greedy, "{name}: llama.cpp's tokens");
+    }
+    let same = if runs[0].1 == entry.greedy { "llama.cpp's" } else { "not llama.cpp's" };
+    println!("{name:20} workers {worker_counts:?}: same bits, same tokens ({same})");
+}
+
+fn list(tokens: &[u32]) -> String {
+    tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Runs a command that must succeed; its standard output.
+fn command(args: &[&str]) -> String {
+    let output = run(args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "brigade {args:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,193 @@
+//! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the
+//! batch or snapshots on the way. Bit for bit, on every op table this machine has.
+
+use std::path::PathBuf;
+
+use brigade_engine::arch;
+use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::kernels::{self, KvType};
+use brigade_tests::golden::Golden;
+use brigade_tests::line::{Line, LineConfig, into_logits, into_token};
+
+/// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
+const PROMPT: usize = 1_150;
+
+/// Models of the repository's golden folder: f32, per-head norms, scales, two quants.
+const MODELS: [&str; 5] = ["llama", "qwen3", "granite", "llama-q4_k", "llama-q6_k"];
+
+fn path(model: &str) -> PathBuf {
+    Golden::repository().folder.join(format!("{model}.gguf"))
+}
+
+fn n_layer(model: &str) -> usize {
+    arch::describe(&Gguf::open(path(model)).unwrap()).unwrap().n_layer()
+}
+
+/// Token ids without a pattern, below the golden vocabulary's 288.
+fn tokens(n: usize, seed: u64) -> Vec<u32> {
+    let mut state = seed;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        3 + (state >> 33) as u32 % 280
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
+    rows.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
+    let prompt = tokens(PROMPT, 1);
+    for model in MODELS {
+        let n_layer = n_layer(model);
+        for table in kernels::available() {
+            let config = LineConfig { kernels: Some(table.name), ..LineConfig::default() };
+            let whole = bits(&Line::open(&path(model), &config).logits(&prompt, 512));
+            assert_eq!(whole.len(), PROMPT * 288);
+            let slow = table.name == "reference";
+            let cuts = [1, 2, 3, n_layer].map(|n| Line::even_cuts(n_layer, n));
+            let sizes: &[usize] = if slow { &[64] } else { &[1, 7, 64, 512] };
+            for (i, n_ubatch) in sizes.iter().enumerate() {
+                let cuts = cuts[i % cuts.len()].clone();
+                let threads = 1 + i % 2;
+                let config = LineConfig { cuts, threads, ..config.clone() };
+                let mut line = Line::open(&path(model), &config);
+                let cut = bits(&line.logits(&prompt, *n_ubatch));
+                assert!(whole == cut, "{model} on {}: {config:?}, ubatch {n_ubatch}", table.name);
+            }
+            println!("{model} on {}: {PROMPT} tokens, {} splits equal", table.name, sizes.len());
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
+    let prompt = tokens(PROMPT, 2);
+    for model in ["llama", "llama-q4_k"] {
+        let n_layer = n_layer(model);
+        let serving = kernels::select(None).unwrap().name;
+        let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
+        let mut n_splits = 0;
+        for n_stages in [1, 2, 3, n_layer] {
+            let cuts = Line::even_cuts(n_layer, n_stages);
+            let mut line = Line::open(&path(model), &LineConfig { cuts, ..LineConfig::default() });
+            for n_ubatch in [1, 7, 64, 512] {
+                let cut = line.logits(&prompt, n_ubatch);
+                assert!(bits(&whole) == bits(&cut), "{model}: {n_stages} stages, {n_ubatch} rows");
+                n_splits += 1;
+            }
+        }
+        println!("{model} on {serving}: {PROMPT} tokens, {n_splits} splits equal");
+    }
+}
+
+#[test]
+fn neighbours_in_the_batch_do_not_change_a_bit() {
+    let lengths = [1_150, 3, 517, 64, 130];
+    for (model, kv_type) in [("llama", KvType::F32), ("llama-q4_k", KvType::F16)] {
+        let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
+        let mut line = Line::open(&path(model), &config);
+        let prompts: Vec<_> =
+            (0..lengths.len()).map(|i| tokens(lengths[i], 10 + i as u64)).collect();
+        let alone: Vec<_> = prompts.iter().map(|p| line.logits(p, 512)).collect();
+        let alone_tokens: Vec<_> = prompts.iter().map(|p| line.generate(p, 8, 512)).collect();
+        // All at once: chunks of unequal size, so that short prompts decode beside long prefills.
+        let mut together = vec![Vec::new(); prompts.len()];
+        let mut done = vec![0; prompts.len()];
+        let mut step = 0;
+        while done.iter().zip(lengths).any(|(d, n)| *d < n) {
+            let ops = if step == 0 { open_all(lengths.len(), false) } else { Vec::new() };
+            let mut parts = Vec::new();
+            for (i, prompt) in prompts.iter().enumerate() {
+                let chunk = (1 + (step * 37 + i * 101) % 150).min(lengths[i] - done[i]);
+                if chunk > 0 {
+                    let tokens = prompt[done[i]..done[i] + chunk].to_vec();
+                    let (slot, pos) = (SlotId(i as u32), done[i] as u32);
+                    parts.push(SeqPart { slot, pos, tokens, want: Want::Logits });
+                    done[i] += chunk;
+                }
+            }
+            for row in line.run(ops, parts) {
+                together[row.slot.0 as usize].push(into_logits(row));
+            }
+            step += 1;
+        }
+        for (i, rows) in together.iter().enumerate() {
+            assert!(bits(rows) == bits(&alone[i]), "{model}: prompt {i} computed among others");
+        }
+        line.run((0..5).map(|i| SeqOp::Close { slot: SlotId(i) }).collect(), Vec::new());
+        assert_eq!(generate_together(&mut line, &prompts, 8), alone_tokens, "{model}: tokens");
+    }
+}
+
+fn open_all(n: usize, sample: bool) -> Vec<SeqOp> {
+    (0..n as u32).map(|i| Line::open_slot(i, sample.then(Line::greedy))).collect()
+}
+
+/// Greedy tokens of all prompts at once, one ubatch a step.
+fn generate_together(line: &mut Line, prompts: &[Vec<u32>], n: usize) -> Vec<Vec<u32>> {
+    let part = |slot: usize, pos: usize, tokens: &[u32]| SeqPart {
+        slot: SlotId(slot as u32),
+        pos: pos as u32,
+        tokens: tokens.to_vec(),
+        want: Want::Sample,
+    };
+    let parts = prompts.iter().enumerate().map(|(i, p)| part(i, 0, p)).collect();
+    let mut rows = line.run(open_all(prompts.len(), true), parts);
+    let mut out = vec![Vec::new(); prompts.len()];
+    loop {
+        for row in rows {
+            out[row.slot.0 as usize].push(into_token(row).id);
+        }
+        if out[0].len() == n {
+            return out;
+        }
+        let last = |o: &Vec<u32>| [o[o.len() - 1]];
+        let parts = out.iter().enumerate();
+        let parts = parts.map(|(i, o)| part(i, prompts[i].len() + o.len() - 1, &last(o)));
+        rows = line.run(Vec::new(), parts.collect());
+    }
+}
+
+#[test]
+fn copies_and_snapshots_continue_with_the_same_bits() {
+    let prompt = tokens(300, 3);
+    let (head, tail) = prompt.split_at(170);
+    for kv_type in [KvType::F32, KvType::F16] {
+        let cuts = vec![2];
+        let mut line =
+            Line::open(&path("llama"), &LineConfig { kv_type, cuts, ..LineConfig::default() });
+        let whole = line.logits(&prompt, 512);
+        let part = |slot, pos: usize, tokens: &[u32]| SeqPart {
+            slot: SlotId(slot),
+            pos: pos as u32,
+            tokens: tokens.to_vec(),
+            want: Want::Logits,
+        };
+        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
+        // A copy, made shorter than what it was copied from.
+        let SeqOp::Open { blocks, .. } = Line::open_slot(1, None) else { unreachable!() };
+        let copy = SeqOp::Copy { src: SlotId(0), dst: SlotId(1), len: 100, blocks, sampler: None };
+        let rows = line.run(vec![copy], vec![part(1, 100, &prompt[100..])]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[100..]), "copy, KV {kv_type:?}");
+        // A snapshot, restored in another slot.
+        let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();
+        line.run(vec![Line::open_slot(2, None)], Vec::new());
+        for (stage, bytes) in line.stages().iter_mut().zip(&bytes) {
+            stage.restore(SlotId(2), bytes).unwrap();
+        }
+        let rows = line.run(Vec::new(), vec![part(2, head.len(), tail)]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[head.len()..]), "snapshot, KV {kv_type:?}");
+        // A cut tail, computed again.
+        let cut = SeqOp::Truncate { slot: SlotId(0), len: 65 };
+        let rows = line.run(vec![cut], vec![part(0, 65, &prompt[65..])]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[65..]), "truncate, KV {kv_type:?}");
+    }
+}

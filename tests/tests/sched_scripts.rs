@@ -1,0 +1,201 @@
+//! Golden scripts of the scheduler: `tests/golden/sched/*.txt` read as transcripts, events above the
+//! `---`, actions below. `BRIGADE_UPDATE_GOLDEN=1` rewrites what is below.
+//!
+//! | event | |
+//! |---|---|
+//! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8` | a line comes up; pages of 4 positions |
+//! | `down REASON` | it is lost |
+//! | `submit ID prompt=5 max=3 stop=9` | prompt of tokens 1, 2, ...; without `max`: logits |
+//! | `cancel ID` | |
+//! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row |
+//! | `stale UBATCH` | results of the epoch before |
+//! | `tick SECONDS` | time passes |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_coordinator::sched::{
+    Action, Event, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler, StageTime, Work,
+};
+use brigade_engine::batch::{
+    RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
+};
+
+/// Scripts run with a queue this short.
+const MAX_WAITING: usize = 2;
+
+struct Script {
+    scheduler: Scheduler,
+    now: u64,
+    epoch: u64,
+    n_stages: usize,
+    /// Slot and position of each row that a ubatch in flight will return.
+    wanted: BTreeMap<u64, VecDeque<(SlotId, u32)>>,
+}
+
+impl Script {
+    fn new() -> Self {
+        let config = SchedConfig { max_waiting: MAX_WAITING, ..SchedConfig::default() };
+        let scheduler = Scheduler::new(config);
+        Self { scheduler, now: 0, epoch: 0, n_stages: 0, wanted: BTreeMap::new() }
+    }
+
+    fn run(&mut self, line: &str) -> String {
+        self.now += 1_000;
+        let event = self.event(line);
+        let actions = self.scheduler.step(self.now, event);
+        let mut text = String::new();
+        for action in actions {
+            let _ = writeln!(text, "{}", self.show(action));
+        }
+        text
+    }
+
+    fn event(&mut self, line: &str) -> Event {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words: Vec<&str> = rest.split(' ').collect();
+        let number = |word: &str| word.parse::<u64>().unwrap_or_else(|_| panic!("{line}: {word}"));
+        let find = |key: &str| {
+            let pairs = words.iter().filter_map(|w| w.split_once('='));
+            pairs.filter(|(k, _)| *k == key).map(|(_, v)| number(v) as u32).next()
+        };
+        let field = |key: &str| find(key).unwrap_or_else(|| panic!("{line}: no {key}"));
+        match verb {
+            "line" => {
+                self.epoch = number(words[0]);
+                self.n_stages = field("stages") as usize;
+                self.wanted.clear();
+                Event::LineUp { epoch: self.epoch, line: line_spec(self.n_stages, field) }
+            }
+            "down" => Event::LineDown { reason: rest.to_owned() },
+            "submit" => Event::Submit(Request {
+                id: RequestId(number(words[0])),
+                prompt: (1..=field("prompt")).collect(),
+                work: find("max").map_or(Work::Logits, |max_tokens| Work::Generate {
+                    max_tokens,
+                    sampler: sampler(),
+                    stop_tokens: find("stop").into_iter().collect(),
+                }),
+            }),
+            "cancel" => Event::Cancel(RequestId(number(words[0]))),
+            "return" => self.results(self.epoch, number(words[0]), &words[1..]),
+            "stale" => self.results(self.epoch - 1, number(words[0]), &[]),
+            "tick" => {
+                self.now += number(words[0]) * 1_000_000;
+                Event::Tick
+            }
+            _ => panic!("unknown event: {line}"),
+        }
+    }
+
+    fn results(&mut self, epoch: u64, ubatch: u64, values: &[&str]) -> Event {
+        let wanted = self.wanted.remove(&ubatch).unwrap_or_default();
+        let row = |(value, (slot, pos)): (&&str, (SlotId, u32))| {
+            let value = match value.parse() {
+                Ok(id) => RowValue::Sampled(SampledToken { id, logprob: None, top: vec![] }),
+                Err(_) => RowValue::Logits(vec![0.0]),
+            };
+            RowOutput { slot, pos, value }
+        };
+        let rows = values.iter().zip(wanted).map(row).collect();
+        let time = StageTime { compute_us: 500, queued_us: 0 };
+        Event::Results(Results { epoch, ubatch, rows, done: Some(vec![time; self.n_stages]) })
+    }
+
+    fn show(&mut self, action: Action) -> String {
+        match action {
+            Action::Send(ubatch) => {
+                let wanted = ubatch.parts.iter().flat_map(|part| {
+                    let end = part.pos + part.tokens.len() as u32;
+                    let positions = match part.want {
+                        Want::Nothing => end..end,
+                        Want::Sample => end - 1..end,
+                        Want::Logits => part.pos..end,
+                    };
+                    positions.map(|pos| (part.slot, pos))
+                });
+                self.wanted.insert(ubatch.id, wanted.collect());
+                show_ubatch(&ubatch)
+            }
+            Action::Token { request, index, token } => {
+                format!("request {} token {index}: {}", request.0, token.id)
+            }
+            Action::Logits { request, pos, .. } => format!("request {} logits {pos}", request.0),
+            Action::Finished { request, reason, generated } => {
+                format!("request {} finished after {generated}: {reason:?}", request.0)
+            }
+            Action::Failed { request, error } => format!("request {} failed: {error}", request.0),
+            Action::Rejected { request, why } => format!("request {} rejected: {why}", request.0),
+            Action::LineFault(fault) => format!("line fault: {fault}"),
+        }
+    }
+}
+
+fn line_spec(n_stages: usize, field: impl Fn(&str) -> u32) -> LineSpec {
+    let (n_blocks, block_positions) = (field("pages"), field("page"));
+    LineSpec {
+        n_stages,
+        n_blocks,
+        n_slots: field("slots"),
+        block_positions,
+        max_positions: n_blocks * block_positions,
+        max_rows: field("rows"),
+    }
+}
+
+fn sampler() -> Arc<SamplerSetup> {
+    Arc::new(SamplerSetup { params: SamplingParams::greedy(), seed: 0, top_logprobs: None })
+}
+
+fn show_ubatch(ubatch: &UBatch) -> String {
+    let op = |op: &SeqOp| match op {
+        SeqOp::Open { slot, blocks, .. } => {
+            let pages: Vec<_> = blocks.iter().map(|b| b.0.to_string()).collect();
+            format!("open {} [{}]", slot.0, pages.join(" "))
+        }
+        SeqOp::Close { slot } => format!("close {}", slot.0),
+        other => format!("{other:?}"),
+    };
+    let part = |part: &brigade_engine::batch::SeqPart| {
+        let (slot, pos, tokens, want) = (part.slot.0, part.pos, &part.tokens, part.want);
+        format!("slot {slot} at {pos} {tokens:?} {want:?}")
+    };
+    let items: Vec<_> = ubatch.ops.iter().map(op).chain(ubatch.parts.iter().map(part)).collect();
+    format!("ubatch {}: {}", ubatch.id, items.join(", "))
+}
+
+/// Runs a script and returns it with the actions that really came.
+fn replay(text: &str) -> String {
+    let mut script = Script::new();
+    let mut out = String::new();
+    for block in text.trim_end().split("\n\n") {
+        let (events, _) = block.split_once("\n---").unwrap_or((block, ""));
+        let _ = write!(out, "{events}\n---\n");
+        for line in events.lines().filter(|line| !line.starts_with('#')) {
+            out += &script.run(line);
+        }
+        out += "\n";
+    }
+    out.truncate(out.trim_end().len());
+    out + "\n"
+}
+
+#[test]
+fn scripts_play_as_written() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/sched");
+    let mut paths: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 3, "scripts are missing from {}", folder.display());
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let played = replay(&text);
+        if std::env::var_os("BRIGADE_UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, played).unwrap();
+        } else {
+            assert_eq!(played, text, "{} plays differently", path.display());
+        }
+    }
+}

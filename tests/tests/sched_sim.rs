@@ -1,0 +1,243 @@
+//! The scheduler's promises, under seeded simulation of a line of stages.
+//!
+//! Every run of the simulator checks: each request ends exactly once; tokens are right and in order;
+//! ubatch ids are consecutive; positions contiguous; a page has one owner; a decoding sequence is in
+//! one ubatch at most; nothing sendable is held while fewer ubatches than (equal) stages are in flight,
+//! and no ubatch takes more than an even share of the decoding sequences; nothing is left behind. `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
+
+use brigade_coordinator::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
+
+/// Random lines tried by each test run; a failure names its seed.
+const SEEDS: u64 = 150;
+
+/// A model that takes 16 ms + 2 ms a row, cut into `n` equal stages.
+fn equal(n: usize) -> Sim {
+    let share = 1.0 / n as f64;
+    let stage = StageModel { fixed_us: 16_000.0 * share, per_row_us: 2_000.0 * share, jitter: 0.0 };
+    Sim::equal(n, stage)
+}
+
+fn run(sim: &Sim, workload: &Workload) -> Outcome {
+    sim.run(workload).unwrap_or_else(|what| panic!("{what}\n{sim:?}"))
+}
+
+/// A line of random shape: stages of unequal speed, jitter, links, few or many places.
+fn random_sim(seed: u64) -> Sim {
+    let mut rng = Rng::new(seed ^ 0xdead);
+    let n = rng.between(1, 9) as usize;
+    let mut sim = equal(n);
+    let (equal, jitter) = (rng.one_in(2), [0.0, 0.1, 0.9][rng.between(0, 2) as usize]);
+    for stage in &mut sim.stages {
+        stage.jitter = jitter;
+        if !equal {
+            stage.fixed_us *= 0.2 + 2.0 * rng.unit();
+            stage.per_row_us *= 0.2 + 2.0 * rng.unit();
+        }
+    }
+    let latency_us = [0.0, 300.0, 20_000.0][rng.between(0, 2) as usize];
+    for link in &mut sim.links {
+        *link = LinkModel { latency_us: latency_us * rng.unit(), per_row_us: 50.0 * rng.unit() };
+    }
+    sim.seed = seed;
+    sim.spec.max_rows = [1, 7, 64, 512][rng.between(0, 3) as usize];
+    sim.spec.n_slots = [1, 3, 16, 64][rng.between(0, 3) as usize];
+    sim.spec.block_positions = [1, 16, 64][rng.between(0, 2) as usize];
+    sim.spec.n_blocks = rng.between(1, 20_000 / u64::from(sim.spec.block_positions)) as u32;
+    sim.sched.max_waiting = rng.between(0, 300) as usize;
+    sim.sched.prefill_rows = rng.one_in(4).then(|| rng.between(1, 600) as u32);
+    sim.sched.decode_gap_us = rng.one_in(4).then(|| rng.between(0, 500_000));
+    sim.sched.max_in_flight = rng.one_in(4).then(|| rng.between(1, 12) as usize);
+    sim.sched.max_logits_rows = rng.between(1, 600) as u32;
+    if rng.one_in(3) {
+        let down = rng.between(0, 3_000_000);
+        sim.outages =
+            vec![(down, down + rng.between(1, 500_000)), (down + 900_000, down + 950_000)];
+    }
+    sim
+}
+
+#[test]
+fn random_lines_and_workloads_keep_every_promise() {
+    let mut endings = std::collections::BTreeMap::new();
+    for seed in 0..SEEDS {
+        let n_requests = 1 + seed as usize % 150;
+        let sim = random_sim(seed);
+        let outcome = sim
+            .run(&Workload::random(seed, n_requests))
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
+        let limit = sim.sched.max_in_flight.unwrap_or(4 * sim.spec.n_stages);
+        assert!(outcome.most_in_flight <= limit, "seed {seed}: {}", outcome.most_in_flight);
+        for (ending, n) in outcome.endings {
+            *endings.entry(ending).or_insert(0) += n;
+        }
+    }
+    println!("{endings:?}");
+    for ending in ["finished", "failed", "rejected", "cancelled"] {
+        assert!(endings.get(ending).is_some_and(|&n| n > SEEDS as usize), "{ending}: {endings:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    for seed in [3, 14, 15, 92, 65] {
+        let logs = [(); 2].map(|()| {
+            let sim = Sim { log: true, ..random_sim(seed) };
+            run(&sim, &Workload::random(seed, 60)).log
+        });
+        assert!(logs[0].len() > 1_000 && logs[0] == logs[1], "seed {seed}");
+    }
+}
+
+/// Streams beside which prompts of 4000 tokens arrive.
+fn streams_and_prompts(streams: usize, prompts: u64) -> Workload {
+    let mut workload = Workload::at_once(streams, 16, 400);
+    for i in 0..prompts {
+        let at = 1_000_000 + 100_000 * i;
+        workload.requests.push(SimRequest {
+            at,
+            prompt: 4_000,
+            max_tokens: Some(1),
+            cancel_at: None,
+        });
+    }
+    workload
+}
+
+#[test]
+fn prompts_do_not_stall_streams() {
+    for n in [1, 2, 4, 8] {
+        for (streams, prompts) in [(1, 4), (8, 4), (8, 16)] {
+            let out = run(&equal(n), &streams_and_prompts(streams, prompts));
+            let gap = out.clients[..streams].iter().map(|c| c.longest_gap()).max().unwrap();
+            println!(
+                "{n} stages, {streams} streams beside {prompts} prompts: longest gap {gap} us"
+            );
+            // The scheduler's default aim, 200 ms; a decode step alone takes 18 to 32 ms here.
+            assert!(gap <= 200_000, "{n} stages, {streams} streams, {prompts} prompts: {gap} us");
+            let (from, to) = (2_000_000, out.clients[streams].ended.unwrap().0.max(2_500_000));
+            let busy = out.busy(from, to);
+            assert!(
+                busy.iter().all(|&share| share > 0.85),
+                "{n} stages, {streams} streams: {busy:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wished_gap_is_kept() {
+    for gap_us in [100_000, 400_000] {
+        let mut sim = equal(2);
+        sim.sched.decode_gap_us = Some(gap_us);
+        let out = run(&sim, &streams_and_prompts(4, 8));
+        let gap = out.clients[..4].iter().map(|c| c.longest_gap()).max().unwrap();
+        assert!((gap_us / 2..=gap_us).contains(&gap), "{gap} us for {gap_us}");
+    }
+}
+
+#[test]
+fn neither_prompts_nor_streams_starve_when_every_row_is_taken() {
+    for max_rows in [1, 2, 5] {
+        let mut sim = equal(2);
+        sim.spec.max_rows = max_rows;
+        // No place in the line beyond those that the streams fill.
+        sim.sched.max_in_flight = Some(2);
+        let mut workload = Workload::at_once(16, 1, 400);
+        let late = SimRequest { at: 500_000, prompt: 50, max_tokens: Some(1), cancel_at: None };
+        workload.requests.push(late);
+        let out = run(&sim, &workload);
+        let prompt_done = out.clients[16].ended.unwrap().0;
+        let first_stream_done = out.clients[..16].iter().map(|c| c.ended.unwrap().0).min().unwrap();
+        assert!(
+            prompt_done < first_stream_done,
+            "{max_rows} rows: {prompt_done} {first_stream_done}"
+        );
+    }
+}
+
+#[test]
+fn requests_are_admitted_in_order_and_refused_when_the_queue_is_full() {
+    let mut sim = equal(2);
+    sim.spec.n_slots = 2;
+    sim.sched.max_waiting = 10;
+    let out = run(&sim, &Workload::at_once(20, 10, 5));
+    assert_eq!(out.endings, [("finished", 12), ("rejected", 8)].into());
+    let ends: Vec<_> = out.clients[..12].iter().map(|c| c.ended.unwrap().0).collect();
+    assert!(ends.is_sorted(), "{ends:?}");
+}
+
+/// Least and mean busy share.
+fn least_and_mean(busy: &[f64]) -> (f64, f64) {
+    let least = busy.iter().copied().fold(1.0, f64::min);
+    (least, busy.iter().sum::<f64>() / busy.len() as f64)
+}
+
+fn row(n: usize, test: &str, out: &Outcome, tokens: usize, window: (u64, u64)) -> f64 {
+    let (least, mean) = least_and_mean(&out.busy(window.0, window.1));
+    let rate = tokens as f64 * 1e6 / out.end as f64;
+    let (ubatches, flying) = (out.n_ubatches, out.most_in_flight);
+    println!("| {n} | {test} | {least:.3} | {mean:.3} | {rate:.0} | {ubatches} | {flying} |");
+    least
+}
+
+fn table_head() {
+    println!("| stages | test | least busy | mean busy | tokens/s | ubatches | most in flight |");
+    println!("|---|---|---|---|---|---|---|");
+}
+
+#[test]
+fn busy_in_prefill() {
+    table_head();
+    for n in [1, 2, 4, 8, 16] {
+        for prompts in [1, 8, 32] {
+            let out = run(&equal(n), &Workload::at_once(prompts, 1024, 1));
+            let test = format!("prefill, {prompts} prompts of 1024");
+            let least = row(n, &test, &out, prompts * 1024, out.steady());
+            let aim = if n == 16 && prompts == 8 { 0.90 } else { 0.94 };
+            assert!(least > aim, "{n} stages, {prompts} prompts: {least}");
+        }
+    }
+}
+
+#[test]
+fn busy_in_decode() {
+    table_head();
+    for (n, jitter) in [(1, 0.1), (2, 0.0), (2, 0.1), (4, 0.1), (8, 0.1), (16, 0.1)] {
+        let mut sim = equal(n);
+        sim.stages.iter_mut().for_each(|stage| stage.jitter = jitter);
+        for streams in [8, 32] {
+            let out = run(&sim, &Workload::at_once(streams, 32, 128));
+            let test = format!("decode, {streams} streams, times +-{:.0} %", jitter * 100.0);
+            let least = row(n, &test, &out, streams * 128, out.steady_decode());
+            // Fewer streams than stages leave the rest idle whatever the schedule.
+            let bound = (streams as f64 / n as f64).min(1.0);
+            assert!(least > 0.90 * bound, "{n} stages, {streams} streams: {least}");
+        }
+    }
+}
+
+#[test]
+fn far_stages_get_more_groups() {
+    let mut sim = equal(4);
+    sim.links.iter_mut().for_each(|link| link.latency_us = 2_000.0);
+    let out = run(&sim, &Workload::at_once(32, 32, 256));
+    let (from, to) = out.steady_decode();
+    let (least, mean) = least_and_mean(&out.busy(from, to));
+    println!("4 stages 2 ms apart, 32 streams: busy {least:.3} to {mean:.3} on average");
+    // Four groups of 8 would be busy 32 of 42 ms; five of 6 or 7 are busy 36 of 40.
+    assert!(least > 0.88, "{least}");
+}
+
+#[test]
+fn unequal_stages_run_at_the_pace_of_the_slowest() {
+    let mut sim = equal(4);
+    sim.stages[2].fixed_us *= 2.0;
+    sim.stages[2].per_row_us *= 2.0;
+    let out = run(&sim, &Workload::at_once(32, 32, 128));
+    let (from, to) = out.steady_decode();
+    let busy = out.busy(from, to);
+    assert!(busy[2] > 0.97, "{busy:?}");
+    let out = run(&sim, &Workload::at_once(16, 1024, 1));
+    let (from, to) = out.steady();
+    assert!(out.busy(from, to)[2] > 0.97);
+}

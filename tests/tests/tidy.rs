@@ -1,0 +1,295 @@
+//! The repository's own rules, as tests: file lengths, module heads, banned macros, where `unsafe`
+//! may stand, which crate may depend on which, documents that agree with what is there, file sizes.
+//!
+//! It reads the source tree as text and promises to list every violation, not just the first. It
+//! knows nothing of Rust's grammar beyond comments and string literals on one line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest `.rs` file in lines.
+const MAX_LINES: usize = 600;
+/// Data tables that may be longer, with their own limit.
+const LONG_TABLES: [(&str, usize); 0] = [];
+/// Longest function in lines, from `fn` to its closing brace.
+const MAX_FN_LINES: usize = 70;
+/// Largest file in the tree.
+const MAX_FILE_BYTES: u64 = 6 << 20;
+/// Largest sum of everything under `tests/data`.
+const MAX_TEST_DATA_BYTES: u64 = 12_000_000;
+/// The command that shows the main job; README's first one.
+const RUN_COMMAND: &str = "cargo run --release -- run";
+/// The command that runs every test; README's second one.
+const TEST_COMMAND: &str = "cargo test --release --workspace";
+/// README's top, in lines: both commands stand here.
+const README_TOP: usize = 25;
+/// Macros that mark unfinished work or leftovers (in halves, so that this file passes itself).
+const BANNED: [&str; 3] =
+    [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")];
+/// Where `unsafe` may stand; the test's counting allocator cannot be written without.
+const UNSAFE_ALLOWED: [&str; 3] =
+    ["engine/src/kernels/", "engine/src/gguf/", "engine/tests/files/damage.rs"];
+/// Folders that hold no source of ours.
+const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
+
+/// For each crate folder: packages that its `[dependencies]` must not name, by exact name.
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 3] = [
+    ("proto", &["brigade-engine", "brigade-worker", "brigade-coordinator", "brigade-tests"]),
+    (
+        "engine",
+        &[
+            "brigade-proto",
+            "brigade-worker",
+            "brigade-coordinator",
+            "brigade-tests",
+            "tokio",
+            "tokio-stream",
+            "tonic",
+            "axum",
+            "prost",
+        ],
+    ),
+    ("worker", &["brigade-coordinator", "brigade-tests", "axum"]),
+];
+
+/// The repository's root.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("the tests crate lies in the repository").to_path_buf()
+}
+
+/// Every file under `dir`, except in [`SKIPPED_DIRS`], with its path relative to the root.
+fn files_under(dir: &Path, found: &mut Vec<(String, PathBuf)>) {
+    let mut entries: Vec<_> =
+        fs::read_dir(dir).expect("readable folder").map(|e| e.expect("entry").path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            if !SKIPPED_DIRS.contains(&name.as_str()) {
+                files_under(&path, found);
+            }
+        } else {
+            let relative = path.strip_prefix(root()).expect("under the root");
+            found.push((relative.to_string_lossy().replace('\\', "/"), path.clone()));
+        }
+    }
+}
+
+/// Every file of the tree.
+fn all_files() -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    files_under(&root(), &mut found);
+    assert!(found.len() > 20, "the walk found {} files only: wrong root?", found.len());
+    found
+}
+
+/// (relative path, text) of every `.rs` file.
+fn sources() -> Vec<(String, String)> {
+    let rust = all_files().into_iter().filter(|(name, _)| name.ends_with(".rs"));
+    rust.map(|(name, path)| (name, fs::read_to_string(path).expect("UTF-8 source"))).collect()
+}
+
+/// The text of one file of the repository.
+fn read(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Fails with the whole list when there is one.
+fn none(rule: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+}
+
+/// A line without its `//` comment and without the contents of its string literals.
+fn code_of(line: &str) -> String {
+    let (mut out, mut in_string, mut chars) = (String::new(), false, line.chars().peekable());
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if in_string => drop(chars.next()),
+            // '"' as a character literal opens no string.
+            '\'' if !in_string && chars.peek() == Some(&'"') => drop(chars.next()),
+            '"' => in_string = !in_string,
+            '/' if !in_string && chars.peek() == Some(&'/') => break,
+            c if !in_string => out.push(c),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Whether `code` holds `word` with no letter, digit or underscore on either side.
+fn has_word(code: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word)
+        .any(|(at, _)| !code[..at].ends_with(part) && !code[at + word.len()..].starts_with(part))
+}
+
+/// Names in the `[dependencies]` section of a crate's manifest.
+fn dependencies(krate: &str) -> Vec<String> {
+    let manifest = read(&format!("{krate}/Cargo.toml"));
+    let section = manifest.lines().skip_while(|l| l.trim() != "[dependencies]").skip(1);
+    let lines = section.take_while(|l| !l.starts_with('['));
+    let names = lines.filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
+    names.map(|l| l.split(['.', ' ', '=']).next().unwrap_or_default().to_string()).collect()
+}
+
+#[test]
+fn files_read_in_one_sitting() {
+    let mut long = Vec::new();
+    for (name, text) in sources() {
+        let limit = LONG_TABLES.iter().find(|(n, _)| *n == name).map_or(MAX_LINES, |(_, l)| *l);
+        let lines = text.lines().count();
+        if lines > limit {
+            long.push(format!("{name}: {lines} lines, limit {limit}"));
+        }
+    }
+    none("split these files", &long);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//!"));
+    none("start these with `//!`", &silent.map(|(name, _)| name).collect::<Vec<_>>());
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    let mut long = Vec::new();
+    for (name, text) in sources() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            // A signature ends in `{`, or in `;` where there is no body.
+            let ends = |l: &&&str| l.trim_end().ends_with(['{', ';', '}']);
+            let has_body =
+                lines[at..].iter().find(ends).is_some_and(|l| l.trim_end().ends_with('{'));
+            if !has_word(&code_of(line), "fn") || !has_body {
+                continue;
+            }
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let closing = format!("{indent}}}");
+            let Some(length) = lines[at..].iter().position(|l| **l == closing) else { continue };
+            if length + 1 > MAX_FN_LINES {
+                long.push(format!("{name}:{}: {} lines", at + 1, length + 1));
+            }
+        }
+    }
+    none(&format!("cut these functions to {MAX_FN_LINES} lines"), &long);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        for (at, line) in text.lines().enumerate() {
+            let code = code_of(line);
+            for word in BANNED.iter().filter(|word| code.contains(*word)) {
+                found.push(format!("{name}:{}: {word})", at + 1));
+            }
+        }
+    }
+    none("finish these", &found);
+}
+
+#[test]
+fn unsafe_stays_in_its_rooms() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        if UNSAFE_ALLOWED.iter().any(|room| name.starts_with(room)) {
+            continue;
+        }
+        for (at, line) in text.lines().enumerate() {
+            if has_word(&code_of(line), "unsafe") {
+                found.push(format!("{name}:{}: {}", at + 1, line.trim()));
+            }
+        }
+    }
+    none(&format!("unsafe belongs in {UNSAFE_ALLOWED:?}"), &found);
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let mut wrong = Vec::new();
+    for (krate, forbidden) in FORBIDDEN_DEPENDENCIES {
+        let named = dependencies(krate);
+        assert!(!named.is_empty(), "{krate}/Cargo.toml: no [dependencies] found");
+        let bad = named.iter().filter(|d| forbidden.contains(&d.as_str()));
+        wrong.extend(bad.map(|d| format!("{krate} depends on {d}")));
+    }
+    none("crates point the wrong way", &wrong);
+}
+
+#[test]
+fn readme_and_ci_call_the_same_commands() {
+    let readme = read("README.md");
+    let top: Vec<&str> = readme.lines().take(README_TOP).collect();
+    let mut wrong = Vec::new();
+    for command in [RUN_COMMAND, TEST_COMMAND] {
+        if !top.iter().any(|line| line.trim() == command) {
+            wrong.push(format!("README.md: no line `{command}` in the first {README_TOP}"));
+        }
+        if !read(".ci/run").lines().any(|line| line.contains(command)) {
+            wrong.push(format!(".ci/run: does not call `{command}`"));
+        }
+    }
+    none("documents and CI disagree", &wrong);
+}
+
+#[test]
+fn documents_link_to_what_exists() {
+    let mut broken = Vec::new();
+    for (name, path) in all_files().into_iter().filter(|(name, _)| name.ends_with(".md")) {
+        let text = fs::read_to_string(&path).expect("UTF-8 document");
+        let folder = path.parent().expect("a file lies in a folder");
+        for part in text.split("](").skip(1) {
+            let target = part.split([')', '#', ' ']).next().unwrap_or_default();
+            let outside = target.is_empty() || target.contains("://");
+            if !outside && !folder.join(target).exists() {
+                broken.push(format!("{name}: {target}"));
+            }
+        }
+    }
+    none("links to nothing", &broken);
+}
+
+#[test]
+fn dashboards_show_metrics_that_exist() {
+    let known = read("coordinator/src/metrics.rs");
+    let dashboard = read("deploy/grafana/brigade.json");
+    let part = |c: char| c.is_ascii_lowercase() || c == '_';
+    let mut unknown = Vec::new();
+    let mut n_names = 0;
+    for (at, _) in dashboard.match_indices("brigade_") {
+        let rest = &dashboard[at..];
+        let name = &rest[..rest.find(|c| !part(c)).unwrap_or(rest.len())];
+        // A histogram's series have an ending.
+        let name = name.strip_suffix("_bucket").unwrap_or(name);
+        n_names += 1;
+        if !known.contains(&format!("\"{name}\"")) {
+            unknown.push(name.to_string());
+        }
+    }
+    assert!(n_names > 10, "{n_names} names: wrong file?");
+    none("metrics.rs has no such metric", &unknown);
+}
+
+#[test]
+fn the_tree_stays_small() {
+    let files = all_files();
+    let size = |path: &Path| fs::metadata(path).expect("metadata").len();
+    let large = files.iter().filter(|(_, path)| size(path) > MAX_FILE_BYTES);
+    let large: Vec<_> = large.map(|(name, path)| format!("{name}: {} bytes", size(path))).collect();
+    none(&format!("files above {MAX_FILE_BYTES} bytes"), &large);
+    let data = files.iter().filter(|(name, _)| name.starts_with("tests/data/"));
+    let total: u64 = data.map(|(_, path)| size(path)).sum();
+    assert!(total <= MAX_TEST_DATA_BYTES, "tests/data: {total} bytes, limit {MAX_TEST_DATA_BYTES}");
+}
+
+#[test]
+fn the_reader_of_lines_sees_code_only() {
+    assert_eq!(code_of(r#"let a = "word // x"; // word"#), "let a = ; ");
+    assert_eq!(code_of(r#"if c == '"' { word() }"#).trim(), "if c == ' { word() }");
+    assert!(has_word("word {", "word") && !has_word("word_count", "word"));
+}

@@ -1,0 +1,86 @@
+//! What the worker needs from an engine, so that lanes, loading and caching can be tested with a
+//! stage that only adds. The real one is in [`crate::stage`].
+
+use std::sync::Arc;
+
+use brigade_engine::gguf::Gguf;
+use brigade_proto::control::{KvType, StageSpec};
+use brigade_proto::failure::Failure;
+
+use crate::executor::StageRunner;
+use crate::weights::Weights;
+
+/// What an engine can run on this machine, and how fast.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Abilities {
+    /// `general.architecture` names.
+    pub architectures: Vec<String>,
+    /// GGUF tensor type names.
+    pub quant_types: Vec<String>,
+    /// KV cache types.
+    pub kv_types: Vec<KvType>,
+    /// Op tables this CPU runs, best first.
+    pub kernel_tables: Vec<String>,
+    /// The one used by default.
+    pub kernels: String,
+    /// Compute threads used by default.
+    pub threads: u32,
+    /// Memory read, 10^9 bytes a second, all threads.
+    pub gb_per_second: f64,
+    /// int8 dot products, 10^9 operations a second, all threads.
+    pub gop_per_second: f64,
+}
+
+/// What a stage takes, known from the model's header.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageNeeds {
+    /// Names of exactly the tensors it reads.
+    pub tensors: Vec<String>,
+    /// Bytes of weights in memory.
+    pub weight_bytes: u64,
+    /// Bytes of KV pages, slots and scratch.
+    pub state_bytes: u64,
+}
+
+/// A stage to be built.
+pub struct BuildOrder {
+    /// Metadata and tensor directory.
+    pub model: Arc<Gguf>,
+    /// The tensors' bytes.
+    pub weights: Arc<Weights>,
+    /// Which layers, with which limits.
+    pub spec: StageSpec,
+    /// Told the bytes of each tensor as it is taken.
+    pub progress: Box<dyn FnMut(u64) + Send>,
+}
+
+/// What a built stage takes and uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BuiltFacts {
+    /// Bytes of weights in memory.
+    pub weight_bytes: u64,
+    /// Bytes of sequence state.
+    pub state_bytes: u64,
+    /// Op table in use.
+    pub kernels: String,
+    /// Compute threads in use.
+    pub threads: u32,
+}
+
+/// An engine.
+pub trait StageBackend: Send + Sync + 'static {
+    /// What it can run here.
+    fn abilities(&self) -> &Abilities;
+
+    /// What a stage of this model takes. Reads metadata and directory only.
+    ///
+    /// # Errors
+    /// Unsupported, naming what cannot be run.
+    fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
+
+    /// Builds a stage, on the thread that will own it.
+    ///
+    /// # Errors
+    /// Unsupported, NoMemory or Corrupt, with the reason.
+    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
+}

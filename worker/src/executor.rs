@@ -1,0 +1,288 @@
+//! The executor: one OS thread that owns the stage, takes ubatches from a short queue in order,
+//! and hands each result to the transport itself, so that a hop costs no further thread switch.
+//!
+//! A panic or an error of the stage ends the lane with a reason, never the process. Knows nothing
+//! of models: what a stage is, [`StageRunner`] says.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use brigade_engine::batch::{Boundary, UBatch};
+pub use brigade_engine::stage::StageOutput;
+use brigade_proto::control::WireType;
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::pipeline::{self as pb, StageTiming};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Meter;
+use crate::output::LaneOut;
+use crate::wire::BufferPool;
+
+/// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
+/// in HTTP/2's windows.
+const QUEUE_UBATCHES: usize = 2;
+
+/// Why a stage could not do something; the text is for people.
+pub type StageError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Sizes at a stage's two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageShape {
+    /// f32 values of an incoming boundary row; `None` on the first stage.
+    pub input_width: Option<u32>,
+    /// f32 values of an outgoing boundary row; `None` on the last stage.
+    pub output_width: Option<u32>,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+}
+
+/// A loaded stage: layers and the state of their sequences. It is built, used and dropped on the
+/// executor's thread.
+pub trait StageRunner {
+    /// Sizes at its two ends.
+    fn shape(&self) -> StageShape;
+
+    /// Applies the ubatch's operations and computes its parts.
+    ///
+    /// # Errors
+    /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
+    fn forward(
+        &mut self,
+        ubatch: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, StageError>;
+
+    /// Forgets every sequence, as after loading.
+    ///
+    /// # Errors
+    /// The stage cannot be used again.
+    fn reset(&mut self) -> Result<(), StageError>;
+}
+
+/// A checked ubatch on its way into the stage.
+#[derive(Debug)]
+pub struct Work {
+    /// What to compute.
+    pub ubatch: UBatch,
+    /// The frame it came in, without its boundary: passed on to the next stage.
+    pub frame: pb::Ubatch,
+    /// Hidden rows from the previous stage.
+    pub input: Option<Boundary>,
+    /// Bytes of the frame as received.
+    pub wire_bytes: usize,
+    /// When the frame was complete.
+    pub received: Instant,
+}
+
+/// One lane's use of the executor.
+#[derive(Debug)]
+pub struct LaneRun {
+    /// This stage's number, for failures and timings.
+    pub stage: u32,
+    /// Where results go.
+    pub out: LaneOut,
+    /// Type of outgoing boundaries.
+    pub dtype: WireType,
+    /// f32 values of an outgoing boundary row; 0 on the last stage.
+    pub output_width: u32,
+    /// Set when the lane is over: queued work is dropped, a blocked send gives up.
+    pub cancel: CancellationToken,
+    /// Told once if a ubatch fails.
+    pub failed: oneshot::Sender<Failure>,
+    /// Counts what happens.
+    pub meter: Arc<Meter>,
+    /// Boundary buffers.
+    pub pool: BufferPool,
+}
+
+/// What the executor's thread is asked to do, in order.
+#[derive(Debug)]
+pub enum Job {
+    /// The following work belongs to this lane.
+    Begin(LaneRun),
+    /// Compute and send on.
+    Run(Work),
+    /// The lane is complete: close its output.
+    End(oneshot::Sender<()>),
+    /// Forget all sequences.
+    Reset(oneshot::Sender<Result<(), Failure>>),
+}
+
+/// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
+#[derive(Debug)]
+pub struct Executor {
+    jobs: mpsc::Sender<Job>,
+    thread: JoinHandle<()>,
+}
+
+impl Executor {
+    /// Starts a thread, builds a stage on it, and returns when it is ready.
+    ///
+    /// # Errors
+    /// What `build` says; Compute if it panics; Io if no thread can be started.
+    pub async fn start<F, T>(build: F) -> Result<(Self, T), Failure>
+    where
+        F: FnOnce() -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (jobs, queue) = mpsc::channel(QUEUE_UBATCHES);
+        let (ready, built) = oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let body = move || {
+            let result = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
+                Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
+            });
+            match result {
+                Ok((runner, facts)) => {
+                    if ready.send(Ok(facts)).is_ok() {
+                        run(runner, queue, &runtime);
+                    }
+                }
+                // The caller may be gone; then no one is left to tell.
+                Err(failure) => drop(ready.send(Err(failure))),
+            }
+        };
+        let spawned = std::thread::Builder::new().name("stage".into()).spawn(body);
+        let thread = spawned.map_err(|error| {
+            Failure::refusal(FailureKind::Io, format!("cannot start the stage's thread: {error}"))
+        })?;
+        match built.await {
+            Ok(facts) => Ok((Self { jobs, thread }, facts?)),
+            Err(_) => Err(gone()),
+        }
+    }
+
+    /// The queue's sending end.
+    pub fn jobs(&self) -> mpsc::Sender<Job> {
+        self.jobs.clone()
+    }
+
+    /// False after a panic: the stage is gone.
+    pub fn is_alive(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Forgets all sequences, after whatever is queued.
+    ///
+    /// # Errors
+    /// The stage is gone or cannot be used again.
+    pub async fn reset(&self) -> Result<(), Failure> {
+        let (done, answer) = oneshot::channel();
+        self.jobs.send(Job::Reset(done)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
+    /// Drops the stage; returns when its memory is free. Lanes must have been cancelled.
+    pub async fn stop(self) {
+        let Self { jobs, thread } = self;
+        drop(jobs);
+        // A panic of the stage was reported when it happened.
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    }
+}
+
+/// The failure of anything asked of a stage that has panicked.
+pub fn gone() -> Failure {
+    Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
+}
+
+fn run(
+    mut runner: Box<dyn StageRunner>,
+    mut queue: mpsc::Receiver<Job>,
+    runtime: &tokio::runtime::Handle,
+) {
+    let mut lane: Option<LaneRun> = None;
+    while let Some(job) = queue.blocking_recv() {
+        match job {
+            Job::Begin(begun) => lane = Some(begun),
+            Job::Run(work) => {
+                let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
+                    continue;
+                };
+                let Err(stop) = step(runner.as_mut(), current, work, runtime) else { continue };
+                if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
+                    // The lane may have ended meanwhile; then its reason is known already.
+                    let _ = current.failed.send(failure);
+                }
+                if stop.panicked {
+                    return;
+                }
+            }
+            Job::End(done) => {
+                lane = None;
+                let _ = done.send(());
+            }
+            Job::Reset(done) => {
+                lane = None;
+                let reset = catch_unwind(AssertUnwindSafe(|| runner.reset()));
+                let result = match reset {
+                    Ok(result) => {
+                        result.map_err(|e| Failure::refusal(FailureKind::Compute, e.to_string()))
+                    }
+                    Err(panic) => {
+                        let text = panic_text("resetting", &*panic);
+                        Err(Failure::refusal(FailureKind::Compute, text))
+                    }
+                };
+                let unusable = result.is_err();
+                let _ = done.send(result);
+                if unusable {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Why the executor leaves a lane.
+struct Stop {
+    /// `None`: the lane was cancelled, its reason is known.
+    failure: Option<Failure>,
+    /// The stage's state cannot be trusted any more.
+    panicked: bool,
+}
+
+fn step(
+    runner: &mut dyn StageRunner,
+    lane: &LaneRun,
+    work: Work,
+    runtime: &tokio::runtime::Handle,
+) -> Result<(), Stop> {
+    let Work { ubatch, mut frame, input, wire_bytes, received } = work;
+    let started = Instant::now();
+    lane.meter.started(started);
+    let computed = catch_unwind(AssertUnwindSafe(|| runner.forward(&ubatch, input)));
+    let compute_us = micros(started);
+    lane.meter.finished(u64::from(compute_us));
+    let fail = |panicked: bool, why: String| {
+        let reason = format!("stage {}, ubatch {}: {why}", lane.stage, ubatch.id);
+        let failure = Some(Failure::new(FailureKind::Compute, lane.stage, reason));
+        Stop { failure, panicked }
+    };
+    let output = match computed {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Err(fail(false, error.to_string())),
+        Err(panic) => return Err(fail(true, panic_text("computing", &*panic))),
+    };
+    let queue_us = u32::try_from((started - received).as_micros()).unwrap_or(u32::MAX);
+    let wire_bytes = u32::try_from(wire_bytes).unwrap_or(u32::MAX);
+    frame.timings.push(StageTiming { queue_us, compute_us, wire_bytes });
+    lane.out.send(frame, output, lane, runtime).map_err(|failure| Stop { failure, panicked: false })
+}
+
+fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
+fn panic_text(doing: &str, panic: &(dyn Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    format!("{doing} panicked: {text}")
+}

@@ -1,0 +1,128 @@
+//! How much memory this process may take: the machine's, or its cgroup's if that is less. Linux
+//! only; elsewhere `--memory` must say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Left to the process itself and the rest of the machine when `--memory` is not given.
+pub const RESERVE_BYTES: u64 = 256 << 20;
+
+/// Bytes free for this process now, without swapping: `MemAvailable`, or what its cgroups (v2, or
+/// v1's memory controller) leave, page cache counted as free. `None` where that cannot be known.
+pub fn available_bytes() -> Option<u64> {
+    let machine = meminfo_available(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(cgroup_free(&cgroups, Path::new("/sys/fs/cgroup")).map_or(machine, |c| c.min(machine)))
+}
+
+/// Resident bytes of this process; `None` where that cannot be known.
+pub fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    kib_field(&status, "VmRSS:")
+}
+
+fn meminfo_available(meminfo: &str) -> Option<u64> {
+    kib_field(meminfo, "MemAvailable:")
+}
+
+fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Least free over this process's memory cgroup and its parents. `cgroups` is /proc/self/cgroup.
+fn cgroup_free(cgroups: &str, root: &Path) -> Option<u64> {
+    let mut least = None;
+    for line in cgroups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (base, files) = match controllers {
+            "" => (root.to_owned(), &V2),
+            list if list.split(',').any(|c| c == "memory") => (root.join("memory"), &V1),
+            _ => continue,
+        };
+        let own = base.join(path.trim_start_matches('/'));
+        for dir in own.ancestors().take_while(|dir| dir.starts_with(&base)) {
+            let free = free_in(dir, files);
+            least = [least, free].into_iter().flatten().min();
+        }
+    }
+    least
+}
+
+/// File names of one cgroup version.
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
+    inactive: &'static str,
+}
+
+const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive: "inactive_file" };
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    inactive: "total_inactive_file",
+};
+
+fn free_in(dir: &Path, files: &Files) -> Option<u64> {
+    let number = |name: &str| -> Option<u64> {
+        let path: PathBuf = dir.join(name);
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    // "max" does not parse: no limit here.
+    let limit = number(files.limit)?;
+    let used = number(files.usage)?;
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let cache: u64 = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(files.inactive)?.trim().parse().ok())
+        .unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(cache)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(dir).unwrap();
+        for (name, text) in files {
+            fs::write(dir.join(name), text).unwrap();
+        }
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("brigade-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        dir
+    }
+
+    #[test]
+    fn the_tightest_cgroup_of_the_path_counts() {
+        let root = scratch("cgroup2");
+        let files = |limit, used| [("memory.max", limit), ("memory.current", used)];
+        write(&root.join("a"), &files("1000", "400"));
+        write(&root.join("a/b"), &files("max", "300"));
+        write(&root.join("a/b"), &[("memory.stat", "anon 1\ninactive_file 50\n")]);
+        assert_eq!(cgroup_free("0::/a/b\n", &root), Some(600));
+        write(&root.join("a/b"), &files("500", "300"));
+        assert_eq!(cgroup_free("0::/a/b\n", &root), Some(250));
+        assert_eq!(cgroup_free("0::/elsewhere\n", &root), None);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn version_1_has_other_names() {
+        let root = scratch("cgroup1");
+        let dir = root.join("memory/x");
+        write(&dir, &[("memory.limit_in_bytes", "900\n"), ("memory.usage_in_bytes", "100\n")]);
+        let cgroups = "5:cpu,cpuacct:/x\n4:memory:/x\n";
+        assert_eq!(cgroup_free(cgroups, &root), Some(800));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn meminfo_is_in_kib() {
+        assert_eq!(meminfo_available("MemTotal: 9 kB\nMemAvailable:   7 kB\n"), Some(7168));
+    }
+}

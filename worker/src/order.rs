@@ -1,0 +1,276 @@
+//! A Prepare request, validated: what to load, parsed once, before anything acts on it.
+
+use std::collections::HashSet;
+
+use blake3::Hash;
+use brigade_proto::address::Address;
+use brigade_proto::control::{Blob, FileHint, KvType, PrepareRequest, StageSpec, WireType};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::frame::{FrameError, at_most};
+use brigade_proto::limits::*;
+
+/// What a coordinator wants loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Order {
+    /// Which layers, with which limits.
+    pub spec: StageSpec,
+    /// The next stage; `None` on the last one.
+    pub next_hop: Option<Address>,
+    /// Type of outgoing boundaries.
+    pub wire_type: WireType,
+    /// For logs.
+    pub model_name: String,
+    /// The header: its hash names the model.
+    pub header: (Hash, u64),
+    /// The stage's tensors.
+    pub tensors: Vec<TensorWanted>,
+    /// Where the model may lie on this machine.
+    pub files: Vec<FileHint>,
+}
+
+/// A tensor of the manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorWanted {
+    /// Its name in the directory.
+    pub name: String,
+    /// Its size.
+    pub nbytes: u64,
+    /// Its content; `None` where the coordinator has not hashed.
+    pub hash: Option<Hash>,
+}
+
+/// What makes a loaded stage usable for another order: everything but its place in the line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageKey {
+    header: Hash,
+    spec: StageSpec,
+}
+
+impl Order {
+    /// Checks a request against every cap.
+    ///
+    /// # Errors
+    /// BadMessage, naming the field.
+    pub fn parse(request: PrepareRequest) -> Result<Self, Failure> {
+        let PrepareRequest { spec, model_name, header, tensors, files, .. } = request;
+        let spec = spec.ok_or_else(|| bad("prepare.spec is missing"))?;
+        let (next_hop, wire_type) = check_spec(&spec)?;
+        name_fits("prepare.model_name", &model_name)?;
+        let header = blob("prepare.header", header)?;
+        let Some(header_hash) = header.0 else {
+            return Err(bad("prepare.header has no hash"));
+        };
+        limit("prepare.tensors count", tensors.len() as u64, MAX_TENSORS as u64)?;
+        limit("prepare.files count", files.len() as u64, MAX_FILES as u64)?;
+        let mut names = HashSet::new();
+        let mut wanted = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            name_fits("prepare.tensors.name", &tensor.name)?;
+            let (hash, nbytes) = blob(&format!("tensor {}", tensor.name), tensor.blob)?;
+            if !names.insert(tensor.name.clone()) {
+                return Err(bad(format!("tensor {} is listed twice", tensor.name)));
+            }
+            wanted.push(TensorWanted { name: tensor.name, nbytes, hash });
+        }
+        for file in &files {
+            name_fits("prepare.files.path", &file.path)?;
+            name_fits("prepare.files.host_id", &file.host_id)?;
+            if file.nbytes == 0 {
+                // Pipes and devices have no size: they are never what a hint means.
+                return Err(bad(format!("prepare.files: {} has 0 bytes", file.path)));
+            }
+        }
+        let header = (header_hash, header.1);
+        Ok(Self { spec, next_hop, wire_type, model_name, header, tensors: wanted, files })
+    }
+
+    /// What a loaded stage must equal to serve this order.
+    pub fn key(&self) -> StageKey {
+        let spec = StageSpec {
+            stage: 0,
+            n_stages: 0,
+            next_hop: String::new(),
+            wire_type: 0,
+            prefault: false,
+            ..self.spec.clone()
+        };
+        StageKey { header: self.header.0, spec }
+    }
+
+    /// Bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.nbytes).fold(0, u64::saturating_add)
+    }
+
+    /// True if `blob` is the header or one of the tensors.
+    pub fn wants(&self, blob: &Blob) -> bool {
+        let is =
+            |hash: &Hash, nbytes| hash.as_bytes()[..] == blob.blake3[..] && nbytes == blob.nbytes;
+        is(&self.header.0, self.header.1)
+            || self.tensors.iter().any(|t| t.hash.is_some_and(|hash| is(&hash, t.nbytes)))
+    }
+
+    /// Hashes of the header and all tensors; `None` if one is not known.
+    pub fn blobs(&self) -> Option<Vec<(Hash, u64)>> {
+        let tensors = self.tensors.iter().map(|t| Some((t.hash?, t.nbytes)));
+        std::iter::once(Some(self.header)).chain(tensors).collect()
+    }
+}
+
+fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> {
+    let within = |field: &'static str, value: u32, most: u32| {
+        if value == 0 {
+            return Err(bad(format!("{field} is 0")));
+        }
+        limit(field, value.into(), most.into())
+    };
+    within("spec.n_stages", spec.n_stages, MAX_STAGES as u32)?;
+    within("spec.layer_end", spec.layer_end, MAX_LAYERS)?;
+    within("spec.max_seqs", spec.max_seqs, MAX_SEQS)?;
+    within("spec.n_blocks", spec.n_blocks, MAX_BLOCKS)?;
+    within("spec.max_ctx", spec.max_ctx, MAX_CTX)?;
+    within("spec.max_rows", spec.max_rows, MAX_ROWS)?;
+    limit("spec.threads", spec.threads.into(), crate::config::MAX_THREADS as u64)?;
+    name_fits("spec.kernels", &spec.kernels)?;
+    let StageSpec { stage, n_stages, layer_begin, layer_end, .. } = *spec;
+    if stage >= n_stages {
+        return Err(bad(format!("spec.stage is {stage} of {n_stages} stages")));
+    }
+    if layer_begin >= layer_end {
+        return Err(bad(format!("spec.layers [{layer_begin}, {layer_end}) are none")));
+    }
+    if (stage == 0) != (layer_begin == 0) {
+        return Err(bad(format!("stage {stage} cannot start at layer {layer_begin}")));
+    }
+    if matches!(spec.kv_type(), KvType::Unspecified) {
+        return Err(bad("spec.kv_type is not one we know"));
+    }
+    if matches!(spec.wire_type(), WireType::Unspecified) {
+        return Err(bad("spec.wire_type is not one we know"));
+    }
+    let last = stage + 1 == n_stages;
+    let next_hop = match (last, spec.next_hop.as_str()) {
+        (true, "") => None,
+        (true, _) => return Err(bad("spec.next_hop is set on the last stage")),
+        (false, text) => {
+            Some(text.parse().map_err(|e| bad(format!("spec.next_hop of stage {stage}: {e}")))?)
+        }
+    };
+    Ok((next_hop, spec.wire_type()))
+}
+
+fn blob(field: &str, blob: Option<Blob>) -> Result<(Option<Hash>, u64), Failure> {
+    let Blob { blake3, nbytes } = blob.ok_or_else(|| bad(format!("{field} is missing")))?;
+    if nbytes == 0 || nbytes > MAX_BLOB_BYTES {
+        return Err(bad(format!("{field} has {nbytes} bytes, 1 to {MAX_BLOB_BYTES} are allowed")));
+    }
+    if blake3.is_empty() {
+        return Ok((None, nbytes));
+    }
+    Ok((Some(hash_from_wire(field, &blake3)?), nbytes))
+}
+
+/// A hash as it came over the wire.
+///
+/// # Errors
+/// BadMessage, naming `field`.
+pub fn hash_from_wire(field: &str, bytes: &[u8]) -> Result<Hash, Failure> {
+    Hash::from_slice(bytes)
+        .map_err(|_| bad(format!("{field}: a blake3 has {HASH_BYTES} bytes, not {}", bytes.len())))
+}
+
+fn name_fits(field: &'static str, name: &str) -> Result<(), Failure> {
+    limit(field, name.len() as u64, MAX_NAME_BYTES as u64)
+}
+
+fn limit(field: &'static str, value: u64, most: u64) -> Result<(), Failure> {
+    at_most(field, value, most).map_err(|e: FrameError| bad(e.to_string()))
+}
+
+fn bad(why: impl Into<String>) -> Failure {
+    Failure::refusal(FailureKind::BadMessage, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_proto::control::TensorRef;
+
+    use super::*;
+
+    fn request() -> PrepareRequest {
+        let spec = StageSpec {
+            stage: 1,
+            n_stages: 3,
+            layer_begin: 2,
+            layer_end: 4,
+            max_seqs: 4,
+            n_blocks: 8,
+            max_ctx: 64,
+            max_rows: 16,
+            kv_type: KvType::F32.into(),
+            wire_type: WireType::F32.into(),
+            next_hop: "127.0.0.1:9".into(),
+            ..StageSpec::default()
+        };
+        let blob = Blob { blake3: vec![7; HASH_BYTES].into(), nbytes: 10 };
+        PrepareRequest {
+            spec: Some(spec),
+            header: Some(blob.clone()),
+            tensors: vec![TensorRef { name: "a".into(), blob: Some(blob) }],
+            ..PrepareRequest::default()
+        }
+    }
+
+    #[test]
+    fn a_good_request_parses() {
+        let order = Order::parse(request()).unwrap();
+        assert_eq!(order.next_hop.as_ref().unwrap().to_string(), "127.0.0.1:9");
+        assert_eq!(order.blobs().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_manifest_without_hashes_has_no_blobs() {
+        let mut request = request();
+        request.tensors[0].blob.as_mut().unwrap().blake3.clear();
+        assert_eq!(Order::parse(request).unwrap().blobs(), None);
+    }
+
+    #[test]
+    fn the_place_in_the_line_does_not_change_the_key() {
+        let mut moved = request();
+        let spec = moved.spec.as_mut().unwrap();
+        (spec.stage, spec.n_stages, spec.next_hop) = (2, 3, String::new());
+        let mut grown = request();
+        grown.spec.as_mut().unwrap().max_seqs = 5;
+        let key = |r| Order::parse(r).unwrap().key();
+        assert_eq!(key(request()), key(moved));
+        assert_ne!(key(request()), key(grown));
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        type Change = fn(&mut PrepareRequest, &mut StageSpec);
+        let cases: [(&str, Change); 12] = [
+            ("n_stages", |_, s| s.n_stages = 100_000),
+            ("spec.stage", |_, s| s.stage = 3),
+            ("layers", |_, s| s.layer_begin = 4),
+            ("layer 0", |_, s| s.layer_begin = 0),
+            ("max_rows", |_, s| s.max_rows = 0),
+            ("n_blocks", |_, s| s.n_blocks = u32::MAX),
+            ("kv_type", |_, s| s.kv_type = 99),
+            ("wire_type", |_, s| s.wire_type = 0),
+            ("next_hop", |_, s| s.next_hop = "nowhere".into()),
+            ("header", |r, _| r.header = None),
+            ("tensor a", |r, _| r.tensors[0].blob.as_mut().unwrap().nbytes = 0),
+            ("twice", |r, _| r.tensors.push(r.tensors[0].clone())),
+        ];
+        for (word, change) in cases {
+            let mut request = request();
+            let mut spec = request.spec.take().unwrap();
+            change(&mut request, &mut spec);
+            let failure = Order::parse(PrepareRequest { spec: Some(spec), ..request }).unwrap_err();
+            assert_eq!(failure.kind(), FailureKind::BadMessage);
+            assert!(failure.reason.contains(word), "{word}: {}", failure.reason);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! A worker from its settings to its end: bind, serve, join, leave.
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use brigade_engine::kernels::KernelError;
+use brigade_proto::address::Address;
+use brigade_proto::control::worker_server::WorkerServer;
+use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES};
+use brigade_proto::net::{Listener, NetError, server};
+use brigade_proto::pipeline::pipeline_server::PipelineServer;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::StageBackend;
+use crate::cache::{Cache, CacheError};
+use crate::config::Config;
+use crate::control::ControlService;
+use crate::hashes::HashStore;
+use crate::host;
+use crate::join::keep_joining;
+use crate::lane::PipelineService;
+use crate::load::Loader;
+use crate::memory;
+use crate::stage::cpu_backend;
+use crate::state::Worker;
+
+/// Start of the line by which a worker says on standard output where it listens.
+pub const READY_PREFIX: &str = "brigade worker ready on ";
+
+/// Threads that receive and send. One: a hop's tasks then wake each other without crossing cores
+/// (21 us a hop instead of 28, `cargo bench -p brigade-worker`), frames are copied in pieces
+/// between which heartbeats are answered, and nothing that blocks runs on it.
+const NETWORK_THREADS: usize = 1;
+/// Time that open calls get to end by themselves when the worker leaves.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Why a worker could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// It cannot listen or serve.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// Its cache directory cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The op table named does not run here, or the system refuses threads.
+    #[error(transparent)]
+    Engine(#[from] KernelError),
+    /// No threads for the network.
+    #[error("cannot start network threads: {0}")]
+    Runtime(io::Error),
+    /// A part of the worker ended without a result.
+    #[error("the worker ended unexpectedly: {0}")]
+    Lost(String),
+    /// The memory limit cannot be found out.
+    #[error("cannot tell how much memory is free on this system: give --memory")]
+    MemoryUnknown,
+    /// The ready line cannot be written.
+    #[error("cannot write the ready line to standard output: {0}")]
+    Ready(io::Error),
+}
+
+/// A worker that is bound and does not serve yet.
+pub struct Bound {
+    listener: Listener,
+    config: Config,
+    worker: Arc<Worker>,
+    stop: CancellationToken,
+}
+
+impl Bound {
+    /// Binds the socket and opens the cache.
+    ///
+    /// # Errors
+    /// [`WorkerError`].
+    pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
+        let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes)?;
+        let memory_limit = match config.memory_bytes {
+            Some(nbytes) => nbytes,
+            None => memory::available_bytes()
+                .ok_or(WorkerError::MemoryUnknown)?
+                .saturating_sub(memory::RESERVE_BYTES),
+        };
+        let loader = Loader {
+            model_files: config.model_files,
+            backend,
+            hashes: HashStore::new(cache.dir()),
+            cache,
+            host_id: host::host_id(),
+            memory_limit,
+        };
+        let listener = Listener::bind(&config.listen, config.insecure_network).await?;
+        let stop = CancellationToken::new();
+        let worker = Arc::new(Worker::new(loader, config.insecure_network, stop.clone()));
+        Ok(Self { listener, config, worker, stop })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn address(&self) -> &Address {
+        self.listener.address()
+    }
+
+    /// Serves until `shutdown` is ready. Lanes then end with that reason.
+    ///
+    /// # Errors
+    /// [`WorkerError::Net`].
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+        let Self { listener, config, worker, stop } = self;
+        let advertised = config.advertise.unwrap_or_else(|| listener.address().clone());
+        let control = WorkerServer::new(ControlService::new(worker.clone()))
+            .max_decoding_message_size(MAX_CONTROL_BYTES);
+        let pipeline = PipelineServer::new(PipelineService::new(worker.clone()))
+            .max_decoding_message_size(MAX_FRAME_BYTES);
+        let router = server().add_service(control).add_service(pipeline);
+        let serving = listener.serve(router, stop.clone().cancelled_owned());
+        let joining = async {
+            match config.join {
+                Some(coordinator) => match keep_joining(worker, coordinator, advertised).await {},
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(serving);
+        tokio::select! {
+            served = &mut serving => return Ok(served?),
+            () = joining => {}
+            () = shutdown => {}
+        }
+        stop.cancel();
+        // Calls that do not end by themselves are cut when the process or the runtime ends.
+        match tokio::time::timeout(LEAVE_WITHIN, serving).await {
+            Ok(served) => Ok(served?),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Runs a worker with the engine of this machine until `shutdown` is ready, or until its standard
+/// input ends where the settings say so. When it can be dialled it says so on standard output:
+/// [`READY_PREFIX`] and the address, one line.
+///
+/// # Errors
+/// [`WorkerError`].
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+    let settings = config.clone();
+    let measured = tokio::task::spawn_blocking(move || cpu_backend(&settings)).await;
+    let backend = measured.map_err(|error| WorkerError::Lost(error.to_string()))??;
+    let network = network_runtime(&config).map_err(WorkerError::Runtime)?;
+    let stop = CancellationToken::new();
+    let mut serving = network.spawn(serve_until(config, backend, stop.clone()));
+    let result = tokio::select! {
+        result = &mut serving => result,
+        () = shutdown => {
+            stop.cancel();
+            serving.await
+        }
+    };
+    network.shutdown_background();
+    result.unwrap_or_else(|error| Err(WorkerError::Lost(error.to_string())))
+}
+
+/// The threads that receive and send. Their own runtime, so that they are few and where the
+/// stage's threads are.
+fn network_runtime(config: &Config) -> io::Result<tokio::runtime::Runtime> {
+    let cpus = config.cpus.clone();
+    let next = AtomicUsize::new(0);
+    let pin = move || {
+        if !cpus.is_empty() {
+            let id = cpus[next.fetch_add(1, Ordering::Relaxed) % cpus.len()];
+            if !core_affinity::set_for_current(core_affinity::CoreId { id }) {
+                tracing::warn!(cpu = id, "cannot pin a network thread to this CPU");
+            }
+        }
+    };
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(NETWORK_THREADS)
+        .thread_name("network")
+        .on_thread_start(pin)
+        .enable_all()
+        .build()
+}
+
+async fn serve_until(
+    config: Config,
+    backend: Arc<dyn StageBackend>,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let exit_with_stdin = config.exit_with_stdin;
+    let bound = Bound::new(config, backend).await?;
+    let mut out = io::stdout();
+    writeln!(out, "{READY_PREFIX}{}", bound.address())
+        .and_then(|()| out.flush())
+        .map_err(WorkerError::Ready)?;
+    tracing::info!(address = %bound.address(), "worker listens");
+    let orphaned =
+        async { if exit_with_stdin { stdin_ended().await } else { std::future::pending().await } };
+    let leave = async {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = orphaned => tracing::info!("standard input ended: the parent is gone"),
+        }
+    };
+    bound.serve(leave).await
+}
+
+/// Ready when standard input ends. A thread of its own, because a read cannot be cancelled.
+async fn stdin_ended() {
+    let (ended, wait) = tokio::sync::oneshot::channel();
+    let spawned = std::thread::Builder::new().name("stdin".into()).spawn(move || {
+        // Whatever is said on it is of no interest.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        let _ = ended.send(());
+    });
+    match spawned {
+        Ok(_) => drop(wait.await),
+        Err(error) => {
+            tracing::error!(%error, "cannot watch standard input: leaving");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The engine's stage behind the worker's traits: what it can run, what a stage takes, building
+//! and running one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::batch::{Boundary, SeqOp, SlotId, UBatch};
+use brigade_engine::error::{BatchError, ModelError};
+use brigade_engine::gguf::{Gguf, TensorInfo};
+use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
+use brigade_engine::quant::GgmlType;
+use brigade_engine::stage::{Stage, StageConfig};
+use brigade_proto::control::{KvType, StageSpec};
+use brigade_proto::failure::{Failure, FailureKind};
+
+use crate::backend::{Abilities, BuildOrder, BuiltFacts, StageBackend, StageNeeds};
+use crate::config::Config;
+use crate::executor::{StageError, StageOutput, StageRunner, StageShape};
+use crate::host;
+use crate::measure::{Speeds, measure};
+
+/// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
+/// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
+const SCRATCH_ROWS: u64 = 24;
+
+/// The engine on this machine's CPU.
+pub struct CpuBackend {
+    abilities: Abilities,
+    kernels: &'static Kernels,
+    threads: usize,
+    cpus: Vec<usize>,
+}
+
+impl CpuBackend {
+    /// Chooses the op table and the threads, and measures both. Blocks for some tens of
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// The op table named in the settings does not run here; the system refuses threads.
+    pub fn new(config: &Config) -> Result<Self, KernelError> {
+        let kernels = kernels::select(config.kernels.as_deref())?;
+        let threads = match (config.threads, config.cpus.len()) {
+            (Some(threads), _) => threads,
+            (None, 0) => host::cores(),
+            (None, cpus) => cpus,
+        };
+        let Speeds { gb_per_second, gop_per_second } =
+            measure_apart(kernels, threads, &config.cpus)?;
+        tracing::info!(
+            kernels = kernels.name,
+            threads,
+            cpus = ?config.cpus,
+            gb_per_second,
+            gop_per_second,
+            "compute"
+        );
+        let abilities = Abilities {
+            architectures: arch::supported().into_iter().map(str::to_owned).collect(),
+            quant_types: quant_types(),
+            kv_types: vec![KvType::F32, KvType::F16],
+            kernel_tables: kernels::available().iter().map(|k| k.name.to_owned()).collect(),
+            kernels: kernels.name.to_owned(),
+            threads: threads as u32,
+            gb_per_second,
+            gop_per_second,
+        };
+        Ok(Self { abilities, kernels, threads, cpus: config.cpus.clone() })
+    }
+
+    fn compute(&self, spec: &StageSpec) -> Result<Compute, KernelError> {
+        let kernels = match spec.kernels.as_str() {
+            "" => self.kernels,
+            name => kernels::select(Some(name))?,
+        };
+        let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
+        let compute = Compute::new(kernels, threads, cpu_list(&self.cpus))?;
+        compute.pool().pin_caller();
+        Ok(compute)
+    }
+}
+
+fn cpu_list(cpus: &[usize]) -> Option<&[usize]> {
+    (!cpus.is_empty()).then_some(cpus)
+}
+
+/// Measures on a thread of its own, which is pinned as the stage's will be and then gone.
+fn measure_apart(
+    kernels: &'static Kernels,
+    threads: usize,
+    cpus: &[usize],
+) -> Result<Speeds, KernelError> {
+    let work = || {
+        let compute = Compute::new(kernels, threads, cpu_list(cpus))?;
+        compute.pool().pin_caller();
+        measure(&compute)
+    };
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(speeds) => speeds,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// Types that weights can have: those with a kernel.
+fn quant_types() -> Vec<String> {
+    let has_kernel = |ty: &&GgmlType| PackedMatrix::packed_bytes(**ty, 1, ty.block_elems()).is_ok();
+    GgmlType::ALL.iter().filter(has_kernel).map(|ty| ty.name().to_owned()).collect()
+}
+
+impl StageBackend for CpuBackend {
+    fn abilities(&self) -> &Abilities {
+        &self.abilities
+    }
+
+    fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure> {
+        let described = arch::describe(model).map_err(model_failure)?;
+        let layers = spec.layer_begin as usize..spec.layer_end as usize;
+        if layers.end > described.n_layer() {
+            let why = format!("layers {layers:?} of a model with {}", described.n_layer());
+            return Err(Failure::refusal(FailureKind::BadMessage, why));
+        }
+        let tensors = arch::stage_tensors(model, &described, &layers);
+        let last = layers.end == described.n_layer();
+        let tied = model.tensor(arch::OUTPUT).is_none();
+        let mut weight_bytes = 0;
+        for tensor in &tensors {
+            let embedding = tensor.name == arch::TOKEN_EMBD;
+            if embedding && layers.start == 0 {
+                weight_bytes += tensor.nbytes;
+            }
+            if !embedding || (last && tied) {
+                weight_bytes += loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
+            }
+        }
+        Ok(StageNeeds {
+            tensors: tensors.iter().map(|t| t.name.clone()).collect(),
+            weight_bytes,
+            state_bytes: state_bytes(&described, &layers, spec) + scratch_bytes(&described, spec),
+        })
+    }
+
+    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+        let BuildOrder { model, weights, spec, mut progress } = order;
+        let compute = self.compute(&spec).map_err(|e| model_failure(e.into()))?;
+        let config = StageConfig {
+            n_slots: spec.max_seqs as usize,
+            n_blocks: spec.n_blocks,
+            kv_type: engine_kv(spec.kv_type()),
+            n_ctx: spec.max_ctx,
+            max_rows: spec.max_rows as usize,
+        };
+        let layers = spec.layer_begin as usize..spec.layer_end as usize;
+        let stage = Stage::load(&model, weights, layers, config, compute, &mut *progress)
+            .map_err(model_failure)?;
+        let facts = stage.facts();
+        let facts = BuiltFacts {
+            weight_bytes: facts.weight_bytes,
+            state_bytes: facts.state_bytes,
+            kernels: facts.kernels.to_owned(),
+            threads: facts.threads as u32,
+        };
+        Ok((Box::new(CpuStage { stage, open: BTreeSet::new() }), facts))
+    }
+}
+
+/// Bytes of a weight as the kernels hold it: vectors in f32, matrices packed.
+fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
+    if tensor.n_dims <= 1 {
+        return Ok((tensor.n_elems() * size_of::<f32>()) as u64);
+    }
+    let (cols, rows, matrices) = (tensor.ne[0], tensor.ne[1], tensor.ne[2].max(1) as u64);
+    Ok(matrices * PackedMatrix::packed_bytes(tensor.ty, rows, cols)?)
+}
+
+/// Bytes of KV pages and recurrent slots.
+fn state_bytes(model: &ModelSpec, layers: &std::ops::Range<usize>, spec: &StageSpec) -> u64 {
+    let kv = engine_kv(spec.kv_type());
+    let positions = u64::from(spec.n_blocks) * KV_PAGE as u64;
+    let blocks = model.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
+    blocks
+        .map(|block| {
+            let state = block.kind.state();
+            positions * state.bytes_per_token(kv) as u64
+                + u64::from(spec.max_seqs) * state.bytes_per_sequence() as u64
+        })
+        .sum()
+}
+
+/// Bytes of work memory, roughly.
+fn scratch_bytes(model: &ModelSpec, spec: &StageSpec) -> u64 {
+    u64::from(spec.max_rows) * model.n_embd as u64 * SCRATCH_ROWS * size_of::<f32>() as u64
+}
+
+fn engine_kv(kv_type: KvType) -> kernels::KvType {
+    match kv_type {
+        KvType::F16 => kernels::KvType::F16,
+        // An unknown type was refused when the order was parsed.
+        KvType::F32 | KvType::Unspecified => kernels::KvType::F32,
+    }
+}
+
+fn model_failure(error: ModelError) -> Failure {
+    let kind = match &error {
+        ModelError::OutOfMemory { .. } | ModelError::Kernel(KernelError::Memory { .. }) => {
+            FailureKind::NoMemory
+        }
+        ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
+        _ => FailureKind::Unsupported,
+    };
+    Failure::refusal(kind, error.to_string())
+}
+
+/// A loaded stage, with the slots that hold sequences.
+struct CpuStage {
+    stage: Stage,
+    open: BTreeSet<SlotId>,
+}
+
+impl CpuStage {
+    fn note(&mut self, ubatch: &UBatch) {
+        for op in &ubatch.ops {
+            match op {
+                SeqOp::Open { slot, .. } | SeqOp::Copy { dst: slot, .. } => {
+                    self.open.insert(*slot);
+                }
+                SeqOp::Close { slot } => {
+                    self.open.remove(slot);
+                }
+                SeqOp::Truncate { .. } => {}
+            }
+        }
+    }
+}
+
+impl StageRunner for CpuStage {
+    fn shape(&self) -> StageShape {
+        let (spec, layers) = (self.stage.spec(), self.stage.layers());
+        let width = |cut: usize| spec.boundary(cut).width() as u32;
+        StageShape {
+            input_width: (layers.start > 0).then(|| width(layers.start)),
+            output_width: (layers.end < spec.n_layer()).then(|| width(layers.end)),
+            n_vocab: spec.n_vocab as u32,
+        }
+    }
+
+    fn forward(
+        &mut self,
+        ubatch: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, StageError> {
+        let result = self.stage.forward(ubatch, input);
+        // A refused ubatch has changed nothing; one that fails in sampling has.
+        if matches!(result, Ok(_) | Err(BatchError::Sample { .. })) {
+            self.note(ubatch);
+        }
+        Ok(result?)
+    }
+
+    fn reset(&mut self) -> Result<(), StageError> {
+        let ops = std::mem::take(&mut self.open).into_iter().map(|slot| SeqOp::Close { slot });
+        let ubatch = UBatch { id: 0, ops: ops.collect(), parts: Vec::new() };
+        let input = self.shape().input_width.map(|_| Boundary::default());
+        self.stage.forward(&ubatch, input)?;
+        Ok(())
+    }
+}
+
+/// The engine's backend, ready to be shared.
+///
+/// # Errors
+/// As [`CpuBackend::new`].
+pub fn cpu_backend(config: &Config) -> Result<Arc<dyn StageBackend>, KernelError> {
+    Ok(Arc::new(CpuBackend::new(config)?))
+}

@@ -1,0 +1,156 @@
+//! The data plane's part of what a worker holds: result streams attached, lanes granted and ended.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use brigade_proto::control::Phase;
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::frame::FrameLimits;
+use brigade_proto::limits::MAX_LANES;
+use brigade_proto::pipeline::{LaneOpen, ResultFrame, ResultsRequest};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::{Worker, over};
+use crate::executor::{Job, StageShape, gone};
+use crate::metrics::Meter;
+use crate::order::Order;
+use crate::output::ResultSender;
+use crate::wire::BufferPool;
+
+/// Result frames made and not yet taken by the transport.
+const RESULT_QUEUE: usize = 8;
+
+/// What a lane needs to run: everything of the epoch it belongs to.
+pub struct LaneGrant {
+    /// The stage's order.
+    pub order: Arc<Order>,
+    /// The epoch.
+    pub epoch: u64,
+    /// Who runs it.
+    pub coordinator_id: String,
+    /// Number of the lane.
+    pub lane: u32,
+    /// The executor's queue.
+    pub jobs: mpsc::Sender<Job>,
+    /// What frames must keep to.
+    pub limits: FrameLimits,
+    /// f32 values of an outgoing boundary row; 0 on the last stage.
+    pub output_width: u32,
+    /// Where results go, on the last stage.
+    pub results: Option<ResultSender>,
+    /// Cancelled when the lane is over, or its epoch.
+    pub cancel: CancellationToken,
+    /// Counts what happens.
+    pub meter: Arc<Meter>,
+    /// Boundary buffers.
+    pub pool: BufferPool,
+}
+
+impl LaneGrant {
+    /// This stage's number.
+    pub fn stage(&self) -> u32 {
+        self.order.spec.stage
+    }
+}
+
+impl Worker {
+    /// Attaches the coordinator's result stream to the epoch.
+    ///
+    /// # Errors
+    /// The session's refusals; WrongPhase on a stage that is not the last.
+    pub fn attach_results(
+        &self,
+        request: &ResultsRequest,
+    ) -> Result<mpsc::Receiver<Result<ResultFrame, Status>>, Failure> {
+        let mut inner = self.inner();
+        let ResultsRequest { epoch, coordinator_id, lane } = request;
+        inner.session.check_phase(Instant::now(), coordinator_id, *epoch, Phase::Ready)?;
+        check_lane(*lane)?;
+        if inner.order.as_ref().is_some_and(|order| order.next_hop.is_some()) {
+            let why = "results come from the last stage, which this is not";
+            return Err(Failure::refusal(FailureKind::WrongPhase, why));
+        }
+        let (sender, receiver) = mpsc::channel(RESULT_QUEUE);
+        inner.results = Some(sender);
+        Ok(receiver)
+    }
+
+    /// Lets a lane begin: one an epoch.
+    ///
+    /// # Errors
+    /// The session's refusals; BadMessage for another stage's lane; WrongPhase on the last stage
+    /// while no one takes results.
+    pub fn begin_lane(&self, open: &LaneOpen) -> Result<LaneGrant, Failure> {
+        let mut inner = self.inner();
+        let LaneOpen { epoch, coordinator_id, lane, stage } = open;
+        inner.session.check_phase(Instant::now(), coordinator_id, *epoch, Phase::Ready)?;
+        check_lane(*lane)?;
+        let order = inner.order.clone().ok_or_else(gone)?;
+        if order.spec.stage != *stage {
+            let why = format!("a lane for stage {stage} reached stage {}", order.spec.stage);
+            return Err(Failure::refusal(FailureKind::BadMessage, why));
+        }
+        let results = inner.results.take().filter(|results| !results.is_closed());
+        if order.next_hop.is_none() && results.is_none() {
+            let why = "no one takes results: open Results before the lane";
+            return Err(Failure::refusal(FailureKind::WrongPhase, why));
+        }
+        let resident = inner.resident.as_ref().filter(|r| r.executor.is_alive());
+        let resident = resident.ok_or_else(gone)?;
+        let (jobs, shape) = (resident.executor.jobs(), resident.shape);
+        inner.meter = Arc::default();
+        inner.session.advance(*epoch, Phase::Running);
+        Ok(LaneGrant {
+            limits: limits(&order, shape),
+            output_width: shape.output_width.unwrap_or(0),
+            epoch: *epoch,
+            coordinator_id: coordinator_id.clone(),
+            lane: *lane,
+            jobs,
+            results,
+            cancel: inner.epoch_over.child_token(),
+            meter: inner.meter.clone(),
+            pool: BufferPool::default(),
+            order,
+        })
+    }
+
+    /// A lane is over, as wished or not.
+    pub fn end_lane(&self, epoch: u64, result: &Result<(), Failure>) {
+        let mut inner = self.inner();
+        match result {
+            Ok(()) => drop(inner.session.advance(epoch, Phase::Closed)),
+            Err(failure) => inner.session.fail(epoch, failure.clone()),
+        }
+        self.lane_ended.notify_waiters();
+    }
+
+    /// Why an epoch's lane was cancelled.
+    pub fn why_over(&self, epoch: u64) -> Failure {
+        if self.stop.is_cancelled() {
+            return Failure::refusal(FailureKind::Draining, "the worker is shutting down");
+        }
+        over(epoch, &self.inner().session)
+    }
+}
+
+fn limits(order: &Order, shape: StageShape) -> FrameLimits {
+    FrameLimits {
+        max_rows: order.spec.max_rows,
+        max_seqs: order.spec.max_seqs,
+        n_blocks: order.spec.n_blocks,
+        max_ctx: order.spec.max_ctx,
+        n_vocab: shape.n_vocab,
+        input_width: shape.input_width,
+    }
+}
+
+fn check_lane(lane: u32) -> Result<(), Failure> {
+    if lane < MAX_LANES {
+        return Ok(());
+    }
+    let why = format!("lane {lane}: a pipeline has {MAX_LANES} lane, counted from 0");
+    Err(Failure::refusal(FailureKind::BadMessage, why))
+}

@@ -1,0 +1,351 @@
+//! What a worker holds: the session, the order being prepared, the loaded stage. The one owner;
+//! services call it, and no lock is held while anything blocks. Here is the stage's life from
+//! Prepare to Unload; [`lanes`] has the data plane's part, [`report`] what others are told.
+
+mod lanes;
+mod report;
+
+pub use lanes::LaneGrant;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use brigade_proto::control::{
+    Blob, LoadedFacts, MissingBlob, Phase, PrepareReply, TensorChunk, WeightSource,
+};
+use brigade_proto::failure::{Failure, FailureKind};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::executor::{Executor, StageShape};
+use crate::load::{Loaded, Loader};
+use crate::metrics::Meter;
+use crate::order::{Order, StageKey};
+use crate::output::ResultSender;
+use crate::session::{Session, Taken};
+
+/// A worker, shared by its services.
+pub struct Worker {
+    loader: Loader,
+    insecure_network: bool,
+    inner: Mutex<Inner>,
+    /// One load, unload or reset at a time.
+    stage_change: tokio::sync::Mutex<()>,
+    lane_ended: Notify,
+    stop: CancellationToken,
+}
+
+struct Inner {
+    session: Session,
+    order: Option<Arc<Order>>,
+    resident: Option<Resident>,
+    /// The coordinator's result stream, until a lane takes it.
+    results: Option<ResultSender>,
+    /// Cancelled when the epoch is over.
+    epoch_over: CancellationToken,
+    meter: Arc<Meter>,
+}
+
+/// A loaded stage.
+struct Resident {
+    key: StageKey,
+    executor: Executor,
+    shape: StageShape,
+    loaded: Loaded,
+}
+
+impl Worker {
+    /// A worker that holds nothing yet; `stop` ends its lanes.
+    pub fn new(loader: Loader, insecure_network: bool, stop: CancellationToken) -> Self {
+        let inner = Inner {
+            session: Session::default(),
+            order: None,
+            resident: None,
+            results: None,
+            epoch_over: stop.child_token(),
+            meter: Arc::default(),
+        };
+        Self {
+            loader,
+            insecure_network,
+            inner: Mutex::new(inner),
+            stage_change: tokio::sync::Mutex::default(),
+            lane_ended: Notify::new(),
+            stop,
+        }
+    }
+
+    /// Whether addresses beyond loopback may be dialled.
+    pub fn insecure_network(&self) -> bool {
+        self.insecure_network
+    }
+
+    /// The cache that pushes fill.
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+
+    /// Highest epoch accepted so far.
+    pub fn last_epoch(&self) -> u64 {
+        self.inner().session.last_epoch()
+    }
+
+    /// True while a coordinator's lease is good.
+    pub fn is_held(&self) -> bool {
+        self.inner().session.is_held(Instant::now())
+    }
+
+    /// Takes the worker for an epoch and finds the order's bytes. A refusal gives it back.
+    ///
+    /// # Errors
+    /// The session's refusals, and [`Loader::locate`]'s.
+    pub async fn prepare(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        order: Order,
+    ) -> Result<PrepareReply, Failure> {
+        let taken = {
+            let mut inner = self.inner();
+            let taken = inner.session.prepare(Instant::now(), coordinator_id, epoch)?;
+            if taken == Taken::NewEpoch {
+                inner.begin_epoch(&self.stop);
+            }
+            taken
+        };
+        tracing::info!(epoch, coordinator_id, model = order.model_name, ?taken, "prepare");
+        let order = Arc::new(order);
+        let located = match self.resident_serves(&order) {
+            Some(reply) => Ok(reply),
+            None => self.locate(order.clone()).await,
+        };
+        let mut inner = self.inner();
+        let current = inner.session.epoch() == epoch;
+        match located {
+            Err(failure) => {
+                if current {
+                    inner.session.release();
+                }
+                Err(failure)
+            }
+            Ok(_) if !current => Err(over(epoch, &inner.session)),
+            Ok(reply) => {
+                inner.order = Some(order);
+                inner.session.heartbeat(Instant::now(), coordinator_id, epoch);
+                Ok(reply)
+            }
+        }
+    }
+
+    fn resident_serves(&self, order: &Order) -> Option<PrepareReply> {
+        let inner = self.inner();
+        let resident = inner.resident.as_ref().filter(|r| r.serves(order))?;
+        Some(PrepareReply {
+            source: WeightSource::Resident.into(),
+            weight_bytes: resident.loaded.facts.weight_bytes,
+            state_bytes: resident.loaded.facts.state_bytes,
+            ..PrepareReply::default()
+        })
+    }
+
+    async fn locate(&self, order: Arc<Order>) -> Result<PrepareReply, Failure> {
+        let loader = self.loader.clone();
+        let located = blocking(move || loader.locate(&order)).await?;
+        let missing = located.missing.into_iter().map(|(hash, nbytes, offset)| {
+            let blake3 = hash.as_bytes().to_vec().into();
+            MissingBlob { blob: Some(Blob { blake3, nbytes }), offset }
+        });
+        Ok(PrepareReply {
+            source: located.source.into(),
+            needs_hashes: located.needs_hashes,
+            missing: missing.collect(),
+            weight_bytes: located.needs.weight_bytes,
+            state_bytes: located.needs.state_bytes,
+        })
+    }
+
+    /// Checks that a chunk belongs to the current epoch and to a blob of its order, and renews the
+    /// lease.
+    ///
+    /// # Errors
+    /// Busy or StaleEpoch; BadMessage for a blob that no one asked for.
+    pub fn check_push(&self, chunk: &TensorChunk) -> Result<(), Failure> {
+        let mut inner = self.inner();
+        inner.session.check(Instant::now(), &chunk.coordinator_id, chunk.epoch)?;
+        let wanted = |blob: &Blob| inner.order.as_ref().is_some_and(|order| order.wants(blob));
+        if chunk.blob.as_ref().is_some_and(wanted) {
+            return Ok(());
+        }
+        let why = "chunk.blob is not one that Prepare named as missing";
+        Err(Failure::refusal(FailureKind::BadMessage, why))
+    }
+
+    /// Loads what was prepared, or empties the stage that serves it already. `progress` is told
+    /// `(done, total)` bytes.
+    ///
+    /// # Errors
+    /// The session's refusals, [`Loader::load`]'s; the epoch has failed then.
+    pub async fn load(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        progress: impl Fn(u64, u64) + Send + 'static,
+    ) -> Result<LoadedFacts, Failure> {
+        let _alone = self.stage_change.lock().await;
+        let order = {
+            let mut inner = self.inner();
+            let now = Instant::now();
+            inner.session.check_phase(now, coordinator_id, epoch, Phase::Prepared)?;
+            let order = inner.order.clone().ok_or_else(|| {
+                Failure::refusal(FailureKind::WrongPhase, "Prepare has not been answered yet")
+            })?;
+            inner.session.advance(epoch, Phase::Loading);
+            order
+        };
+        let started = Instant::now();
+        let result = self.load_stage(&order, progress).await;
+        let mut inner = self.inner();
+        match result {
+            Err(failure) => {
+                tracing::error!(epoch, %failure, "loading failed");
+                inner.session.fail(epoch, failure.clone());
+                Err(failure)
+            }
+            Ok(resident) => {
+                let facts = resident.facts(&order, started.elapsed().as_secs_f64());
+                inner.resident = Some(resident);
+                if !inner.session.advance(epoch, Phase::Ready) {
+                    return Err(over(epoch, &inner.session));
+                }
+                tracing::info!(epoch, ?facts, "loaded");
+                Ok(facts)
+            }
+        }
+    }
+
+    async fn load_stage(
+        &self,
+        order: &Arc<Order>,
+        progress: impl Fn(u64, u64) + Send + 'static,
+    ) -> Result<Resident, Failure> {
+        let old = self.inner().resident.take();
+        if let Some(mut resident) = old {
+            if resident.serves(order) && resident.executor.reset().await.is_ok() {
+                resident.loaded.source = WeightSource::Resident;
+                return Ok(resident);
+            }
+            resident.executor.stop().await;
+        }
+        let (loader, loading) = (self.loader.clone(), order.clone());
+        let total = order.tensor_bytes();
+        let mut done = 0;
+        let count = move |nbytes: u64| {
+            done += nbytes;
+            progress(done, total);
+        };
+        let build = move || {
+            let (runner, loaded) = loader.load(&loading, Box::new(count))?;
+            let shape = runner.shape();
+            Ok((runner, (shape, loaded)))
+        };
+        let (executor, (shape, loaded)) = Executor::start(build).await?;
+        Ok(Resident { key: order.key(), executor, shape, loaded })
+    }
+
+    /// Ends the epoch and frees its memory.
+    ///
+    /// # Errors
+    /// Busy or StaleEpoch.
+    pub async fn unload(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
+        {
+            let mut inner = self.inner();
+            inner.session.check(Instant::now(), coordinator_id, epoch)?;
+            inner.session.release();
+            inner.begin_epoch(&self.stop);
+        }
+        let _alone = self.stage_change.lock().await;
+        // A new epoch may have begun meanwhile; it may want the stage that is still here.
+        let stage = {
+            let mut inner = self.inner();
+            if inner.session.phase() == Phase::Idle { inner.resident.take() } else { None }
+        };
+        if let Some(resident) = stage {
+            resident.executor.stop().await;
+        }
+        tracing::info!(epoch, "unloaded");
+        Ok(())
+    }
+
+    /// Takes no new epoch from now on; ready when no lane is open. Returns the epoch that ran.
+    pub async fn drain(&self) -> u64 {
+        let epoch = {
+            let mut inner = self.inner();
+            inner.session.drain();
+            inner.session.epoch()
+        };
+        loop {
+            let ended = self.lane_ended.notified();
+            if self.inner().session.phase() != Phase::Running {
+                return epoch;
+            }
+            ended.await;
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing panics while it is held; if it did, the state would still be whole.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Ends whatever the last epoch had running.
+    fn begin_epoch(&mut self, stop: &CancellationToken) {
+        self.epoch_over.cancel();
+        self.epoch_over = stop.child_token();
+        self.order = None;
+        self.results = None;
+        self.meter = Arc::default();
+    }
+}
+
+impl Resident {
+    fn serves(&self, order: &Order) -> bool {
+        self.executor.is_alive() && self.key == order.key()
+    }
+
+    fn facts(&self, order: &Order, seconds: f64) -> LoadedFacts {
+        let facts = &self.loaded.facts;
+        LoadedFacts {
+            source: self.loaded.source.into(),
+            weight_bytes: facts.weight_bytes,
+            state_bytes: facts.state_bytes,
+            kernels: facts.kernels.clone(),
+            threads: facts.threads,
+            seconds,
+            metadata_hash: order.header.0.as_bytes().to_vec().into(),
+            input_width: self.shape.input_width.unwrap_or(0),
+            output_width: self.shape.output_width.unwrap_or(0),
+        }
+    }
+}
+
+fn over(epoch: u64, session: &Session) -> Failure {
+    let why = match session.epoch() {
+        0 => format!("epoch {epoch} is over: the worker was unloaded"),
+        now => format!("epoch {epoch} is over: epoch {now} has begun"),
+    };
+    Failure::refusal(FailureKind::StaleEpoch, why)
+}
+
+/// Runs blocking work beside the runtime.
+///
+/// # Errors
+/// What `work` says; Io if it panics.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Failure::refusal(FailureKind::Io, format!("a worker task failed: {error}")))
+    })
+}

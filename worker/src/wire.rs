@@ -1,0 +1,195 @@
+//! Ubatches off the wire, boundaries both ways, rows onto it: the only file here that sees both
+//! wire messages and engine types. What comes in has passed
+//! `brigade_proto::frame`'s checks; lengths are trusted only because of them.
+//!
+//! Values are little-endian on the wire. An incoming boundary is copied once, into an aligned
+//! buffer of a [`BufferPool`]; an outgoing f32 boundary is not copied at all.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use brigade_engine::batch::{
+    BlockId, Boundary, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
+    UBatch, Want,
+};
+use brigade_proto::control::WireType;
+use brigade_proto::frame::{BoundaryShape, FrameError};
+use brigade_proto::pipeline as pb;
+use bytes::Bytes;
+use half::{bf16, f16};
+
+#[cfg(target_endian = "big")]
+compile_error!("boundaries are reinterpreted as little-endian bytes");
+
+/// Idle buffers kept; more in flight than this are freed when they come back.
+const POOLED_BUFFERS: usize = 8;
+
+/// Recycled boundary buffers of one stage.
+#[derive(Clone, Debug, Default)]
+pub struct BufferPool(Arc<Mutex<Vec<Vec<f32>>>>);
+
+impl BufferPool {
+    /// An empty buffer, with the room of an earlier one where there is one.
+    pub fn take(&self) -> Vec<f32> {
+        let mut buffer =
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        buffer.clear();
+        buffer
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&self, buffer: Vec<f32>) {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < POOLED_BUFFERS {
+            idle.push(buffer);
+        }
+    }
+}
+
+/// An f32 buffer seen as bytes; back to its pool when the transport has let go of it.
+struct PooledBytes {
+    values: Vec<f32>,
+    pool: BufferPool,
+}
+
+impl AsRef<[u8]> for PooledBytes {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.values)
+    }
+}
+
+impl Drop for PooledBytes {
+    fn drop(&mut self) {
+        self.pool.give(std::mem::take(&mut self.values));
+    }
+}
+
+/// The boundary of a checked frame, in an aligned buffer.
+pub fn boundary_from_wire(raw: &[u8], shape: BoundaryShape, pool: &BufferPool) -> Boundary {
+    let mut data = pool.take();
+    // Written once, with no clearing before: at these sizes each pass over memory counts.
+    match shape.dtype {
+        WireType::F16 => {
+            data.extend(raw.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()));
+        }
+        WireType::Bf16 => {
+            data.extend(raw.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()));
+        }
+        WireType::F32 | WireType::Unspecified => {
+            data.extend(raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
+        }
+    }
+    Boundary { n_rows: shape.n_rows, data }
+}
+
+/// A boundary of rows of `width` values as a wire message of type `dtype`.
+///
+/// # Errors
+/// [`FrameError::Mismatch`] where the boundary has another size than its rows and width say.
+pub fn boundary_to_wire(
+    boundary: Boundary,
+    width: u32,
+    dtype: WireType,
+    pool: &BufferPool,
+) -> Result<pb::Boundary, FrameError> {
+    let Boundary { n_rows, data: values } = boundary;
+    let (value, expected) = (values.len() as u64, n_rows as u64 * u64::from(width));
+    if value != expected {
+        return Err(FrameError::Mismatch { field: "boundary values", value, expected });
+    }
+    let (dtype, data) = match dtype {
+        WireType::F16 => (dtype, narrow(values, pool, |x| f16::from_f32(x).to_le_bytes())),
+        WireType::Bf16 => (dtype, narrow(values, pool, |x| bf16::from_f32(x).to_le_bytes())),
+        WireType::F32 | WireType::Unspecified => {
+            let pool = pool.clone();
+            (WireType::F32, Bytes::from_owner(PooledBytes { values, pool }))
+        }
+    };
+    Ok(pb::Boundary { dtype: dtype.into(), n_rows: n_rows as u32, width, data })
+}
+
+fn narrow(values: Vec<f32>, pool: &BufferPool, to_bytes: impl Fn(f32) -> [u8; 2]) -> Bytes {
+    let mut bytes = Vec::with_capacity(values.len() * 2);
+    for &value in &values {
+        bytes.extend_from_slice(&to_bytes(value));
+    }
+    pool.give(values);
+    bytes.into()
+}
+
+/// The engine's ubatch of a checked frame.
+///
+/// # Errors
+/// [`FrameError`] for what the checks do not cover; a checked frame has none.
+pub fn ubatch_from_wire(frame: &pb::Ubatch) -> Result<UBatch, FrameError> {
+    let ops = frame.ops.iter().map(op_from_wire).collect::<Result<_, _>>()?;
+    let parts = frame.parts.iter().map(part_from_wire).collect::<Result<_, _>>()?;
+    Ok(UBatch { id: frame.id, ops, parts })
+}
+
+fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
+    Ok(match op.op.as_ref().ok_or(FrameError::Missing("ubatch.ops.op"))? {
+        pb::seq_op::Op::Open(open) => SeqOp::Open {
+            slot: SlotId(open.slot),
+            blocks: open.blocks.iter().copied().map(BlockId).collect(),
+            sampler: open.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
+        },
+        pb::seq_op::Op::Copy(copy) => SeqOp::Copy {
+            src: SlotId(copy.src),
+            dst: SlotId(copy.dst),
+            len: copy.len,
+            blocks: copy.blocks.iter().copied().map(BlockId).collect(),
+            sampler: copy.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
+        },
+        pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
+        pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
+    })
+}
+
+fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
+    let want = match pb::Want::try_from(part.want) {
+        Ok(pb::Want::Nothing) => Want::Nothing,
+        Ok(pb::Want::Sample) => Want::Sample,
+        Ok(pb::Want::Logits) => Want::Logits,
+        Err(_) => return Err(FrameError::Invalid { field: "part.want", why: "unknown value" }),
+    };
+    Ok(SeqPart { slot: SlotId(part.slot), pos: part.pos, tokens: part.tokens.clone(), want })
+}
+
+fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
+    SamplerSetup {
+        params: SamplingParams {
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            typical_p: s.typical_p,
+            repeat_penalty: s.repeat_penalty,
+            frequency_penalty: s.frequency_penalty,
+            presence_penalty: s.presence_penalty,
+            penalty_last_n: s.penalty_last_n,
+            logit_bias: s.logit_bias.iter().map(|b| (b.token, b.bias)).collect(),
+        },
+        seed: s.seed,
+        top_logprobs: s.top_logprobs,
+    }
+}
+
+/// A result row as a wire message.
+pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
+    let value = match row.value {
+        RowValue::Sampled(token) => {
+            let top = |&(token, logprob): &(u32, f32)| pb::TokenLogprob { token, logprob };
+            pb::row_result::Value::Sampled(pb::Sampled {
+                token: token.id,
+                logprob: token.logprob,
+                top: token.top.iter().map(top).collect(),
+            })
+        }
+        RowValue::Logits(values) => {
+            // A pool of its own that is dropped at once: logits rows are not boundaries.
+            let owner = PooledBytes { values, pool: BufferPool::default() };
+            pb::row_result::Value::Logits(Bytes::from_owner(owner))
+        }
+    };
+    pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value) }
+}

@@ -1,0 +1,140 @@
+//! The disk cache alone: what it keeps, what it notices, what it throws away.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use blake3::Hash;
+use brigade_worker::cache::{BlobState, Cache, CacheError};
+
+fn scratch(name: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("brigade-cache-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    dir
+}
+
+fn put(cache: &Cache, bytes: &[u8]) -> (Hash, PathBuf) {
+    let (hash, nbytes) = (blake3::hash(bytes), bytes.len() as u64);
+    let mut writer = cache.receive(hash, nbytes).unwrap();
+    writer.write(0, bytes).unwrap();
+    assert!(writer.is_complete(nbytes));
+    writer.finish().unwrap();
+    (hash, cache.lookup(&hash, nbytes).unwrap().unwrap())
+}
+
+/// Makes a blob look as if it was last used `seconds` ago.
+fn age(path: &PathBuf, seconds: u64) {
+    let used = SystemTime::now() - Duration::from_secs(seconds);
+    let file = fs::File::open(path).unwrap();
+    file.set_times(fs::FileTimes::new().set_accessed(used)).unwrap();
+}
+
+#[test]
+fn a_blob_that_was_written_to_is_noticed_and_deleted() {
+    let cache = Cache::open(&scratch("tamper"), 1 << 20).unwrap();
+    let (hash, path) = put(&cache, b"weights");
+    fs::write(&path, b"WEIGHTS").unwrap();
+    assert_eq!(cache.lookup(&hash, 7).unwrap(), None);
+    assert_eq!(cache.state(&hash, 7).unwrap(), BlobState::Partial(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_blob_that_was_rewritten_as_it_was_is_kept() {
+    let cache = Cache::open(&scratch("rewrite"), 1 << 20).unwrap();
+    let (hash, path) = put(&cache, b"weights");
+    fs::write(&path, b"weights").unwrap();
+    assert_eq!(cache.lookup(&hash, 7).unwrap(), Some(path));
+}
+
+#[test]
+fn a_truncated_blob_is_deleted() {
+    let cache = Cache::open(&scratch("truncate"), 1 << 20).unwrap();
+    let (hash, path) = put(&cache, b"weights");
+    fs::File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
+    assert_eq!(cache.lookup(&hash, 7).unwrap(), None);
+}
+
+#[test]
+fn an_incomplete_part_says_where_to_go_on_and_a_wrong_one_is_dropped() {
+    let cache = Cache::open(&scratch("parts"), 1 << 20).unwrap();
+    let hash = blake3::hash(b"0123456789");
+    let mut writer = cache.receive(hash, 10).unwrap();
+    writer.write(0, b"0123").unwrap();
+    assert!(matches!(writer.write(5, b"5"), Err(CacheError::Gap { have: 4, .. })));
+    assert!(matches!(writer.write(4, b"456789x"), Err(CacheError::Gap { .. })));
+    drop(writer);
+    assert_eq!(cache.state(&hash, 10).unwrap(), BlobState::Partial(4));
+    let mut writer = cache.receive(hash, 10).unwrap();
+    writer.write(4, b"xxxxxx").unwrap();
+    assert!(matches!(writer.finish(), Err(CacheError::Corrupt { .. })));
+    assert_eq!(cache.state(&hash, 10).unwrap(), BlobState::Partial(0));
+}
+
+#[test]
+fn a_part_completed_before_a_crash_is_published() {
+    let dir = scratch("crash");
+    let cache = Cache::open(&dir, 1 << 20).unwrap();
+    let hash = blake3::hash(b"complete");
+    fs::write(dir.join("parts").join(hash.to_hex().as_str()), b"complete").unwrap();
+    assert!(matches!(cache.state(&hash, 8).unwrap(), BlobState::Complete(_)));
+    // One that is too long, or wrong, is not.
+    let other = blake3::hash(b"other");
+    let part = dir.join("parts").join(other.to_hex().as_str());
+    fs::write(&part, b"longer than other").unwrap();
+    assert_eq!(cache.state(&other, 5).unwrap(), BlobState::Partial(0));
+    fs::write(&part, b"wrong").unwrap();
+    assert_eq!(cache.state(&other, 5).unwrap(), BlobState::Partial(0));
+    assert!(!part.exists());
+}
+
+#[test]
+fn the_longest_unused_go_first_and_what_is_needed_stays() {
+    let cache = Cache::open(&scratch("evict"), 100).unwrap();
+    let blobs: Vec<(Hash, PathBuf)> = (0..4).map(|i| put(&cache, &[i; 25])).collect();
+    for (i, (_, path)) in blobs.iter().enumerate() {
+        age(path, 1000 - i as u64);
+    }
+    let kept = HashSet::from([blobs[0].0]);
+    cache.make_room(30, &kept).unwrap();
+    let there: Vec<bool> = blobs.iter().map(|(_, path)| path.exists()).collect();
+    assert_eq!(there, [true, false, false, true]);
+    let error = cache.make_room(80, &kept).unwrap_err();
+    assert!(error.to_string().contains("needs 105 bytes of cache and the limit is 100"), "{error}");
+    assert!(blobs[3].1.exists(), "a request that cannot be met evicts nothing");
+}
+
+#[test]
+fn a_part_in_use_by_another_worker_is_not_evicted() {
+    let cache = Cache::open(&scratch("locked"), 100).unwrap();
+    let hash = blake3::hash(&[1; 60]);
+    let mut writer = cache.receive(hash, 60).unwrap();
+    writer.write(0, &[1; 50]).unwrap();
+    cache.make_room(70, &HashSet::new()).unwrap();
+    writer.write(50, &[1; 10]).unwrap();
+    writer.finish().unwrap();
+    assert!(cache.lookup(&hash, 60).unwrap().is_some());
+}
+
+#[test]
+fn two_receivers_of_one_blob_end_with_one_blob() {
+    let cache = Cache::open(&scratch("both"), 1 << 20).unwrap();
+    let bytes = vec![3; 100_000];
+    let hash = blake3::hash(&bytes);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut writer = cache.receive(hash, bytes.len() as u64).unwrap();
+                for (i, chunk) in bytes.chunks(1000).enumerate() {
+                    writer.write(i as u64 * 1000, chunk).unwrap();
+                }
+                writer.finish().unwrap();
+            });
+        }
+    });
+    assert!(cache.lookup(&hash, bytes.len() as u64).unwrap().is_some());
+    assert_eq!(fs::read_dir(cache.dir().join("parts")).unwrap().count(), 0);
+}

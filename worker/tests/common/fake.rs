@@ -1,0 +1,200 @@
+//! A stage that adds: layer `i` adds the first value of `blk.i.w` to every hidden value, so that
+//! what comes out proves which weights were read and which rows travelled.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use brigade_engine::batch::{Boundary, RowOutput, RowValue, SampledToken, SeqOp, UBatch, Want};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::weights::TensorSource;
+use brigade_proto::control::{KvType, StageSpec};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_worker::backend::{Abilities, BuildOrder, BuiltFacts, StageBackend, StageNeeds};
+use brigade_worker::executor::{StageError, StageOutput, StageRunner, StageShape};
+
+pub const WIDTH: usize = 8;
+pub const N_VOCAB: u32 = 1000;
+/// Bytes of state a KV page takes.
+pub const PAGE_BYTES: u64 = 4096;
+/// A token that makes any stage fail, one that makes it panic.
+pub const FAIL_TOKEN: u32 = 666;
+pub const PANIC_TOKEN: u32 = 667;
+
+pub struct FakeBackend {
+    abilities: Abilities,
+    /// Values of a hidden row.
+    width: usize,
+    /// Stages built so far.
+    pub built: AtomicUsize,
+    /// Held while a stage computes: a test can keep it to make a stage hang.
+    pub gate: Arc<Mutex<()>>,
+}
+
+impl FakeBackend {
+    pub fn new() -> Arc<Self> {
+        Self::with_width(WIDTH)
+    }
+
+    pub fn with_width(width: usize) -> Arc<Self> {
+        let abilities = Abilities {
+            architectures: vec!["fake".into()],
+            quant_types: vec!["F32".into()],
+            kv_types: vec![KvType::F32, KvType::F16],
+            kernel_tables: vec!["plain".into()],
+            kernels: "plain".into(),
+            threads: 1,
+            gb_per_second: 1.0,
+            gop_per_second: 1.0,
+        };
+        Arc::new(Self { abilities, width, built: AtomicUsize::new(0), gate: Arc::default() })
+    }
+}
+
+fn layers(spec: &StageSpec) -> impl Iterator<Item = String> + use<> {
+    (spec.layer_begin..spec.layer_end).map(|i| format!("blk.{i}.w"))
+}
+
+fn unsupported(e: impl std::fmt::Display) -> Failure {
+    Failure::refusal(FailureKind::Unsupported, e.to_string())
+}
+
+impl StageBackend for FakeBackend {
+    fn abilities(&self) -> &Abilities {
+        &self.abilities
+    }
+
+    fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure> {
+        let mut weight_bytes = 0;
+        for name in layers(spec) {
+            weight_bytes += model.require(&name).map_err(unsupported)?.nbytes;
+        }
+        let state_bytes = u64::from(spec.n_blocks) * PAGE_BYTES;
+        Ok(StageNeeds { tensors: layers(spec).collect(), weight_bytes, state_bytes })
+    }
+
+    fn build(&self, mut order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+        let mut addends = Vec::new();
+        for name in layers(&order.spec) {
+            let tensor = order.model.require(&name).map_err(unsupported)?;
+            let bytes = order.weights.tensor(tensor).map_err(unsupported)?;
+            addends.push(f32::from_le_bytes(bytes[..4].try_into().unwrap()));
+            (order.progress)(tensor.nbytes);
+        }
+        self.built.fetch_add(1, Ordering::SeqCst);
+        let n_layers = order.model.meta().u32("fake.block_count").map_err(unsupported)?;
+        let stage = FakeStage {
+            width: self.width,
+            addends,
+            first: order.spec.layer_begin == 0,
+            last: order.spec.layer_end == n_layers,
+            lengths: BTreeMap::new(),
+            gate: self.gate.clone(),
+        };
+        let needs = self.needs(&order.model, &order.spec)?;
+        let facts = BuiltFacts {
+            weight_bytes: needs.weight_bytes,
+            state_bytes: needs.state_bytes,
+            kernels: "plain".into(),
+            threads: 1,
+        };
+        Ok((Box::new(stage), facts))
+    }
+}
+
+struct FakeStage {
+    width: usize,
+    addends: Vec<f32>,
+    first: bool,
+    last: bool,
+    /// Positions of each open sequence.
+    lengths: BTreeMap<u32, u32>,
+    gate: Arc<Mutex<()>>,
+}
+
+impl FakeStage {
+    fn apply(&mut self, ubatch: &UBatch) -> Result<(), StageError> {
+        for op in &ubatch.ops {
+            match op {
+                SeqOp::Open { slot, .. } => {
+                    if self.lengths.insert(slot.0, 0).is_some() {
+                        return Err(format!("slot {} is open already", slot.0).into());
+                    }
+                }
+                SeqOp::Close { slot } => drop(self.lengths.remove(&slot.0)),
+                SeqOp::Copy { .. } | SeqOp::Truncate { .. } => return Err("not here".into()),
+            }
+        }
+        for part in &ubatch.parts {
+            let length = self.lengths.get_mut(&part.slot.0).ok_or("slot is not open")?;
+            if *length != part.pos {
+                return Err(format!("position {} after {length} tokens", part.pos).into());
+            }
+            *length += part.tokens.len() as u32;
+        }
+        Ok(())
+    }
+}
+
+impl StageRunner for FakeStage {
+    fn shape(&self) -> StageShape {
+        let width = Some(self.width as u32);
+        StageShape {
+            input_width: width.filter(|_| !self.first),
+            output_width: width.filter(|_| !self.last),
+            n_vocab: N_VOCAB,
+        }
+    }
+
+    fn forward(
+        &mut self,
+        ubatch: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, StageError> {
+        drop(self.gate.lock());
+        self.apply(ubatch)?;
+        let tokens: Vec<u32> = ubatch.parts.iter().flat_map(|p| &p.tokens).copied().collect();
+        if tokens.contains(&FAIL_TOKEN) {
+            return Err("the fake stage fails on purpose".into());
+        }
+        assert!(!tokens.contains(&PANIC_TOKEN), "the fake stage panics on purpose");
+        let mut hidden = match input {
+            Some(boundary) => boundary.data,
+            None => {
+                let row = |&token: &u32| std::iter::repeat_n(token as f32, self.width);
+                tokens.iter().flat_map(row).collect()
+            }
+        };
+        let addend = self.addends.iter().sum::<f32>();
+        // A bench of the transport adds nothing.
+        if addend != 0.0 {
+            hidden.iter_mut().for_each(|value| *value += addend);
+        }
+        if !self.last {
+            return Ok(StageOutput::Boundary(Boundary { n_rows: tokens.len(), data: hidden }));
+        }
+        let mut rows = Vec::new();
+        let mut hidden = hidden.chunks_exact(self.width);
+        for part in &ubatch.parts {
+            for (i, row) in hidden.by_ref().take(part.tokens.len()).enumerate() {
+                let (slot, pos) = (part.slot, part.pos + i as u32);
+                let is_last = i + 1 == part.tokens.len();
+                let value = match part.want {
+                    Want::Sample if is_last => {
+                        let id = row[0] as u32;
+                        RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new() })
+                    }
+                    Want::Logits => RowValue::Logits(row.to_vec()),
+                    _ => continue,
+                };
+                rows.push(RowOutput { slot, pos, value });
+            }
+        }
+        Ok(StageOutput::Rows(rows))
+    }
+
+    fn reset(&mut self) -> Result<(), StageError> {
+        self.lengths.clear();
+        Ok(())
+    }
+}
