@@ -51,7 +51,8 @@ impl BoundarySpec {
     }
 }
 
-/// One layer: residual blocks in order, `x += residual_scale * block(norm(x))` for each.
+/// One layer: residual blocks in order, `x += residual_scale * block(norm(x))` for each; a block that
+/// stands beside another reads the same `norm(x)` as the one before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// At least one.
@@ -67,6 +68,9 @@ pub struct BlockSpec {
     pub eps: f32,
     /// Multiplies the block's output before it is added.
     pub residual_scale: f32,
+    /// Whether it reads the normed rows of the block before it in the layer (parallel branches), not
+    /// those of the residual stream as that block left it.
+    pub beside: bool,
     /// What the block computes.
     pub kind: BlockKind,
 }

@@ -37,7 +37,13 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
             ..attention
         });
         let ffn = ffn_spec(hp, family, il)?;
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: scales.residual, kind };
+        let block = |norm, kind| BlockSpec {
+            norm,
+            eps,
+            residual_scale: scales.residual,
+            beside: false,
+            kind,
+        };
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
         });

@@ -15,6 +15,7 @@ mod act;
 mod aligned;
 mod attention;
 mod compute;
+mod conv;
 mod cpu;
 mod error;
 mod format;
@@ -26,18 +27,21 @@ mod pool;
 pub mod probe;
 mod reference;
 mod rope;
+mod scan;
 mod simd;
 mod table;
 
 pub use act::ActRows;
 pub use attention::{Attend, AttendPart};
 pub use compute::Compute;
+pub use conv::{Columns, Conv, MAX_CONV_TAPS};
 pub use error::KernelError;
 pub use kv::{KvLayout, KvType};
 pub use matmul::MatmulJob;
 pub use pack::PackedMatrix;
 pub use pool::{MAX_THREADS, Pool};
 pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
+pub use scan::{FLUSH_EVERY, ScanPart};
 pub use table::{Kernels, available, select};
 
 /// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.

@@ -3,6 +3,7 @@
 
 use super::act::ActBlock;
 use super::attention::{AttendMerge, AttendTile};
+use super::conv::ConvTile;
 use super::cpu;
 use super::error::KernelError;
 use super::kv::KvRow;
@@ -26,6 +27,7 @@ pub struct Kernels {
     pub(super) silu_mul: fn(&[f32], &[f32], &mut [f32]),
     pub(super) softmax: fn(&mut [f32]),
     pub(super) rope: fn(&mut RopeRow<'_>),
+    pub(super) conv: fn(&mut ConvTile<'_>),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
@@ -48,6 +50,7 @@ impl Kernels {
             silu_mul: cpu::elementwise::silu_mul::<S>,
             softmax: cpu::elementwise::softmax::<S>,
             rope: cpu::rope::rotate::<S>,
+            conv: cpu::conv::conv::<S>,
             kv_write: cpu::attention::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,

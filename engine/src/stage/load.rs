@@ -104,7 +104,7 @@ fn load_layer(
             index,
             norm: loader.vector(&format!("blk.{layer}.{}", block.norm), spec.n_embd)?,
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
-            state: BlockState::new(&block.kind, config.kv_type, config.n_blocks)?,
+            state: BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)?,
             spec: block.clone(),
         });
     }

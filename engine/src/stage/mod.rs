@@ -116,8 +116,7 @@ impl Stage {
             return Ok(StageOutput::Boundary(Boundary { n_rows, data: hidden }));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
-        let mixing =
-            self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows()).map_or(0, |i| i + 1);
+        let mixing = self.n_mixing();
         self.run_blocks(0..mixing, &applied.parts, n_rows, &mut hidden);
         let mut wanted = head::gather_wanted(&applied.parts, self.spec.n_embd, &hidden);
         let n_wanted = wanted.len() / self.spec.n_embd;
@@ -160,6 +159,14 @@ impl Stage {
         }
     }
 
+    /// Blocks up to the last that mixes rows; the one beside it goes with it.
+    fn n_mixing(&self) -> usize {
+        let last = self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows());
+        let after = last.map_or(0, |i| i + 1);
+        let beside = self.blocks[after..].iter().take_while(|b| b.spec.beside).count();
+        after + if after > 0 { beside } else { 0 }
+    }
+
     /// Makes the state follow the ubatch's ops.
     fn run_actions(&mut self, applied: &Applied) {
         for action in &applied.actions {
@@ -185,11 +192,13 @@ impl Stage {
         }
         let rope = self.rope_table(parts);
         let n_embd = self.spec.n_embd;
+        let mut normed = self.scratch.take(n_rows * n_embd);
+        let mut out = self.scratch.take(n_rows * n_embd);
         for block in &mut self.blocks[range] {
-            let mut normed = self.scratch.take(n_rows * n_embd);
-            self.compute.rms_norm(hidden, &block.norm, block.spec.eps, &mut normed);
+            if !block.spec.beside {
+                self.compute.rms_norm(hidden, &block.norm, block.spec.eps, &mut normed);
+            }
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
-            let mut out = self.scratch.take(n_rows * n_embd);
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
@@ -199,9 +208,8 @@ impl Stage {
             };
             block.block.forward(&mut cx, &mut block.state, &x, &mut out);
             self.compute.add_scaled(hidden, &out, block.spec.residual_scale);
-            drop(x);
-            self.scratch.give_all([normed, out]);
         }
+        self.scratch.give_all([normed, out]);
     }
 
     /// Sines and cosines for the positions of the ubatch.

@@ -1,6 +1,6 @@
 //! The state of one block, whatever its kind: zeroed, copied, read and written the same way.
 
-use super::{KvCache, Sequence, StateCopy};
+use super::{KvCache, Sequence, SlotStates, StateCopy, StateSpec};
 use crate::arch::BlockKind;
 use crate::batch::SlotId;
 use crate::error::ModelError;
@@ -12,16 +12,24 @@ pub enum BlockState {
     None,
     /// Keys and values in pages.
     Kv(KvCache),
+    /// Recurrent state in slots.
+    Slots(SlotStates),
 }
 
 impl BlockState {
-    /// Room for what `kind` remembers, over `n_blocks` pages.
+    /// Room for what `kind` remembers, over `n_blocks` pages and for `n_slots`
+    /// sequences.
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(kind: &BlockKind, kv_type: KvType, n_blocks: u32) -> Result<Self, ModelError> {
-        Ok(match kind {
-            BlockKind::Attention(spec) => {
+    pub fn new(
+        kind: &BlockKind,
+        kv_type: KvType,
+        n_blocks: u32,
+        n_slots: usize,
+    ) -> Result<Self, ModelError> {
+        Ok(match (kind, kind.state()) {
+            (BlockKind::Attention(spec), _) => {
                 let layout = KvLayout {
                     n_kv_head: spec.n_kv_head,
                     head_dim_k: spec.head_dim_k,
@@ -30,7 +38,11 @@ impl BlockState {
                 };
                 Self::Kv(KvCache::new(layout, n_blocks)?)
             }
-            BlockKind::Mlp(_) | BlockKind::Moe(_) => Self::None,
+            (_, StateSpec::Slot { conv, scan }) => {
+                Self::Slots(SlotStates::new(n_slots, conv, scan)?)
+            }
+            (_, StateSpec::None) => Self::None,
+            (other, StateSpec::Paged { .. }) => unreachable!("pages of {other:?} have no layout"),
         })
     }
 
@@ -39,14 +51,16 @@ impl BlockState {
         match self {
             Self::None => 0,
             Self::Kv(kv) => kv.nbytes() as u64,
+            Self::Slots(slots) => slots.nbytes() as u64,
         }
     }
 
     /// Starts a sequence from nothing. Pages need none of it: positions beyond a sequence's length
     /// are never read.
-    pub fn zero(&mut self, _slot: SlotId) {
+    pub fn zero(&mut self, slot: SlotId) {
         match self {
             Self::None | Self::Kv(_) => {}
+            Self::Slots(slots) => slots.zero(slot),
         }
     }
 
@@ -59,6 +73,7 @@ impl BlockState {
                     kv.copy_page(*src, *dst);
                 }
             }
+            Self::Slots(slots) => slots.copy(copy.slots.0, copy.slots.1),
         }
     }
 
@@ -67,11 +82,12 @@ impl BlockState {
         match self {
             Self::None => 0,
             Self::Kv(kv) => sequence.used_blocks().len() * kv.layout().page_bytes(),
+            Self::Slots(slots) => slots.slot_bytes(),
         }
     }
 
     /// A sequence's state as bytes; `None` for a block without state.
-    pub fn read(&self, _slot: SlotId, sequence: &Sequence) -> Option<Vec<u8>> {
+    pub fn read(&self, slot: SlotId, sequence: &Sequence) -> Option<Vec<u8>> {
         match self {
             Self::None => None,
             Self::Kv(kv) => {
@@ -81,11 +97,12 @@ impl BlockState {
                 }
                 Some(bytes)
             }
+            Self::Slots(slots) => Some(slots.read(slot)),
         }
     }
 
     /// Puts back what [`Self::read`] returned for a sequence of the same length.
-    pub fn write(&mut self, _slot: SlotId, sequence: &Sequence, bytes: &[u8]) {
+    pub fn write(&mut self, slot: SlotId, sequence: &Sequence, bytes: &[u8]) {
         match self {
             Self::None => {}
             Self::Kv(kv) => {
@@ -94,6 +111,7 @@ impl BlockState {
                     kv.page_mut(*block).copy_from_slice(page);
                 }
             }
+            Self::Slots(slots) => slots.write(slot, bytes),
         }
     }
 }

@@ -6,11 +6,13 @@
 mod block;
 mod kv;
 mod sequences;
+mod slots;
 mod snapshot;
 
 pub use block::BlockState;
 pub use kv::KvCache;
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
+pub use slots::SlotStates;
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
 
 use crate::kernels::KvType;
@@ -27,8 +29,10 @@ pub enum StateSpec {
     },
     /// A fixed size, in f32.
     Slot {
-        /// Scalars of a sequence's state.
-        values_per_sequence: usize,
+        /// Scalars that a sequence's convolutions remember.
+        conv: usize,
+        /// Scalars that its scan carries on.
+        scan: usize,
     },
 }
 
@@ -44,7 +48,7 @@ impl StateSpec {
     /// Bytes that a sequence takes whatever its length.
     pub fn bytes_per_sequence(&self) -> usize {
         match self {
-            Self::Slot { values_per_sequence } => values_per_sequence * size_of::<f32>(),
+            Self::Slot { conv, scan } => (conv + scan) * size_of::<f32>(),
             _ => 0,
         }
     }

@@ -10,6 +10,7 @@ pub(super) mod attention;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+pub(super) mod conv;
 pub(super) mod elementwise;
 pub(super) mod exp;
 pub(super) mod matmul;

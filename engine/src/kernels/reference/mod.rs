@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 pub(super) mod attention;
+#[cfg(test)]
+pub(super) mod conv;
 pub(super) mod lanes;
 #[cfg(test)]
 pub(super) mod matmul;

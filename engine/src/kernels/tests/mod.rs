@@ -2,6 +2,7 @@
 //! and beside other rows, on one thread and on several, bit for bit.
 
 mod attention;
+mod conv;
 mod lanes;
 mod matmul;
 mod ops;
