@@ -23,6 +23,25 @@ impl Compute {
         self.each_row(x, weight.len(), "rms_norm", &|_, row| norm(row, weight, eps));
     }
 
+    /// [`Compute::rms_norm_inplace`] with a weight of its own for each group: `x` is
+    /// `[n, n_groups, d]`, `weights` is `[n_groups, d]`, and each row of `d` is normed by itself.
+    pub fn group_rms_norm(&self, x: &mut [f32], weights: &[f32], d: usize, eps: f32) {
+        let norm = self.kernels().rms_norm;
+        let groups = weights.len() / d;
+        assert!(groups > 0 && weights.len() == groups * d, "group_rms_norm: rows of the weights");
+        assert!(x.len().is_multiple_of(weights.len()), "group_rms_norm: whole rows of groups");
+        self.each_row(x, d, "group_rms_norm", &|r, row| {
+            norm(row, &weights[r % groups * d..][..d], eps);
+        });
+    }
+
+    /// L2 norm of each row of `x` (`[n, d]`; heads are rows too), in place:
+    /// `x = x / sqrt(sum(x²) + eps)`.
+    pub fn l2_norm(&self, x: &mut [f32], d: usize, eps: f32) {
+        let norm = self.kernels().l2_norm;
+        self.each_row(x, d, "l2_norm", &|_, row| norm(row, eps));
+    }
+
     /// `out += x`.
     pub fn add(&self, out: &mut [f32], x: &[f32]) {
         let add = self.kernels().add;
@@ -42,6 +61,19 @@ impl Compute {
         self.each_span(x, len, "scale", &|_, x| scale(x, s));
     }
 
+    /// Multiplies row `r` of `x` (`[n, d]`) by `factors[r]`.
+    pub fn scale_rows(&self, x: &mut [f32], d: usize, factors: &[f32]) {
+        assert_eq!(x.len(), factors.len() * d, "scale_rows: a factor for each row");
+        let scale = self.kernels().scale;
+        self.each_row(x, d, "scale_rows", &|r, row| scale(row, factors[r]));
+    }
+
+    /// `x *= y`.
+    pub fn mul(&self, x: &mut [f32], y: &[f32]) {
+        let mul = self.kernels().mul;
+        self.each_span(x, y.len(), "mul", &|span, x| mul(x, &y[span]));
+    }
+
     /// Adds `bias` (`[d]`) to each row of `x` (`[n, d]`).
     pub fn add_bias(&self, x: &mut [f32], bias: &[f32]) {
         let add = self.kernels().add;
@@ -50,11 +82,41 @@ impl Compute {
 
     /// `out = silu(gate) * up`, where `silu(g) = g / (1 + exp(-g))`.
     pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert_eq!(gate.len(), up.len(), "silu_mul: lengths of gate and up");
+        assert_eq!(up.len(), out.len(), "silu_mul: lengths of up and out");
+        out.copy_from_slice(up);
+        self.silu_mul_inplace(out, gate);
+    }
+
+    /// `x *= silu(gate)`.
+    pub fn silu_mul_inplace(&self, x: &mut [f32], gate: &[f32]) {
         let silu_mul = self.kernels().silu_mul;
-        self.each_span(out, gate.len(), "silu_mul", &|span, out| {
-            silu_mul(&gate[span.clone()], &up[span], out);
-        });
+        self.each_span(x, gate.len(), "silu_mul", &|span, x| silu_mul(x, &gate[span]));
+    }
+
+    /// `x *= sigmoid(gate)`, where `sigmoid(g) = 1 / (1 + exp(-g))`.
+    pub fn sigmoid_mul(&self, x: &mut [f32], gate: &[f32]) {
+        let sigmoid_mul = self.kernels().sigmoid_mul;
+        self.each_span(x, gate.len(), "sigmoid_mul", &|span, x| sigmoid_mul(x, &gate[span]));
+    }
+
+    /// `x = silu(x)`.
+    pub fn silu(&self, x: &mut [f32]) {
+        self.map(x, "silu", self.kernels().silu);
+    }
+
+    /// `x = sigmoid(x)`.
+    pub fn sigmoid(&self, x: &mut [f32]) {
+        self.map(x, "sigmoid", self.kernels().sigmoid);
+    }
+
+    /// `x = ln(1 + exp(x))`.
+    pub fn softplus(&self, x: &mut [f32]) {
+        self.map(x, "softplus", self.kernels().softplus);
+    }
+
+    /// `x = max(x, 0)²`.
+    pub fn relu_squared(&self, x: &mut [f32]) {
+        self.map(x, "relu_squared", self.kernels().relu_squared);
     }
 
     /// Softmax of each row of `x` (`[n, d]`), in place.
@@ -80,6 +142,12 @@ impl Compute {
                 task(r, unsafe { rows.rows(r..r + 1) });
             }
         });
+    }
+
+    /// Runs `op` on parts of `x`.
+    fn map(&self, x: &mut [f32], name: &str, op: fn(&mut [f32])) {
+        let len = x.len();
+        self.each_span(x, len, name, &|_, x| op(x));
     }
 
     /// Runs `task(range, part)` on consecutive parts of `x`, cut at multiples of the lane count.

@@ -1,7 +1,7 @@
 //! Elementwise ops and softmax over slices. A tail shorter than the lanes is computed on zeros
 //! beyond its end, so a value's result does not depend on where it stands.
 
-use super::exp::{exp, silu};
+use super::exp::{exp, sigmoid as sigmoid_of, silu as silu_of, softplus as softplus_of};
 use super::run;
 use crate::kernels::simd::{LANES, Op, Simd};
 
@@ -72,24 +72,136 @@ pub(crate) fn scale<S: Simd>(x: &mut [f32], factor: f32) {
     run::<S, _>(Scale(x, factor));
 }
 
-/// `out = silu(gate) * up`.
-pub(crate) fn silu_mul<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    struct SiluMul<'a>(&'a [f32], &'a mut [f32]);
+/// `x *= y`.
+pub(crate) fn mul<S: Simd>(x: &mut [f32], y: &[f32]) {
+    struct Mul<'a>(&'a mut [f32], &'a [f32]);
+    impl Op for Mul<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            zip(
+                s,
+                self.0,
+                self.1,
+                #[inline(always)]
+                |x, y| s.mul(x, y),
+            );
+        }
+    }
+    run::<S, _>(Mul(x, y));
+}
+
+/// `x *= silu(gate)`.
+pub(crate) fn silu_mul<S: Simd>(x: &mut [f32], gate: &[f32]) {
+    struct SiluMul<'a>(&'a mut [f32], &'a [f32]);
     impl Op for SiluMul<'_> {
         type Out = ();
         #[inline(always)]
         fn eval<S: Simd>(self, s: S) {
             zip(
                 s,
-                self.1,
                 self.0,
+                self.1,
                 #[inline(always)]
-                |up, gate| s.mul(silu(s, gate), up),
+                |x, gate| s.mul(silu_of(s, gate), x),
             );
         }
     }
-    out.copy_from_slice(up);
-    run::<S, _>(SiluMul(gate, out));
+    run::<S, _>(SiluMul(x, gate));
+}
+
+/// `x *= sigmoid(gate)`.
+pub(crate) fn sigmoid_mul<S: Simd>(x: &mut [f32], gate: &[f32]) {
+    struct SigmoidMul<'a>(&'a mut [f32], &'a [f32]);
+    impl Op for SigmoidMul<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            zip(
+                s,
+                self.0,
+                self.1,
+                #[inline(always)]
+                |x, gate| s.mul(sigmoid_of(s, gate), x),
+            );
+        }
+    }
+    run::<S, _>(SigmoidMul(x, gate));
+}
+
+/// `x = silu(x)`.
+pub(crate) fn silu<S: Simd>(x: &mut [f32]) {
+    struct Silu<'a>(&'a mut [f32]);
+    impl Op for Silu<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| silu_of(s, x),
+            );
+        }
+    }
+    run::<S, _>(Silu(x));
+}
+
+/// `x = sigmoid(x)`.
+pub(crate) fn sigmoid<S: Simd>(x: &mut [f32]) {
+    struct Sigmoid<'a>(&'a mut [f32]);
+    impl Op for Sigmoid<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| sigmoid_of(s, x),
+            );
+        }
+    }
+    run::<S, _>(Sigmoid(x));
+}
+
+/// `x = ln(1 + e^x)`.
+pub(crate) fn softplus<S: Simd>(x: &mut [f32]) {
+    struct Softplus<'a>(&'a mut [f32]);
+    impl Op for Softplus<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| softplus_of(s, x),
+            );
+        }
+    }
+    run::<S, _>(Softplus(x));
+}
+
+/// `x = max(x, 0)²`.
+pub(crate) fn relu_squared<S: Simd>(x: &mut [f32]) {
+    struct ReluSquared<'a>(&'a mut [f32]);
+    impl Op for ReluSquared<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| {
+                    let positive = s.max(x, s.zero());
+                    s.mul(positive, positive)
+                },
+            );
+        }
+    }
+    run::<S, _>(ReluSquared(x));
 }
 
 /// Softmax of a row, in place.

@@ -40,3 +40,27 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     let e = exp(s, s.sub(s.zero(), x));
     s.div(x, s.add(s.splat(1.0), e))
 }
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
+    let e = exp(s, s.sub(s.zero(), x));
+    s.div(s.splat(1.0), s.add(s.splat(1.0), e))
+}
+
+/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`.
+///
+/// `ln(1 + u) = 2 atanh(u / (2 + u))` for `u` in 0..=1; the series in `t = u / (2 + u) <= 1/3` is
+/// summed to `t^17`, beyond which less than 1e-9 of the value is left.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
+    let negated = s.sub(s.zero(), x);
+    let u = exp(s, s.select_gt(x, s.zero(), negated, x));
+    let t = s.div(u, s.add(u, s.splat(2.0)));
+    let square = s.mul(t, t);
+    let mut sum = s.splat(2.0 / 17.0);
+    for odd in [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        sum = s.fma(sum, square, s.splat(2.0 / odd));
+    }
+    s.fma(sum, t, s.max(x, s.zero()))
+}

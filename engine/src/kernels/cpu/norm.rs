@@ -1,4 +1,4 @@
-//! RMS norm of one row: sixteen running sums of squares, folded by the fixed tree.
+//! RMS norm and L2 norm of one row: sixteen running sums of squares, folded by the fixed tree.
 
 use super::run;
 use crate::kernels::simd::{LANES, Op, Simd};
@@ -37,5 +37,36 @@ impl Op for RmsNorm<'_> {
         }
         let y = s.mul(s.mul(last, factor), s.load_part(w_tail));
         s.store_part(y, tail);
+    }
+}
+
+struct L2Norm<'a> {
+    x: &'a mut [f32],
+    eps: f32,
+}
+
+/// `x = x / sqrt(sum(x²) + eps)`.
+pub(crate) fn l2_norm<S: Simd>(x: &mut [f32], eps: f32) {
+    run::<S, _>(L2Norm { x, eps });
+}
+
+impl Op for L2Norm<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let (whole, tail) = self.x.as_chunks_mut::<LANES>();
+        let mut squares = s.zero();
+        for x in whole.iter() {
+            let x = s.load(x);
+            squares = s.fma(x, x, squares);
+        }
+        let last = s.load_part(tail);
+        squares = s.fma(last, last, squares);
+        let factor = s.splat(1.0 / (s.sum(squares) + self.eps).sqrt());
+        for x in whole {
+            let y = s.mul(s.load(x), factor);
+            s.store(y, x);
+        }
+        s.store_part(s.mul(last, factor), tail);
     }
 }

@@ -7,6 +7,28 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, w)| f64::from(*x) * factor * f64::from(*w)).collect()
 }
 
+/// `x / sqrt(sum(x²) + eps)`.
+pub(crate) fn l2_norm(x: &[f32], eps: f32) -> Vec<f64> {
+    let sum = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    let factor = 1.0 / (sum + f64::from(eps)).sqrt();
+    x.iter().map(|x| f64::from(*x) * factor).collect()
+}
+
+/// `1 / (1 + e^-x)`.
+pub(crate) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `ln(1 + e^x)`.
+pub(crate) fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// `max(x, 0)²`.
+pub(crate) fn relu_squared(x: f64) -> f64 {
+    x.max(0.0).powi(2)
+}
+
 /// `g / (1 + e^-g) * u`.
 pub(crate) fn silu_mul(gate: f32, up: f32) -> f64 {
     let gate = f64::from(gate);

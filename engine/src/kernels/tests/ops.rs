@@ -67,6 +67,104 @@ fn elementwise_ops_match_f64() {
 }
 
 #[test]
+fn l2_norm_matches_f64() {
+    let mut rng = Rng::new(26);
+    for (rows, d) in [(1, 1), (3, 8), (5, 80), (2, 1024), (300, 128)] {
+        let x = rng.spread(rows * d);
+        let out = same_bits_everywhere("l2_norm", |compute| {
+            let mut out = x.clone();
+            compute.l2_norm(&mut out, d, 1e-6);
+            out
+        });
+        for (x, out) in x.chunks_exact(d).zip(out.chunks_exact(d)) {
+            for (want, got) in ops::l2_norm(x, 1e-6).iter().zip(out) {
+                // As for the RMS norm.
+                let bound = (d as f64 / 32.0 + 8.0) * HALF_ULP * want.abs();
+                close("l2_norm", *got, *want, bound + 1e-40);
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_are_normed_by_themselves_with_their_own_weights() {
+    let mut rng = Rng::new(27);
+    for (n, groups, d) in [(3, 1, 20), (5, 4, 16), (70, 3, 130)] {
+        let (x, weights) = (rng.spread(n * groups * d), rng.values(groups * d));
+        let out = same_bits_everywhere("group_rms_norm", |compute| {
+            let mut out = x.clone();
+            compute.group_rms_norm(&mut out, &weights, d, 1e-5);
+            out
+        });
+        let rows = x.chunks_exact(d).zip(weights.chunks_exact(d).cycle());
+        for ((x, weight), out) in rows.zip(out.chunks_exact(d)) {
+            for (want, got) in ops::rms_norm(x, weight, 1e-5).iter().zip(out) {
+                let bound = (d as f64 / 32.0 + 8.0) * HALF_ULP * want.abs();
+                close("group_rms_norm", *got, *want, bound + 1e-40);
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_and_activations_match_f64() {
+    type Op<'a> = &'a dyn Fn(&Compute, &mut [f32]);
+    let mut rng = Rng::new(28);
+    for n in LENGTHS {
+        let (x, y) = (rng.spread(n), rng.spread(n));
+        let check = |what: &str, roundings: f64, op: Op<'_>, want: &dyn Fn(f64, f64) -> f64| {
+            let out = same_bits_everywhere(what, |compute| {
+                let mut out = x.clone();
+                op(compute, &mut out);
+                out
+            });
+            for ((x, y), got) in x.iter().zip(&y).zip(out) {
+                let want = want(f64::from(*x), f64::from(*y));
+                // Below e^-87 the kernels' exponential is 0; the products have factors up to 400.
+                close(what, got, want, roundings * HALF_ULP * want.abs() + 1e-33);
+            }
+        };
+        let silu = |x: f64| x * ops::sigmoid(x);
+        check("mul", 1.0, &|c, x| c.mul(x, &y), &|x, y| x * y);
+        // The exponential's own error (4 halves), the sum, the quotient and the product.
+        check("silu_mul_inplace", 8.0, &|c, x| c.silu_mul_inplace(x, &y), &|x, y| x * silu(y));
+        check("sigmoid_mul", 8.0, &|c, x| c.sigmoid_mul(x, &y), &|x, y| x * ops::sigmoid(y));
+        check("silu", 8.0, &|c, x| c.silu(x), &|x, _| silu(x));
+        check("sigmoid", 8.0, &|c, x| c.sigmoid(x), &|x, _| ops::sigmoid(x));
+        // The exponential, the quotient, its square, the last sums.
+        check("softplus", 12.0, &|c, x| c.softplus(x), &|x, _| ops::softplus(x));
+        check("relu_squared", 1.0, &|c, x| c.relu_squared(x), &|x, _| ops::relu_squared(x));
+    }
+}
+
+#[test]
+fn sigmoid_and_softplus_have_their_limits() {
+    let x = [-1e30, -100.0, 0.0, 100.0, 1e30];
+    let both = same_bits_everywhere("limits", |compute| {
+        let mut out = [x, x].concat();
+        compute.sigmoid(&mut out[..5]);
+        compute.softplus(&mut out[5..]);
+        out
+    });
+    assert_eq!(both[..5], [0.0, 0.0, 0.5, 1.0, 1.0]);
+    assert_eq!(both[5..], [0.0, 0.0, std::f32::consts::LN_2, 100.0, 1e30]);
+}
+
+#[test]
+fn rows_are_scaled_by_their_own_factors() {
+    let mut rng = Rng::new(29);
+    let (x, factors) = (rng.values(7 * 50), rng.values(7));
+    let out = same_bits_everywhere("scale_rows", |compute| {
+        let mut out = x.clone();
+        compute.scale_rows(&mut out, 50, &factors);
+        out
+    });
+    for (i, got) in out.iter().enumerate() {
+        assert_eq!(*got, x[i] * factors[i / 50]);
+    }
+}
+
+#[test]
 fn silu_has_its_limits() {
     let x = [-1e30, -100.0, -88.0, 0.0, 88.5, 1e30];
     let out = same_bits_everywhere("silu", |compute| {
