@@ -46,7 +46,9 @@ pub enum SeqOp {
         sampler: Option<Arc<SamplerSetup>>,
     },
     /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`.
-    /// A recurrent layer can only copy its state as it is, so there `len` must be `src`'s length.
+    /// Where the model has recurrent layers, `len` must be `src`'s length (on every stage, whatever its
+    /// own layers are). Page `i` of both may be the same one where all of its positions are below `len`:
+    /// nobody writes to it any more. It may also be where `src` is closed in the same ubatch.
     Copy {
         /// An open sequence, unchanged by this.
         src: SlotId,
@@ -59,7 +61,8 @@ pub enum SeqOp {
         /// As in [`SeqOp::Open`].
         sampler: Option<Arc<SamplerSetup>>,
     },
-    /// Forgets positions `len..`. Refused by recurrent layers unless nothing is forgotten.
+    /// Forgets positions `len..`. With recurrent layers in the model, refused unless nothing is
+    /// forgotten.
     Truncate {
         /// An open sequence.
         slot: SlotId,

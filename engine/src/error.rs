@@ -68,6 +68,19 @@ pub enum BatchError {
         /// The part's position.
         found: u32,
     },
+    /// A copy or a cut at a position whose state is gone.
+    #[error(
+        "slot {}: it has a state at its end only: it is {len} long and cannot be taken at {found}",
+        .slot.0
+    )]
+    WholeOnly {
+        /// The sequence.
+        slot: SlotId,
+        /// Its length.
+        len: u32,
+        /// The position asked for.
+        found: u32,
+    },
     /// A part runs past the pages of its sequence.
     #[error("slot {}: position {end} is beyond its {n_blocks} blocks", .slot.0)]
     BeyondBlocks {

@@ -2,7 +2,7 @@
 //! follows from the sizes.
 
 use super::RopeSpec;
-use crate::state::StateSpec;
+use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +29,15 @@ impl ModelSpec {
     /// Number of layers: a cut may fall before each of them but the first.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
+    }
+
+    /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold.
+    pub fn prefixes(&self) -> Prefixes {
+        let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
+        match blocks.any(|block| matches!(block.kind.state(), StateSpec::Slot { .. })) {
+            true => Prefixes::Whole,
+            false => Prefixes::All,
+        }
     }
 
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): one hidden row a token.

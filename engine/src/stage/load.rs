@@ -73,7 +73,7 @@ impl Stage {
             kernels: compute.kernels().name,
             threads: compute.pool().threads(),
         };
-        let sequences = Sequences::new(config.n_slots, config.n_blocks, last);
+        let sequences = Sequences::new(config.n_slots, config.n_blocks, spec.prefixes(), last);
         let scratch = Scratch::default();
         Ok(Self {
             spec,

@@ -17,6 +17,15 @@ pub use snapshot::{SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
 
 use crate::kernels::KvType;
 
+/// Of which prefixes of a sequence a stage still has the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefixes {
+    /// Of all: what is remembered is remembered position by position.
+    All,
+    /// Of the whole sequence only: some block's state has no way back (`StateSpec::Slot`).
+    Whole,
+}
+
 /// What one block remembers of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSpec {

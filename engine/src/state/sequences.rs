@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Prefixes;
 use crate::batch::{BlockId, SamplerSetup, SeqOp, SlotId, UBatch, Want};
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
@@ -53,7 +54,8 @@ pub struct PartRows {
 /// Where one sequence's state is copied from and to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateCopy {
-    /// Pages to copy from, in position order (those that hold the first `len` positions).
+    /// Pages to copy from, in position order: of those that hold the first `len` positions, all that
+    /// the two do not share.
     pub src_blocks: Vec<BlockId>,
     /// Pages to copy to, as many.
     pub dst_blocks: Vec<BlockId>,
@@ -86,13 +88,15 @@ pub struct Sequences {
     /// Every token of each slot's sequence, for penalties; `None` where nothing is sampled.
     histories: Option<Vec<Vec<u32>>>,
     n_blocks: u32,
+    prefixes: Prefixes,
 }
 
 impl Sequences {
     /// `n_slots` empty slots over `n_blocks` pages; the last stage keeps the tokens as well.
-    pub fn new(n_slots: usize, n_blocks: u32, keep_history: bool) -> Self {
+    /// `prefixes` is the model's, not the stage's: all stages must refuse the same.
+    pub fn new(n_slots: usize, n_blocks: u32, prefixes: Prefixes, keep_history: bool) -> Self {
         let histories = keep_history.then(|| vec![Vec::new(); n_slots]);
-        Self { slots: vec![None; n_slots], histories, n_blocks }
+        Self { slots: vec![None; n_slots], histories, n_blocks, prefixes }
     }
 
     /// Number of slots, open or not.
@@ -207,6 +211,17 @@ impl Draft<'_> {
         Ok(())
     }
 
+    /// Whether the state of the first `len` of `have` positions is there.
+    fn check_prefix(&self, slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
+        if len > have {
+            return Err(BatchError::WrongPosition { slot, expected: have, found: len });
+        }
+        if len < have && self.base.prefixes == Prefixes::Whole {
+            return Err(BatchError::WholeOnly { slot, len: have, found: len });
+        }
+        Ok(())
+    }
+
     fn apply_op(&mut self, op: &SeqOp, applied: &mut Applied) -> Result<(), BatchError> {
         match op {
             SeqOp::Open { slot, blocks, sampler } => {
@@ -216,21 +231,23 @@ impl Draft<'_> {
             }
             SeqOp::Copy { src, dst, len, blocks, sampler } => {
                 let source = self.sequence(*src)?.clone();
-                check_len(*src, *len, source.len)?;
+                self.check_prefix(*src, *len, source.len)?;
                 check_room(*dst, *len, blocks.len())?;
-                let pages = pages_of(*len);
+                let pages = source.blocks.iter().zip(blocks).take(pages_of(*len));
+                let (src_blocks, dst_blocks) = pages.filter(|(src, dst)| src != dst).unzip();
+                let slots = (*src, *dst);
                 applied.actions.push(StateAction::Copy(StateCopy {
-                    src_blocks: source.blocks[..pages].to_vec(),
-                    dst_blocks: blocks[..pages].to_vec(),
-                    slots: (*src, *dst),
+                    src_blocks,
+                    dst_blocks,
+                    slots,
                 }));
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
                 self.open(*dst, Sequence { len: *len, blocks, sampler })?;
             }
             SeqOp::Truncate { slot, len } => {
-                let sequence = self.sequence(*slot)?;
-                check_len(*slot, *len, sequence.len)?;
-                sequence.len = *len;
+                let have = self.sequence(*slot)?.len;
+                self.check_prefix(*slot, *len, have)?;
+                self.sequence(*slot)?.len = *len;
             }
             SeqOp::Close { slot } => {
                 self.sequence(*slot)?;
@@ -270,13 +287,6 @@ fn pages_of(len: u32) -> usize {
     (len as usize).div_ceil(KV_PAGE)
 }
 
-fn check_len(slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
-    if len > have {
-        return Err(BatchError::WrongPosition { slot, expected: have, found: len });
-    }
-    Ok(())
-}
-
 fn check_room(slot: SlotId, end: u32, n_blocks: usize) -> Result<(), BatchError> {
     if pages_of(end) > n_blocks {
         return Err(BatchError::BeyondBlocks { slot, end, n_blocks });
@@ -297,6 +307,15 @@ mod tests {
         ids.iter().map(|&b| BlockId(b)).collect()
     }
 
+    fn sequences(prefixes: Prefixes, keep_history: bool) -> Sequences {
+        Sequences::new(N_SLOTS as usize, N_BLOCKS, prefixes, keep_history)
+    }
+
+    fn copy(src: u32, dst: u32, len: u32, ids: &[u32]) -> SeqOp {
+        let (src, dst) = (SlotId(src), SlotId(dst));
+        SeqOp::Copy { src, dst, len, blocks: blocks(ids), sampler: None }
+    }
+
     fn open(slot: u32, ids: &[u32]) -> SeqOp {
         SeqOp::Open { slot: SlotId(slot), blocks: blocks(ids), sampler: None }
     }
@@ -315,16 +334,9 @@ mod tests {
 
     #[test]
     fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
-        let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, true);
+        let mut s = sequences(Prefixes::All, true);
         apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
-        let copy = SeqOp::Copy {
-            src: SlotId(0),
-            dst: SlotId(1),
-            len: 65,
-            blocks: blocks(&[1, 2, 3]),
-            sampler: None,
-        };
-        let ops = vec![copy, SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
+        let ops = vec![copy(0, 1, 65, &[1, 2, 3]), SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
         let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
         let copy = StateCopy {
             src_blocks: blocks(&[4, 5]),
@@ -340,7 +352,7 @@ mod tests {
 
     #[test]
     fn each_wrong_ubatch_is_refused_with_its_reason() {
-        let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, false);
+        let mut s = sequences(Prefixes::All, false);
         apply(&mut s, vec![open(0, &[0])], vec![part(0, 0, 60)]).unwrap();
         let slot = SlotId(0);
         let cases = [
@@ -367,15 +379,46 @@ mod tests {
         assert_eq!(s.get(slot).map(|s| s.len), Some(60));
     }
 
+    #[test]
+    fn where_only_the_whole_has_a_state_nothing_else_is_copied_or_kept() {
+        for (prefixes, whole_only) in [(Prefixes::All, false), (Prefixes::Whole, true)] {
+            let mut s = sequences(prefixes, true);
+            apply(&mut s, vec![open(0, &[0, 1])], vec![part(0, 0, 70)]).unwrap();
+            let slot = SlotId(0);
+            let refused = || Err(BatchError::WholeOnly { slot, len: 70, found: 69 });
+            for op in [copy(0, 1, 69, &[2, 3]), SeqOp::Truncate { slot, len: 69 }] {
+                // What came before the refused op in its ubatch is not done either.
+                let ops = vec![open(2, &[4]), op, SeqOp::Close { slot: SlotId(2) }];
+                let result = apply(&mut s, ops, vec![]).map(|_| ());
+                assert_eq!(result, if whole_only { refused() } else { Ok(()) });
+                assert_eq!(s.get(SlotId(2)), None);
+            }
+            if whole_only {
+                assert_eq!((s.n_open(), s.get(slot).map(|s| s.len)), (1, Some(70)));
+                assert_eq!(s.history(slot).len(), 70);
+                apply(&mut s, vec![copy(0, 1, 70, &[2, 3])], vec![part(1, 70, 1)]).unwrap();
+                assert_eq!(s.history(SlotId(1)).len(), 71);
+            }
+        }
+    }
+
+    #[test]
+    fn shared_pages_are_not_copied() {
+        let mut s = sequences(Prefixes::All, false);
+        apply(&mut s, vec![open(0, &[0, 1, 2])], vec![part(0, 0, 150)]).unwrap();
+        let applied = apply(&mut s, vec![copy(0, 1, 150, &[0, 1, 3, 4])], vec![]).unwrap();
+        let slots = (SlotId(0), SlotId(1));
+        let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]), slots };
+        assert_eq!(applied.actions, [StateAction::Copy(copy)]);
+    }
+
     fn any_op() -> impl Strategy<Value = SeqOp> {
         let slot = 0..N_SLOTS + 1;
         let ids = prop::collection::vec(0..N_BLOCKS + 1, 0..4);
         prop_oneof![
             (slot.clone(), ids.clone()).prop_map(|(slot, ids)| open(slot, &ids)),
-            (slot.clone(), slot.clone(), 0..200u32, ids).prop_map(|(src, dst, len, ids)| {
-                let (src, dst) = (SlotId(src), SlotId(dst));
-                SeqOp::Copy { src, dst, len, blocks: blocks(&ids), sampler: None }
-            }),
+            (slot.clone(), slot.clone(), 0..200u32, ids)
+                .prop_map(|(src, dst, len, ids)| { copy(src, dst, len, &ids) }),
             (slot.clone(), 0..200u32)
                 .prop_map(|(slot, len)| SeqOp::Truncate { slot: SlotId(slot), len }),
             slot.prop_map(|slot| SeqOp::Close { slot: SlotId(slot) }),
@@ -385,6 +428,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_refused_ubatch_changes_nothing_and_lengths_match_histories(
+            whole in any::<bool>(),
             steps in prop::collection::vec(
                 (
                     prop::collection::vec(any_op(), 0..4),
@@ -393,7 +437,8 @@ mod tests {
                 1..12,
             )
         ) {
-            let mut s = Sequences::new(N_SLOTS as usize, N_BLOCKS, true);
+            let prefixes = if whole { Prefixes::Whole } else { Prefixes::All };
+            let mut s = sequences(prefixes, true);
             for (ops, wanted) in steps {
                 let len = |slot: u32| s.get(SlotId(slot)).map_or(0, |s| s.len);
                 let parts = wanted.iter().map(|&(slot, n)| part(slot, len(slot), n)).collect();
