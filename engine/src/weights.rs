@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, GgufError, TensorInfo};
 use crate::kernels::{Compute, PackedMatrix};
-use crate::quant;
+use crate::quant::{self, GgmlType};
 
 /// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
 pub trait TensorSource: Send + Sync {
@@ -80,6 +80,33 @@ impl<'a> WeightLoader<'a> {
             .chunks_exact(bytes.len() / n)
             .map(|expert| Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, expert)?))
             .collect()
+    }
+
+    /// `n` pairs of matrices of one tensor `{cols, rows + rows, n}`, whose first `rows` rows are the
+    /// first of each pair: two lists of matrices `[rows, cols]`.
+    pub fn fused_experts(
+        &mut self,
+        name: &str,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
+        let tensor = self.checked(name, &[cols, 2 * rows, n])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        let (mut first, mut second) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        for (i, half) in bytes.chunks_exact(bytes.len() / (2 * n)).enumerate() {
+            let to = if i % 2 == 0 { &mut first } else { &mut second };
+            to.push(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, half)?);
+        }
+        Ok([first, second])
+    }
+
+    /// A vector of `n` values as a matrix of one row, in f32: for products with it.
+    pub fn row(&mut self, name: &str, n: usize) -> Result<PackedMatrix, ModelError> {
+        let values = self.vector(name, n)?;
+        let bytes = bytemuck::cast_slice(&values);
+        Ok(PackedMatrix::pack(self.compute, GgmlType::F32, 1, n, bytes)?)
     }
 
     /// A vector of `n` values, in f32 whatever the file's type.

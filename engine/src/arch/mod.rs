@@ -5,6 +5,7 @@
 //! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
 //! stages.
 
+mod experts;
 mod granite;
 mod hparams;
 mod llama;
@@ -18,8 +19,8 @@ use std::ops::Range;
 pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    AttentionSpec, BlockKind, BlockSpec, BoundarySpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec,
-    MoeSpec,
+    Activation, AttentionSpec, BlockKind, BlockSpec, BoundarySpec, ExpertGroups, HeadSpec,
+    LayerSpec, MlpSpec, ModelSpec, MoeSpec, Router, SharedExpertSpec,
 };
 
 use crate::error::ModelError;

@@ -89,7 +89,7 @@ pub struct BlockSpec {
 pub enum BlockKind {
     /// Softmax attention over a KV cache.
     Attention(AttentionSpec),
-    /// Dense gated FFN.
+    /// Dense FFN.
     Mlp(MlpSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
@@ -139,16 +139,43 @@ pub struct AttentionSpec {
     pub qk_norm_eps: Option<f32>,
 }
 
-/// `down(silu(gate x) * up x)`.
+/// What an FFN computes between its way up and its way down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
+    SwiGlu,
+    /// `max(up x, 0)²`; there is no gate matrix.
+    ReluSquared,
+}
+
+impl Activation {
+    /// Whether there is a gate matrix beside the way up.
+    pub fn is_gated(self) -> bool {
+        self == Self::SwiGlu
+    }
+}
+
+/// Dense FFN: `down(activation(up x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpSpec {
     /// Inner width.
     pub n_ff: usize,
     /// Between the tensor's stem and `.weight`: `""`, or `"_shexp"` for a shared expert.
     pub suffix: &'static str,
+    /// What is between the matrices.
+    pub activation: Activation,
 }
 
-/// Mixture of gated experts, routed by softmax; a token is computed by the `n_used` best.
+impl MlpSpec {
+    /// A layer's SwiGLU FFN.
+    pub fn swiglu(n_ff: usize) -> Self {
+        Self { n_ff, suffix: "", activation: Activation::SwiGlu }
+    }
+}
+
+/// Mixture of experts; a token is computed by the `n_used` that its router scores highest.
+///
+/// [`MoeSpec::new`] is Mixtral's; the fields are what others vary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeSpec {
     /// Experts in the layer.
@@ -157,10 +184,77 @@ pub struct MoeSpec {
     pub n_used: usize,
     /// Inner width of an expert.
     pub n_ff: usize,
+    /// What is between an expert's matrices.
+    pub activation: Activation,
+    /// What makes weights of the router's logits.
+    pub router: Router,
+    /// Whether a bias (`exp_probs_b.bias`) is added to the weights for the choice alone.
+    pub selection_bias: bool,
+    /// Groups of experts that are chosen first; `None` where all experts compete.
+    pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are divided by their sum.
     pub norm_weights: bool,
-    /// An expert that every token uses, added un-gated.
-    pub shared: Option<MlpSpec>,
+    /// Multiplies the chosen weights, after that division.
+    pub weights_scale: f32,
+    /// Width that experts work in, where it is not the model's: a matrix before all of them narrows
+    /// the rows (`ffn_latent_down`), one after their sum widens it (`ffn_latent_up`).
+    pub latent: Option<usize>,
+    /// An expert that every token uses.
+    pub shared: Option<SharedExpertSpec>,
+}
+
+impl MoeSpec {
+    /// SwiGLU experts under a softmax router, weights divided by their sum, nothing shared.
+    pub fn new(n_expert: usize, n_used: usize, n_ff: usize) -> Self {
+        Self {
+            n_expert,
+            n_used,
+            n_ff,
+            activation: Activation::SwiGlu,
+            router: Router::Softmax,
+            selection_bias: false,
+            groups: None,
+            norm_weights: true,
+            weights_scale: 1.0,
+            latent: None,
+            shared: None,
+        }
+    }
+}
+
+/// From a router's logits to the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Router {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+}
+
+/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,
+/// arXiv 2412.19437, section 2.1.2): a group counts as the sum of its two highest scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups; divides the number of experts.
+    pub count: usize,
+    /// Groups that a token may use.
+    pub used: usize,
+}
+
+/// The expert that every token uses, added to the others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedExpertSpec {
+    /// The expert itself.
+    pub mlp: MlpSpec,
+    /// Whether it is multiplied by `sigmoid(w · x)` (`ffn_gate_inp_shexp`).
+    pub gated: bool,
+}
+
+impl SharedExpertSpec {
+    /// An un-gated one of inner width `n_ff`.
+    pub fn new(n_ff: usize, activation: Activation) -> Self {
+        Self { mlp: MlpSpec { n_ff, suffix: "_shexp", activation }, gated: false }
+    }
 }
 
 /// The end of the model: `logits = output(norm(x)) * logit_scale`.

@@ -2,8 +2,8 @@
 //! whose variations are the fields of [`Family`]. Hybrids list their own blocks instead.
 
 use super::{
-    AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, TOKEN_EMBD,
+    Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
+    ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -111,23 +111,18 @@ fn ffn_spec(hp: &Hparams<'_>, family: &Family, il: usize) -> Result<BlockKind, M
         if n_ff == 0 {
             return Err(hp.bad("feed_forward_length", "must be positive"));
         }
-        return Ok(BlockKind::Mlp(MlpSpec { n_ff, suffix: "" }));
+        return Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)));
     }
-    let n_used = hp.need_per_layer("expert_used_count")?[il];
-    if n_used == 0 || n_used > n_expert {
-        return Err(hp.bad("expert_used_count", &format!("{n_used} of {n_expert} experts")));
-    }
-    let n_ff = match hp.u32("expert_feed_forward_length")? {
-        Some(n) => n as usize,
-        // Mixtral's key is the width of one expert; qwen3moe's is that of all used ones together.
-        None if hp.arch() == "qwen3moe" => n_ff / n_used,
-        None => n_ff,
-    };
     let shared = hp
         .u32("expert_shared_feed_forward_length")?
         .filter(|&n| n > 0 && family.shared_expert)
-        .map(|n| MlpSpec { n_ff: n as usize, suffix: "_shexp" });
-    Ok(BlockKind::Moe(MoeSpec { n_expert, n_used, n_ff, norm_weights: true, shared }))
+        .map(|n| SharedExpertSpec::new(n as usize, Activation::SwiGlu));
+    // Mixtral's key is the width of one expert; qwen3moe's is that of all used ones together.
+    let experts = experts::read(hp, il, |n_used| match hp.arch() {
+        "qwen3moe" => n_ff / n_used,
+        _ => n_ff,
+    })?;
+    Ok(BlockKind::Moe(MoeSpec { shared, ..experts }))
 }
 
 /// The model's rotation, or `None` where granite says `rope.scaling.finetuned = false`.

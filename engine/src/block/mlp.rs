@@ -1,67 +1,98 @@
-//! Dense gated FFN: `down(silu(gate x) * up x)` (SwiGLU, arXiv 2002.05202), biases where present.
+//! Dense FFN: up, an activation that may have a gate, down; biases where present.
 
 use super::BlockCx;
-use crate::arch::MlpSpec;
+use crate::arch::{Activation, MlpSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
 
 /// Weights of one dense FFN.
 pub struct Mlp {
-    gate: PackedMatrix,
-    up: PackedMatrix,
-    down: PackedMatrix,
-    gate_bias: Option<Vec<f32>>,
-    up_bias: Option<Vec<f32>>,
-    down_bias: Option<Vec<f32>>,
+    activation: Activation,
+    /// Where the activation has one.
+    gate: Option<Affine>,
+    up: Affine,
+    down: Affine,
+}
+
+/// A matrix with its optional bias.
+struct Affine {
+    weight: PackedMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Affine {
+    fn load(
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
+            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
+        })
+    }
 }
 
 impl Mlp {
-    /// Loads `<stem>.ffn_{gate,up,down}<suffix>`.
+    /// Loads `<stem>.ffn_{gate,up,down}<suffix>`, the gate only where the activation has one.
     pub fn load(
         spec: &MlpSpec,
         stem: &str,
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let name = |part, kind| format!("{stem}.ffn_{part}{}.{kind}", spec.suffix);
+        let name = |part| format!("{stem}.ffn_{part}{}", spec.suffix);
+        let gate = match spec.activation.is_gated() {
+            true => Some(Affine::load(loader, &name("gate"), spec.n_ff, n_embd)?),
+            false => None,
+        };
         Ok(Self {
-            gate: loader.matrix(&name("gate", "weight"), spec.n_ff, n_embd)?,
-            up: loader.matrix(&name("up", "weight"), spec.n_ff, n_embd)?,
-            down: loader.matrix(&name("down", "weight"), n_embd, spec.n_ff)?,
-            gate_bias: loader.opt_vector(&name("gate", "bias"), spec.n_ff)?,
-            up_bias: loader.opt_vector(&name("up", "bias"), spec.n_ff)?,
-            down_bias: loader.opt_vector(&name("down", "bias"), n_embd)?,
+            activation: spec.activation,
+            gate,
+            up: Affine::load(loader, &name("up"), spec.n_ff, n_embd)?,
+            down: Affine::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
     pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
         let n = x.n_rows();
-        let mut gate = cx.scratch.take(n * self.gate.rows());
-        let mut up = cx.scratch.take(n * self.up.rows());
-        cx.compute.matmul(&mut [
-            MatmulJob { w: &self.gate, x, rows: 0..n, out: &mut gate },
-            MatmulJob { w: &self.up, x, rows: 0..n, out: &mut up },
-        ]);
-        cx.add_bias(&mut gate, self.gate_bias.as_deref());
-        cx.add_bias(&mut up, self.up_bias.as_deref());
-        let mut inner = cx.scratch.take(gate.len());
-        cx.compute.silu_mul(&gate, &up, &mut inner);
-        let x = ActRows::new(cx.compute, &inner, self.gate.rows(), &[&self.down]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.down, x: &x, rows: 0..n, out }]);
-        cx.add_bias(out, self.down_bias.as_deref());
+        let mut up = cx.scratch.take(n * self.up.weight.rows());
+        let mut gate = cx.scratch.take(self.gate.as_ref().map_or(0, |_| up.len()));
+        let mut jobs = vec![MatmulJob { w: &self.up.weight, x, rows: 0..n, out: &mut up }];
+        if let Some(Affine { weight, .. }) = &self.gate {
+            jobs.push(MatmulJob { w: weight, x, rows: 0..n, out: &mut gate });
+        }
+        cx.compute.matmul(&mut jobs);
+        drop(jobs);
+        cx.add_bias(&mut gate, self.gate.as_ref().and_then(|gate| gate.bias.as_deref()));
+        cx.add_bias(&mut up, self.up.bias.as_deref());
+        activate(cx.compute, self.activation, &gate, &mut up);
+        let down = &self.down.weight;
+        let x = ActRows::new(cx.compute, &up, down.cols(), &[down]);
+        cx.compute.matmul(&mut [MatmulJob { w: down, x: &x, rows: 0..n, out }]);
+        cx.add_bias(out, self.down.bias.as_deref());
         drop(x);
-        cx.scratch.give_all([gate, up, inner]);
+        cx.scratch.give_all([gate, up]);
     }
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.gate, &self.up]
+        self.gate.iter().chain([&self.up]).map(|w| &w.weight).collect()
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        self.gate.nbytes() + self.up.nbytes() + self.down.nbytes()
+        self.gate.iter().chain([&self.up, &self.down]).map(|w| w.weight.nbytes()).sum()
+    }
+}
+
+/// Replaces `up` by what goes down. `gate` is as long where the activation has one, else empty.
+pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], up: &mut [f32]) {
+    match activation {
+        Activation::SwiGlu => compute.silu_mul_inplace(up, gate),
+        Activation::ReluSquared => compute.relu_squared(up),
     }
 }

@@ -6,6 +6,7 @@
 mod attention;
 mod mlp;
 mod moe;
+mod routing;
 mod scratch;
 
 pub use attention::Attention;
@@ -26,7 +27,7 @@ pub enum Block {
     /// See [`Mlp`].
     Mlp(Mlp),
     /// See [`Moe`].
-    Moe(Moe),
+    Moe(Box<Moe>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -66,7 +67,7 @@ impl Block {
                 Self::Attention(Attention::load(spec, &stem, n_embd, loader)?)
             }
             BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
-            BlockKind::Moe(spec) => Self::Moe(Moe::load(spec, &stem, n_embd, loader)?),
+            BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
         })
     }
 
@@ -105,3 +106,6 @@ impl Block {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,47 +1,81 @@
-//! Mixture of gated experts (Mixtral, arXiv 2401.04088): softmax router, the best experts of each
-//! token, rows gathered by expert so that each expert's rows are one product.
+//! Mixture of experts (Mixtral, arXiv 2401.04088; DeepSeekMoE, arXiv 2401.06066): a router chooses
+//! the experts of each token, rows are gathered by expert so that each expert's rows are one product.
 //!
-//! A token's experts are summed in the order of selection, so the result does not depend on which
-//! tokens share an expert.
+//! A token's experts are summed in the order of selection, after the shared one, so the result does
+//! not depend on which tokens share an expert.
 
 use std::ops::Range;
 
+use super::mlp::activate;
+use super::routing::{Routing, choose};
 use super::{BlockCx, Mlp};
-use crate::arch::MoeSpec;
+use crate::arch::{MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
-
-/// The smallest sum that chosen weights are divided by (the smallest normal f16).
-const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 /// Weights of one mixture.
 pub struct Moe {
     spec: MoeSpec,
     router: PackedMatrix,
+    selection_bias: Option<Vec<f32>>,
+    /// Down and up, where experts work in another width.
+    latent: Option<[PackedMatrix; 2]>,
+    /// Empty where the activation has no gate.
     gate: Vec<PackedMatrix>,
     up: Vec<PackedMatrix>,
     down: Vec<PackedMatrix>,
-    shared: Option<Mlp>,
+    shared: Option<Shared>,
+}
+
+/// The expert that every token uses.
+struct Shared {
+    mlp: Mlp,
+    /// One row: the sigmoid of its product with a token is the expert's weight.
+    gate: Option<PackedMatrix>,
 }
 
 impl Moe {
-    /// Loads `<stem>.ffn_gate_inp`, `ffn_{gate,up,down}_exps` and the shared expert.
+    /// Loads `<stem>.ffn_gate_inp`, `ffn_{gate,up,down}_exps` (or `ffn_gate_up_exps`), and what else
+    /// the spec has.
     pub fn load(
         spec: &MoeSpec,
         stem: &str,
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let (n, n_ff) = (spec.n_expert, spec.n_ff);
+        let n = spec.n_expert;
         let name = |part: &str| format!("{stem}.ffn_{part}.weight");
+        let latent = match spec.latent {
+            None => None,
+            Some(width) => Some([
+                loader.matrix(&name("latent_down"), width, n_embd)?,
+                loader.matrix(&name("latent_up"), n_embd, width)?,
+            ]),
+        };
+        let width = spec.latent.unwrap_or(n_embd);
+        let fused = name("gate_up_exps");
+        let [gate, up] = match spec.activation.is_gated() {
+            true if loader.has(&fused) => loader.fused_experts(&fused, n, spec.n_ff, width)?,
+            true => [
+                loader.experts(&name("gate_exps"), n, spec.n_ff, width)?,
+                loader.experts(&name("up_exps"), n, spec.n_ff, width)?,
+            ],
+            false => [Vec::new(), loader.experts(&name("up_exps"), n, spec.n_ff, width)?],
+        };
+        let selection_bias = match spec.selection_bias {
+            true => Some(loader.vector(&format!("{stem}.exp_probs_b.bias"), n)?),
+            false => None,
+        };
         Ok(Self {
             router: loader.matrix(&name("gate_inp"), n, n_embd)?,
-            gate: loader.experts(&name("gate_exps"), n, n_ff, n_embd)?,
-            up: loader.experts(&name("up_exps"), n, n_ff, n_embd)?,
-            down: loader.experts(&name("down_exps"), n, n_embd, n_ff)?,
+            selection_bias,
+            latent,
+            gate,
+            up,
+            down: loader.experts(&name("down_exps"), n, width, spec.n_ff)?,
             shared: match &spec.shared {
-                Some(shared) => Some(Mlp::load(shared, stem, n_embd, loader)?),
+                Some(shared) => Some(Shared::load(shared, stem, n_embd, loader)?),
                 None => None,
             },
             spec: spec.clone(),
@@ -51,121 +85,136 @@ impl Moe {
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
     pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
         let routing = self.route(cx, x);
-        let n_embd = x.cols();
-        let n_pairs = routing.rows.len();
-        let mut gathered = cx.scratch.take(n_pairs * n_embd);
-        for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(n_embd)) {
-            out.copy_from_slice(x.row(*row as usize));
-        }
-        let expert_x = ActRows::new(cx.compute, &gathered, n_embd, &[&self.gate[0], &self.up[0]]);
-        let mut gate = cx.scratch.take(n_pairs * self.spec.n_ff);
-        let mut up = cx.scratch.take(n_pairs * self.spec.n_ff);
-        let mut both = jobs(&self.gate, &expert_x, &routing.spans, &mut gate);
-        both.extend(jobs(&self.up, &expert_x, &routing.spans, &mut up));
-        cx.compute.matmul(&mut both);
-        drop(both);
-        drop(expert_x);
-        let mut inner = cx.scratch.take(n_pairs * self.spec.n_ff);
-        cx.compute.silu_mul(&gate, &up, &mut inner);
-        let inner_x = ActRows::new(cx.compute, &inner, self.spec.n_ff, &[&self.down[0]]);
-        let mut expert_out = cx.scratch.take(n_pairs * n_embd);
-        cx.compute.matmul(&mut jobs(&self.down, &inner_x, &routing.spans, &mut expert_out));
         match &self.shared {
             Some(shared) => shared.forward(cx, x, out),
             None => out.fill(0.0),
         }
-        for (row, out) in out.chunks_exact_mut(n_embd).enumerate() {
-            for choice in &routing.choices[row * self.spec.n_used..][..self.spec.n_used] {
-                let from = &expert_out[choice.pair * n_embd..][..n_embd];
+        let Some([narrow, widen]) = &self.latent else {
+            self.add_experts(cx, x, &routing, out);
+            return;
+        };
+        let n = x.n_rows();
+        let mut input = cx.scratch.take(n * narrow.rows());
+        cx.compute.matmul(&mut [MatmulJob { w: narrow, x, rows: 0..n, out: &mut input }]);
+        let mut sum = cx.scratch.take(input.len());
+        sum.fill(0.0);
+        let narrow_x = ActRows::new(cx.compute, &input, narrow.rows(), &[]);
+        self.add_experts(cx, &narrow_x, &routing, &mut sum);
+        let sum_x = ActRows::new(cx.compute, &sum, widen.cols(), &[widen]);
+        let mut wide = cx.scratch.take(out.len());
+        cx.compute.matmul(&mut [MatmulJob { w: widen, x: &sum_x, rows: 0..n, out: &mut wide }]);
+        cx.compute.add(out, &wide);
+        drop((narrow_x, sum_x));
+        cx.scratch.give_all([input, sum, wide]);
+    }
+
+    /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
+    fn add_experts(
+        &self,
+        cx: &mut BlockCx<'_>,
+        x: &ActRows<'_>,
+        routing: &Routing,
+        out: &mut [f32],
+    ) {
+        let (width, n_pairs) = (x.cols(), routing.rows.len());
+        let mut gathered = cx.scratch.take(n_pairs * width);
+        for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(width)) {
+            out.copy_from_slice(x.row(*row as usize));
+        }
+        let inputs: Vec<_> = self.gate.first().into_iter().chain(self.up.first()).collect();
+        let expert_x = ActRows::new(cx.compute, &gathered, width, &inputs);
+        let mut up = cx.scratch.take(n_pairs * self.spec.n_ff);
+        let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { up.len() });
+        let mut both = jobs(&self.up, &expert_x, &routing.spans, &mut up);
+        if !self.gate.is_empty() {
+            both.extend(jobs(&self.gate, &expert_x, &routing.spans, &mut gate));
+        }
+        cx.compute.matmul(&mut both);
+        drop(both);
+        drop(expert_x);
+        activate(cx.compute, self.spec.activation, &gate, &mut up);
+        let inner_x = ActRows::new(cx.compute, &up, self.spec.n_ff, &[&self.down[0]]);
+        let mut expert_out = cx.scratch.take(n_pairs * width);
+        cx.compute.matmul(&mut jobs(&self.down, &inner_x, &routing.spans, &mut expert_out));
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            for choice in routing.choices(row) {
+                let from = &expert_out[choice.pair * width..][..width];
                 cx.compute.add_scaled(out, from, choice.weight);
             }
         }
         drop(inner_x);
-        cx.scratch.give_all([gathered, gate, up, inner, expert_out]);
+        cx.scratch.give_all([gathered, gate, up, expert_out]);
     }
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         let mut inputs = vec![&self.router];
-        inputs.extend(self.shared.iter().flat_map(Mlp::inputs));
+        inputs.extend(self.latent.iter().map(|[narrow, _]| narrow));
+        inputs.extend(self.shared.iter().flat_map(Shared::inputs));
         inputs
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
         let experts = [&self.gate, &self.up, &self.down].into_iter().flatten();
-        experts.chain([&self.router]).map(PackedMatrix::nbytes).sum::<usize>()
-            + self.shared.as_ref().map_or(0, Mlp::nbytes)
+        let latent = self.latent.iter().flatten();
+        experts.chain(latent).chain([&self.router]).map(PackedMatrix::nbytes).sum::<usize>()
+            + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
     /// Chooses experts for every row and lays the (row, expert) pairs out expert by expert.
     fn route(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Routing {
-        let n = x.n_rows();
-        let mut probs = cx.scratch.take(n * self.spec.n_expert);
+        let (n, n_expert) = (x.n_rows(), self.spec.n_expert);
+        let mut probs = cx.scratch.take(n * n_expert);
         let job = MatmulJob { w: &self.router, x, rows: 0..n, out: &mut probs };
         cx.compute.matmul(&mut [job]);
+        match self.spec.router {
+            Router::Softmax => cx.compute.softmax(&mut probs, n_expert),
+            Router::Sigmoid => cx.compute.sigmoid(&mut probs),
+        }
         let mut picks = Vec::with_capacity(n * self.spec.n_used);
-        cx.compute.softmax(&mut probs, self.spec.n_expert);
-        for probs in probs.chunks_exact(self.spec.n_expert) {
-            picks.extend(choose(probs, &self.spec));
+        for probs in probs.chunks_exact(n_expert) {
+            picks.extend(choose(probs, self.selection_bias.as_deref(), &self.spec));
         }
         cx.scratch.give_all([probs]);
-        Routing::new(picks, self.spec.n_expert, self.spec.n_used)
+        Routing::new(picks, n_expert, self.spec.n_used)
     }
 }
 
-/// The experts of one row in descending order of probability (ties: the lower id), with weights.
-fn choose(probs: &[f32], spec: &MoeSpec) -> Vec<(usize, f32)> {
-    let mut order: Vec<usize> = (0..probs.len()).collect();
-    order.sort_by(|&a, &b| probs[b].total_cmp(&probs[a]).then(a.cmp(&b)));
-    order.truncate(spec.n_used);
-    let mut sum = 0.0;
-    for &e in &order {
-        sum += probs[e];
+impl Shared {
+    fn load(
+        spec: &SharedExpertSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let gate = match spec.gated {
+            true => Some(loader.row(&format!("{stem}.ffn_gate_inp_shexp.weight"), n_embd)?),
+            false => None,
+        };
+        Ok(Self { mlp: Mlp::load(&spec.mlp, stem, n_embd, loader)?, gate })
     }
-    let norm = if spec.norm_weights { sum.max(MIN_WEIGHT_SUM) } else { 1.0 };
-    order.into_iter().map(|e| (e, probs[e] / norm)).collect()
-}
 
-/// Which expert computes what, as pairs (row, expert) sorted by expert.
-struct Routing {
-    /// Row of each pair.
-    rows: Vec<u32>,
-    /// For each expert that has rows: its id and its pairs.
-    spans: Vec<(usize, Range<usize>)>,
-    /// For each row its `n_used` choices in order of selection.
-    choices: Vec<Choice>,
-}
+    fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+        self.mlp.forward(cx, x, out);
+        if let Some(w) = &self.gate {
+            let n = x.n_rows();
+            let mut weights = cx.scratch.take(n);
+            cx.compute.matmul(&mut [MatmulJob { w, x, rows: 0..n, out: &mut weights }]);
+            cx.compute.sigmoid(&mut weights);
+            cx.compute.scale_rows(out, x.cols(), &weights);
+            cx.scratch.give_all([weights]);
+        }
+    }
 
-#[derive(Clone, Copy)]
-struct Choice {
-    pair: usize,
-    weight: f32,
-}
+    fn inputs(&self) -> Vec<&PackedMatrix> {
+        let mut inputs = self.mlp.inputs();
+        inputs.extend(&self.gate);
+        inputs
+    }
 
-impl Routing {
-    fn new(picks: Vec<(usize, f32)>, n_expert: usize, n_used: usize) -> Self {
-        let mut starts = vec![0usize; n_expert + 1];
-        for (expert, _) in &picks {
-            starts[expert + 1] += 1;
-        }
-        for e in 0..n_expert {
-            starts[e + 1] += starts[e];
-        }
-        let spans = (0..n_expert)
-            .map(|e| (e, starts[e]..starts[e + 1]))
-            .filter(|(_, pairs)| !pairs.is_empty())
-            .collect();
-        let mut next = starts;
-        let mut rows = vec![0u32; picks.len()];
-        let mut choices = Vec::with_capacity(picks.len());
-        for (i, (expert, weight)) in picks.into_iter().enumerate() {
-            let pair = next[expert];
-            next[expert] += 1;
-            rows[pair] = (i / n_used) as u32;
-            choices.push(Choice { pair, weight });
-        }
-        Self { rows, spans, choices }
+    fn nbytes(&self) -> usize {
+        self.mlp.nbytes() + self.gate.as_ref().map_or(0, PackedMatrix::nbytes)
     }
 }
 

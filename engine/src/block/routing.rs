@@ -1,0 +1,149 @@
+//! Which expert computes which token: the choice from a router's weights, and the order of work.
+
+use std::ops::Range;
+
+use crate::arch::{ExpertGroups, MoeSpec};
+
+/// The smallest sum that chosen weights are divided by (the smallest normal f16).
+const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
+/// Members of a group whose scores are its score.
+const GROUP_SCORES: usize = 2;
+
+/// The experts of one row with their weights, by descending score (ties: the lower id). The score
+/// is the router's weight, plus `bias` where there is one.
+pub(super) fn choose(probs: &[f32], bias: Option<&[f32]>, spec: &MoeSpec) -> Vec<(usize, f32)> {
+    let mut scores = probs.to_vec();
+    for (score, bias) in scores.iter_mut().zip(bias.unwrap_or_default()) {
+        *score += bias;
+    }
+    if let Some(groups) = spec.groups {
+        close_groups(&mut scores, groups);
+    }
+    let order = best(&scores, spec.n_used);
+    let mut sum = 0.0;
+    for &e in &order {
+        sum += probs[e];
+    }
+    let norm = if spec.norm_weights { sum.max(MIN_WEIGHT_SUM) } else { 1.0 };
+    order.into_iter().map(|e| (e, probs[e] / norm * spec.weights_scale)).collect()
+}
+
+/// Indices of the `n` highest scores, descending; ties by ascending index.
+fn best(scores: &[f32], n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    order.truncate(n);
+    order
+}
+
+/// Puts the scores of all but the best groups out of reach.
+fn close_groups(scores: &mut [f32], groups: ExpertGroups) {
+    let size = scores.len() / groups.count;
+    let group_score = |group: &[f32]| best(group, GROUP_SCORES).iter().map(|&e| group[e]).sum();
+    let group_scores: Vec<f32> = scores.chunks_exact(size).map(group_score).collect();
+    let open = best(&group_scores, groups.used);
+    for (g, group) in scores.chunks_exact_mut(size).enumerate() {
+        if !open.contains(&g) {
+            group.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// Which expert computes what, as pairs (row, expert) sorted by expert.
+pub(super) struct Routing {
+    /// Row of each pair.
+    pub rows: Vec<u32>,
+    /// For each expert that has rows: its id and its pairs.
+    pub spans: Vec<(usize, Range<usize>)>,
+    choices: Vec<Choice>,
+    n_used: usize,
+}
+
+/// One expert of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    /// Index of the pair.
+    pub pair: usize,
+    /// Multiplies the expert's output.
+    pub weight: f32,
+}
+
+impl Routing {
+    /// Sorts the picks `(expert, weight)` of all rows, `n_used` for each row in order of selection.
+    pub fn new(picks: Vec<(usize, f32)>, n_expert: usize, n_used: usize) -> Self {
+        let mut starts = vec![0usize; n_expert + 1];
+        for (expert, _) in &picks {
+            starts[expert + 1] += 1;
+        }
+        for e in 0..n_expert {
+            starts[e + 1] += starts[e];
+        }
+        let spans = (0..n_expert)
+            .map(|e| (e, starts[e]..starts[e + 1]))
+            .filter(|(_, pairs)| !pairs.is_empty())
+            .collect();
+        let mut next = starts;
+        let mut rows = vec![0u32; picks.len()];
+        let mut choices = Vec::with_capacity(picks.len());
+        for (i, (expert, weight)) in picks.into_iter().enumerate() {
+            let pair = next[expert];
+            next[expert] += 1;
+            rows[pair] = (i / n_used) as u32;
+            choices.push(Choice { pair, weight });
+        }
+        Self { rows, spans, choices, n_used }
+    }
+
+    /// The choices of a row in order of selection.
+    pub fn choices(&self, row: usize) -> &[Choice] {
+        &self.choices[row * self.n_used..][..self.n_used]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Router;
+
+    fn ids(picks: &[(usize, f32)]) -> Vec<usize> {
+        picks.iter().map(|p| p.0).collect()
+    }
+
+    #[test]
+    fn weights_are_normed_then_scaled_and_ties_go_to_the_lower_id() {
+        let probs = [0.1, 0.3, 0.2, 0.3, 0.1];
+        let spec = MoeSpec { weights_scale: 2.5, ..MoeSpec::new(5, 3, 8) };
+        let picks = choose(&probs, None, &spec);
+        assert_eq!(ids(&picks), [1, 3, 2]);
+        let sum = 0.3f32 + 0.3 + 0.2;
+        assert_eq!(picks[2].1, 0.2 / sum * 2.5);
+        let spec = MoeSpec { norm_weights: false, ..MoeSpec::new(5, 3, 8) };
+        assert_eq!(choose(&probs, None, &spec), [(1, 0.3), (3, 0.3), (2, 0.2)]);
+    }
+
+    #[test]
+    fn tiny_sums_do_not_blow_weights_up() {
+        let spec = MoeSpec { router: Router::Sigmoid, ..MoeSpec::new(2, 1, 8) };
+        let picks = choose(&[1e-10, 1e-12], None, &spec);
+        assert_eq!(picks, [(0, 1e-10 / MIN_WEIGHT_SUM)]);
+    }
+
+    #[test]
+    fn a_bias_changes_the_choice_and_no_weight() {
+        let spec = MoeSpec { norm_weights: false, ..MoeSpec::new(4, 2, 8) };
+        let picks = choose(&[0.4, 0.3, 0.2, 0.1], Some(&[-1.0, 0.0, 0.0, 0.5]), &spec);
+        assert_eq!(picks, [(3, 0.1), (1, 0.3)]);
+    }
+
+    #[test]
+    fn only_the_best_groups_are_open() {
+        let groups = Some(ExpertGroups { count: 3, used: 1 });
+        let spec = MoeSpec { groups, norm_weights: false, ..MoeSpec::new(9, 2, 8) };
+        // The highest expert stands alone in its group; the pair of the second sums to more.
+        let probs = [0.9, 0.1, 0.1, 0.6, 0.6, 0.0, 0.5, 0.5, 0.5];
+        assert_eq!(ids(&choose(&probs, None, &spec)), [3, 4]);
+        // The bias counts in the group's score too.
+        let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.3];
+        assert_eq!(choose(&probs, Some(&bias), &spec), [(6, 0.5), (8, 0.5)]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Blocks against plain computations in f64, through the names and shapes of a file.
+
+mod moe;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Block, BlockCx, Scratch};
+use crate::arch::BlockKind;
+use crate::gguf::{Gguf, GgufWriter};
+use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeTable};
+use crate::quant::GgmlType;
+use crate::state::{BlockState, PartRows, Sequences};
+use crate::weights::WeightLoader;
+
+/// Uniform in -1..1, from a seed.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Tensors in f32 with their dimensions as GGUF has them, the fastest first.
+#[derive(Default)]
+struct Tensors(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
+
+impl Tensors {
+    /// Adds noise of about unit gain.
+    fn add(&mut self, name: &str, ne: &[usize]) {
+        let seed = name.bytes().fold(7, |hash: u64, b| hash.wrapping_mul(31) + u64::from(b));
+        let gain = (3.0 / ne[0] as f32).sqrt();
+        let values = noise(ne.iter().product(), seed).into_iter().map(|x| x * gain).collect();
+        self.put(name, ne, values);
+    }
+
+    fn put(&mut self, name: &str, ne: &[usize], values: Vec<f32>) {
+        self.0.insert(name.to_owned(), (ne.to_vec(), values));
+    }
+
+    fn get(&self, name: &str) -> &[f32] {
+        &self.0[name].1
+    }
+
+    /// `w x` with matrix `index` of the stack that `name` is.
+    fn times(&self, name: &str, index: usize, x: &[f64]) -> Vec<f64> {
+        let (ne, values) = &self.0[name];
+        assert_eq!(ne[0], x.len(), "columns of {name}");
+        let size = ne[0] * ne.get(1).copied().unwrap_or(1);
+        product(&values[index * size..][..size], x)
+    }
+
+    fn gguf(&self) -> Gguf {
+        let mut writer = GgufWriter::new();
+        for (name, (ne, _)) in &self.0 {
+            writer.tensor(name, GgmlType::F32, ne).unwrap();
+        }
+        let mut stream = writer.start(Vec::new()).unwrap();
+        for (_, values) in self.0.values() {
+            stream.write(bytemuck::cast_slice(values)).unwrap();
+        }
+        Gguf::from_bytes(Arc::from(stream.finish().unwrap()), "test").unwrap()
+    }
+}
+
+/// `w x` with `w[rows, x.len()]`.
+fn product(w: &[f32], x: &[f64]) -> Vec<f64> {
+    w.chunks_exact(x.len()).map(|w| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().copied().map(f64::from).collect()
+}
+
+/// One loaded block with its state.
+struct Bench {
+    compute: Compute,
+    block: Block,
+    state: BlockState,
+    sequences: Sequences,
+    scratch: Scratch,
+    n_embd: usize,
+}
+
+impl Bench {
+    /// Loads the block from a file of just these tensors, all of which it must take.
+    fn new(kind: &BlockKind, tensors: &Tensors, n_embd: usize, kernels: &'static Kernels) -> Self {
+        let compute = Compute::new(kernels, 2, None).unwrap();
+        let (model, mut progress) = (tensors.gguf(), |_| ());
+        let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
+        let block = Block::load(kind, 0, n_embd, &mut loader).unwrap();
+        loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
+        let state = BlockState::new(kind, KvType::F32, 16, 4).unwrap();
+        let sequences = Sequences::new(4, 16, false);
+        Self { compute, block, state, sequences, scratch: Scratch::default(), n_embd }
+    }
+
+    fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
+        let rows = ActRows::new(&self.compute, x, self.n_embd, &self.block.inputs());
+        let mut cx = BlockCx {
+            compute: &self.compute,
+            parts,
+            sequences: &self.sequences,
+            rope,
+            scratch: &mut self.scratch,
+        };
+        let mut out = vec![f32::NAN; x.len()];
+        self.block.forward(&mut cx, &mut self.state, &rows, &mut out);
+        out
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Every value within `bound` of what is wanted; values are about 1.
+fn close(what: &str, got: &[f32], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs();
+        assert!(error <= bound, "{what}: value {i} is {got}, wanted {want}");
+    }
+}

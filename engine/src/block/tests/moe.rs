@@ -1,0 +1,234 @@
+//! FFNs, dense and of experts, in every variant, against a walk over experts token by token.
+
+use super::{Bench, Tensors, bits, close, noise, wide};
+use crate::arch::{
+    Activation, BlockKind, ExpertGroups, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+};
+use crate::kernels::available;
+
+const N_EMBD: usize = 48;
+const N_FF: usize = 32;
+const N_EXPERT: usize = 12;
+const N_ROWS: usize = 37;
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
+    match activation {
+        Activation::SwiGlu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
+        Activation::ReluSquared => up.iter().map(|u| u.max(0.0).powi(2)).collect(),
+    }
+}
+
+/// Adds the matrices (and biases) of a dense FFN.
+fn mlp_tensors(tensors: &mut Tensors, spec: &MlpSpec, biases: bool) {
+    let gate = spec.activation.is_gated().then_some(("gate", N_EMBD, spec.n_ff));
+    for (part, cols, rows) in
+        gate.into_iter().chain([("up", N_EMBD, spec.n_ff), ("down", spec.n_ff, N_EMBD)])
+    {
+        let stem = format!("blk.0.ffn_{part}{}", spec.suffix);
+        tensors.add(&format!("{stem}.weight"), &[cols, rows]);
+        if biases {
+            tensors.add(&format!("{stem}.bias"), &[rows]);
+        }
+    }
+}
+
+fn plain_mlp(tensors: &Tensors, spec: &MlpSpec, x: &[f64]) -> Vec<f64> {
+    let affine = |part: &str, x: &[f64]| {
+        let stem = format!("blk.0.ffn_{part}{}", spec.suffix);
+        let mut y = tensors.times(&format!("{stem}.weight"), 0, x);
+        if let Some((_, bias)) = tensors.0.get(&format!("{stem}.bias")) {
+            y.iter_mut().zip(bias).for_each(|(y, b)| *y += f64::from(*b));
+        }
+        y
+    };
+    let gate = if spec.activation.is_gated() { affine("gate", x) } else { Vec::new() };
+    affine("down", &activated(spec.activation, &gate, &affine("up", x)))
+}
+
+fn moe_tensors(spec: &MoeSpec, fused: bool) -> Tensors {
+    let mut tensors = Tensors::default();
+    let width = spec.latent.unwrap_or(N_EMBD);
+    let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.{part}"), ne);
+    add("ffn_gate_inp.weight", &[N_EMBD, N_EXPERT]);
+    if spec.activation.is_gated() {
+        add("ffn_gate_exps.weight", &[width, N_FF, N_EXPERT]);
+    }
+    add("ffn_up_exps.weight", &[width, N_FF, N_EXPERT]);
+    add("ffn_down_exps.weight", &[N_FF, width, N_EXPERT]);
+    if spec.selection_bias {
+        add("exp_probs_b.bias", &[N_EXPERT]);
+    }
+    if let Some(latent) = spec.latent {
+        add("ffn_latent_down.weight", &[N_EMBD, latent]);
+        add("ffn_latent_up.weight", &[latent, N_EMBD]);
+    }
+    if let Some(shared) = &spec.shared {
+        if shared.gated {
+            add("ffn_gate_inp_shexp.weight", &[N_EMBD]);
+        }
+        mlp_tensors(&mut tensors, &shared.mlp, false);
+    }
+    if fused {
+        fuse(&mut tensors, width);
+    }
+    tensors
+}
+
+/// Puts gate and up of each expert into one tensor.
+fn fuse(tensors: &mut Tensors, width: usize) {
+    let mut take = |part: &str| tensors.0.remove(&format!("blk.0.{part}.weight")).unwrap().1;
+    let (gate, up) = (take("ffn_gate_exps"), take("ffn_up_exps"));
+    let pairs = gate.chunks_exact(N_FF * width).zip(up.chunks_exact(N_FF * width));
+    let both = pairs.flat_map(|(gate, up)| [gate, up].concat()).collect();
+    tensors.put("blk.0.ffn_gate_up_exps.weight", &[width, 2 * N_FF, N_EXPERT], both);
+}
+
+/// Experts and weights of a token, by the definition: scores, groups, the best, their weights.
+fn plain_choice(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<(usize, f64)> {
+    let logits = tensors.times("blk.0.ffn_gate_inp.weight", 0, x);
+    let probs: Vec<f64> = match spec.router {
+        Router::Sigmoid => logits.iter().map(|x| sigmoid(*x)).collect(),
+        Router::Softmax => {
+            let total: f64 = logits.iter().map(|x| x.exp()).sum();
+            logits.iter().map(|x| x.exp() / total).collect()
+        }
+    };
+    let mut scores = probs.clone();
+    if spec.selection_bias {
+        let bias = tensors.get("blk.0.exp_probs_b.bias");
+        scores.iter_mut().zip(bias).for_each(|(s, b)| *s += f64::from(*b));
+    }
+    if let Some(groups) = spec.groups {
+        let size = N_EXPERT / groups.count;
+        let mut ranked: Vec<(f64, usize)> = (0..groups.count)
+            .map(|g| {
+                let mut group = scores[g * size..(g + 1) * size].to_vec();
+                group.sort_by(|a, b| b.total_cmp(a));
+                (group[0] + group[1], g)
+            })
+            .collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (_, g) in &ranked[groups.used..] {
+            scores[g * size..(g + 1) * size].fill(f64::NEG_INFINITY);
+        }
+    }
+    let mut order: Vec<usize> = (0..N_EXPERT).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(spec.n_used);
+    let sum: f64 = order.iter().map(|e| probs[*e]).sum();
+    let norm = if spec.norm_weights { sum } else { 1.0 };
+    let scale = f64::from(spec.weights_scale);
+    order.into_iter().map(|e| (e, probs[e] / norm * scale)).collect()
+}
+
+/// `tensors` are the un-fused ones.
+fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
+    let name = |part: &str| format!("blk.0.ffn_{part}.weight");
+    let input = match spec.latent {
+        Some(_) => tensors.times(&name("latent_down"), 0, x),
+        None => x.to_vec(),
+    };
+    let mut sum = vec![0.0; input.len()];
+    for (expert, weight) in plain_choice(tensors, spec, x) {
+        let gate = match spec.activation.is_gated() {
+            true => tensors.times(&name("gate_exps"), expert, &input),
+            false => Vec::new(),
+        };
+        let up = tensors.times(&name("up_exps"), expert, &input);
+        let inner = activated(spec.activation, &gate, &up);
+        let y = tensors.times(&name("down_exps"), expert, &inner);
+        sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
+    }
+    if spec.latent.is_some() {
+        sum = tensors.times(&name("latent_up"), 0, &sum);
+    }
+    if let Some(shared) = &spec.shared {
+        let weight = match shared.gated {
+            true => sigmoid(tensors.times(&name("gate_inp_shexp"), 0, x)[0]),
+            false => 1.0,
+        };
+        let y = plain_mlp(tensors, &shared.mlp, x);
+        sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
+    }
+    sum
+}
+
+/// All rows together against `plain`, then alone and in two parts for the same bits.
+fn check(what: &str, kind: &BlockKind, tensors: &Tensors, plain: impl Fn(&[f64]) -> Vec<f64>) {
+    let x = noise(N_ROWS * N_EMBD, 5);
+    let want: Vec<f64> = x.chunks_exact(N_EMBD).flat_map(|x| plain(&wide(x))).collect();
+    let mut first = None;
+    for kernels in available() {
+        let mut bench = Bench::new(kind, tensors, N_EMBD, kernels);
+        let together = bench.forward(&[], None, &x);
+        close(what, &together, &want, 2e-5);
+        let alone: Vec<f32> =
+            x.chunks_exact(N_EMBD).flat_map(|x| bench.forward(&[], None, x)).collect();
+        assert!(bits(&together) == bits(&alone), "{what}: rows alone, {}", kernels.name);
+        let (head, tail) = x.split_at(11 * N_EMBD);
+        let parts = [bench.forward(&[], None, head), bench.forward(&[], None, tail)].concat();
+        assert!(bits(&together) == bits(&parts), "{what}: rows in parts, {}", kernels.name);
+        let first = first.get_or_insert_with(|| together.clone());
+        assert!(bits(&together) == bits(first), "{what}: tables differ, {}", kernels.name);
+    }
+}
+
+#[test]
+fn dense_ffns_match_f64() {
+    for activation in [Activation::SwiGlu, Activation::ReluSquared] {
+        for biases in [false, true] {
+            let spec = MlpSpec { activation, ..MlpSpec::swiglu(N_FF) };
+            let mut tensors = Tensors::default();
+            mlp_tensors(&mut tensors, &spec, biases);
+            let kind = BlockKind::Mlp(spec.clone());
+            check(&format!("{spec:?}"), &kind, &tensors, |x| plain_mlp(&tensors, &spec, x));
+        }
+    }
+}
+
+#[test]
+fn experts_in_every_variant_match_f64() {
+    let relu = Activation::ReluSquared;
+    let base = MoeSpec::new(N_EXPERT, 3, N_FF);
+    let shared = Some(SharedExpertSpec::new(40, Activation::SwiGlu));
+    let gated = shared.clone().map(|shared| SharedExpertSpec { gated: true, ..shared });
+    let groups = Some(ExpertGroups { count: 4, used: 2 });
+    let sigmoid = MoeSpec { router: Router::Sigmoid, selection_bias: true, ..base.clone() };
+    let variants = [
+        MoeSpec { norm_weights: false, ..base.clone() },
+        MoeSpec { shared: shared.clone(), ..base.clone() },
+        MoeSpec { shared: gated, ..base.clone() },
+        MoeSpec { weights_scale: 2.5, shared, ..sigmoid.clone() },
+        MoeSpec { groups, ..sigmoid.clone() },
+        MoeSpec { groups, norm_weights: false, ..base.clone() },
+        MoeSpec {
+            activation: relu,
+            latent: Some(24),
+            shared: Some(SharedExpertSpec::new(40, relu)),
+            ..sigmoid
+        },
+        MoeSpec { latent: Some(16), ..base.clone() },
+        base,
+    ];
+    for spec in &variants {
+        let tensors = moe_tensors(spec, false);
+        let kind = BlockKind::Moe(spec.clone());
+        check(&format!("{spec:?}"), &kind, &tensors, |x| plain_moe(&tensors, spec, x));
+    }
+}
+
+#[test]
+fn fused_gates_are_the_same_experts() {
+    let spec = MoeSpec::new(N_EXPERT, 3, N_FF);
+    let kind = BlockKind::Moe(spec.clone());
+    let x = noise(N_ROWS * N_EMBD, 6);
+    let run = |fused| {
+        let tensors = moe_tensors(&spec, fused);
+        Bench::new(&kind, &tensors, N_EMBD, available()[0]).forward(&[], None, &x)
+    };
+    assert!(bits(&run(true)) == bits(&run(false)));
+}
