@@ -10,7 +10,7 @@ use crate::arch::BlockKind;
 use crate::gguf::{Gguf, GgufWriter};
 use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeTable};
 use crate::quant::GgmlType;
-use crate::state::{BlockState, PartRows, Sequences};
+use crate::state::{BlockState, PartRows, Prefixes, Sequences};
 use crate::weights::WeightLoader;
 
 /// Uniform in -1..1, from a seed.
@@ -95,7 +95,7 @@ impl Bench {
         let block = Block::load(kind, 0, n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let state = BlockState::new(kind, KvType::F32, 16, 4).unwrap();
-        let sequences = Sequences::new(4, 16, false);
+        let sequences = Sequences::new(4, 16, Prefixes::All, false);
         Self { compute, block, state, sequences, scratch: Scratch::default(), n_embd }
     }
 
