@@ -62,8 +62,10 @@ const fn moe(shape: Shape, count: usize, used: usize, n_ff: usize) -> Shape {
 
 /// Every named size: `([layers, width, ff], [heads, KV heads, head width], vocabulary, tied)`.
 /// `0.6b` is the reference model of the benchmarks; the large ones are those of well-known models
-/// and meant for `header_only`.
+/// and meant for `header_only`; the `golden` ones are small enough for a repository.
 pub static SIZES: &[(&str, Shape)] = &[
+    ("golden", dense([4, 32, 64], [4, 2, 8], 384, true)),
+    ("golden-moe", moe(dense([4, 32, 64], [4, 2, 8], 384, true), 8, 3, 16)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
     ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),

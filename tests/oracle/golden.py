@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Golden vectors from llama.cpp: the logits and greedy tokens of a small model, added to a folder of
+golden models (tests/data/golden) in the form that tests/src/golden.rs reads.
+
+    brigade synth --arch ARCH --size golden --quant F32 --out tests/data/golden/NAME.gguf
+    python3 tests/oracle/golden.py tests/data/golden NAME
+
+Needs numpy and llama-cpp-python (its C library serves as it is, or point LLAMA_CPP_LIB_PATH at the folder
+of another build). llama.cpp runs as exactly as it can: flash attention off, keys and values in f32, the
+prompt in one ubatch, no repacked weights. What it computes belongs to its version, which is printed.
+
+An entry's tokens are the folder's own (`tokens` and `greedy_prompt` of manifest.json), so a model must have
+all of them in its vocabulary.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+GGML_TYPE_F32 = 0
+FLASH_ATTENTION_OFF = 0
+# Rows kept in the repository: both ends, and both sides of 32 and of a KV page of 64.
+POSITIONS = [0, 1, 2, 31, 32, 62, 63, 64, 65, 98, 99]
+
+
+class Model:
+    """A model in llama.cpp."""
+
+    def __init__(self, path, threads):
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.use_extra_bufts = False
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
+            raise SystemExit(f"llama.cpp does not load {path}")
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.threads = threads
+
+    def context(self, n_ctx):
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = FLASH_ATTENTION_OFF
+        params.type_k = params.type_v = GGML_TYPE_F32
+        context = llama_cpp.llama_init_from_model(self.model, params)
+        if not context:
+            raise SystemExit("llama.cpp makes no context for this model")
+        return context
+
+    def decode(self, context, first, tokens):
+        """The logits after each of `tokens`, which stand at positions `first...`: [n, n_vocab]."""
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = first + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = True
+        status = llama_cpp.llama_decode(context, batch)
+        llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise SystemExit(f"llama_decode returned {status}")
+        rows = [llama_cpp.llama_get_logits_ith(context, i) for i in range(len(tokens))]
+        return np.stack([np.ctypeslib.as_array(row, (self.n_vocab,)).copy() for row in rows])
+
+    def logits(self, tokens):
+        context = self.context(n_ctx=512)
+        rows = self.decode(context, 0, tokens)
+        llama_cpp.llama_free(context)
+        return rows
+
+    def greedy(self, prompt, n):
+        context = self.context(n_ctx=512)
+        row = self.decode(context, 0, prompt)[-1]
+        generated = [int(row.argmax())]
+        while len(generated) < n:
+            at = len(prompt) + len(generated) - 1
+            row = self.decode(context, at, generated[-1:])[-1]
+            generated.append(int(row.argmax()))
+        llama_cpp.llama_free(context)
+        return generated
+
+
+def margin(rows):
+    """The least distance between the two highest logits of a row: how firmly argmax stands."""
+    top = np.sort(rows, axis=1)[:, -2:]
+    return float((top[:, 1] - top[:, 0]).min())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path, help="holds manifest.json and NAME.gguf")
+    parser.add_argument("name", help="of the model; NAME.logits.npy is written")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--all", type=Path, help="write the logits of all positions to this file too")
+    args = parser.parse_args()
+
+    manifest_path = args.folder / "manifest.json"
+    manifest = json.loads(manifest_path.read_text())
+    model = Model(args.folder / f"{args.name}.gguf", args.threads)
+    tokens, prompt = manifest["tokens"], manifest["greedy_prompt"]
+    if max(tokens + prompt) >= model.n_vocab:
+        raise SystemExit(f"the model has {model.n_vocab} tokens, the manifest goes up to {max(tokens)}")
+    rows = model.logits(tokens)
+    if not np.isfinite(rows).all():
+        raise SystemExit("some logits are not finite")
+    entry = {
+        "file": f"{args.name}.gguf",
+        "logits": f"{args.name}.logits.npy",
+        "positions": POSITIONS,
+        "argmax": [int(t) for t in rows.argmax(axis=1)],
+        "greedy": model.greedy(prompt, manifest["greedy_n"]),
+    }
+    np.save(args.folder / entry["logits"], rows[POSITIONS].astype(np.float32))
+    if args.all:
+        np.save(args.all, rows.astype(np.float32))
+    manifest["models"][args.name] = entry
+    manifest_path.write_text(json.dumps(manifest, indent=1))
+    print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, {rows.shape} logits, deviation "
+          f"{rows.std():.3f}, {len(set(entry['argmax']))} different argmax, "
+          f"closest call {margin(rows):.2e}")
+
+
+if __name__ == "__main__":
+    main()
