@@ -7,6 +7,7 @@ use super::conv::ConvTile;
 use super::cpu;
 use super::error::KernelError;
 use super::kv::KvRow;
+use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
@@ -35,6 +36,7 @@ pub struct Kernels {
     pub(super) softmax: fn(&mut [f32]),
     pub(super) rope: fn(&mut RopeRow<'_>),
     pub(super) conv: fn(&mut ConvTile<'_>),
+    pub(super) mamba_scan: fn(&mut MambaTile<'_>),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
@@ -65,6 +67,7 @@ impl Kernels {
             softmax: cpu::elementwise::softmax::<S>,
             rope: cpu::rope::rotate::<S>,
             conv: cpu::conv::conv::<S>,
+            mamba_scan: cpu::mamba::mamba_scan::<S>,
             kv_write: cpu::attention::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,

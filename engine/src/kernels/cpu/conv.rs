@@ -64,7 +64,7 @@ impl<const K: usize, const B: usize> Op for Taps<'_, '_, K, B> {
 
 /// Sixteen values, or fewer.
 #[inline(always)]
-fn lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
+pub(super) fn lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
     match <&[f32; LANES]>::try_from(x) {
         Ok(whole) => s.load(whole),
         Err(_) => s.load_part(x),

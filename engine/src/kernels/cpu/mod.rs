@@ -13,6 +13,7 @@ pub(super) mod avx512;
 pub(super) mod conv;
 pub(super) mod elementwise;
 pub(super) mod exp;
+pub(super) mod mamba;
 pub(super) mod matmul;
 pub(super) mod matmul_f32;
 pub(super) mod matmul_q8;
@@ -22,11 +23,21 @@ pub(super) mod norm;
 pub(super) mod probe;
 pub(super) mod rope;
 
-use super::simd::{Op, Simd};
+use super::simd::{LANES, Op, Simd};
 
 /// Runs `op` on the instructions of `S`.
 #[inline]
 fn run<S: Simd, O: Op>(op: O) -> O::Out {
     let s = S::detect().expect("a table is only handed out where its instructions were detected");
     s.run(op)
+}
+
+/// Replaces subnormal values by zero.
+#[inline(always)]
+fn flush_subnormals<S: Simd>(s: S, values: &mut [[f32; LANES]]) {
+    for values in values {
+        let v = s.load(values);
+        let size = s.max(v, s.sub(s.zero(), v));
+        s.store(s.select_gt(s.splat(f32::MIN_POSITIVE), size, s.zero(), v), values);
+    }
 }

@@ -7,6 +7,8 @@ pub(super) mod attention;
 pub(super) mod conv;
 pub(super) mod lanes;
 #[cfg(test)]
+pub(super) mod mamba;
+#[cfg(test)]
 pub(super) mod matmul;
 #[cfg(test)]
 pub(super) mod ops;

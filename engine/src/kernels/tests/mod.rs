@@ -4,6 +4,7 @@
 mod attention;
 mod conv;
 mod lanes;
+mod mamba;
 mod matmul;
 mod ops;
 
