@@ -111,10 +111,15 @@ impl<'a> WeightLoader<'a> {
 
     /// A vector of `n` values, in f32 whatever the file's type.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.checked(name, &[n])?;
+        self.values(name, &[n])
+    }
+
+    /// All values of a tensor with dimensions `dims`, as the file orders them, in f32.
+    pub fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.checked(name, dims)?;
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
-        let mut values = vec![0.0; n];
+        let mut values = vec![0.0; tensor.n_elems()];
         quant::require_format(tensor.ty, name)?.dequantize_row(&bytes, &mut values)?;
         Ok(values)
     }

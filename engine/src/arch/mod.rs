@@ -8,7 +8,10 @@
 mod experts;
 mod granite;
 mod hparams;
+mod jamba;
+mod lfm2;
 mod llama;
+mod mamba;
 mod qwen;
 mod rope;
 mod spec;
@@ -20,7 +23,8 @@ pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, BoundarySpec, ExpertGroups, HeadSpec,
-    LayerSpec, MlpSpec, ModelSpec, MoeSpec, Router, SharedExpertSpec,
+    LayerSpec, MambaNorms, MambaSpec, MlpSpec, ModelSpec, MoeSpec, Router, SharedExpertSpec,
+    ShortConvSpec,
 };
 
 use crate::error::ModelError;
@@ -32,7 +36,11 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
     ("granite", granite::describe),
+    ("jamba", jamba::describe),
+    ("lfm2", lfm2::describe),
+    ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),
+    ("mamba", mamba::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen3", qwen::describe_qwen3),
     ("qwen3moe", qwen::describe_qwen3moe),

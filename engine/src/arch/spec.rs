@@ -2,6 +2,7 @@
 //! follows from the sizes.
 
 use super::RopeSpec;
+use crate::kernels::MambaScan;
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -93,12 +94,16 @@ pub enum BlockKind {
     Mlp(MlpSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
+    /// Selective state space.
+    Mamba(MambaSpec),
+    /// Gated short convolution.
+    ShortConv(ShortConvSpec),
 }
 
 impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
     pub fn mixes_rows(&self) -> bool {
-        matches!(self, Self::Attention(_))
+        !matches!(self, Self::Mlp(_) | Self::Moe(_))
     }
 
     /// What the block remembers of a sequence.
@@ -107,6 +112,11 @@ impl BlockKind {
             Self::Attention(a) => {
                 StateSpec::Paged { values_per_token: a.n_kv_head * (a.head_dim_k + a.head_dim_v) }
             }
+            Self::Mamba(m) => StateSpec::Slot {
+                conv: (m.conv_taps - 1) * m.d_inner,
+                scan: MambaScan::state_len(m.d_inner, m.n_state),
+            },
+            Self::ShortConv(c) => StateSpec::Slot { conv: (c.conv_taps - 1) * c.n_embd, scan: 0 },
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
         }
     }
@@ -257,9 +267,44 @@ impl SharedExpertSpec {
     }
 }
 
+/// A Mamba mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MambaSpec {
+    /// Channels of convolution and scan.
+    pub d_inner: usize,
+    /// States of a channel.
+    pub n_state: usize,
+    /// Width that the step sizes come from.
+    pub dt_rank: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+    /// Norms of the low-rank step sizes, B and C.
+    pub norms: Option<MambaNorms>,
+}
+
+/// RMS norms inside a Mamba mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MambaNorms {
+    /// Their epsilon.
+    pub eps: f32,
+    /// Whether they have weights (`ssm_dt_norm`, `ssm_b_norm`, `ssm_c_norm`).
+    pub weighted: bool,
+}
+
+/// A gated short convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConvSpec {
+    /// Channels.
+    pub n_embd: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+}
+
 /// The end of the model: `logits = output(norm(x)) * logit_scale`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
+    /// Tensor of the last norm's weight.
+    pub norm: &'static str,
     /// Epsilon of the last norm.
     pub eps: f32,
     /// Multiplies the logits (1: nothing).

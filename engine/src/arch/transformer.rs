@@ -3,7 +3,7 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
+    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -56,7 +56,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
         embedding_scale: scales.embedding,
         rope,
         layers,
-        head: HeadSpec { eps, logit_scale: scales.logits },
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits },
     })
 }
 
@@ -83,7 +83,7 @@ impl GraniteScales {
 }
 
 /// Heads of layer `il` with the usual scale 1/sqrt(head_dim), neither rotated nor normed.
-fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
+pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?[il];
     let n_kv_head = hp.per_layer("attention.head_count_kv")?.map_or(n_head, |heads| heads[il]);
     if n_head == 0 || n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) {

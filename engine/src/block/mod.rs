@@ -4,15 +4,19 @@
 //! Weights never change; what a block remembers is a [`BlockState`] that the stage owns.
 
 mod attention;
+mod mamba;
 mod mlp;
 mod moe;
 mod routing;
 mod scratch;
+mod short_conv;
 
 pub use attention::Attention;
+pub use mamba::Mamba;
 pub use mlp::Mlp;
 pub use moe::Moe;
 pub use scratch::Scratch;
+pub use short_conv::ShortConv;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
@@ -28,6 +32,10 @@ pub enum Block {
     Mlp(Mlp),
     /// See [`Moe`].
     Moe(Box<Moe>),
+    /// See [`Mamba`].
+    Mamba(Box<Mamba>),
+    /// See [`ShortConv`].
+    ShortConv(Box<ShortConv>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -68,6 +76,12 @@ impl Block {
             }
             BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
             BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
+            BlockKind::Mamba(spec) => {
+                Self::Mamba(Box::new(Mamba::load(spec, &stem, n_embd, loader)?))
+            }
+            BlockKind::ShortConv(spec) => {
+                Self::ShortConv(Box::new(ShortConv::load(spec, &stem, n_embd, loader)?))
+            }
         })
     }
 
@@ -77,6 +91,8 @@ impl Block {
             Self::Attention(attention) => attention.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
+            Self::Mamba(mamba) => mamba.inputs(),
+            Self::ShortConv(conv) => conv.inputs(),
         }
     }
 
@@ -86,6 +102,8 @@ impl Block {
             Self::Attention(attention) => attention.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
+            Self::Mamba(mamba) => mamba.nbytes(),
+            Self::ShortConv(conv) => conv.nbytes(),
         };
         bytes as u64
     }
@@ -101,9 +119,21 @@ impl Block {
         match (self, state) {
             (Self::Attention(attention), BlockState::Kv(kv)) => attention.forward(cx, kv, x, out),
             (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
+            (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
+            (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
+            (Self::Mamba(_) | Self::ShortConv(_), _) => {
+                unreachable!("the stage gives every recurrent block its slots")
+            }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
             (Self::Moe(moe), _) => moe.forward(cx, x, out),
         }
+    }
+}
+
+/// Columns `first_col ..` of rows of `stride` values as rows of their own, `width` values each.
+fn copy_columns(x: &[f32], stride: usize, first_col: usize, width: usize, out: &mut [f32]) {
+    for (from, to) in x.chunks_exact(stride).zip(out.chunks_exact_mut(width)) {
+        to.copy_from_slice(&from[first_col..first_col + width]);
     }
 }
 

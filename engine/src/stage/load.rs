@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::embedding::Embedding;
 use super::head::Head;
 use super::{LoadedBlock, Stage, StageFacts};
-use crate::arch::{self, ModelSpec, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
+use crate::arch::{self, ModelSpec, OUTPUT, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
@@ -115,7 +115,7 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     Ok(Head {
         spec: spec.head.clone(),
-        norm: loader.vector(OUTPUT_NORM, spec.n_embd)?,
+        norm: loader.vector(spec.head.norm, spec.n_embd)?,
         output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),

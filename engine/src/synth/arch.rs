@@ -2,20 +2,20 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, vocab};
+use super::{Shape, Spec, SynthError, hybrids, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
 /// Standard deviation of embeddings after the architecture's own scaling: about what a layer adds, so
 /// that a token still tells in the last layer of a deep model.
-const EMBEDDING: f32 = 1.0;
+pub(super) const EMBEDDING: f32 = 1.0;
 /// Gain of the attention's way back. Attention with random weights is near the mean over all positions,
 /// the same for each of them: at full gain it drowns the rest in deep models, and greedy text is one
 /// token over and over.
 const ATTENTION_GAIN: f32 = 0.5;
 /// Gain of the output matrix: logits of this standard deviation.
 const OUTPUT_GAIN: f32 = 3.0;
-const RMS_EPSILON: f32 = 1e-5;
+pub(super) const RMS_EPSILON: f32 = 1e-5;
 
 /// An architecture that can be made.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,10 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3", build: qwen3 },
     Arch { name: "qwen3moe", build: qwen3moe },
     Arch { name: "granite", build: granite },
+    Arch { name: "mamba", build: hybrids::mamba },
+    Arch { name: "jamba", build: hybrids::jamba },
+    Arch { name: "lfm2", build: hybrids::lfm2 },
+    Arch { name: "lfm2moe", build: hybrids::lfm2moe },
 ];
 
 impl Arch {
@@ -174,14 +178,14 @@ fn granite(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn refuse_experts(shape: &Shape) -> Result<(), String> {
+pub(super) fn refuse_experts(shape: &Shape) -> Result<(), String> {
     match shape.experts {
         Some(_) => Err("it has no experts, choose a size without".to_owned()),
         None => Ok(()),
     }
 }
 
-fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
+pub(super) fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
     plan.count("block_count", shape.n_layer);
@@ -201,7 +205,13 @@ fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
 }
 
 /// What the first and the last stage have besides layers.
-fn embedding(shape: &Shape, plan: &mut Plan, deviation: f32) {
+pub(super) fn embedding(shape: &Shape, plan: &mut Plan, deviation: f32) {
+    embedding_matrices(shape, plan, deviation);
+    plan.global_norm("output_norm", shape.n_embd);
+}
+
+/// Embedding and output, one matrix or two.
+pub(super) fn embedding_matrices(shape: &Shape, plan: &mut Plan, deviation: f32) {
     let ne = [shape.n_embd, shape.vocab];
     if shape.tied {
         plan.global("token_embd", Role::Output, &ne, deviation);
@@ -209,10 +219,9 @@ fn embedding(shape: &Shape, plan: &mut Plan, deviation: f32) {
         plan.global("token_embd", Role::Embedding, &ne, deviation);
         plan.global("output", Role::Output, &ne, OUTPUT_GAIN / (shape.n_embd as f32).sqrt());
     }
-    plan.global_norm("output_norm", shape.n_embd);
 }
 
-fn attention(shape: &Shape, plan: &mut Plan) {
+pub(super) fn attention(shape: &Shape, plan: &mut Plan) {
     let (q, kv) = (shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim);
     plan.norm("attn_norm", shape.n_embd);
     plan.matrix("attn_q", Role::Matrix, &[shape.n_embd, q], 1.0);
@@ -221,7 +230,7 @@ fn attention(shape: &Shape, plan: &mut Plan) {
     plan.matrix("attn_output", Role::AttnOutput, &[q, shape.n_embd], ATTENTION_GAIN);
 }
 
-fn ffn(shape: &Shape, plan: &mut Plan) {
+pub(super) fn ffn(shape: &Shape, plan: &mut Plan) {
     plan.norm("ffn_norm", shape.n_embd);
     let Some(experts) = shape.experts else {
         plan.matrix("ffn_gate", Role::Matrix, &[shape.n_embd, shape.n_ff], 1.0);

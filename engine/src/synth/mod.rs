@@ -6,6 +6,7 @@
 
 mod arch;
 mod file_type;
+mod hybrids;
 mod noise;
 mod plan;
 mod shape;

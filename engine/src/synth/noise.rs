@@ -9,6 +9,9 @@ pub(super) enum Fill {
     Normal(f32),
     /// Near-normal around 1 with this standard deviation: norms.
     AroundOne(f32),
+    /// Near-normal around -1 with this standard deviation, which must be below 2/7 to stay negative:
+    /// rates of decay.
+    Decay(f32),
 }
 
 /// The noise of one tensor.
@@ -51,6 +54,7 @@ impl RowNoise {
         let (mean, deviation) = match fill {
             Fill::Normal(deviation) => (0.0, deviation),
             Fill::AroundOne(deviation) => (1.0, deviation),
+            Fill::Decay(deviation) => (-1.0, deviation),
         };
         let scale = deviation * INV_SUM_DEVIATION;
         let mut counter = mix(self.key ^ mix(row.wrapping_add(STEP)));
@@ -69,12 +73,15 @@ mod tests {
     fn has_the_moments_it_promises() {
         let noise = RowNoise::new(7, "blk.0.attn_q.weight");
         let mut values = vec![0.0; 1 << 16];
-        for (fill, want) in [(Fill::Normal(0.02), 0.0), (Fill::AroundOne(0.1), 1.0)] {
+        let fills =
+            [(Fill::Normal(0.02), 0.0), (Fill::AroundOne(0.1), 1.0), (Fill::Decay(0.25), -1.0)];
+        for (fill, want) in fills {
             noise.fill(3, fill, &mut values);
             let n = values.len() as f64;
             let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
             let variance = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
-            let (Fill::Normal(deviation) | Fill::AroundOne(deviation)) = fill;
+            let (Fill::Normal(deviation) | Fill::AroundOne(deviation) | Fill::Decay(deviation)) =
+                fill;
             let deviation = f64::from(deviation);
             assert!((mean - want).abs() < deviation * 0.02, "mean {mean}");
             assert!(

@@ -14,6 +14,8 @@ const SMALL: f32 = 0.1;
 pub(super) enum MetaScalar {
     U32(u32),
     F32(f32),
+    /// One value for each layer.
+    Layers(Vec<u32>),
 }
 
 impl MetaScalar {
@@ -21,6 +23,7 @@ impl MetaScalar {
         match self {
             Self::U32(v) => writer.set(key, v),
             Self::F32(v) => writer.set(key, v),
+            Self::Layers(v) => writer.set(key, v.as_slice()),
         }
     }
 }
@@ -66,6 +69,14 @@ impl Plan {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::F32(value)));
     }
 
+    /// Adds a count for each layer to the metadata, in the place of one for all.
+    pub fn counts(&mut self, key: &str, values: impl IntoIterator<Item = usize>) {
+        let values = values.into_iter().map(|v| v as u32).collect();
+        let whole_key = format!("{}.{key}", self.prefix);
+        self.metadata.retain(|(other, _)| *other != whole_key);
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Layers(values)));
+    }
+
     /// Says which layer the following tensors are of.
     pub fn layer(&mut self, il: usize) {
         self.place.il = il;
@@ -102,6 +113,11 @@ impl Plan {
     pub fn norm(&mut self, name: &str, width: usize) {
         let name = format!("blk.{}.{name}.weight", self.place.il);
         self.push(name, Role::Precise, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// A tensor of the current layer that is f32 in every file type, by its whole name.
+    pub fn precise(&mut self, name: &str, ne: &[usize], fill: Fill) {
+        self.push(format!("blk.{}.{name}", self.place.il), Role::Precise, ne, fill);
     }
 
     /// A bias of the current layer.

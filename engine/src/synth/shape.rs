@@ -66,9 +66,12 @@ const fn moe(shape: Shape, count: usize, used: usize, n_ff: usize) -> Shape {
 pub static SIZES: &[(&str, Shape)] = &[
     ("golden", dense([4, 32, 64], [4, 2, 8], 384, true)),
     ("golden-moe", moe(dense([4, 32, 64], [4, 2, 8], 384, true), 8, 3, 16)),
+    ("golden-untied", dense([4, 32, 64], [2, 1, 16], 384, false)),
+    ("golden-untied-moe", moe(dense([4, 32, 64], [2, 1, 16], 384, false), 4, 2, 32)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
     ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),
+    ("0.5b-mamba", dense([48, 1280, 3584], [20, 4, 64], 32000, true)),
     ("0.6b", dense([32, 1024, 4096], [16, 4, 64], 32000, false)),
     ("1b", dense([16, 2048, 8192], [32, 8, 64], 128256, true)),
     ("3b", dense([28, 3072, 8192], [24, 8, 128], 128256, true)),

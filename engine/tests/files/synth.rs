@@ -12,13 +12,13 @@ fn spec(arch: &str, size: &str, quant: FileType) -> Spec {
 
 /// A size that the architecture takes.
 fn tiny(arch: &str) -> &'static str {
-    if arch == "qwen3moe" { "tiny-moe" } else { "tiny" }
+    if ["qwen3moe", "lfm2moe"].contains(&arch) { "tiny-moe" } else { "tiny" }
 }
 
 #[test]
 fn every_architecture_in_every_type_is_written_and_decodes() {
     let arches = ARCHES.iter().map(|arch| (arch.name(), tiny(arch.name())));
-    for (arch, size) in arches.chain([("llama", "tiny-moe")]) {
+    for (arch, size) in arches.chain([("llama", "tiny-moe"), ("jamba", "tiny-moe")]) {
         for quant in FileType::ALL {
             let path = TempPath::new(&format!("{arch}-{size}-{}.gguf", quant.name()));
             let bytes = synth::write(&spec(arch, size, *quant), &path.0).unwrap();

@@ -1,0 +1,49 @@
+//! `jamba`: Mamba mixers with weighted norms of Δ, B and C, and unrotated attention where a layer has
+//! KV heads; each followed by an FFN, of experts where the layer has a router.
+
+use super::transformer::attention_spec;
+use super::{
+    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MlpSpec, ModelSpec, MoeSpec,
+    OUTPUT_NORM, TOKEN_EMBD, experts, mamba,
+};
+use crate::error::ModelError;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let mixer = BlockKind::Mamba(mamba::mixer(hp, Some(MambaNorms { eps, weighted: true }))?);
+    let n_kv_head = hp.need_per_layer("attention.head_count_kv")?;
+    let layer = |il: usize, n_kv_head: usize| {
+        let mixer = match n_kv_head {
+            0 => mixer.clone(),
+            _ => BlockKind::Attention(attention_spec(hp, il)?),
+        };
+        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let blocks = vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn(hp, il)?)];
+        Ok(LayerSpec { blocks })
+    };
+    let layers = n_kv_head.iter().take(hp.n_layer()).enumerate();
+    let layers = layers.map(|(il, &heads)| layer(il, heads)).collect::<Result<_, ModelError>>()?;
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: None,
+        layers,
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+/// Experts, unnormed, where layer `il` has a router; else a dense FFN.
+fn ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+    let n_ff = hp.need_per_layer("feed_forward_length")?[il];
+    if n_ff == 0 {
+        return Err(hp.bad("feed_forward_length", "must be positive"));
+    }
+    if !hp.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight")) {
+        return Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)));
+    }
+    let experts = experts::read(hp, il, |_| n_ff)?;
+    Ok(BlockKind::Moe(MoeSpec { norm_weights: false, groups: None, ..experts }))
+}

@@ -1,0 +1,79 @@
+//! `lfm2` and `lfm2moe`: gated short convolutions, and attention with per-head norms and NEOX rotation
+//! where a layer has KV heads; each followed by an FFN, in `lfm2moe` of experts after the
+//! leading dense layers.
+
+use super::transformer::attention_spec;
+use super::{
+    AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
+    RopeSpec, ShortConvSpec, TOKEN_EMBD, experts,
+};
+use crate::error::ModelError;
+use crate::kernels::{MAX_CONV_TAPS, RopeLayout};
+
+/// The last norm goes by the embedding's name.
+const HEAD_NORM: &str = "token_embd_norm.weight";
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    if hp.u32("attention.sliding_window")?.unwrap_or(0) > 0 {
+        return Err(ModelError::Unsupported("lfm2 with a sliding window".to_owned()));
+    }
+    let conv_taps = hp.need_u32("shortconv.l_cache")? as usize;
+    if !(2..=MAX_CONV_TAPS).contains(&conv_taps) {
+        return Err(hp.bad("shortconv.l_cache", &format!("must be in 2..={MAX_CONV_TAPS}")));
+    }
+    let conv = BlockKind::ShortConv(ShortConvSpec { n_embd: hp.n_embd(), conv_taps });
+    let n_head = hp.need_per_layer("attention.head_count")?;
+    let n_kv_head = hp.need_per_layer("attention.head_count_kv")?;
+    let layer = |il: usize, n_kv_head: usize| {
+        let mixer = match n_kv_head {
+            0 => conv.clone(),
+            _ => BlockKind::Attention(AttentionSpec {
+                rope: true,
+                qk_norm_eps: Some(eps),
+                ..attention_spec(hp, il)?
+            }),
+        };
+        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let blocks = vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn(hp, il)?)];
+        Ok(LayerSpec { blocks })
+    };
+    let layers = n_kv_head.iter().take(hp.n_layer()).enumerate();
+    let layers = layers.map(|(il, &heads)| layer(il, heads)).collect::<Result<_, ModelError>>()?;
+    let heads = (0..hp.n_layer()).find(|&il| n_kv_head[il] > 0).map(|il| n_head[il]);
+    let rope = match heads {
+        Some(n_head) => {
+            let (head_dim, _) = hp.head_dims(n_head)?;
+            Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?)
+        }
+        None => None,
+    };
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope,
+        layers,
+        head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+/// Experts behind the leading dense layers of `lfm2moe`.
+fn ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+    let dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
+    if hp.arch() == "lfm2" || il < dense {
+        return match hp.need_per_layer("feed_forward_length")?[il] {
+            0 => Err(hp.bad("feed_forward_length", "must be positive")),
+            n_ff => Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff))),
+        };
+    }
+    let Some(router) = hp.expert_router()? else {
+        return Err(hp.bad("expert_gating_func", "must be present and not 0"));
+    };
+    let weights_scale = hp.expert_weights_scale()?;
+    let experts = experts::read(hp, il, |_| 0)?;
+    let selection_bias = true;
+    Ok(BlockKind::Moe(MoeSpec { router, selection_bias, weights_scale, groups: None, ..experts }))
+}

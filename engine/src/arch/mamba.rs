@@ -1,0 +1,51 @@
+//! `mamba`: a residual stack of Mamba mixers and nothing else; FalconMamba norms Δ, B and C without
+//! weights (`ssm.dt_b_c_rms`).
+
+use super::{
+    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MambaSpec, ModelSpec,
+    OUTPUT_NORM, TOKEN_EMBD,
+};
+use crate::error::ModelError;
+use crate::kernels::MAX_CONV_TAPS;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let norms = hp.bool("ssm.dt_b_c_rms")?.unwrap_or(false);
+    let norms = norms.then_some(MambaNorms { eps, weighted: false });
+    let block = BlockSpec {
+        norm: "attn_norm.weight",
+        eps,
+        residual_scale: 1.0,
+        beside: false,
+        kind: BlockKind::Mamba(mixer(hp, norms)?),
+    };
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: None,
+        layers: vec![LayerSpec { blocks: vec![block] }; hp.n_layer()],
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+/// The sizes of a Mamba mixer from `ssm.*`.
+pub(super) fn mixer(hp: &Hparams<'_>, norms: Option<MambaNorms>) -> Result<MambaSpec, ModelError> {
+    let size = |key: &str| match hp.need_u32(key)? as usize {
+        0 => Err(hp.bad(key, "must be positive")),
+        n => Ok(n),
+    };
+    let spec = MambaSpec {
+        d_inner: size("ssm.inner_size")?,
+        n_state: size("ssm.state_size")?,
+        dt_rank: size("ssm.time_step_rank")?,
+        conv_taps: size("ssm.conv_kernel")?,
+        norms,
+    };
+    if !(2..=MAX_CONV_TAPS).contains(&spec.conv_taps) {
+        return Err(hp.bad("ssm.conv_kernel", &format!("must be in 2..={MAX_CONV_TAPS}")));
+    }
+    Ok(spec)
+}

@@ -1,0 +1,134 @@
+//! The Mamba mixer (arXiv 2312.00752; with norms of Δ, B and C as in Jamba, arXiv 2403.19887, and
+//! FalconMamba, arXiv 2410.05355): projection, causal convolution, selective scan, gate, projection.
+
+use super::{BlockCx, copy_columns};
+use crate::arch::MambaSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan, MatmulJob, PackedMatrix};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// Weights of one Mamba mixer; `d` is the inner width.
+pub struct Mamba {
+    spec: MambaSpec,
+    /// To inputs and gates, `[2 d, n_embd]`.
+    input: PackedMatrix,
+    conv: Conv,
+    /// To the low-rank Δ, B and C, `[dt_rank + 2 n_state, d]`.
+    select: PackedMatrix,
+    /// To Δ, `[d, dt_rank]`.
+    dt: PackedMatrix,
+    /// Weights of the norms of Δ, B and C.
+    norms: Option<([Vec<f32>; 3], f32)>,
+    scan: MambaScan,
+    output: PackedMatrix,
+}
+
+impl Mamba {
+    /// Loads `<stem>.ssm_*`.
+    pub fn load(
+        spec: &MambaSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let MambaSpec { d_inner, n_state, dt_rank, conv_taps, .. } = *spec;
+        let name = |part: &str| format!("{stem}.ssm_{part}");
+        let taps = loader.values(&name("conv1d.weight"), &[conv_taps, d_inner])?;
+        let bias = loader.vector(&name("conv1d.bias"), d_inner)?;
+        let mut norm = |part: &str, n: usize, weighted: bool| match weighted {
+            true => loader.vector(&name(&format!("{part}_norm.weight")), n),
+            false => Ok(vec![1.0; n]),
+        };
+        let norms = match &spec.norms {
+            None => None,
+            Some(norms) => Some((
+                [
+                    norm("dt", dt_rank, norms.weighted)?,
+                    norm("b", n_state, norms.weighted)?,
+                    norm("c", n_state, norms.weighted)?,
+                ],
+                norms.eps,
+            )),
+        };
+        let a = loader.values(&name("a"), &[n_state, d_inner])?;
+        let dt_bias = loader.vector(&name("dt.bias"), d_inner)?;
+        let d = loader.vector(&name("d"), d_inner)?;
+        let select = dt_rank + 2 * n_state;
+        Ok(Self {
+            input: loader.matrix(&name("in.weight"), 2 * d_inner, n_embd)?,
+            conv: Conv::new(&taps, conv_taps, Some(bias), true),
+            select: loader.matrix(&name("x.weight"), select, d_inner)?,
+            dt: loader.matrix(&name("dt.weight"), d_inner, dt_rank)?,
+            norms,
+            scan: MambaScan::new(&a, &dt_bias, &d),
+            output: loader.matrix(&name("out.weight"), n_embd, d_inner)?,
+            spec: spec.clone(),
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
+        let mut both = cx.scratch.take(n * 2 * d_inner);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.input, x, rows: 0..n, out: &mut both }]);
+        let columns = |first_col| Columns { data: &both, stride: 2 * d_inner, first_col };
+        let parts = SlotStates::parts(cx.parts);
+        let (conv_state, scan_state) = states.split();
+        let mut u = cx.scratch.take(n * d_inner);
+        cx.compute.conv(&self.conv, &parts, conv_state, columns(0), &mut u);
+        let [dt, b, c] = self.select(cx, &u);
+        let mut y = cx.scratch.take(n * d_inner);
+        let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
+        cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
+        let x = ActRows::new(cx.compute, &y, d_inner, &[&self.output]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
+        drop(x);
+        cx.scratch.give_all([both, u, dt, b, c, y]);
+    }
+
+    /// Δ `[n, d]`, B and C `[n, n_state]` of the convolved inputs `u[n, d]`.
+    fn select(&self, cx: &mut BlockCx<'_>, u: &[f32]) -> [Vec<f32>; 3] {
+        let MambaSpec { d_inner, n_state, dt_rank, .. } = self.spec;
+        let n = u.len() / d_inner;
+        let mut all = cx.scratch.take(n * self.select.rows());
+        let x = ActRows::new(cx.compute, u, d_inner, &[&self.select]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.select, x: &x, rows: 0..n, out: &mut all }]);
+        drop(x);
+        let mut part = |first_col: usize, width: usize| {
+            let mut part = cx.scratch.take(n * width);
+            copy_columns(&all, self.select.rows(), first_col, width, &mut part);
+            part
+        };
+        let mut low = part(0, dt_rank);
+        let mut b = part(dt_rank, n_state);
+        let mut c = part(dt_rank + n_state, n_state);
+        if let Some((weights, eps)) = &self.norms {
+            for (part, weight) in [&mut low, &mut b, &mut c].into_iter().zip(weights) {
+                cx.compute.rms_norm_inplace(part, weight, *eps);
+            }
+        }
+        let mut dt = cx.scratch.take(n * d_inner);
+        let x = ActRows::new(cx.compute, &low, dt_rank, &[&self.dt]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.dt, x: &x, rows: 0..n, out: &mut dt }]);
+        drop(x);
+        cx.scratch.give_all([all, low]);
+        [dt, b, c]
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        vec![&self.input]
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        [&self.input, &self.select, &self.dt, &self.output].iter().map(|w| w.nbytes()).sum()
+    }
+}

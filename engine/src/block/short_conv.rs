@@ -1,0 +1,73 @@
+//! The gated short convolution of LFM2 (arXiv 2511.23404): `out(c ⊙ conv(b ⊙ x))` where one projection
+//! gives `b`, `c` and `x`.
+
+use super::{BlockCx, copy_columns};
+use crate::arch::ShortConvSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Columns, Conv, MatmulJob, PackedMatrix};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// Weights of one short convolution.
+pub struct ShortConv {
+    /// To `b`, `c` and `x`, `[3 n_embd, n_embd]`.
+    input: PackedMatrix,
+    conv: Conv,
+    output: PackedMatrix,
+}
+
+impl ShortConv {
+    /// Loads `<stem>.shortconv.{in_proj,conv,out_proj}`.
+    pub fn load(
+        spec: &ShortConvSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.shortconv.{part}.weight");
+        let taps = loader.values(&name("conv"), &[spec.conv_taps, n_embd])?;
+        Ok(Self {
+            input: loader.matrix(&name("in_proj"), 3 * n_embd, n_embd)?,
+            conv: Conv::new(&taps, spec.conv_taps, None, false),
+            output: loader.matrix(&name("out_proj"), n_embd, n_embd)?,
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (n, d) = (x.n_rows(), x.cols());
+        let mut all = cx.scratch.take(n * 3 * d);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.input, x, rows: 0..n, out: &mut all }]);
+        let [mut b, mut c, mut x] = [0, 1, 2].map(|i| {
+            let mut part = cx.scratch.take(n * d);
+            copy_columns(&all, 3 * d, i * d, d, &mut part);
+            part
+        });
+        cx.compute.mul(&mut b, &x);
+        let (conv_state, _) = states.split();
+        let columns = Columns { data: &b, stride: d, first_col: 0 };
+        let parts = SlotStates::parts(cx.parts);
+        cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
+        cx.compute.mul(&mut c, &x);
+        let y = ActRows::new(cx.compute, &c, d, &[&self.output]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &y, rows: 0..n, out }]);
+        drop(y);
+        cx.scratch.give_all([all, b, c, x]);
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        vec![&self.input]
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.input.nbytes() + self.output.nbytes()
+    }
+}
