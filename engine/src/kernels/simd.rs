@@ -34,6 +34,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// Tokens that a matmul tile holds in registers at once; results do not depend on it.
     const TILE: usize;
+    /// Greatest code up to which the rows of a tile take each vector of weights together ([`Simd::dots`]),
+    /// rather than row by row all vectors; 0: never. Results do not depend on it.
+    const TOGETHER: u8 = 0;
 
     /// The proof value, if this machine has the instructions.
     fn detect() -> Option<Self>;
@@ -108,6 +111,24 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Like `dot4` for weights in `-128..=127` stored with 128 added, except that the accumulator
     /// must have started at [`Simd::signed_start`] of the activations' negated sum.
     fn dot4_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// [`Simd::dot4`] of `T` rows with the same weights: to `acc[t]` is added the product of each vector
+    /// of `w`, whose bytes are at most `max <= TOGETHER`, with the four bytes `x[t][v]`.
+    #[inline(always)]
+    fn dots<const T: usize>(
+        self,
+        mut acc: [Self::I; T],
+        w: &[Self::I],
+        max: u8,
+        x: &[&[[i8; 4]]; T],
+    ) -> [Self::I; T] {
+        let _ = max;
+        for (t, acc) in acc.iter_mut().enumerate() {
+            for (v, &w) in w.iter().enumerate() {
+                *acc = self.dot4(*acc, w, self.splat_bytes(&x[t][v]));
+            }
+        }
+        acc
+    }
     /// Where an accumulator of `dot4_signed` starts, given `-Σx` over all its activations.
     fn signed_start(self, neg_sum: i32) -> Self::I;
 

@@ -1,9 +1,11 @@
 //! Lanes in two 256-bit registers. Needs AVX2, FMA and F16C.
 //!
 //! The four-byte dot product goes through 16-bit pair sums, which saturate; they stay exact because
-//! one factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15). Weights that fill the
+//! one factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15); of narrow codes several
+//! are added up before they are widened. Weights that fill the
 //! byte are taken as magnitude and sign for that, the sign moving to the activations.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use crate::kernels::simd::{LANES, Op, Simd};
@@ -34,6 +36,19 @@ macro_rules! both {
     ($f:path; $($arg:expr),+) => { isa!(Two($f($($arg.0),+), $f($($arg.1),+))) };
 }
 
+/// The same value, computed by this point and kept in registers: what stands before and after in the
+/// source is not mixed. The compiler would otherwise keep unpacked weights in memory, row by row.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pinned(mut v: I) -> I {
+    // SAFETY: an empty instruction sequence that touches nothing but names both registers.
+    unsafe {
+        asm!("/* {} {} */", inout(ymm_reg) v.0, inout(ymm_reg) v.1,
+            options(nomem, nostack, preserves_flags));
+    }
+    v
+}
+
 impl Avx2 {
     /// `acc` plus the 16-bit pair sums of unsigned `w` and signed `x`, four bytes to a lane.
     #[inline(always)]
@@ -58,6 +73,7 @@ impl Simd for Avx2 {
 
     const NAME: &'static str = "avx2";
     const TILE: usize = 4;
+    const TOGETHER: u8 = 31;
 
     fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
@@ -233,6 +249,35 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot4_signed(self, acc: I, w: I, x: I) -> I {
         Two(self.dot_signed(acc.0, w.0, x.0), self.dot_signed(acc.1, w.1, x.1))
+    }
+    #[inline(always)]
+    fn dots<const T: usize>(
+        self,
+        mut acc: [I; T],
+        w: &[I],
+        max: u8,
+        x: &[&[[i8; 4]]; T],
+    ) -> [I; T] {
+        // Vectors whose 16-bit pair sums may be added up before they are widened.
+        let group = (i16::MAX as usize / (2 * 127 * usize::from(max))).max(1);
+        for (g, w) in w.chunks(group).enumerate() {
+            let mut pairs = [isa!(Two(_mm256_setzero_si256(), _mm256_setzero_si256())); T];
+            for (v, w) in w.iter().enumerate() {
+                for (t, pairs) in pairs.iter_mut().enumerate() {
+                    let x = self.splat_bytes(&x[t][g * group + v]);
+                    let product = both!(_mm256_maddubs_epi16; w, x);
+                    let sum = both!(_mm256_add_epi16; pairs, product);
+                    *pairs = isa!(pinned(sum));
+                }
+            }
+            let one = isa!(_mm256_set1_epi16(1));
+            for (acc, pairs) in acc.iter_mut().zip(pairs) {
+                let wide =
+                    isa!(Two(_mm256_madd_epi16(pairs.0, one), _mm256_madd_epi16(pairs.1, one)));
+                *acc = self.add_i(*acc, wide);
+            }
+        }
+        acc
     }
     #[inline(always)]
     fn signed_start(self, _neg_sum: i32) -> I {

@@ -13,6 +13,9 @@ use crate::kernels::format::{MAX_SCALES, Offset, PanelFormat, Scales, VECTORS};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::Simd;
 
+/// Rows that wait for the weights rather than for the arithmetic: these never go together.
+const FEW: usize = 2;
+
 /// Tiles of weights of format `Q`.
 pub(super) struct QuantTile<Q>(PhantomData<Q>);
 
@@ -34,13 +37,14 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
             for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
                 s.prefetch(planes, PREFETCH, Q::PLANES);
                 let codes = Q::codes(s, planes);
-                for t in 0..T {
-                    let x = &x[t][u * Q::BLOCKS + b];
-                    sums[t] = if Q::HALVES {
-                        halves::<S, Q>(s, &codes, x, &scales, b, sums[t])
-                    } else {
-                        whole::<S, Q>(s, &codes, x, &scales, b, sums[t])
-                    };
+                let at = u * Q::BLOCKS + b;
+                if T > FEW && Q::MAX_CODE <= S::TOGETHER {
+                    let x: [&ActBlock; T] = std::array::from_fn(|t| &x[t][at]);
+                    sums = block::<S, Q, T>(s, &codes, x, &scales, b, sums);
+                } else {
+                    for t in 0..T {
+                        [sums[t]] = block::<S, Q, 1>(s, &codes, [&x[t][at]], &scales, b, [sums[t]]);
+                    }
                 }
             }
         }
@@ -48,64 +52,98 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
     }
 }
 
-/// `sum` plus block `b`, which has one scale.
+/// `sums` of `T` rows plus block `b`.
 #[inline(always)]
-fn whole<S: Simd, Q: PanelFormat>(
+fn block<S: Simd, Q: PanelFormat, const T: usize>(
     s: S,
     codes: &[S::I; VECTORS],
-    x: &ActBlock,
+    x: [&ActBlock; T],
     scales: &Scales<S>,
     b: usize,
-    mut sum: S::F,
-) -> S::F {
-    if Q::MINS {
-        sum = s.fma(scales.min[b], s.splat(x.d_sum), sum);
+    sums: [S::F; T],
+) -> [S::F; T] {
+    if Q::HALVES {
+        halves::<S, Q, T>(s, codes, x, scales, b, sums)
+    } else {
+        whole::<S, Q, T>(s, codes, x, scales, b, sums)
     }
-    let dot = dot::<S, Q>(s, codes, x, 0..VECTORS, x.neg_sum);
-    s.fma(s.mul(s.to_f32(dot), scales.scale[b]), s.splat(x.d), sum)
 }
 
-/// `sum` plus block `b`, each half of which has a scale.
+/// `sums` plus block `b`, which has one scale.
 #[inline(always)]
-fn halves<S: Simd, Q: PanelFormat>(
+fn whole<S: Simd, Q: PanelFormat, const T: usize>(
     s: S,
     codes: &[S::I; VECTORS],
-    x: &ActBlock,
+    x: [&ActBlock; T],
     scales: &Scales<S>,
     b: usize,
-    mut sum: S::F,
-) -> S::F {
-    if Q::MINS {
-        sum = s.fma(scales.min[2 * b], s.splat(x.d_sum_half[0]), sum);
-        sum = s.fma(scales.min[2 * b + 1], s.splat(x.d_sum_half[1]), sum);
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    let dots = dots::<S, Q, T>(s, codes, x, 0, x.map(|x| x.neg_sum));
+    for t in 0..T {
+        if Q::MINS {
+            sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
+        }
+        let dot = s.mul(s.to_f32(dots[t]), scales.scale[b]);
+        sums[t] = s.fma(dot, s.splat(x[t].d), sums[t]);
     }
-    let low = dot::<S, Q>(s, codes, x, 0..VECTORS / 2, x.neg_sum_half[0]);
-    let high = dot::<S, Q>(s, codes, x, VECTORS / 2..VECTORS, x.neg_sum_half[1]);
-    let low = s.mul(s.to_f32(low), scales.scale[2 * b]);
-    let both = s.fma(s.to_f32(high), scales.scale[2 * b + 1], low);
-    s.fma(both, s.splat(x.d), sum)
+    sums
 }
 
-/// The integer product of the vectors `range` of a block; `neg_sum` is theirs.
+/// `sums` plus block `b`, each half of which has a scale.
 #[inline(always)]
-fn dot<S: Simd, Q: PanelFormat>(
+fn halves<S: Simd, Q: PanelFormat, const T: usize>(
     s: S,
     codes: &[S::I; VECTORS],
-    x: &ActBlock,
-    range: std::ops::Range<usize>,
-    neg_sum: i32,
-) -> S::I {
-    let (quads, _) = x.q.as_chunks::<4>();
-    let mut acc = match Q::OFFSET {
-        Offset::None => s.splat_i(0),
-        Offset::Shift(n) => s.shl_i(s.splat_i(neg_sum), n),
-        Offset::Signed => s.signed_start(neg_sum),
-    };
-    for v in range {
-        let x = s.splat_bytes(&quads[v]);
-        acc = match Q::OFFSET {
-            Offset::Signed => s.dot4_signed(acc, codes[v], x),
-            _ => s.dot4(acc, codes[v], x),
+    x: [&ActBlock; T],
+    scales: &Scales<S>,
+    b: usize,
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    let (low, high) = codes.split_at(VECTORS / 2);
+    let low = dots::<S, Q, T>(s, low, x, 0, x.map(|x| x.neg_sum_half[0]));
+    let high = dots::<S, Q, T>(s, high, x, VECTORS / 2, x.map(|x| x.neg_sum_half[1]));
+    for t in 0..T {
+        if Q::MINS {
+            sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
+            sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
+        }
+        let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
+        let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
+        sums[t] = s.fma(both, s.splat(x[t].d), sums[t]);
+    }
+    sums
+}
+
+/// The integer products of the vectors `codes` of a block, which are its vectors `first ..`, with `T`
+/// rows; `neg_sums` are those of the rows' values there.
+#[inline(always)]
+fn dots<S: Simd, Q: PanelFormat, const T: usize>(
+    s: S,
+    codes: &[S::I],
+    x: [&ActBlock; T],
+    first: usize,
+    neg_sums: [i32; T],
+) -> [S::I; T] {
+    let mut acc = [s.splat_i(0); T];
+    let mut quads: [&[[i8; 4]]; T] = [&[]; T];
+    // Plain loops: the closures of array functions are not always inlined, which costs every register.
+    for t in 0..T {
+        quads[t] = &x[t].q.as_chunks::<4>().0[first..first + codes.len()];
+        match Q::OFFSET {
+            Offset::None => {}
+            Offset::Shift(n) => acc[t] = s.splat_i(neg_sums[t] << n),
+            Offset::Signed => acc[t] = s.signed_start(neg_sums[t]),
+        }
+    }
+    if T > 1 {
+        return s.dots(acc, codes, Q::MAX_CODE, &quads);
+    }
+    for (v, &w) in codes.iter().enumerate() {
+        let x = s.splat_bytes(&quads[0][v]);
+        acc[0] = match Q::OFFSET {
+            Offset::Signed => s.dot4_signed(acc[0], w, x),
+            _ => s.dot4(acc[0], w, x),
         };
     }
     acc

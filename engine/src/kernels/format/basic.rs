@@ -43,6 +43,7 @@ impl PanelFormat for Q4_0 {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Shift(3);
+    const MAX_CODE: u8 = 15;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -70,6 +71,7 @@ impl PanelFormat for Q4_1 {
     const HALVES: bool = false;
     const MINS: bool = true;
     const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 15;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -98,6 +100,7 @@ impl PanelFormat for Q5_0 {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Shift(4);
+    const MAX_CODE: u8 = 31;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -125,6 +128,7 @@ impl PanelFormat for Q5_1 {
     const HALVES: bool = false;
     const MINS: bool = true;
     const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 31;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -167,6 +171,7 @@ impl PanelFormat for Q8_0 {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Signed;
+    const MAX_CODE: u8 = 255;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);

@@ -46,6 +46,7 @@ impl PanelFormat for Iq4Nl {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Signed;
+    const MAX_CODE: u8 = 255;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -74,6 +75,7 @@ impl PanelFormat for Iq4Xs {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Signed;
+    const MAX_CODE: u8 = 255;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -116,6 +118,7 @@ impl PanelFormat for Mxfp4 {
     const HALVES: bool = false;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Shift(E2M1_SHIFT);
+    const MAX_CODE: u8 = 28;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);

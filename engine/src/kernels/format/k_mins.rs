@@ -82,6 +82,7 @@ impl PanelFormat for Q4K {
     const HALVES: bool = false;
     const MINS: bool = true;
     const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 15;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -111,6 +112,7 @@ impl PanelFormat for Q5K {
     const HALVES: bool = false;
     const MINS: bool = true;
     const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 31;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);

@@ -41,6 +41,7 @@ impl PanelFormat for Q2K {
     const HALVES: bool = true;
     const MINS: bool = true;
     const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 3;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -79,6 +80,7 @@ impl PanelFormat for Q3K {
     const HALVES: bool = true;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Shift(2);
+    const MAX_CODE: u8 = 7;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);
@@ -140,6 +142,7 @@ impl PanelFormat for Q6K {
     const HALVES: bool = true;
     const MINS: bool = false;
     const OFFSET: Offset = Offset::Shift(5);
+    const MAX_CODE: u8 = 63;
 
     fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
         let (head, planes) = record.split_at_mut(Self::HEAD);

@@ -65,6 +65,8 @@ pub(crate) trait PanelFormat: 'static {
     const MINS: bool;
     /// How codes become integers.
     const OFFSET: Offset;
+    /// The greatest code.
+    const MAX_CODE: u8;
 
     /// Bytes of a record.
     const RECORD: usize = Self::HEAD + Self::BLOCKS * Self::PLANES;
