@@ -33,7 +33,27 @@ pub struct Columns<'a> {
     pub first_col: usize,
 }
 
+/// Where in a slot's values a state lies.
+#[derive(Clone, Copy, Debug)]
+pub struct StateAt {
+    /// Values of a slot.
+    pub per_slot: usize,
+    /// The first of the state's.
+    pub first: usize,
+}
+
 impl<'a> Columns<'a> {
+    /// Rows that are all of `data`, `stride` values each.
+    pub fn whole(data: &'a [f32], stride: usize) -> Self {
+        Self { data, stride, first_col: 0 }
+    }
+
+    /// Checks that there are `n_rows` rows with `n` columns to take.
+    pub(super) fn check(&self, n_rows: usize, n: usize, what: &str) {
+        assert!(self.data.len() >= n_rows * self.stride, "{what}: {n_rows} rows");
+        assert!(self.first_col + n <= self.stride, "{what}: {n} columns of {}", self.stride);
+    }
+
     /// `n` columns of `row` from column `start` on.
     #[inline(always)]
     pub(super) fn at(&self, row: usize, start: usize, n: usize) -> &'a [f32] {
@@ -131,19 +151,35 @@ impl Compute {
         x: Columns<'_>,
         out: &mut [f32],
     ) {
+        self.conv_at(conv, parts, states, StateAt { per_slot: conv.state_len(), first: 0 }, x, out);
+    }
+
+    /// [`Compute::conv`] where a slot holds the states of several convolutions, this one's `at`.
+    ///
+    /// # Panics
+    /// If shapes disagree, or two parts share a slot.
+    pub fn conv_at(
+        &self,
+        conv: &Conv,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        at: StateAt,
+        x: Columns<'_>,
+        out: &mut [f32],
+    ) {
         let n_rows = out.len() / conv.channels;
         assert_eq!(out.len(), n_rows * conv.channels, "conv: length of out");
-        assert!(x.data.len() >= n_rows * x.stride, "conv: rows of x");
-        assert!(x.first_col + conv.channels <= x.stride, "conv: columns of x");
-        ScanPart::check(parts, n_rows, states.len() / conv.state_len(), "conv");
-        let states = States::new(states, conv.state_len());
+        x.check(n_rows, conv.channels, "conv: x");
+        ScanPart::check(parts, n_rows, states.len() / at.per_slot, "conv");
+        let states = States::new(states, at.per_slot);
         let out = Rows::new(out, 1);
         let before = conv.taps - 1;
         self.for_units(parts, conv.channels.div_ceil(LANES), LANES * conv.taps, &|part, tile| {
             let start = tile * LANES;
             let end = (start + LANES).min(conv.channels);
+            let state = at.first + start * before..at.first + end * before;
             // SAFETY: each tile of a slot is handed out once.
-            let state = unsafe { states.part(part.slot, start * before..end * before) };
+            let state = unsafe { states.part(part.slot, state) };
             (self.kernels().conv)(&mut ConvTile { conv, start, part, state, x, out: &out });
         });
     }

@@ -5,6 +5,7 @@ use super::act::ActBlock;
 use super::attention::{AttendMerge, AttendTile};
 use super::conv::ConvTile;
 use super::cpu;
+use super::delta::DeltaTile;
 use super::error::KernelError;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
@@ -37,6 +38,10 @@ pub struct Kernels {
     pub(super) rope: fn(&mut RopeRow<'_>),
     pub(super) conv: fn(&mut ConvTile<'_>),
     pub(super) mamba_scan: fn(&mut MambaTile<'_>),
+    pub(super) delta: fn(DeltaTile<'_>),
+    pub(super) delta_plain: fn(DeltaTile<'_>),
+    pub(super) delta_chunked: fn(DeltaTile<'_>, usize),
+    pub(super) decay_factors: fn(&mut [f32], &[f32], &[f32]),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
@@ -68,6 +73,10 @@ impl Kernels {
             rope: cpu::rope::rotate::<S>,
             conv: cpu::conv::conv::<S>,
             mamba_scan: cpu::mamba::mamba_scan::<S>,
+            delta: cpu::delta::delta::<S>,
+            delta_plain: cpu::delta_plain::delta_plain::<S>,
+            delta_chunked: cpu::delta_chunked::delta_chunked::<S>,
+            decay_factors: cpu::delta::decay_factors::<S>,
             kv_write: cpu::attention::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,

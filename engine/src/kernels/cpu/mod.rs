@@ -11,6 +11,9 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 pub(super) mod conv;
+pub(super) mod delta;
+pub(super) mod delta_chunked;
+pub(super) mod delta_plain;
 pub(super) mod elementwise;
 pub(super) mod exp;
 pub(super) mod mamba;

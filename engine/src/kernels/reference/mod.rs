@@ -5,6 +5,8 @@
 pub(super) mod attention;
 #[cfg(test)]
 pub(super) mod conv;
+#[cfg(test)]
+pub(super) mod delta;
 pub(super) mod lanes;
 #[cfg(test)]
 pub(super) mod mamba;

@@ -2,7 +2,7 @@
 
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::kernels::reference::conv::conv as plain;
-use crate::kernels::{Columns, Conv, ScanPart, available};
+use crate::kernels::{Columns, Conv, ScanPart, StateAt, available};
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
     ScanPart { slot, first_pos, first_row, n_rows }
@@ -62,4 +62,30 @@ fn cuts_do_not_change_a_bit() {
         same_bits("single rows", &run(&(1..=n).collect::<Vec<_>>()), &whole);
         same_bits("three pieces", &run(&[2, 9, n]), &whole);
     }
+}
+
+#[test]
+fn states_of_two_convolutions_share_a_slot() {
+    let mut rng = Rng::new(72);
+    let n = 12;
+    let convs = [(20, 4), (33, 3)]
+        .map(|(channels, taps)| Conv::new(&rng.values(channels * taps), taps, None, false));
+    let x = convs.each_ref().map(|conv| rng.values(n * conv.channels()));
+    let per_slot = convs.iter().map(Conv::state_len).sum();
+    let compute = compute(available()[0], 2);
+    let mut shared = vec![0.0; 2 * per_slot];
+    let mut first = 0;
+    for (conv, x) in convs.iter().zip(&x) {
+        let x = Columns::whole(x, conv.channels());
+        let (mut alone, mut out) = (vec![0.0; 2 * conv.state_len()], vec![0.0; x.data.len()]);
+        compute.conv(conv, &[part(1, 0, 0, n)], &mut alone, x, &mut out);
+        let mut beside = vec![0.0; out.len()];
+        let at = StateAt { per_slot, first };
+        compute.conv_at(conv, &[part(1, 0, 0, n)], &mut shared, at, x, &mut beside);
+        same_bits("outputs", &beside, &out);
+        let state = &shared[per_slot + first..][..conv.state_len()];
+        same_bits("state", state, &alone[conv.state_len()..]);
+        first += conv.state_len();
+    }
+    assert!(shared[..per_slot].iter().all(|s| *s == 0.0), "another slot's state");
 }

@@ -3,6 +3,8 @@
 
 mod attention;
 mod conv;
+mod delta;
+mod delta_chunked;
 mod lanes;
 mod mamba;
 mod matmul;

@@ -1,0 +1,263 @@
+//! The gated delta rule: linear attention whose state decays, is corrected towards each new value
+//! and is read by the query. With one decay for each key channel it is KDA (Kimi Linear, arXiv
+//! 2510.26692), with one for each head the gated delta net (arXiv 2412.06464).
+//!
+//! For one head with state `S [d_k, d_v]`, decay factors `a [d_k]` and rate `beta`, row by row:
+//! `S = diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
+//!
+//! States lie in strips of sixteen values `[d_v / 16][d_k][16]` a head: columns of `S` never meet, so
+//! a strip stays in the first cache over all rows of a part, and no sum runs over lanes.
+
+use super::compute::Compute;
+use super::conv::Columns;
+use super::ops::Rows;
+use super::scan::{ScanPart, States};
+use super::simd::LANES;
+
+/// Strips that one task takes.
+const STRIPS: usize = 2;
+
+/// Which key head a value head uses where there are fewer of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyHeads {
+    /// Value head `h` uses key head `h / (n_head / n_key_head)`.
+    Grouped,
+    /// Value head `h` uses key head `h % n_key_head`.
+    Tiled,
+}
+
+/// Which values of the state decay together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// Each key channel by a factor of its own.
+    PerChannel,
+    /// A whole head by one factor.
+    PerHead,
+}
+
+/// Sizes of a delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Value heads, each with a state.
+    pub n_head: usize,
+    /// Query and key heads; divides `n_head`.
+    pub n_key_head: usize,
+    /// Which of them a value head uses.
+    pub key_heads: KeyHeads,
+    /// Width of a query or key head.
+    pub d_k: usize,
+    /// Width of a value head.
+    pub d_v: usize,
+    /// Granularity of the decay.
+    pub decay: Decay,
+}
+
+/// The operands of a delta rule, a row a token.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRows<'a> {
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub q: Columns<'a>,
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub k: Columns<'a>,
+    /// `[n, n_head, d_v]`.
+    pub v: Columns<'a>,
+    /// Decay factors in 0..=1, `[n, n_head, d_k]` or `[n, n_head]`.
+    pub decay: Columns<'a>,
+    /// `[n, n_head]`, in 0..=1.
+    pub beta: Columns<'a>,
+}
+
+/// Strips of one head's state and the rows of one part.
+pub(super) struct DeltaTile<'a> {
+    pub(super) shape: &'a DeltaShape,
+    pub(super) part: &'a ScanPart,
+    /// Value head.
+    pub(super) head: usize,
+    /// First value column within the head.
+    pub(super) start: usize,
+    /// `[strips, d_k, 16]`, or one narrower strip.
+    pub(super) state: &'a mut [f32],
+    pub(super) x: DeltaRows<'a>,
+    /// All values of the output, `[n, n_head, d_v]`.
+    pub(super) out: &'a Rows<'a, f32>,
+}
+
+impl DeltaShape {
+    /// Values of a sequence's state.
+    pub fn state_len(&self) -> usize {
+        self.n_head * self.d_k * self.d_v
+    }
+
+    /// Values of a row of decay factors.
+    pub fn decay_len(&self) -> usize {
+        match self.decay {
+            Decay::PerChannel => self.n_head * self.d_k,
+            Decay::PerHead => self.n_head,
+        }
+    }
+
+    /// The key head of value head `head`.
+    pub(super) fn key_head(&self, head: usize) -> usize {
+        match self.key_heads {
+            KeyHeads::Grouped => head / (self.n_head / self.n_key_head),
+            KeyHeads::Tiled => head % self.n_key_head,
+        }
+    }
+
+    fn check(&self, x: &DeltaRows<'_>, n_rows: usize) {
+        let Self { n_head, n_key_head, d_k, d_v, .. } = *self;
+        assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {self:?}");
+        assert!(d_k > 0 && d_v > 0, "delta: {self:?}");
+        x.q.check(n_rows, n_key_head * d_k, "delta: q");
+        x.k.check(n_rows, n_key_head * d_k, "delta: k");
+        x.v.check(n_rows, n_head * d_v, "delta: v");
+        x.decay.check(n_rows, self.decay_len(), "delta: decay");
+        x.beta.check(n_rows, n_head, "delta: beta");
+    }
+}
+
+impl<'a> DeltaTile<'a> {
+    /// Query of a row.
+    #[inline(always)]
+    pub(super) fn q(&self, row: usize) -> &'a [f32] {
+        self.x.q.at(row, self.shape.key_head(self.head) * self.shape.d_k, self.shape.d_k)
+    }
+
+    /// Key of a row.
+    #[inline(always)]
+    pub(super) fn k(&self, row: usize) -> &'a [f32] {
+        self.x.k.at(row, self.shape.key_head(self.head) * self.shape.d_k, self.shape.d_k)
+    }
+
+    /// `n` values of a row from column `start` of the tile on.
+    #[inline(always)]
+    pub(super) fn v(&self, row: usize, start: usize, n: usize) -> &'a [f32] {
+        self.x.v.at(row, self.head * self.shape.d_v + self.start + start, n)
+    }
+
+    /// Decay factors of a row: `d_k` of them, or one.
+    #[inline(always)]
+    pub(super) fn decay(&self, row: usize) -> &'a [f32] {
+        match self.shape.decay {
+            Decay::PerChannel => self.x.decay.at(row, self.head * self.shape.d_k, self.shape.d_k),
+            Decay::PerHead => self.x.decay.at(row, self.head, 1),
+        }
+    }
+
+    /// Correction rate of a row.
+    #[inline(always)]
+    pub(super) fn beta(&self, row: usize) -> f32 {
+        self.x.beta.at(row, self.head, 1)[0]
+    }
+
+    /// The same columns for some of the part's rows; `state` is the tile's.
+    pub(super) fn piece<'b>(&'b self, part: &'b ScanPart, state: &'b mut [f32]) -> DeltaTile<'b> {
+        let Self { shape, head, start, x, out, .. } = *self;
+        DeltaTile { shape, part, head, start, state, x, out }
+    }
+
+    /// Where `n` values of a row from column `start` of the tile on go.
+    #[inline(always)]
+    pub(super) fn out(&mut self, row: usize, start: usize, n: usize) -> &mut [f32] {
+        let head = row * self.shape.n_head + self.head;
+        let start = head * self.shape.d_v + self.start + start;
+        // SAFETY: tiles have disjoint columns or, being of different parts, disjoint rows, and the
+        // mutable borrow of the tile keeps its own rows apart.
+        unsafe { self.out.rows(start..start + n) }
+    }
+}
+
+impl Compute {
+    /// Runs the delta rule over the rows of `parts`: `out` is `[n, n_head, d_v]`, `states` is
+    /// `[n_slots, shape.state_len()]` and follows.
+    ///
+    /// # Panics
+    /// If shapes disagree, or two parts share a slot.
+    pub fn delta_scan(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+    ) {
+        let tile = STRIPS * LANES;
+        self.delta_tiles(shape, parts, states, x, out, tile, self.kernels().delta);
+    }
+    /// [`Compute::delta_scan`] by matrix products over whole chunks of `chunk` rows (16, 32 or 64) at
+    /// multiples of that position, row by row before the first and after the last. It pays where
+    /// there are units for matrix products; its results differ from the recurrence's in the last
+    /// bits, and depend on where a prompt is cut unless that is at a chunk's border.
+    ///
+    /// # Panics
+    /// If shapes disagree, two parts share a slot, or for another `chunk`.
+    pub fn delta_chunked(
+        &self,
+        shape: &DeltaShape,
+        chunk: usize,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+    ) {
+        assert!([16, 32, 64].contains(&chunk), "delta: chunks of {chunk} rows");
+        let kernel = self.kernels().delta_chunked;
+        self.delta_tiles(shape, parts, states, x, out, shape.d_v, |tile| kernel(tile, chunk));
+    }
+
+    /// The delta rule token by token with lanes along the keys, which [`Compute::delta_scan`] is
+    /// measured against. Its states are `[n_slots, n_head, d_v, d_k]`, `d_k` a multiple of 16.
+    ///
+    /// # Panics
+    /// If shapes disagree, or two parts share a slot.
+    pub fn delta_plain(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+    ) {
+        assert!(shape.d_k.is_multiple_of(LANES), "delta: keys of {}", shape.d_k);
+        self.delta_tiles(shape, parts, states, x, out, shape.d_v, self.kernels().delta_plain);
+    }
+
+    /// Checks the shapes and runs `kernel` on tiles of `tile` value columns of each head.
+    #[allow(clippy::too_many_arguments, reason = "an op's operands and how to run it")]
+    fn delta_tiles(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+        tile: usize,
+        kernel: impl Fn(DeltaTile<'_>) + Sync,
+    ) {
+        let row_len = shape.n_head * shape.d_v;
+        let n_rows = out.len() / row_len;
+        assert_eq!(out.len(), n_rows * row_len, "delta: length of out");
+        shape.check(&x, n_rows);
+        ScanPart::check(parts, n_rows, states.len() / shape.state_len(), "delta");
+        let states = States::new(states, shape.state_len());
+        let out = Rows::new(out, 1);
+        let per_head = shape.d_v.div_ceil(tile);
+        let row_cost = 4 * shape.d_k * tile.min(shape.d_v);
+        self.for_units(parts, shape.n_head * per_head, row_cost, &|part, unit| {
+            let (head, start) = (unit / per_head, unit % per_head * tile);
+            let end = (start + tile).min(shape.d_v);
+            let column = |c: usize| (head * shape.d_v + c) * shape.d_k;
+            // SAFETY: each tile of a slot is handed out once.
+            let state = unsafe { states.part(part.slot, column(start)..column(end)) };
+            kernel(DeltaTile { shape, part, head, start, state, x, out: &out });
+        });
+    }
+
+    /// Decay factors of a gate: `x = exp(rates * softplus(x + bias))` for each row of `x` (`[n, d]`,
+    /// `d = bias.len() = rates.len()`); with rates below 0 they lie in 0..=1.
+    pub fn decay_factors(&self, x: &mut [f32], bias: &[f32], rates: &[f32]) {
+        assert_eq!(bias.len(), rates.len(), "decay_factors: biases and rates");
+        let decay = self.kernels().decay_factors;
+        self.each_row(x, bias.len(), "decay_factors", &|_, row| decay(row, bias, rates));
+    }
+}
