@@ -65,6 +65,30 @@ impl<'a> WeightLoader<'a> {
         Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, &bytes)?)
     }
 
+    /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
+    /// files join projections in more than one way, blocks have them apart.
+    pub fn split_matrix<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        parts: [Vec<usize>; N],
+    ) -> Result<[PackedMatrix; N], ModelError> {
+        let tensor = self.checked(name, &[cols, rows])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        let row_bytes = bytes.len() / rows;
+        let mut packed = Vec::with_capacity(N);
+        for part in parts {
+            let mut picked = Vec::with_capacity(part.len() * row_bytes);
+            for row in &part {
+                picked.extend_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+            }
+            packed.push(PackedMatrix::pack(self.compute, tensor.ty, part.len(), cols, &picked)?);
+        }
+        Ok(packed.try_into().unwrap_or_else(|_| unreachable!("one matrix a part")))
+    }
+
     /// `n` matrices `[rows, cols]` of one tensor `{cols, rows, n}`: the experts of a layer.
     pub fn experts(
         &mut self,

@@ -3,6 +3,7 @@
 use super::layer_of;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, GgufError};
+use crate::kernels::MAX_CONV_TAPS;
 
 /// Most layers a model may have; the largest known have under 200.
 pub const MAX_LAYERS: usize = 4096;
@@ -104,6 +105,20 @@ impl<'m> Hparams<'m> {
             key: self.key(key),
             wanted: "u32 or array of u32",
         })
+    }
+
+    /// A list of i32, `None` where it is missing.
+    pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
+        self.model.meta().opt_i32s(&self.key(key))
+    }
+
+    /// The taps of a causal convolution.
+    pub fn conv_taps(&self, key: &str) -> Result<usize, ModelError> {
+        let taps = self.need_u32(key)? as usize;
+        if !(2..=MAX_CONV_TAPS).contains(&taps) {
+            return Err(self.bad(key, &format!("must be in 2..={MAX_CONV_TAPS}")));
+        }
+        Ok(taps)
     }
 
     /// Whether the model has a tensor of this name.

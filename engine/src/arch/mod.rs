@@ -5,6 +5,7 @@
 //! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
 //! stages.
 
+mod delta_spec;
 mod experts;
 mod granite;
 mod hparams;
@@ -13,12 +14,14 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod qwen;
+mod qwen_next;
 mod rope;
 mod spec;
 mod transformer;
 
 use std::ops::Range;
 
+pub use delta_spec::{DeltaNetSpec, KdaSpec};
 pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
@@ -43,7 +46,10 @@ const ARCHS: &[(&str, Describe)] = &[
     ("mamba", mamba::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen3", qwen::describe_qwen3),
+    ("qwen35", qwen_next::describe_qwen35),
+    ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
+    ("qwen3next", qwen_next::describe_qwen3next),
 ];
 
 /// Name of the embedding matrix.

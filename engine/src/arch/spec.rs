@@ -1,7 +1,7 @@
 //! The types a model description is made of. Plain data: no weights, no behaviour beyond what
 //! follows from the sizes.
 
-use super::RopeSpec;
+use super::{DeltaNetSpec, KdaSpec, RopeSpec};
 use crate::kernels::MambaScan;
 use crate::state::{Prefixes, StateSpec};
 
@@ -98,6 +98,10 @@ pub enum BlockKind {
     Mamba(MambaSpec),
     /// Gated short convolution.
     ShortConv(ShortConvSpec),
+    /// Kimi delta attention.
+    Kda(KdaSpec),
+    /// Gated delta net.
+    DeltaNet(DeltaNetSpec),
 }
 
 impl BlockKind {
@@ -117,6 +121,8 @@ impl BlockKind {
                 scan: MambaScan::state_len(m.d_inner, m.n_state),
             },
             Self::ShortConv(c) => StateSpec::Slot { conv: (c.conv_taps - 1) * c.n_embd, scan: 0 },
+            Self::Kda(k) => k.state(),
+            Self::DeltaNet(d) => d.state(),
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
         }
     }
@@ -147,6 +153,9 @@ pub struct AttentionSpec {
     pub rope: bool,
     /// Epsilon of the per-head norms of q and k before the rotation; `None` without them.
     pub qk_norm_eps: Option<f32>,
+    /// Whether the query projection has a gate behind each head's query, whose sigmoid multiplies the
+    /// head's output.
+    pub gated: bool,
 }
 
 /// What an FFN computes between its way up and its way down.

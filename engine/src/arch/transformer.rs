@@ -101,6 +101,7 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         scale: 1.0 / (head_dim_k as f32).sqrt(),
         rope: false,
         qk_norm_eps: None,
+        gated: false,
     })
 }
 

@@ -1,5 +1,5 @@
 //! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245): projections,
-//! optional per-head norms, rotation, causal attention, output projection.
+//! optional per-head norms, rotation, causal attention, optional gate, output projection.
 
 use super::BlockCx;
 use crate::arch::AttentionSpec;
@@ -12,6 +12,8 @@ use crate::weights::WeightLoader;
 pub struct Attention {
     spec: AttentionSpec,
     q: Projection,
+    /// To the gate of each head's output, `[n_head * head_dim_v, n_embd]`.
+    gate: Option<Box<PackedMatrix>>,
     k: Projection,
     v: Projection,
     output: Projection,
@@ -58,8 +60,15 @@ impl Attention {
                 eps,
             )),
         };
+        let (q, gate) = if spec.gated {
+            let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
+            (Projection { weight: q, bias: None }, Some(Box::new(gate)))
+        } else {
+            (Projection::load(loader, &name("q"), n_q, n_embd)?, None)
+        };
         Ok(Self {
-            q: Projection::load(loader, &name("q"), n_q, n_embd)?,
+            q,
+            gate,
             k: Projection::load(loader, &name("k"), n_k, n_embd)?,
             v: Projection::load(loader, &name("v"), n_v, n_embd)?,
             output: Projection::load(loader, &name("output"), n_embd, n_o)?,
@@ -81,11 +90,17 @@ impl Attention {
         let mut q = cx.scratch.take(n * self.q.weight.rows());
         let mut k = cx.scratch.take(n * self.k.weight.rows());
         let mut v = cx.scratch.take(n * self.v.weight.rows());
-        cx.compute.matmul(&mut [
+        let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
+        let mut jobs = vec![
             MatmulJob { w: &self.q.weight, x, rows: 0..n, out: &mut q },
             MatmulJob { w: &self.k.weight, x, rows: 0..n, out: &mut k },
             MatmulJob { w: &self.v.weight, x, rows: 0..n, out: &mut v },
-        ]);
+        ];
+        if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
+            jobs.push(MatmulJob { w, x, rows: 0..n, out: gate });
+        }
+        cx.compute.matmul(&mut jobs);
+        drop(jobs);
         cx.add_bias(&mut q, self.q.bias.as_deref());
         cx.add_bias(&mut k, self.k.bias.as_deref());
         cx.add_bias(&mut v, self.v.bias.as_deref());
@@ -100,6 +115,10 @@ impl Attention {
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
         kv.append(cx.compute, cx.parts, cx.sequences, &k, &v);
         kv.attend(cx.compute, cx.parts, cx.sequences, spec.scale, &q, &mut heads);
+        if let Some(gate) = gate {
+            cx.compute.sigmoid_mul(&mut heads, &gate);
+            cx.scratch.give_all([gate]);
+        }
         let output = &self.output.weight;
         let x = ActRows::new(cx.compute, &heads, output.cols(), &[output]);
         cx.compute.matmul(&mut [MatmulJob { w: output, x: &x, rows: 0..n, out }]);
@@ -110,11 +129,31 @@ impl Attention {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.q.weight, &self.k.weight, &self.v.weight]
+        let mut inputs = vec![&self.q.weight, &self.k.weight, &self.v.weight];
+        inputs.extend(self.gate.as_deref());
+        inputs
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        [&self.q, &self.k, &self.v, &self.output].iter().map(|p| p.weight.nbytes()).sum()
+        let output = &self.output.weight;
+        self.inputs().into_iter().chain([output]).map(PackedMatrix::nbytes).sum()
     }
+}
+
+/// Queries and gates of a projection with `[query | gate]` for each head: two matrices.
+fn load_gated(
+    spec: &AttentionSpec,
+    name: &str,
+    n_embd: usize,
+    loader: &mut WeightLoader<'_>,
+) -> Result<(PackedMatrix, PackedMatrix), ModelError> {
+    let (d_q, d_gate) = (spec.head_dim_k, spec.head_dim_v);
+    let of_heads = |start: usize, width: usize| {
+        let head = move |h: usize| (0..width).map(move |i| h * (d_q + d_gate) + start + i);
+        (0..spec.n_head).flat_map(head).collect()
+    };
+    let rows = [of_heads(0, d_q), of_heads(d_q, d_gate)];
+    let [q, gate] = loader.split_matrix(name, spec.n_head * (d_q + d_gate), n_embd, rows)?;
+    Ok((q, gate))
 }

@@ -4,6 +4,8 @@
 //! Weights never change; what a block remembers is a [`BlockState`] that the stage owns.
 
 mod attention;
+mod delta_net;
+mod kda;
 mod mamba;
 mod mlp;
 mod moe;
@@ -12,6 +14,8 @@ mod scratch;
 mod short_conv;
 
 pub use attention::Attention;
+pub use delta_net::DeltaNet;
+pub use kda::Kda;
 pub use mamba::Mamba;
 pub use mlp::Mlp;
 pub use moe::Moe;
@@ -36,6 +40,10 @@ pub enum Block {
     Mamba(Box<Mamba>),
     /// See [`ShortConv`].
     ShortConv(Box<ShortConv>),
+    /// See [`Kda`].
+    Kda(Box<Kda>),
+    /// See [`DeltaNet`].
+    DeltaNet(Box<DeltaNet>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -79,6 +87,10 @@ impl Block {
             BlockKind::Mamba(spec) => {
                 Self::Mamba(Box::new(Mamba::load(spec, &stem, n_embd, loader)?))
             }
+            BlockKind::Kda(spec) => Self::Kda(Box::new(Kda::load(spec, &stem, n_embd, loader)?)),
+            BlockKind::DeltaNet(spec) => {
+                Self::DeltaNet(Box::new(DeltaNet::load(spec, &stem, n_embd, loader)?))
+            }
             BlockKind::ShortConv(spec) => {
                 Self::ShortConv(Box::new(ShortConv::load(spec, &stem, n_embd, loader)?))
             }
@@ -93,6 +105,8 @@ impl Block {
             Self::Moe(moe) => moe.inputs(),
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
+            Self::Kda(kda) => kda.inputs(),
+            Self::DeltaNet(net) => net.inputs(),
         }
     }
 
@@ -104,6 +118,8 @@ impl Block {
             Self::Moe(moe) => moe.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
+            Self::Kda(kda) => kda.nbytes(),
+            Self::DeltaNet(net) => net.nbytes(),
         };
         bytes as u64
     }
@@ -121,7 +137,9 @@ impl Block {
             (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
             (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
             (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
-            (Self::Mamba(_) | Self::ShortConv(_), _) => {
+            (Self::Kda(kda), BlockState::Slots(states)) => kda.forward(cx, states, x, out),
+            (Self::DeltaNet(net), BlockState::Slots(states)) => net.forward(cx, states, x, out),
+            (Self::Mamba(_) | Self::ShortConv(_) | Self::Kda(_) | Self::DeltaNet(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),

@@ -2,7 +2,7 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, hybrids, vocab};
+use super::{Shape, Spec, SynthError, delta, hybrids, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -12,7 +12,7 @@ pub(super) const EMBEDDING: f32 = 1.0;
 /// Gain of the attention's way back. Attention with random weights is near the mean over all positions,
 /// the same for each of them: at full gain it drowns the rest in deep models, and greedy text is one
 /// token over and over.
-const ATTENTION_GAIN: f32 = 0.5;
+pub(super) const ATTENTION_GAIN: f32 = 0.5;
 /// Gain of the output matrix: logits of this standard deviation.
 const OUTPUT_GAIN: f32 = 3.0;
 pub(super) const RMS_EPSILON: f32 = 1e-5;
@@ -41,6 +41,9 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "jamba", build: hybrids::jamba },
     Arch { name: "lfm2", build: hybrids::lfm2 },
     Arch { name: "lfm2moe", build: hybrids::lfm2moe },
+    Arch { name: "qwen3next", build: delta::qwen3next },
+    Arch { name: "qwen35", build: delta::qwen35 },
+    Arch { name: "qwen35moe", build: delta::qwen35moe },
 ];
 
 impl Arch {
@@ -232,11 +235,13 @@ pub(super) fn attention(shape: &Shape, plan: &mut Plan) {
 
 pub(super) fn ffn(shape: &Shape, plan: &mut Plan) {
     plan.norm("ffn_norm", shape.n_embd);
+    dense_or_experts(shape, plan);
+}
+
+/// An FFN without its norm.
+pub(super) fn dense_or_experts(shape: &Shape, plan: &mut Plan) {
     let Some(experts) = shape.experts else {
-        plan.matrix("ffn_gate", Role::Matrix, &[shape.n_embd, shape.n_ff], 1.0);
-        plan.matrix("ffn_up", Role::Matrix, &[shape.n_embd, shape.n_ff], 1.0);
-        plan.matrix("ffn_down", Role::FfnDown { expert: false }, &[shape.n_ff, shape.n_embd], 1.0);
-        return;
+        return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
     };
     let (up, down) =
         ([shape.n_embd, experts.n_ff, experts.count], [experts.n_ff, shape.n_embd, experts.count]);
@@ -244,4 +249,12 @@ pub(super) fn ffn(shape: &Shape, plan: &mut Plan) {
     plan.matrix("ffn_gate_exps", Role::Expert, &up, 1.0);
     plan.matrix("ffn_up_exps", Role::Expert, &up, 1.0);
     plan.matrix("ffn_down_exps", Role::FfnDown { expert: true }, &down, 1.0);
+}
+
+/// A gated FFN; `suffix` tells a shared expert from the layer's own.
+pub(super) fn ffn_matrices(plan: &mut Plan, suffix: &str, n_embd: usize, n_ff: usize) {
+    let name = |part: &str| format!("ffn_{part}{suffix}");
+    plan.matrix(&name("gate"), Role::Matrix, &[n_embd, n_ff], 1.0);
+    plan.matrix(&name("up"), Role::Matrix, &[n_embd, n_ff], 1.0);
+    plan.matrix(&name("down"), Role::FfnDown { expert: false }, &[n_ff, n_embd], 1.0);
 }

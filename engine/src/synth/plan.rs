@@ -59,9 +59,12 @@ impl Plan {
         Self { prefix, quant, place, metadata: Vec::new(), tensors: Vec::new() }
     }
 
-    /// Adds a count to the metadata. Shapes are far below 2^32: see `arch::plan`.
+    /// Adds a count to the metadata, in the place of an earlier one of that key. Shapes are far below
+    /// 2^32: see `arch::plan`.
     pub fn count(&mut self, key: &str, value: usize) {
-        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::U32(value as u32)));
+        let whole_key = format!("{}.{key}", self.prefix);
+        self.metadata.retain(|(other, _)| *other != whole_key);
+        self.metadata.push((whole_key, MetaScalar::U32(value as u32)));
     }
 
     /// Adds a number to the metadata.

@@ -1,5 +1,6 @@
 //! Blocks against plain computations in f64, through the names and shapes of a file.
 
+mod delta;
 mod moe;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,68 @@
+//! Descriptions of the mixers that run the delta rule.
+
+use crate::kernels::{Decay, DeltaShape, KeyHeads};
+use crate::state::StateSpec;
+
+/// Kimi delta attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KdaSpec {
+    /// Heads.
+    pub n_head: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Taps of the convolutions.
+    pub conv_taps: usize,
+    /// Epsilon of its norms.
+    pub eps: f32,
+}
+
+impl KdaSpec {
+    /// Sizes of its delta rule.
+    pub fn shape(&self) -> DeltaShape {
+        DeltaShape {
+            n_head: self.n_head,
+            n_key_head: self.n_head,
+            key_heads: KeyHeads::Grouped,
+            d_k: self.head_dim,
+            d_v: self.head_dim,
+            decay: Decay::PerChannel,
+        }
+    }
+
+    /// What it remembers of a sequence.
+    pub fn state(&self) -> StateSpec {
+        let conv = 3 * (self.conv_taps - 1) * self.n_head * self.head_dim;
+        StateSpec::Slot { conv, scan: self.shape().state_len() }
+    }
+}
+
+/// A gated delta net.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaNetSpec {
+    /// Sizes of its delta rule; keys and values are equally wide.
+    pub shape: DeltaShape,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+    /// Epsilon of its norms.
+    pub eps: f32,
+}
+
+impl DeltaNetSpec {
+    /// What it remembers of a sequence.
+    pub fn state(&self) -> StateSpec {
+        let DeltaShape { n_head, n_key_head, d_k, d_v, .. } = self.shape;
+        let conv = (self.conv_taps - 1) * (2 * n_key_head * d_k + n_head * d_v);
+        StateSpec::Slot { conv, scan: self.shape.state_len() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_as_large_as_kimi_linear_48b_has_them() {
+        let kda = KdaSpec { n_head: 32, head_dim: 128, conv_taps: 4, eps: 1e-5 };
+        assert_eq!(kda.state(), StateSpec::Slot { conv: 36_864, scan: 524_288 });
+    }
+}

@@ -1,0 +1,152 @@
+//! `qwen3next`, `qwen35` and `qwen35moe`: three gated delta nets to each full attention layer, whose
+//! output a part of the query projection gates; rotation of a part of each head. qwen35 is dense,
+//! the others have softmax-routed experts with a gated shared one.
+
+use super::{
+    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, HeadSpec, Hparams, LayerSpec,
+    MlpSpec, ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
+    transformer,
+};
+use crate::error::ModelError;
+use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
+
+/// Every this many layers one has full attention, where the file does not say.
+const DEFAULT_INTERVAL: u32 = 4;
+
+/// Experts in every layer, value heads grouped by key head.
+pub(super) fn describe_qwen3next(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    describe(hp, KeyHeads::Grouped, &experts_ffn)
+}
+
+/// Dense; the converter laid the value heads out in turns of the key heads.
+pub(super) fn describe_qwen35(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    check_sections(hp)?;
+    describe(hp, KeyHeads::Tiled, &dense_ffn)
+}
+
+/// As qwen35, with experts.
+pub(super) fn describe_qwen35moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    check_sections(hp)?;
+    describe(hp, KeyHeads::Tiled, &experts_ffn)
+}
+
+/// Describes the FFN of a layer.
+type Ffn = dyn Fn(&Hparams<'_>, usize) -> Result<BlockKind, ModelError>;
+
+fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let delta_net = delta_net(hp, key_heads, eps)?;
+    let recurrent = recurrent_layers(hp)?;
+    let mut head_dim = None;
+    let mut layers = Vec::with_capacity(hp.n_layer());
+    for (il, recurrent) in recurrent.into_iter().enumerate().take(hp.n_layer()) {
+        let mixer = if recurrent {
+            BlockKind::DeltaNet(delta_net.clone())
+        } else {
+            let attention = transformer::attention_spec(hp, il)?;
+            head_dim = Some(attention.head_dim_k);
+            let qk_norm_eps = Some(eps);
+            let attention = AttentionSpec { rope: true, qk_norm_eps, gated: true, ..attention };
+            BlockKind::Attention(attention)
+        };
+        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let ffn = ffn(hp, il)?;
+        layers.push(LayerSpec {
+            blocks: vec![
+                block("attn_norm.weight", mixer),
+                block("post_attention_norm.weight", ffn),
+            ],
+        });
+    }
+    let rope = match head_dim {
+        Some(head_dim) => Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?),
+        None => None,
+    };
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope,
+        layers,
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+fn delta_net(hp: &Hparams<'_>, key_heads: KeyHeads, eps: f32) -> Result<DeltaNetSpec, ModelError> {
+    let size = |key: &str| Ok::<_, ModelError>(hp.need_u32(key)? as usize);
+    let (d, inner) = (size("ssm.state_size")?, size("ssm.inner_size")?);
+    let (n_head, n_key_head) = (size("ssm.time_step_rank")?, size("ssm.group_count")?);
+    if d == 0 || n_head.checked_mul(d) != Some(inner) {
+        let problem = format!("is {inner}, but there are {n_head} heads of {d}");
+        return Err(hp.bad("ssm.inner_size", &problem));
+    }
+    if n_key_head == 0 || n_head == 0 || !n_head.is_multiple_of(n_key_head) {
+        let problem = format!("{n_key_head} key heads cannot serve {n_head} value heads");
+        return Err(hp.bad("ssm.group_count", &problem));
+    }
+    let decay = Decay::PerHead;
+    let shape = DeltaShape { n_head, n_key_head, key_heads, d_k: d, d_v: d, decay };
+    Ok(DeltaNetSpec { shape, conv_taps: hp.conv_taps("ssm.conv_kernel")?, eps })
+}
+
+/// Which layers are recurrent: listed, or all but every `full_attention_interval`-th.
+fn recurrent_layers(hp: &Hparams<'_>) -> Result<Vec<bool>, ModelError> {
+    if let Some(listed) = hp.per_layer("attention.recurrent_layers")? {
+        return Ok(listed.into_iter().map(|layer| layer != 0).collect());
+    }
+    let interval = hp.u32("full_attention_interval")?.unwrap_or(DEFAULT_INTERVAL) as usize;
+    if interval == 0 {
+        return Err(hp.bad("full_attention_interval", "must be positive"));
+    }
+    Ok((1..=hp.n_layer()).map(|i| i % interval != 0).collect())
+}
+
+/// Refuses rotations whose pairs are not all in the first three sections: text has one position for
+/// these three and none for the fourth.
+fn check_sections(hp: &Hparams<'_>) -> Result<(), ModelError> {
+    let key = "rope.dimension_sections";
+    let Some(sections) = hp.i32s(key)? else {
+        return Err(hp.bad(key, "must be present"));
+    };
+    let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
+    let n_pairs = hp.u32("rope.dimension_count")?.map_or(head_dim, |n| n as usize) / 2;
+    let sizes: Vec<usize> = sections.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+    let total: usize = sizes.iter().sum();
+    if sizes.len() != 4 || total == 0 {
+        return Err(hp.bad(key, "must be 4 sizes, not all of them 0"));
+    }
+    // Sections take turns: time, height, width, as long as each has pairs left.
+    let in_turn = |sector: usize| sector < 3 * sizes[sector % 3];
+    match (0..n_pairs).find(|pair| !in_turn(pair % total)) {
+        Some(pair) => Err(ModelError::Unsupported(format!(
+            "{} with rotated pair {pair} in the fourth of the sections {sections:?}",
+            hp.arch()
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn dense_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+    let n_ff = hp.need_per_layer("feed_forward_length")?[il];
+    if n_ff == 0 {
+        return Err(hp.bad("feed_forward_length", "must be positive"));
+    }
+    Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)))
+}
+
+fn experts_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+    let n_ff = hp.per_layer("feed_forward_length")?.map_or(0, |per_layer| per_layer[il]);
+    let experts = experts::read(hp, il, |n_used| n_ff / n_used)?;
+    let shared = match hp.u32("expert_shared_feed_forward_length")? {
+        None | Some(0) => n_ff,
+        Some(n) => n as usize,
+    };
+    if shared == 0 {
+        return Err(hp.bad("expert_shared_feed_forward_length", "must be positive"));
+    }
+    let shared =
+        SharedExpertSpec { gated: true, ..SharedExpertSpec::new(shared, Activation::SwiGlu) };
+    Ok(BlockKind::Moe(MoeSpec { shared: Some(shared), ..experts }))
+}

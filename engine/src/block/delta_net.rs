@@ -1,0 +1,187 @@
+//! The gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it: one convolution over
+//! queries, keys and values, one decay for each head, fewer key heads than value heads, a gated norm.
+//!
+//! Files hold the projections in three forms; all are taken apart into the same matrices at load.
+
+use super::BlockCx;
+use crate::arch::DeltaNetSpec;
+use crate::error::ModelError;
+use crate::kernels::{
+    ActRows, Columns, Conv, DeltaRows, DeltaShape, MatmulJob, PackedMatrix, StateAt,
+};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// Weights of one gated delta net; `d` is the width of a head, key heads are `n_key_head`, value heads
+/// `n_head`.
+pub struct DeltaNet {
+    shape: DeltaShape,
+    eps: f32,
+    /// To queries, keys and values, `[(2 n_key_head + n_head) d, n_embd]`.
+    qkv: PackedMatrix,
+    /// To the output gate, `[n_head d, n_embd]`.
+    gate: PackedMatrix,
+    /// To the rate of correction, `[n_head, n_embd]`.
+    beta: PackedMatrix,
+    /// To the forget gate, `[n_head, n_embd]`.
+    alpha: PackedMatrix,
+    /// Over queries and keys.
+    conv_qk: Conv,
+    /// Over values.
+    conv_v: Conv,
+    /// Added to the forget gate, `[n_head]`.
+    forget_bias: Vec<f32>,
+    /// Log decay of a unit of forget gate, below 0, `[n_head]`.
+    rates: Vec<f32>,
+    /// Weight of the norm of a head's output, `[d]`.
+    norm: Vec<f32>,
+    output: PackedMatrix,
+}
+
+/// Rows of each part of a matrix whose rows are grouped by key head; `widths` are those of the parts
+/// within a group.
+fn regroup<const N: usize>(n_groups: usize, widths: [usize; N]) -> [Vec<usize>; N] {
+    let group: usize = widths.iter().sum();
+    let mut first = 0;
+    widths.map(|width| {
+        let start = first;
+        first += width;
+        (0..n_groups).flat_map(|g| (0..width).map(move |i| g * group + start + i)).collect()
+    })
+}
+
+impl DeltaNet {
+    /// Loads `<stem>.attn_{qkv,gate}` (or `ssm_in`), `ssm_ba` (or `ssm_beta` and `ssm_alpha`) and the
+    /// other `ssm_*`.
+    pub fn load(
+        spec: &DeltaNetSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let DeltaShape { n_head, n_key_head, d_k: d, .. } = spec.shape;
+        let name = |part: &str| format!("{stem}.{part}");
+        let (keys, values, per_key) = (2 * n_key_head * d, n_head * d, n_head / n_key_head);
+        let all = name("ssm_in.weight");
+        let [qkv, gate] = if loader.has(&all) {
+            let [q, k, v, z] = regroup(n_key_head, [d, d, per_key * d, per_key * d]);
+            let qkv = [q, k, v].concat();
+            loader.split_matrix(&all, keys + 2 * values, n_embd, [qkv, z])?
+        } else {
+            let qkv = loader.matrix(&name("attn_qkv.weight"), keys + values, n_embd)?;
+            [qkv, loader.matrix(&name("attn_gate.weight"), values, n_embd)?]
+        };
+        let both = name("ssm_ba.weight");
+        let [beta, alpha] = if loader.has(&both) {
+            let rows = regroup(n_key_head, [per_key, per_key]);
+            loader.split_matrix(&both, 2 * n_head, n_embd, rows)?
+        } else {
+            let mut one = |part| loader.matrix(&name(part), n_head, n_embd);
+            [one("ssm_beta.weight")?, one("ssm_alpha.weight")?]
+        };
+        let taps = loader.values(&name("ssm_conv1d.weight"), &[spec.conv_taps, keys + values])?;
+        let (taps_qk, taps_v) = taps.split_at(keys * spec.conv_taps);
+        Ok(Self {
+            shape: spec.shape,
+            eps: spec.eps,
+            qkv,
+            gate,
+            beta,
+            alpha,
+            conv_qk: Conv::new(taps_qk, spec.conv_taps, None, true),
+            conv_v: Conv::new(taps_v, spec.conv_taps, None, true),
+            forget_bias: loader.vector(&name("ssm_dt.bias"), n_head)?,
+            rates: loader.vector(&name("ssm_a"), n_head)?,
+            norm: loader.vector(&name("ssm_norm.weight"), d)?,
+            output: loader.matrix(&name("ssm_out.weight"), n_embd, values)?,
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let n = x.n_rows();
+        let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
+        let weights = [&self.qkv, &self.gate, &self.beta, &self.alpha];
+        let mut projected = weights.map(|w| cx.scratch.take(n * w.rows()));
+        let jobs = weights.into_iter().zip(&mut projected);
+        let mut jobs: Vec<_> = jobs.map(|(w, out)| MatmulJob { w, x, rows: 0..n, out }).collect();
+        cx.compute.matmul(&mut jobs);
+        drop(jobs);
+        let [raw, gate, mut beta, mut decay] = projected;
+        let (qk, v) = self.convolve(cx, states, &raw);
+        cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates);
+        cx.compute.sigmoid(&mut beta);
+        let keys = 2 * n_key_head * d;
+        let rows = DeltaRows {
+            q: Columns { data: &qk, stride: keys, first_col: 0 },
+            k: Columns { data: &qk, stride: keys, first_col: n_key_head * d },
+            v: Columns::whole(&v, n_head * d),
+            decay: Columns::whole(&decay, n_head),
+            beta: Columns::whole(&beta, n_head),
+        };
+        let mut y = cx.scratch.take(v.len());
+        let (_, scan_states) = states.split();
+        let parts = SlotStates::parts(cx.parts);
+        cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
+        cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
+        cx.compute.silu_mul_inplace(&mut y, &gate);
+        let x = ActRows::new(cx.compute, &y, n_head * d, &[&self.output]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
+        drop(x);
+        cx.scratch.give_all([raw, gate, beta, decay, qk, v, y]);
+    }
+
+    /// Queries and keys of unit length `[n, 2 n_key_head d]`, and values, all convolved.
+    fn convolve(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        raw: &[f32],
+    ) -> (Vec<f32>, Vec<f32>) {
+        let stride = self.qkv.rows();
+        let n = raw.len() / stride;
+        let parts = SlotStates::parts(cx.parts);
+        let (conv_states, _) = states.split();
+        let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
+        let mut convolve = |conv: &Conv, first_col, first, scratch: &mut super::Scratch| {
+            let mut out = scratch.take(n * conv.channels());
+            let x = Columns { data: raw, stride, first_col };
+            let at = StateAt { per_slot, first };
+            cx.compute.conv_at(conv, &parts, conv_states, at, x, &mut out);
+            out
+        };
+        let mut qk = convolve(&self.conv_qk, 0, 0, cx.scratch);
+        let first = self.conv_qk.state_len();
+        let v = convolve(&self.conv_v, self.conv_qk.channels(), first, cx.scratch);
+        cx.compute.l2_norm(&mut qk, self.shape.d_k, self.eps);
+        (qk, v)
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        vec![&self.qkv, &self.gate, &self.beta, &self.alpha]
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.inputs().into_iter().chain([&self.output]).map(PackedMatrix::nbytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_grouped_by_key_head_come_apart() {
+        let [q, v] = regroup(3, [1, 2]);
+        assert_eq!(q, [0, 3, 6]);
+        assert_eq!(v, [1, 2, 4, 5, 7, 8]);
+    }
+}

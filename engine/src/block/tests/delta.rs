@@ -1,0 +1,127 @@
+//! Delta-rule mixers: the forms that files hold their tensors in give the same bits, and a part of a
+//! prompt after another the same as both at once.
+
+use super::{Bench, Tensors, bits, noise};
+use crate::arch::{BlockKind, DeltaNetSpec, KdaSpec};
+use crate::batch::SlotId;
+use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
+use crate::state::PartRows;
+
+const N_EMBD: usize = 48;
+const TAPS: usize = 3;
+
+fn part(pos: u32, n_rows: usize) -> PartRows {
+    PartRows { slot: SlotId(1), pos, rows: 0..n_rows, want: crate::batch::Want::Nothing }
+}
+
+/// Outputs of `n` rows in one piece and in two; both must be the same bits.
+fn outputs(kind: &BlockKind, tensors: &Tensors) -> Vec<u32> {
+    let n = 9;
+    let x = noise(n * N_EMBD, 3);
+    let (head, tail) = x.split_at(4 * N_EMBD);
+    let table = available()[0];
+    let whole = Bench::new(kind, tensors, N_EMBD, table).forward(&[part(0, n)], None, &x);
+    let mut bench = Bench::new(kind, tensors, N_EMBD, table);
+    let mut pieces = bench.forward(&[part(0, 4)], None, head);
+    pieces.extend(bench.forward(&[part(4, n - 4)], None, tail));
+    assert_eq!(bits(&whole), bits(&pieces), "a cut changes the outputs");
+    assert!(whole.iter().any(|y| y.abs() > 1e-3), "outputs vanish");
+    bits(&whole)
+}
+
+fn net(key_heads: KeyHeads) -> BlockKind {
+    let decay = Decay::PerHead;
+    let shape = DeltaShape { n_head: 6, n_key_head: 3, key_heads, d_k: 8, d_v: 8, decay };
+    BlockKind::DeltaNet(DeltaNetSpec { shape, conv_taps: TAPS, eps: 1e-6 })
+}
+
+/// A gated delta net of 3 key heads with 2 value heads of 8 each.
+fn net_tensors() -> Tensors {
+    let mut tensors = Tensors::default();
+    let mut add = |name: &str, ne: &[usize]| tensors.add(&format!("blk.0.{name}"), ne);
+    add("attn_qkv.weight", &[N_EMBD, 96]);
+    add("attn_gate.weight", &[N_EMBD, 48]);
+    add("ssm_ba.weight", &[N_EMBD, 12]);
+    add("ssm_conv1d.weight", &[TAPS, 96]);
+    add("ssm_dt.bias", &[6]);
+    add("ssm_norm.weight", &[8]);
+    add("ssm_out.weight", &[48, N_EMBD]);
+    tensors.put("blk.0.ssm_a", &[6], vec![-0.1, -0.5, -1.0, -2.0, -4.0, -0.01]);
+    tensors
+}
+
+/// Rows `range` of a matrix.
+fn rows(tensors: &Tensors, name: &str, range: std::ops::Range<usize>) -> Vec<f32> {
+    tensors.get(name)[range.start * N_EMBD..range.end * N_EMBD].to_vec()
+}
+
+#[test]
+fn a_delta_net_in_one_matrix_is_the_same_as_in_two() {
+    let tensors = net_tensors();
+    let mut joined = net_tensors();
+    let qkv = |range| rows(&tensors, "blk.0.attn_qkv.weight", range);
+    let mut all = Vec::new();
+    for key in 0..3 {
+        all.extend(qkv(8 * key..8 * key + 8));
+        all.extend(qkv(24 + 8 * key..24 + 8 * key + 8));
+        all.extend(qkv(48 + 16 * key..48 + 16 * key + 16));
+        all.extend(rows(&tensors, "blk.0.attn_gate.weight", 16 * key..16 * key + 16));
+    }
+    joined.0.remove("blk.0.attn_qkv.weight");
+    joined.0.remove("blk.0.attn_gate.weight");
+    joined.put("blk.0.ssm_in.weight", &[N_EMBD, 144], all);
+    let kind = net(KeyHeads::Grouped);
+    assert_eq!(outputs(&kind, &joined), outputs(&kind, &tensors));
+}
+
+#[test]
+fn a_delta_net_with_separate_gates_is_the_same_as_with_one_matrix() {
+    let tensors = net_tensors();
+    let mut apart = net_tensors();
+    let ba = |row: usize| rows(&tensors, "blk.0.ssm_ba.weight", row..row + 1);
+    let per_head = |first: usize| (0..6).flat_map(|h| ba(h / 2 * 4 + first + h % 2)).collect();
+    apart.0.remove("blk.0.ssm_ba.weight");
+    apart.put("blk.0.ssm_beta.weight", &[N_EMBD, 6], per_head(0));
+    apart.put("blk.0.ssm_alpha.weight", &[N_EMBD, 6], per_head(2));
+    let kind = net(KeyHeads::Grouped);
+    assert_eq!(outputs(&kind, &apart), outputs(&kind, &tensors));
+    assert_ne!(outputs(&net(KeyHeads::Tiled), &apart), outputs(&kind, &tensors), "order of heads");
+}
+
+/// KDA with 2 heads of 16.
+fn kda_tensors() -> Tensors {
+    let mut tensors = Tensors::default();
+    let mut add = |name: &str, ne: &[usize]| tensors.add(&format!("blk.0.{name}"), ne);
+    add("ssm_f_a.weight", &[N_EMBD, 16]);
+    add("ssm_f_b.weight", &[16, 32]);
+    add("ssm_g_a.weight", &[N_EMBD, 16]);
+    add("ssm_g_b.weight", &[16, 32]);
+    add("ssm_beta.weight", &[N_EMBD, 2]);
+    add("ssm_dt.bias", &[32]);
+    add("ssm_norm.weight", &[16]);
+    add("attn_output.weight", &[32, N_EMBD]);
+    for part in ["q", "k", "v"] {
+        add(&format!("attn_{part}.weight"), &[N_EMBD, 32]);
+        add(&format!("ssm_conv1d_{part}.weight"), &[TAPS, 1, 32]);
+    }
+    tensors.put("blk.0.ssm_a", &[1, 2], vec![-0.2, -3.0]);
+    tensors
+}
+
+#[test]
+fn kda_takes_fused_projections_and_both_shapes_of_convolutions() {
+    let kind = BlockKind::Kda(KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6 });
+    let tensors = kda_tensors();
+    let mut other = kda_tensors();
+    let mut fused = Vec::new();
+    for part in ["q", "k", "v"] {
+        let weight = format!("blk.0.attn_{part}.weight");
+        fused.extend_from_slice(tensors.get(&weight));
+        other.0.remove(&weight);
+        let conv = format!("blk.0.ssm_conv1d_{part}.weight");
+        other.put(&conv, &[TAPS, 1, 32, 1], tensors.get(&conv).to_vec());
+    }
+    other.put("blk.0.attn_qkv.weight", &[N_EMBD, 96], fused);
+    other.put("blk.0.ssm_a", &[1, 2, 1, 1], tensors.get("blk.0.ssm_a").to_vec());
+    assert_eq!(outputs(&kind, &other), outputs(&kind, &tensors));
+}
