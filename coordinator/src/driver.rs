@@ -196,6 +196,12 @@ impl Driver {
     fn tell(&mut self, action: Action) {
         let now = self.now();
         match action {
+            Action::Reused { request, tokens } => {
+                tracing::debug!(request = request.0, tokens, "begins with a kept sequence");
+                if let Some(live) = self.live.get(&request) {
+                    live.reused(tokens);
+                }
+            }
             Action::Token { request, token, .. } => {
                 self.with_live(request, |live| live.token(now, token));
             }
@@ -237,10 +243,10 @@ impl Driver {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
-        let Submission { id, request, events, verdict } = submission;
+        let Submission { id, request, events, verdict, reused } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = id.0, n_prompt, "submitted");
-        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict));
+        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict, reused));
         self.step(Event::Submit(SchedRequest { id, prompt: request.tokens, work: request.work }));
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();

@@ -51,6 +51,8 @@ pub struct End {
     pub reason: EndReason,
     /// Tokens drawn, the stop token included.
     pub n_generated: u32,
+    /// Tokens of the prompt that were not computed again.
+    pub n_reused: u32,
     /// From submission to the first token: queue and prefill.
     pub to_first: Duration,
     /// From there to the end.
@@ -188,6 +190,7 @@ impl Generation {
         End {
             reason: EndReason::Stop,
             n_generated: self.n_generated,
+            n_reused: self.sequence.reused(),
             to_first: first - self.submitted,
             after_first: now - first,
         }
@@ -195,7 +198,8 @@ impl Generation {
 
     /// The sequence ended by itself: what was withheld comes out, before the end if there is any.
     fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
-        let end = End { reason, n_generated: self.n_generated, to_first, after_first };
+        let (n_generated, n_reused) = (self.n_generated, self.sequence.reused());
+        let end = End { reason, n_generated, n_reused, to_first, after_first };
         let tail = self.decoder.finish();
         let mut text = self.stops.push(&tail).text;
         text.push_str(&self.stops.finish());

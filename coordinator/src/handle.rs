@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
@@ -158,6 +159,8 @@ pub struct Submission {
     pub events: mpsc::Sender<SeqEvent>,
     /// Whether it was taken.
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
+    /// Where [`Sequence::reused`] is told.
+    pub reused: Arc<AtomicU32>,
 }
 
 /// Handle to a driver; clones share it.
@@ -200,11 +203,12 @@ impl Engine {
     pub async fn submit(&self, id: RequestId, request: Request) -> Result<Sequence, SubmitError> {
         let (events, receiver) = mpsc::channel(request.max_events());
         let (verdict, taken) = oneshot::channel();
-        let submission = Submission { id, request, events, verdict };
+        let reused = Arc::new(AtomicU32::new(0));
+        let submission = Submission { id, request, events, verdict, reused: reused.clone() };
         let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
-        Ok(Sequence { id, events: receiver, ended: false })
+        Ok(Sequence { id, events: receiver, reused, ended: false })
     }
 }
 
@@ -213,6 +217,7 @@ impl Engine {
 pub struct Sequence {
     id: RequestId,
     events: mpsc::Receiver<SeqEvent>,
+    reused: Arc<AtomicU32>,
     ended: bool,
 }
 
@@ -220,6 +225,11 @@ impl Sequence {
     /// Its name.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// Tokens of the prompt that an earlier sequence's state stood for; settled with the first event.
+    pub fn reused(&self) -> u32 {
+        self.reused.load(Ordering::Acquire)
     }
 
     /// The next event; `None` after the last one.

@@ -25,6 +25,7 @@ const WIRE_BOUNDS: &[f64] =
     &[5e-5, 1e-4, 2e-4, 4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0];
 
 const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
+const REUSED_TOKENS: &str = "brigade_prompt_tokens_reused_total";
 const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
 const REQUESTS: &str = "brigade_requests_total";
 const FIRST_TOKEN: &str = "brigade_time_to_first_token_seconds";
@@ -33,6 +34,9 @@ const WAITING: &str = "brigade_requests_waiting";
 const RUNNING: &str = "brigade_requests_running";
 const KV_USED: &str = "brigade_kv_blocks_used";
 const KV_TOTAL: &str = "brigade_kv_blocks";
+const KEPT: &str = "brigade_kept_sequences";
+const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
+const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
 const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
 const GROUPS: &str = "brigade_decode_groups";
 const UBATCHES: &str = "brigade_ubatches_total";
@@ -65,14 +69,18 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 
 fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
+    describe_counter!(REUSED_TOKENS, "Prompt tokens that a kept sequence stood for");
     describe_counter!(GENERATED_TOKENS, "Tokens drawn");
     describe_counter!(REQUESTS, "Sequences by how they ended");
     describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
     describe_histogram!(NEXT_TOKEN, Unit::Seconds, "Between two tokens of a sequence");
     describe_gauge!(WAITING, "Sequences not yet admitted");
     describe_gauge!(RUNNING, "Sequences admitted, by phase");
-    describe_gauge!(KV_USED, "KV pages in use, equal on every stage");
+    describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
     describe_gauge!(KV_TOTAL, "KV pages there are");
+    describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
+    describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
+    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
     describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
     describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
     describe_counter!(UBATCHES, "Ubatches that came back");
@@ -97,6 +105,11 @@ pub fn first_token(n_prompt: usize, since_submission: Micros) {
     counter!(PROMPT_TOKENS).increment(n_prompt as u64);
     counter!(GENERATED_TOKENS).increment(1);
     histogram!(FIRST_TOKEN).record(seconds(since_submission));
+}
+
+/// A request begins with a kept sequence of so many tokens.
+pub fn reused(tokens: u32) {
+    counter!(REUSED_TOKENS).increment(tokens.into());
 }
 
 /// A request drew another token.
@@ -134,6 +147,9 @@ pub fn scheduler(stats: &Stats) {
     gauge!(RUNNING, "phase" => "decode").set(stats.decoding as f64);
     gauge!(KV_USED).set(stats.blocks_used);
     gauge!(KV_TOTAL).set(stats.blocks_total);
+    gauge!(KEPT).set(stats.kept);
+    gauge!(KEPT_PLACES).set(stats.kept_total);
+    gauge!(KEPT_BLOCKS).set(stats.blocks_kept);
     gauge!(IN_FLIGHT).set(stats.in_flight as f64);
     gauge!(GROUPS).set(stats.groups as f64);
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use crate::http::ModelMeta;
-use crate::plan::ModelFacts;
+use crate::plan::{ModelFacts, default_keep};
 use crate::text_model::TextModel;
 
 /// Context where the operator names none, if the model was trained on more.
@@ -82,6 +82,11 @@ impl Model {
     /// The context to use when `wanted` was asked for.
     pub fn ctx(&self, wanted: Option<u32>) -> u32 {
         wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+    }
+
+    /// How many sequences to keep when `wanted` was asked for.
+    pub fn keep(&self, wanted: Option<u32>, max_seqs: u32) -> u32 {
+        wanted.unwrap_or_else(|| default_keep(self.spec.prefixes(), max_seqs))
     }
 
     /// Bytes of all tensors.

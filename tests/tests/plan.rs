@@ -229,6 +229,25 @@ fn every_worker_added_is_predicted_to_make_the_line_faster() {
     }
 }
 
+#[test]
+fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
+    let settings = PlanSettings { keep: 16, ..PlanSettings::default() };
+    let attention = plan(&reference(), &workers(2, 1 << 30), &settings).unwrap();
+    assert_eq!((attention.capacity.n_slots, attention.capacity.n_kept), (16, 16));
+    let mut recurrent = reference();
+    recurrent.layers.iter_mut().for_each(|layer| layer.state_bytes = 4 << 20);
+    let roomy = plan(&recurrent, &workers(2, 16 << 30), &settings).unwrap();
+    assert_eq!(roomy.capacity.n_kept, 16);
+    let all = roomy.stages.iter().map(|s| s.memory.total()).max().unwrap();
+    let states = roomy.stages.iter().map(|s| s.memory.state).max().unwrap();
+    // Memory for 16 states that run and 6 that are kept, of 32.
+    let tight = plan(&recurrent, &workers(2, all - states * 10 / 32), &settings).unwrap();
+    println!("{}", tight.explain());
+    assert_eq!((tight.capacity.n_blocks, tight.capacity.n_slots), (roomy.capacity.n_blocks, 16));
+    assert_eq!((tight.capacity.n_kept, layers(&tight)), (6, layers(&roomy)));
+    assert!(tight.explain().contains("6 sequences are kept"), "{}", tight.explain());
+}
+
 /// Every way to give `n` layers to `w` workers in order, some of them nothing.
 fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
     if w == 1 {
@@ -301,7 +320,7 @@ fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64
         for l in &model.layers[r.clone()] {
             let positions = u64::from(plan.capacity.n_blocks * s.block_positions);
             bytes += l.weight_bytes + l.kv_bytes * positions;
-            bytes += l.state_bytes * u64::from(plan.capacity.n_slots);
+            bytes += l.state_bytes * plan.capacity.n_states();
             let read = l.read_bytes(batch) / batch
                 + (l.kv_bytes * u64::from(s.typical_positions) + 2 * l.state_bytes) as f64;
             us += (read / w.gbps).max(l.ops() / w.gops) * 1e-3;
@@ -331,10 +350,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_other_cut_is_faster_and_memory_is_kept(model in any_model(), workers in any_workers()) {
-        let settings = PlanSettings { ctx: 256, max_seqs: 4, ..PlanSettings::default() };
+    fn no_other_cut_is_faster_and_memory_is_kept(
+        model in any_model(),
+        workers in any_workers(),
+        keep in 0u32..9,
+    ) {
+        let settings = PlanSettings { ctx: 256, max_seqs: 4, keep, ..PlanSettings::default() };
         match plan(&model, &workers, &settings) {
             Ok(plan) => {
+                let none = PlanSettings { keep: 0, ..settings };
+                let without = brigade_coordinator::plan::plan(&model, &workers, &none).unwrap();
+                prop_assert_eq!(plan.capacity.n_blocks, without.capacity.n_blocks);
+                prop_assert!(slowest(&plan) <= slowest(&without));
+                prop_assert!(plan.capacity.n_kept <= keep);
                 for stage in &plan.stages {
                     let limit = workers[stage.worker].memory;
                     prop_assert_eq!(stage.memory.total() + stage.memory_left, limit);

@@ -3,9 +3,13 @@
 //!
 //! | event | |
 //! |---|---|
-//! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8` | a line comes up; pages of 4 positions |
+//! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others |
 //! | `down REASON` | it is lost |
-//! | `submit ID prompt=5 max=3 stop=9` | prompt of tokens 1, 2, ...; without `max`: logits |
+//! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
+//! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
+//! | `ready KEPT`, `drop KEPT` | it is filled, or will not be |
+//! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
+//! | `clear` | nothing is kept any more |
 //! | `cancel ID` | |
 //! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row |
 //! | `stale UBATCH` | results of the epoch before |
@@ -17,11 +21,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_coordinator::sched::{
-    Action, Event, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler, StageTime, Work,
+    Action, Event, KeptId, KeptInfo, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler,
+    StageTime, Work,
 };
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
 };
+use brigade_engine::state::Prefixes;
 
 /// Scripts run with a queue this short.
 const MAX_WAITING: usize = 2;
@@ -44,9 +50,27 @@ impl Script {
 
     fn run(&mut self, line: &str) -> String {
         self.now += 1_000;
-        let event = self.event(line);
-        let actions = self.scheduler.step(self.now, event);
         let mut text = String::new();
+        let number = |word: &str| word.parse::<u64>().unwrap();
+        let actions = match line.split_once(' ') {
+            Some(("open", n)) => {
+                let tokens = (1..=number(n) as u32).collect();
+                let (kept, actions) = self.scheduler.open_kept(self.now, tokens);
+                let _ = writeln!(text, "{}", show_kept(kept));
+                actions
+            }
+            Some(("find", id)) => {
+                return show_kept(self.scheduler.kept_of(RequestId(number(id)))) + "\n";
+            }
+            Some(("pin", id)) => {
+                let kept = self.scheduler.kept_of(RequestId(number(id))).unwrap();
+                return format!("pinned: {}\n", self.scheduler.pin_kept(kept.id));
+            }
+            _ => {
+                let event = self.event(line);
+                self.scheduler.step(self.now, event)
+            }
+        };
         for action in actions {
             let _ = writeln!(text, "{}", self.show(action));
         }
@@ -67,18 +91,21 @@ impl Script {
                 self.epoch = number(words[0]);
                 self.n_stages = field("stages") as usize;
                 self.wanted.clear();
-                Event::LineUp { epoch: self.epoch, line: line_spec(self.n_stages, field) }
+                Event::LineUp { epoch: self.epoch, line: line_spec(self.n_stages, field, find) }
             }
             "down" => Event::LineDown { reason: rest.to_owned() },
             "submit" => Event::Submit(Request {
                 id: RequestId(number(words[0])),
-                prompt: (1..=field("prompt")).collect(),
+                prompt: (find("from").unwrap_or(1)..).take(field("prompt") as usize).collect(),
                 work: find("max").map_or(Work::Logits, |max_tokens| Work::Generate {
                     max_tokens,
                     sampler: sampler(),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
             }),
+            "ready" => Event::KeptReady(KeptId(number(words[0]))),
+            "drop" => Event::DropKept(KeptId(number(words[0]))),
+            "clear" => Event::ClearKept,
             "cancel" => Event::Cancel(RequestId(number(words[0]))),
             "return" => self.results(self.epoch, number(words[0]), &words[1..]),
             "stale" => self.results(self.epoch - 1, number(words[0]), &[]),
@@ -119,6 +146,9 @@ impl Script {
                 self.wanted.insert(ubatch.id, wanted.collect());
                 show_ubatch(&ubatch)
             }
+            Action::Reused { request, tokens } => {
+                format!("request {} begins with {tokens} kept tokens", request.0)
+            }
             Action::Token { request, index, token } => {
                 format!("request {} token {index}: {}", request.0, token.id)
             }
@@ -133,12 +163,24 @@ impl Script {
     }
 }
 
-fn line_spec(n_stages: usize, field: impl Fn(&str) -> u32) -> LineSpec {
+fn show_kept(kept: Option<KeptInfo>) -> String {
+    kept.map_or("nothing is kept".to_owned(), |kept| {
+        format!("kept {} in slot {}: {:?}", kept.id.0, kept.slot.0, kept.tokens)
+    })
+}
+
+fn line_spec(
+    n_stages: usize,
+    field: impl Fn(&str) -> u32,
+    find: impl Fn(&str) -> Option<u32>,
+) -> LineSpec {
     let (n_blocks, block_positions) = (field("pages"), field("page"));
     LineSpec {
         n_stages,
         n_blocks,
         n_slots: field("slots"),
+        n_kept: find("kept").unwrap_or(0),
+        prefixes: if find("whole").is_some() { Prefixes::Whole } else { Prefixes::All },
         block_positions,
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
@@ -154,6 +196,10 @@ fn show_ubatch(ubatch: &UBatch) -> String {
         SeqOp::Open { slot, blocks, .. } => {
             let pages: Vec<_> = blocks.iter().map(|b| b.0.to_string()).collect();
             format!("open {} [{}]", slot.0, pages.join(" "))
+        }
+        SeqOp::Copy { src, dst, len, blocks, .. } => {
+            let pages: Vec<_> = blocks.iter().map(|b| b.0.to_string()).collect();
+            format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
         other => format!("{other:?}"),

@@ -1,11 +1,14 @@
 //! The scheduler's promises, under seeded simulation of a line of stages.
 //!
 //! Every run of the simulator checks: each request ends exactly once; tokens are right and in order;
-//! ubatch ids are consecutive; positions contiguous; a page has one owner; a decoding sequence is in
-//! one ubatch at most; nothing sendable is held while fewer ubatches than (equal) stages are in flight,
-//! and no ubatch takes more than an even share of the decoding sequences; nothing is left behind. `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
+//! ubatch ids are consecutive; positions contiguous; pages hold what their sequences wrote; what is
+//! copied is the state of just those tokens; a decoding sequence is in one ubatch at most; nothing sendable
+//! is held while fewer ubatches than (equal) stages are in flight, and no ubatch takes more than an even
+//! share of the decoding sequences; nobody waits who would have a place if nothing were kept; nothing is
+//! left behind. `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
 use brigade_coordinator::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
+use brigade_engine::state::Prefixes;
 
 /// Random lines tried by each test run; a failure names its seed.
 const SEEDS: u64 = 150;
@@ -53,12 +56,15 @@ fn random_sim(seed: u64) -> Sim {
         sim.outages =
             vec![(down, down + rng.between(1, 500_000)), (down + 900_000, down + 950_000)];
     }
+    sim.spec.n_kept = [0, 1, 3, 16][rng.between(0, 3) as usize];
+    sim.spec.prefixes = if rng.one_in(2) { Prefixes::Whole } else { Prefixes::All };
     sim
 }
 
 #[test]
 fn random_lines_and_workloads_keep_every_promise() {
     let mut endings = std::collections::BTreeMap::new();
+    let mut reused = [0; 2];
     for seed in 0..SEEDS {
         let n_requests = 1 + seed as usize % 150;
         let sim = random_sim(seed);
@@ -67,11 +73,15 @@ fn random_lines_and_workloads_keep_every_promise() {
             .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
         let limit = sim.sched.max_in_flight.unwrap_or(4 * sim.spec.n_stages);
         assert!(outcome.most_in_flight <= limit, "seed {seed}: {}", outcome.most_in_flight);
+        let all = outcome.clients.iter().map(|c| u64::from(c.reused)).sum::<u64>();
+        assert!(all == 0 || sim.spec.n_kept > 0, "seed {seed}");
+        reused[usize::from(sim.spec.prefixes == Prefixes::Whole)] += all;
         for (ending, n) in outcome.endings {
             *endings.entry(ending).or_insert(0) += n;
         }
     }
-    println!("{endings:?}");
+    println!("{endings:?}, tokens reused: {reused:?}");
+    assert!(reused.iter().all(|&n| n > 100 * SEEDS), "{reused:?}");
     for ending in ["finished", "failed", "rejected", "cancelled"] {
         assert!(endings.get(ending).is_some_and(|&n| n > SEEDS as usize), "{ending}: {endings:?}");
     }
@@ -93,12 +103,9 @@ fn streams_and_prompts(streams: usize, prompts: u64) -> Workload {
     let mut workload = Workload::at_once(streams, 16, 400);
     for i in 0..prompts {
         let at = 1_000_000 + 100_000 * i;
-        workload.requests.push(SimRequest {
-            at,
-            prompt: 4_000,
-            max_tokens: Some(1),
-            cancel_at: None,
-        });
+        let prompt = 4_000;
+        let one = SimRequest { at, prompt, max_tokens: Some(1), ..SimRequest::default() };
+        workload.requests.push(one);
     }
     workload
 }
@@ -143,7 +150,8 @@ fn neither_prompts_nor_streams_starve_when_every_row_is_taken() {
         // No place in the line beyond those that the streams fill.
         sim.sched.max_in_flight = Some(2);
         let mut workload = Workload::at_once(16, 1, 400);
-        let late = SimRequest { at: 500_000, prompt: 50, max_tokens: Some(1), cancel_at: None };
+        let (at, prompt) = (500_000, 50);
+        let late = SimRequest { at, prompt, max_tokens: Some(1), ..SimRequest::default() };
         workload.requests.push(late);
         let out = run(&sim, &workload);
         let prompt_done = out.clients[16].ended.unwrap().0;

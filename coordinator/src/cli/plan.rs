@@ -12,8 +12,8 @@ use super::{output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
 use crate::plan::{
-    DEFAULT_MAX_SEQS, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts, format_bytes,
-    parse_cluster_file, plan,
+    DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts,
+    format_bytes, parse_cluster_file, plan,
 };
 
 /// Show how a model's layers would be cut over workers.
@@ -50,6 +50,9 @@ pub struct PlanArgs {
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
+    /// Sequences kept for later requests [default: as brigade serve]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
+    keep: Option<u32>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -73,6 +76,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
     let settings = PlanSettings {
         ctx: model.ctx(args.ctx),
         max_seqs: args.max_seqs,
+        keep: model.keep(args.keep, args.max_seqs),
         block_positions: KV_PAGE as u32,
         max_rows: args.line.ubatch.unwrap_or(PlanSettings::default().max_rows),
         ..PlanSettings::default()

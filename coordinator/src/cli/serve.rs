@@ -17,7 +17,7 @@ use crate::cluster::Patience;
 use crate::handle::Status;
 use crate::http::{self, App};
 use crate::metrics;
-use crate::plan::DEFAULT_MAX_SEQS;
+use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
 
 /// How long running answers may take to end after the first signal.
@@ -55,6 +55,11 @@ pub struct ServeArgs {
     /// Sequences at once; more wait
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
+    /// Sequences kept for later requests that begin alike, so that a chat's next turn computes only what
+    /// is new; 0: none [default: 4 for each of --max-seqs, or 1 where the model has recurrent states, which
+    /// take memory]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
+    keep: Option<u32>,
     /// Requests that may wait for a place; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_WAITING)]
     max_queue: usize,
@@ -81,6 +86,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         ctx: args.ctx,
         kv_type: args.kv_type,
         max_seqs: args.max_seqs,
+        keep: args.keep,
         control,
         patience: Patience::Forever,
         max_waiting: args.max_queue,

@@ -44,6 +44,8 @@ pub struct SessionOptions {
     pub kv_type: KvArg,
     /// Sequences at once.
     pub max_seqs: u32,
+    /// Sequences kept for later requests that begin alike; `None`: as many as suit the model.
+    pub keep: Option<u32>,
     /// Where workers may join, and how many must be there.
     pub control: Option<(Address, usize)>,
     /// About workers that cannot be reached.
@@ -61,6 +63,8 @@ impl SessionOptions {
             ctx: None,
             kv_type,
             max_seqs: 1,
+            // What a command measures or prints must be computed.
+            keep: Some(0),
             control: None,
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
@@ -221,6 +225,7 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         wire_type: line.wire_type.proto(),
         ctx: options.ctx,
         max_seqs: options.max_seqs,
+        keep: options.keep,
         max_rows,
         kernels: line.kernels.clone(),
     };

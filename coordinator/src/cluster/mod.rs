@@ -92,6 +92,8 @@ pub struct StageOptions {
     pub ctx: Option<u32>,
     /// Sequences at once.
     pub max_seqs: u32,
+    /// Sequences kept beside those for later requests; `None`: as many as suit the model.
+    pub keep: Option<u32>,
     /// Rows of the largest ubatch.
     pub max_rows: u32,
     /// Kernel table all stages must use.

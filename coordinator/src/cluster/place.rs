@@ -10,6 +10,7 @@ use brigade_engine::arch;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::TensorInfo;
 use brigade_engine::kernels::{self, KV_PAGE};
+use brigade_engine::state::Prefixes;
 use brigade_proto::capability::Requirements;
 use brigade_proto::control::{
     Blob, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec, TensorRef,
@@ -152,7 +153,7 @@ pub async fn place(
         })
         .collect();
     let weight_bytes = plan.stages.iter().map(|s| s.memory.weights).sum();
-    let line = line_spec(&plan, &settings);
+    let line = line_spec(&plan, &settings, model.spec.prefixes());
     let kernels = options.kernels.clone();
     let placement = Placement { stages, line, identity, weight_bytes, kernels };
     prepare_all(model, &placement, options, events).await?;
@@ -192,6 +193,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
     PlanSettings {
         ctx: model.ctx(options.ctx),
         max_seqs: options.max_seqs,
+        keep: model.keep(options.keep, options.max_seqs),
         block_positions: KV_PAGE as u32,
         max_rows: options.max_rows,
         ..PlanSettings::default()
@@ -206,11 +208,13 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
     }
 }
 
-fn line_spec(plan: &Plan, settings: &PlanSettings) -> LineSpec {
+fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
         n_blocks: plan.capacity.n_blocks,
         n_slots: plan.capacity.n_slots,
+        n_kept: plan.capacity.n_kept,
+        prefixes,
         block_positions: settings.block_positions,
         max_positions: settings.ctx,
         max_rows: settings.max_rows,
@@ -258,7 +262,7 @@ fn prepare_request(
         n_stages: placement.stages.len() as u32,
         layer_begin: stage.layers.start as u32,
         layer_end: stage.layers.end as u32,
-        max_seqs: line.n_slots,
+        max_seqs: line.n_slots + line.n_kept,
         n_blocks: line.n_blocks,
         max_ctx: line.max_positions,
         max_rows: line.max_rows,

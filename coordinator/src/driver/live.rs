@@ -1,5 +1,7 @@
 //! One submitted request as the driver sees it: where its events go, and its times.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
@@ -17,6 +19,7 @@ pub(super) struct Live {
     /// Present until the scheduler has taken or refused it.
     verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
     n_prompt: usize,
+    reused: Arc<AtomicU32>,
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
@@ -28,9 +31,16 @@ impl Live {
         n_prompt: usize,
         events: mpsc::Sender<SeqEvent>,
         verdict: oneshot::Sender<Result<(), SubmitError>>,
+        reused: Arc<AtomicU32>,
     ) -> Self {
         let verdict = Some(verdict);
-        Self { events, verdict, n_prompt, submitted: now, first: None, latest: now }
+        Self { events, verdict, n_prompt, reused, submitted: now, first: None, latest: now }
+    }
+
+    /// Its first tokens need not be computed.
+    pub(super) fn reused(&self, tokens: u32) {
+        metrics::reused(tokens);
+        self.reused.store(tokens, Ordering::Release);
     }
 
     /// The scheduler has it.

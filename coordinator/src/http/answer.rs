@@ -29,6 +29,27 @@ pub struct Choice {
     pub end: End,
 }
 
+/// Prompt tokens that were not computed again, by prompt: of several choices of a prompt, what all of them
+/// were spared.
+#[derive(Debug, Default)]
+pub struct Reused(Vec<Option<u32>>);
+
+impl Reused {
+    /// A choice of prompt number `prompt` ended.
+    pub fn note(&mut self, prompt: usize, end: &End) {
+        if self.0.len() <= prompt {
+            self.0.resize(prompt + 1, None);
+        }
+        let least = &mut self.0[prompt];
+        *least = Some(least.map_or(end.n_reused, |n| n.min(end.n_reused)));
+    }
+
+    /// Over all prompts.
+    pub fn total(&self) -> u32 {
+        self.0.iter().flatten().sum()
+    }
+}
+
 /// Submits `common.n` sequences for each prompt. If one is refused, all are dropped.
 pub async fn submit(
     app: &App,
@@ -113,6 +134,7 @@ fn log_end(sequence: RequestId, end: &End) {
         sequence = sequence.0,
         reason = ?end.reason,
         generated = end.n_generated,
+        reused = end.n_reused,
         first_ms = end.to_first.as_millis() as u64,
         rest_ms = end.after_first.as_millis() as u64,
         "sequence ended"
@@ -133,7 +155,7 @@ pub fn timings(n_prompt: usize, end: &End) -> Timings {
     let (first, after) = (end.to_first.as_secs_f64(), end.after_first.as_secs_f64());
     Timings {
         prompt_ms: first * 1e3,
-        prompt_per_second: per_second(n_prompt as f64, first),
+        prompt_per_second: per_second(n_prompt as f64 - f64::from(end.n_reused), first),
         predicted_ms: after * 1e3,
         predicted_per_second: per_second(f64::from(end.n_generated.saturating_sub(1)), after),
     }

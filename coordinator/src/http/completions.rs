@@ -9,7 +9,7 @@ use brigade_engine::text::TextError;
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::answer::{self, Choice};
+use super::answer::{self, Choice, Reused};
 use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::params::{Common, MAX_CHOICES};
@@ -170,11 +170,12 @@ impl Answer {
 
     async fn whole(&self, generations: Vec<Generation>) -> Result<Json<TextCompletion>, ApiError> {
         let mut answer = self.piece(Vec::new());
-        let mut n_generated = 0;
+        let (mut n_generated, mut reused) = (0, Reused::default());
         for (index, generation) in generations.into_iter().enumerate() {
             let Choice { text, tokens, end } = answer::collect(generation).await?;
             n_generated += end.n_generated;
             let prompt = self.prompt_of(index);
+            reused.note(prompt, &end);
             let n_prompt = self.prompts.tokens[prompt].len();
             answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
             answer.choices.push(TextChoice {
@@ -184,7 +185,7 @@ impl Answer {
                 finish_reason: Some(answer::finish_word(&end)),
             });
         }
-        answer.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated));
+        answer.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated, reused.total()));
         Ok(Json(answer))
     }
 
@@ -200,6 +201,7 @@ impl Answer {
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
+        let mut reused = Reused::default();
         let mut offsets = vec![0; open];
         let mut parts = answer::merge(generations);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
@@ -211,6 +213,7 @@ impl Answer {
                 }
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
+                    reused.note(self.prompt_of(index), &end);
                     open -= 1;
                     let last = choice(index, String::new(), Some(answer::finish_word(&end)));
                     let mut piece = self.piece(vec![last]);
@@ -229,7 +232,8 @@ impl Answer {
         }
         if self.request.common.include_usage {
             let mut piece = self.piece(Vec::new());
-            piece.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated));
+            let n_prompt = self.prompts.n_tokens();
+            piece.usage = Some(Usage::new(n_prompt, n_generated, reused.total()));
             out.json(&piece).await?;
         }
         out.done().await

@@ -75,7 +75,8 @@ async fn perform(
     model: Arc<TextModel>,
     gone: mpsc::Sender<u64>,
 ) {
-    let Submission { id, request, events, verdict } = submission;
+    let Submission { id, request, events, verdict, reused } = submission;
+    reused.store(1 + id.0 as u32, std::sync::atomic::Ordering::Release);
     if matches!(play, Play::Full) {
         let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };
         verdict.send(Err(error)).unwrap();
@@ -154,6 +155,7 @@ async fn a_completion_has_text_reason_and_usage() {
     assert_eq!(body["usage"]["completion_tokens"], 4);
     let n_prompt = body["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(body["usage"]["total_tokens"].as_u64().unwrap(), n_prompt + 4);
+    assert_eq!(body["usage"]["prompt_tokens_details"], json!({ "cached_tokens": 1 }));
 }
 
 #[tokio::test]
@@ -216,6 +218,8 @@ async fn streamed_pieces_join_to_the_whole() {
     }
     let usage = &chunks.last().unwrap()["usage"];
     assert_eq!(usage["completion_tokens"], 4 * 6);
+    // 1 and 2 tokens of the first prompt, 3 and 4 of the second: what all choices were spared.
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 1 + 3);
 }
 
 #[tokio::test]

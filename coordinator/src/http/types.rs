@@ -11,15 +11,25 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Both.
     pub total_tokens: u32,
+    /// Of the prompt.
+    pub prompt_tokens_details: PromptDetails,
+}
+
+/// More about a prompt's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptDetails {
+    /// Tokens that an earlier request's state stood for: they were not computed again.
+    pub cached_tokens: u32,
 }
 
 impl Usage {
     /// Counts of one request.
-    pub fn new(prompt_tokens: u32, completion_tokens: u32) -> Self {
+    pub fn new(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Self {
         Self {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens.saturating_add(completion_tokens),
+            prompt_tokens_details: PromptDetails { cached_tokens },
         }
     }
 }
@@ -29,7 +39,7 @@ impl Usage {
 pub struct Timings {
     /// Milliseconds to the first token, waiting included.
     pub prompt_ms: f64,
-    /// Prompt tokens a second.
+    /// Prompt tokens computed in a second.
     pub prompt_per_second: f64,
     /// Milliseconds from the first token to the last.
     pub predicted_ms: f64,

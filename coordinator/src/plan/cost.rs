@@ -109,6 +109,11 @@ impl<'a> Costs<'a> {
         self.model.layers.len()
     }
 
+    /// Whether sequences take memory whatever their length.
+    pub fn has_states(&self) -> bool {
+        self.state.last().is_some_and(|bytes| *bytes > 0)
+    }
+
     /// What layers `range` need as a stage.
     pub fn memory(&self, range: &Range<usize>, capacity: Capacity) -> StageMemory {
         let (model, settings) = (self.model, self.settings);
@@ -122,7 +127,7 @@ impl<'a> Costs<'a> {
         StageMemory {
             weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
             kv: of(&self.kv).saturating_mul(positions),
-            state: of(&self.state).saturating_mul(u64::from(capacity.n_slots)),
+            state: of(&self.state).saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
         }
     }

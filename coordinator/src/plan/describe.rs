@@ -111,6 +111,13 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
             settings.max_seqs, settings.ctx
         ));
     }
+    if placement.capacity.n_kept < settings.keep {
+        notes.push(format!(
+            "{} sequences are kept for later requests that begin alike instead of {}: memory is short; \
+             their states go before anything else does",
+            placement.capacity.n_kept, settings.keep
+        ));
+    }
     for &worker in unused {
         let name = &costs.workers[worker].name;
         notes.push(format!("{name} holds nothing: no cut that fits is faster with it"));

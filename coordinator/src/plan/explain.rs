@@ -49,13 +49,14 @@ impl Plan {
         writeln!(
             out,
             "{}: {} stages, balanced to {:.2}x of {}; KV cache for {positions} positions, {} sequences of \
-             up to {} positions",
+             up to {} positions, {} kept beside them",
             self.model,
             self.stages.len(),
             self.balance() * self.stages.len() as f64,
             self.stages.len(),
             self.capacity.n_slots,
-            self.settings.ctx
+            self.settings.ctx,
+            self.capacity.n_kept
         )?;
         for (i, stage) in self.stages.iter().enumerate() {
             for reason in &stage.reasons {

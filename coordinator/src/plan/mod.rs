@@ -20,6 +20,7 @@ mod units;
 use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::state::Prefixes;
 use serde::Serialize;
 
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
@@ -38,6 +39,20 @@ pub const DEFAULT_CTX: u32 = 4096;
 /// Sequences open at once where the operator does not say.
 pub const DEFAULT_MAX_SEQS: u32 = 16;
 
+/// Most sequences that may be kept.
+pub const MAX_KEEP: u32 = 4096;
+
+/// Sequences kept for later requests where the operator does not say. Where a kept sequence takes nothing
+/// but KV pages that nobody needs, several conversations for each that can run; where it takes a recurrent
+/// state, no more states than those of running sequences.
+pub fn default_keep(prefixes: Prefixes, max_seqs: u32) -> u32 {
+    let keep = match prefixes {
+        Prefixes::All => max_seqs.saturating_mul(4),
+        Prefixes::Whole => max_seqs,
+    };
+    keep.min(MAX_KEEP)
+}
+
 /// What the operator wants, and the workload that cuts are balanced for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlanSettings {
@@ -45,6 +60,9 @@ pub struct PlanSettings {
     pub ctx: u32,
     /// Sequences open at once; KV cache for all of them at full length is wished for.
     pub max_seqs: u32,
+    /// Sequences to keep beside those for later requests that begin alike, if there is memory for their
+    /// recurrent states.
+    pub keep: u32,
     /// Positions in a KV page (the engine's `KV_PAGE`).
     pub block_positions: u32,
     /// Most rows in a ubatch.
@@ -62,6 +80,7 @@ impl Default for PlanSettings {
         Self {
             ctx: DEFAULT_CTX,
             max_seqs: DEFAULT_MAX_SEQS,
+            keep: 0,
             block_positions: KV_PAGE as u32,
             max_rows: 512,
             decode_batch: 4,
@@ -76,8 +95,17 @@ impl Default for PlanSettings {
 pub struct Capacity {
     /// KV pages.
     pub n_blocks: u32,
-    /// Sequences.
+    /// Sequences that may run.
     pub n_slots: u32,
+    /// Sequences that may be kept beside those.
+    pub n_kept: u32,
+}
+
+impl Capacity {
+    /// Recurrent states there is room for.
+    pub fn n_states(&self) -> u64 {
+        u64::from(self.n_slots) + u64::from(self.n_kept)
+    }
 }
 
 /// Where everything goes, and why.

@@ -1,7 +1,9 @@
 //! Choosing order, capacity and cuts together.
 //!
 //! KV cache and speed compete for memory: of the numbers of KV pages up to the wished one, the largest
-//! is taken whose best cuts are not more than [`SPEED_FOR_CAPACITY`] slower than those of the least.
+//! is taken whose best cuts are not more than [`SPEED_FOR_CAPACITY`] slower than those of the least. What
+//! is left then holds the recurrent states of kept sequences, of which there are fewer before anything else
+//! is.
 
 use std::ops::Range;
 
@@ -64,33 +66,44 @@ fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
     (least, least.saturating_mul(settings.max_seqs))
 }
 
-fn capacity(costs: &Costs, n_blocks: u32) -> Capacity {
-    Capacity { n_blocks, n_slots: costs.settings.max_seqs }
+fn capacity(costs: &Costs, n_blocks: u32, n_kept: u32) -> Capacity {
+    Capacity { n_blocks, n_slots: costs.settings.max_seqs, n_kept }
+}
+
+/// The largest number of `low..=high` that is `good`, where `low` is and a number beyond one that is not is
+/// not either.
+fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if good(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 /// The best cuts with workers in this order: slowest stage and placement.
 fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
-    let cut = |n_blocks: u32| {
+    let cut = |n_blocks: u32, n_kept: u32| {
         cuts::most_even(order.len(), costs.n_layers(), |place, range| {
             let worker = order[place];
-            let needs = costs.memory(range, capacity(costs, n_blocks)).total();
+            let needs = costs.memory(range, capacity(costs, n_blocks, n_kept)).total();
             let fits = needs <= costs.workers[worker].memory;
             fits.then(|| costs.time(worker, range).unit_us(costs.settings))
         })
     };
     let (least, wished) = least_and_wished(costs.settings);
-    let fastest = cut(least)?.0;
-    let good =
-        |n_blocks: u32| cut(n_blocks).is_some_and(|(us, _)| us <= fastest * SPEED_FOR_CAPACITY);
-    // More pages only ever exclude cuts, so the largest good number can be bisected.
-    let (mut low, mut high) = (least, wished);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if good(middle) { low = middle } else { high = middle - 1 }
-    }
-    let n_blocks = low;
-    let (slowest, ranges) = cut(n_blocks)?;
-    let capacity = capacity(costs, n_blocks);
+    let fastest = cut(least, 0)?.0;
+    let good = |n_blocks: u32, n_kept: u32, slowest: f64| {
+        cut(n_blocks, n_kept).is_some_and(|(us, _)| us <= slowest)
+    };
+    // More pages or states only ever exclude cuts, so the largest good numbers can be bisected.
+    let n_blocks = largest(least, wished, |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
+    let slowest = cut(n_blocks, 0)?.0;
+    let n_kept = match costs.has_states() {
+        true => largest(0, costs.settings.keep, |n| good(n_blocks, n, slowest)),
+        false => costs.settings.keep,
+    };
+    let (slowest, ranges) = cut(n_blocks, n_kept)?;
+    let capacity = capacity(costs, n_blocks, n_kept);
     let placement = Placement { order: order.to_vec(), ranges, capacity, wished_blocks: wished };
     Some((slowest, placement))
 }
@@ -98,7 +111,7 @@ fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
 /// The cuts that come closest to fitting, and what would make them fit.
 fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
     let (least, _) = least_and_wished(costs.settings);
-    let capacity = capacity(costs, least);
+    let capacity = capacity(costs, least, 0);
     let has = |place: usize| costs.workers[order[place]].memory;
     let needs = |range: &Range<usize>| costs.memory(range, capacity);
     let lacks = |place: usize, range: &Range<usize>| {

@@ -4,6 +4,7 @@
 //! the worker's measured speed; that is an upper bound, as the two overlap in part. The head computes
 //! for wanted rows only, which are few in prefill, so its operations count in decode alone.
 
+use brigade_engine::state::Prefixes;
 use serde::Serialize;
 
 use super::cost::Costs;
@@ -83,6 +84,8 @@ impl Plan {
                 n_stages: stages.len(),
                 n_blocks: self.capacity.n_blocks,
                 n_slots: self.capacity.n_slots,
+                n_kept: 0,
+                prefixes: Prefixes::All,
                 block_positions: self.settings.block_positions,
                 max_positions: self.settings.ctx,
                 max_rows: self.settings.max_rows,

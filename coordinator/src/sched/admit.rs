@@ -113,6 +113,8 @@ pub(super) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
 
 #[cfg(test)]
 mod tests {
+    use brigade_engine::state::Prefixes;
+
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {
@@ -139,6 +141,8 @@ mod tests {
             n_stages: 1,
             n_blocks: 2,
             n_slots: 1,
+            n_kept: 0,
+            prefixes: Prefixes::All,
             block_positions: 64,
             max_positions: 4096,
             max_rows: 512,

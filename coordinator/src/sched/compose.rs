@@ -1,4 +1,4 @@
-//! The next ubatch: which decode rows, which prompt rows, which opens and closes.
+//! The next ubatch: which decode rows, which prompt rows, which opens, copies and closes.
 //!
 //! Rows of decoding sequences come first, longest waiting first, at most one group's worth; prompt
 //! rows fill up to what [`Sizing`] allows, oldest sequence first. Groups are not remembered: as at
@@ -46,13 +46,18 @@ pub(super) fn compose(
             draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, groups.rows, limit));
         }
     }
-    // Closes alone are worth a trip only when no other ubatch will come to carry them.
-    let only_closes = draft.parts.is_empty();
-    if only_closes && (line.closes.is_empty() || !line.in_flight.is_empty()) {
+    // Ops alone are worth a trip only when no other ubatch will come to carry them.
+    let only_ops = draft.parts.is_empty();
+    if only_ops && (line.ops.is_empty() || !line.in_flight.is_empty()) {
         return None;
     }
-    if !only_closes {
+    if !only_ops {
         line.prefill_owed = draft.prompt_rows == 0 && !live.prefilling.is_empty();
+    }
+    for no in &draft.first_decodes {
+        if let Some(sequence) = live.of(*no) {
+            line.keep_prompt(sequence);
+        }
     }
     Some(draft.send(now, line))
 }
@@ -60,6 +65,8 @@ pub(super) fn compose(
 /// A ubatch being filled.
 struct Draft {
     opens: Vec<SeqOp>,
+    /// Sequences whose first row after the prompt is in it.
+    first_decodes: Vec<SeqNo>,
     parts: Vec<SeqPart>,
     wanted: VecDeque<Wanted>,
     rows_left: u32,
@@ -72,6 +79,7 @@ impl Draft {
     fn new(max_rows: u32, max_logits_rows: u32) -> Self {
         Self {
             opens: Vec::new(),
+            first_decodes: Vec::new(),
             parts: Vec::new(),
             wanted: VecDeque::new(),
             rows_left: max_rows,
@@ -85,6 +93,9 @@ impl Draft {
     fn take_ready(&mut self, live: &mut Live, limit: u32) {
         for _ in 0..limit.min(self.rows_left) {
             let Some(no) = live.ready.pop_front() else { break };
+            if live.of(no).is_some_and(|sequence| sequence.sent == sequence.n_prompt) {
+                self.first_decodes.push(no);
+            }
             self.add(live, no, 1);
             self.decode_rows += 1;
         }
@@ -138,12 +149,11 @@ impl Draft {
         self.parts.push(part);
     }
 
-    /// Closes first, then opens: a place may pass from one to the other in this very ubatch.
+    /// Closes and copies first, then opens: a place may pass from one to the other in this very ubatch.
     fn send(self, now: Micros, line: &mut Line) -> UBatch {
         let id = line.next_ubatch;
         line.next_ubatch += 1;
-        let closes = line.closes.drain(..).map(|slot| SeqOp::Close { slot });
-        let ops = closes.chain(self.opens).collect();
+        let ops = line.ops.drain(..).chain(self.opens).collect();
         let ubatch = UBatch { id, ops, parts: self.parts };
         if line.in_flight.is_empty() {
             line.last_progress = now;

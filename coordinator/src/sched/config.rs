@@ -46,14 +46,20 @@ pub struct Stats {
     pub prefilling: usize,
     /// Admitted sequences past their prompt.
     pub decoding: usize,
-    /// KV pages in use.
+    /// KV pages in use by admitted sequences.
     pub blocks_used: u32,
+    /// KV pages held for kept sequences alone, free to anybody who needs them.
+    pub blocks_kept: u32,
     /// KV pages there are.
     pub blocks_total: u32,
-    /// Slots in use.
+    /// Slots in use by admitted sequences.
     pub slots_used: u32,
-    /// Slots there are.
+    /// Slots for admitted sequences.
     pub slots_total: u32,
+    /// Kept sequences.
+    pub kept: u32,
+    /// Slots for kept sequences.
+    pub kept_total: u32,
     /// Ubatches sent and not back.
     pub in_flight: usize,
     /// Decode groups now aimed at.

@@ -6,6 +6,9 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{RowOutput, SampledToken, SamplerSetup, UBatch};
+use brigade_engine::state::Prefixes;
+
+use super::kept::KeptId;
 
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
 pub type Micros = u64;
@@ -76,6 +79,13 @@ pub enum Event {
         /// For the error message of everybody who was on it.
         reason: String,
     },
+    /// Every kept sequence is given up, but those somebody holds on to.
+    ClearKept,
+    /// Somebody has read the kept sequence of [`super::Scheduler::pin_kept`], or put its state into the
+    /// one of [`super::Scheduler::open_kept`]: it may be used and may go.
+    KeptReady(KeptId),
+    /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
+    DropKept(KeptId),
     /// Time passed; send about once a second. Only finds ubatches that are overdue.
     Tick,
 }
@@ -109,8 +119,12 @@ pub struct LineSpec {
     pub n_stages: usize,
     /// KV pages on each stage.
     pub n_blocks: u32,
-    /// Sequences that may be open at once.
+    /// Sequences that may run at once.
     pub n_slots: u32,
+    /// Slots beyond those, for sequences that are kept for later requests that begin alike.
+    pub n_kept: u32,
+    /// What of a kept sequence can begin another.
+    pub prefixes: Prefixes,
     /// Positions in a KV page (the engine's `KV_PAGE`).
     pub block_positions: u32,
     /// Longest sequence, prompt and generated (`--ctx`).
@@ -124,6 +138,14 @@ pub struct LineSpec {
 pub enum Action {
     /// Send to stage 0.
     Send(UBatch),
+    /// The first tokens of a request's prompt need not be computed: a kept sequence stands for them.
+    /// Comes before anything else about the request, and not at all where there is none.
+    Reused {
+        /// Whose.
+        request: RequestId,
+        /// How many.
+        tokens: u32,
+    },
     /// A request's next generated token.
     Token {
         /// Whose.

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
-use brigade_engine::batch::{BlockId, SlotId};
+use brigade_engine::batch::SeqOp;
 
-use super::events::{LineFault, LineSpec, Micros, Request};
+use super::events::{LineFault, LineSpec, Micros};
 use super::in_flight::InFlight;
+use super::kept::KeptPool;
+use super::pages::Pages;
 use super::pool::Pool;
-use super::sequence::{Live, Sequence};
+use super::sequence::Live;
 use super::timing::LineTimes;
 
 /// A ubatch may take this many times what is predicted before the line counts as hung ...
@@ -24,10 +26,12 @@ const OVERDUE_UNMEASURED_US: Micros = 600_000_000;
 pub(super) struct Line {
     pub epoch: u64,
     pub spec: LineSpec,
-    pub blocks: Pool,
+    pub blocks: Pages,
     pub slots: Pool,
-    /// Slots whose sequences ended; their closes ride on the next ubatch, ahead of its opens.
-    pub closes: Vec<SlotId>,
+    pub kept: KeptPool,
+    /// Copies and closes in the order they were decided; they ride on the next ubatch, ahead of its
+    /// opens.
+    pub ops: Vec<SeqOp>,
     pub in_flight: VecDeque<InFlight>,
     pub next_ubatch: u64,
     pub times: LineTimes,
@@ -46,9 +50,10 @@ impl Line {
         Self {
             epoch,
             spec,
-            blocks: Pool::new(spec.n_blocks),
-            slots: Pool::new(spec.n_slots),
-            closes: Vec::new(),
+            blocks: Pages::new(spec.n_blocks),
+            slots: Pool::new(spec.n_slots + spec.n_kept),
+            kept: KeptPool::default(),
+            ops: Vec::new(),
             in_flight: VecDeque::new(),
             next_ubatch: 0,
             times: LineTimes::new(spec.n_stages),
@@ -56,48 +61,6 @@ impl Line {
             prefill_owed: false,
             burst_rows: 0,
             faulted: false,
-        }
-    }
-
-    /// Whether a slot and all pages that `request` may ever need are free.
-    pub fn has_room(&self, request: &Request) -> bool {
-        self.slots.n_free() > 0 && self.blocks.n_free() >= self.pages(request)
-    }
-
-    fn pages(&self, request: &Request) -> u32 {
-        let pages = request.positions().div_ceil(u64::from(self.spec.block_positions));
-        u32::try_from(pages).unwrap_or(u32::MAX)
-    }
-
-    /// Reserves places for `request`, on every stage at once.
-    ///
-    /// # Panics
-    /// If there is no room ([`Line::has_room`]).
-    pub fn admit(&mut self, request: Request) -> Sequence {
-        let slot = self.slots.take(1).expect("has_room was asked")[0];
-        let blocks = self.blocks.take(self.pages(&request)).expect("has_room was asked");
-        Sequence {
-            request: request.id,
-            n_prompt: request.prompt.len() as u32,
-            tokens: request.prompt,
-            work: request.work,
-            slot: SlotId(slot),
-            blocks: blocks.into_iter().map(BlockId).collect(),
-            opened: false,
-            sent: 0,
-            awaiting: false,
-            rows_returned: 0,
-        }
-    }
-
-    /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
-    pub fn release(&mut self, sequence: &Sequence) {
-        for block in &sequence.blocks {
-            self.blocks.give_back(block.0);
-        }
-        self.slots.give_back(sequence.slot.0);
-        if sequence.opened {
-            self.closes.push(sequence.slot);
         }
     }
 

@@ -9,8 +9,11 @@ mod compose;
 mod config;
 mod events;
 mod in_flight;
+mod kept;
 mod line;
+mod pages;
 mod pool;
+mod reuse;
 mod sequence;
 mod sizing;
 mod timing;
@@ -20,7 +23,7 @@ use brigade_engine::batch::{RowValue, SampledToken};
 use admit::Waiting;
 use in_flight::InFlight;
 use line::Line;
-use sequence::{Live, SeqNo, Sequence};
+use sequence::{Live, SeqNo};
 use sizing::Sizing;
 
 pub use config::{DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, SchedConfig, Stats};
@@ -28,6 +31,7 @@ pub use events::{
     Action, Event, FinishReason, LineFault, LineSpec, Micros, Rejection, Request, RequestError,
     RequestId, Results, StageTime, Work,
 };
+pub use kept::{KeptId, KeptInfo};
 
 /// Places that are taken though nobody lives in them: a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +63,9 @@ impl Scheduler {
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
             Event::LineDown { reason } => self.line_down(&reason, &mut out),
+            Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
+            Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
+            Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),
         }
         self.fill_line(now, &mut out);
@@ -81,7 +88,7 @@ impl Scheduler {
                     Some(line)
                         if !line.faulted && self.waiting.len() == 0 && line.has_room(&request) =>
                     {
-                        admit(line, &mut self.live, request);
+                        admit(line, &mut self.live, request, out);
                         Ok(())
                     }
                     _ => self.waiting.push(request),
@@ -100,14 +107,40 @@ impl Scheduler {
         }
     }
 
-    /// Frees all places of a live sequence.
-    fn end(&mut self, now: Micros, no: SeqNo) -> Option<Sequence> {
-        let sequence = self.live.remove(no)?;
-        if let Some(line) = &mut self.line {
-            line.release(&sequence);
+    /// A live sequence is kept, or its places are freed.
+    fn end(&mut self, now: Micros, no: SeqNo) {
+        if let Some(sequence) = self.live.remove(no) {
+            self.with_line(|line| line.retire(sequence));
+            self.waiting.note_end(now);
         }
-        self.waiting.note_end(now);
-        Some(sequence)
+    }
+
+    fn with_line(&mut self, act: impl FnOnce(&mut Line)) {
+        if let Some(line) = &mut self.line {
+            act(line);
+        }
+    }
+
+    /// The kept sequence of a request that ended, while there is one.
+    pub fn kept_of(&self, request: RequestId) -> Option<KeptInfo> {
+        self.line.as_ref()?.kept_of(request)
+    }
+
+    /// Holds on to a kept sequence, so that its state can be read from the stages, until
+    /// [`Event::KeptReady`]; whether it is there and nobody else does. Its pages are not free meanwhile.
+    pub fn pin_kept(&mut self, id: KeptId) -> bool {
+        self.line.as_mut().is_some_and(|line| line.pin(id))
+    }
+
+    /// Opens an empty slot with pages for `tokens`, whose state is to be put into it on every stage after
+    /// the ubatch among the actions. It is of use from [`Event::KeptReady`] on. `None` if there is no
+    /// room, or no line.
+    pub fn open_kept(&mut self, now: Micros, tokens: Vec<u32>) -> (Option<KeptInfo>, Vec<Action>) {
+        let mut out = Vec::new();
+        let line = self.line.as_mut().filter(|line| !line.faulted);
+        let opened = line.and_then(|line| line.open_kept(tokens));
+        self.fill_line(now, &mut out);
+        (opened, out)
     }
 
     fn line_up(&mut self, now: Micros, epoch: u64, spec: LineSpec, out: &mut Vec<Action>) {
@@ -244,7 +277,7 @@ impl Scheduler {
             && line.has_room(request)
             && let Some(request) = self.waiting.pop()
         {
-            admit(line, &mut self.live, request);
+            admit(line, &mut self.live, request, out);
         }
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
@@ -269,8 +302,11 @@ impl Scheduler {
             let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
             stats.groups = sizing.decode_groups(decoding).count;
             stats.in_flight = line.in_flight.len();
-            (stats.blocks_used, stats.blocks_total) = (line.blocks.n_taken(), line.blocks.total());
-            (stats.slots_used, stats.slots_total) = (line.slots.n_taken(), line.slots.total());
+            (stats.blocks_used, stats.blocks_total) =
+                (line.blocks.n_running(), line.blocks.total());
+            stats.blocks_kept = line.blocks.n_kept_only();
+            (stats.slots_used, stats.slots_total) = (line.n_running(), line.spec.n_slots);
+            (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.spec.n_kept);
             let costs = line.times.costs().unwrap_or_default();
             stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
         }
@@ -283,12 +319,13 @@ impl Scheduler {
         self.live.len() == 0 && self.waiting.len() == 0 && in_flight == 0
     }
 
-    /// When nothing is live, every page and slot must be free and every queue empty.
+    /// When nothing is live, every page and slot must be free, or held for a kept sequence, and every queue
+    /// empty. After [`Event::ClearKept`] there is no kept sequence either: [`Stats::kept`] says so.
     pub fn check_idle(&self) -> Result<(), Leak> {
         let Stats { waiting, blocks_used, slots_used, in_flight, .. } = self.stats();
         let (live, prefilling, ready) =
             (self.live.len(), self.live.prefilling.len(), self.live.ready.len());
-        let closes = self.line.as_ref().map_or(0, |line| line.closes.len());
+        let ops = self.line.as_ref().map_or(0, |line| line.ops.len());
         let counts = [
             ("sequences are live", live),
             ("requests wait", waiting),
@@ -297,7 +334,7 @@ impl Scheduler {
             ("slots are taken", slots_used as usize),
             ("sequences queue for prefill", prefilling),
             ("sequences queue for decode", ready),
-            ("closes are unsent", closes),
+            ("copies and closes are unsent", ops),
         ];
         let left: Vec<String> =
             counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
@@ -306,11 +343,15 @@ impl Scheduler {
 }
 
 /// Gives a request its places and the end of the prefill queue.
-fn admit(line: &mut Line, live: &mut Live, request: Request) {
+fn admit(line: &mut Line, live: &mut Live, request: Request, out: &mut Vec<Action>) {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
-    line.burst_rows += request.prompt.len() as u64;
     let sequence = line.admit(request);
+    line.burst_rows += u64::from(sequence.prompt_left());
+    if sequence.reused > 0 {
+        let (request, tokens) = (sequence.request, sequence.reused);
+        out.push(Action::Reused { request, tokens });
+    }
     live.insert(sequence);
 }

@@ -1,4 +1,4 @@
-//! A fixed set of numbered places (KV pages, slots): taken, given back, counted.
+//! A fixed set of numbered places (slots): taken, given back, counted.
 //!
 //! One pool stands for the same ids on every stage. Ids are free for the next taker at once, because
 //! ubatches run in order on each stage: the old owner's close is ahead of the new owner's open.

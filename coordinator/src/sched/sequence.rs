@@ -29,7 +29,9 @@ pub(super) struct Sequence {
     pub n_prompt: u32,
     pub slot: SlotId,
     pub blocks: Vec<BlockId>,
-    /// Whether its open was sent (only then does it need a close).
+    /// Tokens of the prompt that a kept sequence stood for.
+    pub reused: u32,
+    /// Whether its open was sent or its copy decided (only then does it need a close).
     pub opened: bool,
     /// Positions sent to the line.
     pub sent: u32,
@@ -121,6 +123,10 @@ impl Live {
 
     pub fn find(&self, request: RequestId) -> Option<SeqNo> {
         self.by_request.get(&request).copied()
+    }
+
+    pub fn of(&self, no: SeqNo) -> Option<&Sequence> {
+        self.seqs.get(&no)
     }
 
     pub fn get(&self, request: RequestId) -> Option<&Sequence> {

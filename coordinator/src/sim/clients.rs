@@ -5,16 +5,22 @@ use std::sync::Arc;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams};
 
-use super::mirror::{STOP_TOKEN, next_token};
+use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
 use super::rng::{Rng, mix};
 use crate::sched::{Action, FinishReason, Micros, Request, RequestId, Work};
 
+/// First token of the first client that wants logits; tokens of others are below it.
+const LOGITS_CLIENT: u32 = 1 << 20;
+
 /// One client's request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SimRequest {
     /// When it is submitted.
     pub at: Micros,
-    /// Prompt tokens.
+    /// Whose tokens the prompt begins with (as far as that client knows them by then), and with how
+    /// many of them at most.
+    pub after: Option<(usize, u32)>,
+    /// Prompt tokens of its own, after those.
     pub prompt: u32,
     /// Tokens to generate; `None`: the prompt's logits instead.
     pub max_tokens: Option<u32>,
@@ -34,22 +40,44 @@ pub struct Workload {
 impl Workload {
     /// `n` equal requests at time 0.
     pub fn at_once(n: usize, prompt: u32, max_tokens: u32) -> Self {
-        let request = SimRequest { at: 0, prompt, max_tokens: Some(max_tokens), cancel_at: None };
+        let request = SimRequest { prompt, max_tokens: Some(max_tokens), ..SimRequest::default() };
         Self { requests: vec![request; n], stop_every: 0 }
     }
 
-    /// `n` requests of all kinds: short and long, bursts and pauses, stops, cancellations.
+    /// `n` conversations of `turns` turns that take turns, 5 s apart: each prompt is all that was said
+    /// before and `prompt` tokens more. `keep` of the last answer's tokens are repeated as they were; a
+    /// template may rewrite the others.
+    pub fn chats(n: usize, turns: usize, prompt: u32, max_tokens: u32, keep: u32) -> Self {
+        let requests = (0..n * turns).map(|i| {
+            let turn = i / n;
+            let said = (prompt + max_tokens) * turn as u32;
+            SimRequest {
+                at: 5_000_000 * i as u64,
+                after: (turn > 0).then(|| (i - n, said - max_tokens + keep)),
+                prompt: if turn > 0 { prompt + max_tokens - keep } else { prompt },
+                max_tokens: Some(max_tokens),
+                cancel_at: None,
+            }
+        });
+        Self { requests: requests.collect(), stop_every: 0 }
+    }
+
+    /// `n` requests of all kinds: short and long, bursts and pauses, stops, cancellations, and prompts that
+    /// begin as others did.
     pub fn random(seed: u64, n: usize) -> Self {
         let mut rng = Rng::new(seed);
         let (mut at, mut requests) = (0, Vec::new());
         let longest = [40, 400, 3_000][rng.between(0, 2) as usize];
         let pause = [0, 20_000, 500_000][rng.between(0, 2) as usize];
-        for _ in 0..n {
+        for i in 0..n as u64 {
             at += if rng.one_in(3) { rng.between(0, pause) } else { 0 };
             let prompt = 1 + rng.between(0, longest).min(rng.between(0, longest)) as u32;
             let max_tokens = (!rng.one_in(10)).then(|| rng.between(1, 80) as u32);
             let cancel_at = rng.one_in(5).then(|| at + rng.between(0, 2_000_000));
-            requests.push(SimRequest { at, prompt, max_tokens, cancel_at });
+            let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
+            let begins = rng.between(0, longest.min(800)) as u32;
+            let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
+            requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at });
         }
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
     }
@@ -75,6 +103,10 @@ pub struct Client {
     pub request: SimRequest,
     /// Prompt, then the tokens received.
     pub tokens: Vec<u32>,
+    /// Tokens of the prompt, those of others included.
+    pub n_prompt: u32,
+    /// Tokens of the prompt that the line did not compute again.
+    pub reused: u32,
     /// When each generated token (or logits row) came.
     pub received: Vec<Micros>,
     /// When and how it ended.
@@ -84,11 +116,15 @@ pub struct Client {
 
 impl Client {
     fn new(index: usize, request: SimRequest) -> Self {
-        // The first token names the client, so that a stage's sequence can be traced to it.
         let token = |i: u32| 1 + (mix((index as u64) << 32 | u64::from(i)) % 31_000) as u32;
-        let tokens = (0..request.prompt).map(|i| if i == 0 { index as u32 } else { token(i) });
-        let tokens = tokens.collect();
-        Self { request, tokens, received: Vec::new(), ended: None, submitted: false }
+        let mut tokens: Vec<u32> = (0..request.prompt).map(token).collect();
+        // A stage's sequence is traced to its client by its sampler, or by this.
+        if request.max_tokens.is_none() {
+            tokens[0] = LOGITS_CLIENT + index as u32;
+        }
+        let n_prompt = request.prompt;
+        let (received, ended, submitted) = (Vec::new(), None, false);
+        Self { request, tokens, n_prompt, reused: 0, received, ended, submitted }
     }
 
     fn is_live(&self) -> bool {
@@ -106,28 +142,41 @@ impl Client {
 pub(super) struct Clients {
     pub all: Vec<Client>,
     stop_every: u64,
-    sampler: Arc<SamplerSetup>,
+    /// Those submitted, in order.
+    submitted: Vec<usize>,
 }
 
 impl Clients {
     pub fn new(workload: &Workload) -> Self {
         let numbered = workload.requests.iter().cloned().enumerate();
-        let params = SamplingParams::greedy();
         Self {
             all: numbered.map(|(i, request)| Client::new(i, request)).collect(),
             stop_every: workload.stop_every,
-            sampler: Arc::new(SamplerSetup { params, seed: 0, top_logprobs: None }),
+            submitted: Vec::new(),
         }
     }
 
     pub fn submit(&mut self, index: usize) -> Request {
+        self.submitted.push(index);
+        let begin = match self.all[index].request {
+            SimRequest { after: Some((other, n)), max_tokens: Some(_), .. }
+                if self.all[other].request.max_tokens.is_some() =>
+            {
+                let said = &self.all[other].tokens;
+                said[..said.len().min(n as usize)].to_vec()
+            }
+            _ => Vec::new(),
+        };
         let client = &mut self.all[index];
         client.submitted = true;
+        client.tokens.splice(..0, begin);
+        client.n_prompt = client.tokens.len() as u32;
+        let (params, seed) = (SamplingParams::greedy(), index as u64);
         let work = match client.request.max_tokens {
             None => Work::Logits,
             Some(max_tokens) => Work::Generate {
                 max_tokens,
-                sampler: self.sampler.clone(),
+                sampler: Arc::new(SamplerSetup { params, seed, top_logprobs: None }),
                 stop_tokens: [STOP_TOKEN].into(),
             },
         };
@@ -148,7 +197,8 @@ impl Clients {
         let id = match action {
             Action::Send(_) => return Ok(()),
             Action::LineFault(fault) => return Err(format!("line fault: {fault}")),
-            Action::Token { request, .. }
+            Action::Reused { request, .. }
+            | Action::Token { request, .. }
             | Action::Logits { request, .. }
             | Action::Finished { request, .. }
             | Action::Failed { request, .. }
@@ -167,31 +217,53 @@ impl Clients {
         self.all.iter().filter(|c| c.is_live()).count()
     }
 
+    /// Whose an open sequence is: nobody's once its client is served.
+    fn client_of(&self, open: OpenSequence<'_>) -> Option<&Client> {
+        let first = open.tokens.first().and_then(|token| token.checked_sub(LOGITS_CLIENT));
+        let index = open.seed.or(first.map(u64::from))?;
+        self.all.get(index as usize).filter(|client| client.is_live())
+    }
+
+    /// Of the sequences open on the line: how many clients still wait for.
+    pub fn served<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        open.filter(|open| self.client_of(*open).is_some()).count()
+    }
+
     /// Of the sequences open on the line: how many have tokens that were not sent yet.
-    pub fn unsent<'a>(&self, open: impl Iterator<Item = &'a [u32]>) -> usize {
-        let known = |sent: &&[u32]| {
-            let client = sent.first().map(|&index| &self.all[index as usize]);
-            client.is_some_and(|client| client.is_live() && client.tokens.len() > sent.len())
+    pub fn unsent<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        let known = |open: &OpenSequence<'_>| {
+            let client = self.client_of(*open);
+            client.is_some_and(|client| client.tokens.len() > open.tokens.len())
         };
         open.filter(known).count()
     }
 
     /// Of the sequences open on the line: how many are past their prompt and still wanted.
-    pub fn decoding<'a>(&self, open: impl Iterator<Item = &'a [u32]>) -> usize {
-        let past = |sent: &&[u32]| {
-            let client = sent.first().map(|&index| &self.all[index as usize]);
-            client.is_some_and(|client| {
-                let generates = client.request.max_tokens.is_some();
-                client.is_live() && generates && sent.len() >= client.request.prompt as usize
+    pub fn decoding<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        let past = |open: &OpenSequence<'_>| {
+            self.client_of(*open).is_some_and(|client| {
+                client.request.max_tokens.is_some() && open.tokens.len() >= client.n_prompt as usize
             })
         };
         open.filter(past).count()
     }
 
-    /// Whether position `pos` of the sequence `tokens` on the line is past its prompt.
-    pub fn is_past_prompt(&self, tokens: &[u32], pos: u32) -> bool {
-        let client = tokens.first().map(|&index| &self.all[index as usize]);
-        client.is_some_and(|client| pos >= client.request.prompt)
+    /// Whether position `pos` of a sequence on the line is past its prompt.
+    pub fn is_past_prompt(&self, open: Option<OpenSequence<'_>>, pos: u32) -> bool {
+        open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_prompt)
+    }
+
+    /// Of the live clients in order of submission, the last `waiting` wait: the pages that the others
+    /// need, how many those are, and the pages that the first one waiting needs.
+    pub fn demand(&self, waiting: usize, page: u32) -> Option<(u64, usize, u64)> {
+        let live = self.submitted.iter().map(|&i| &self.all[i]).filter(|c| c.is_live());
+        let pages = |client: &Client| {
+            let generated = client.request.max_tokens.unwrap_or(0);
+            u64::from(client.n_prompt + generated).div_ceil(page.into())
+        };
+        let pages: Vec<u64> = live.map(pages).collect();
+        let running = pages.len().checked_sub(waiting)?;
+        Some((pages[..running].iter().sum(), running, *pages.get(running)?))
     }
 
     /// Endings, counted.
@@ -216,6 +288,12 @@ impl Clients {
 impl Client {
     fn take(&mut self, now: Micros, action: &Action, stop_every: u64) -> Result<(), String> {
         match action {
+            Action::Reused { tokens, .. } => {
+                let generates = self.request.max_tokens.is_some();
+                let due = generates && self.reused == 0 && self.received.is_empty();
+                check(due && (1..self.n_prompt).contains(tokens), || format!("{tokens} reused"))?;
+                self.reused = *tokens;
+            }
             Action::Token { index, token, .. } => {
                 let expected = next_token(&self.tokens, stop_every);
                 check(token.id == expected, || format!("token {} for {expected}", token.id))?;
@@ -234,7 +312,7 @@ impl Client {
                 let right = match reason {
                     FinishReason::Stop(_) => next_token(&self.tokens, stop_every) == STOP_TOKEN,
                     FinishReason::Length => self.request.max_tokens == Some(got),
-                    FinishReason::LogitsDone => got == self.request.prompt,
+                    FinishReason::LogitsDone => got == self.n_prompt,
                 };
                 check(right, || format!("ended after {got}: {reason:?}"))?;
                 let counted = if self.request.max_tokens.is_some() { got } else { 0 };

@@ -1,14 +1,18 @@
-//! What every stage keeps: slots, pages, lengths. Applies ubatches as a stage would and refuses what
-//! a stage would refuse, and makes up the rows the last stage returns.
+//! What every stage keeps: slots, pages, lengths, and what lies in them. Applies ubatches as a stage
+//! would and refuses what a stage would refuse, and makes up the rows the last stage returns.
 //!
-//! A made-up token is a hash of all tokens before it, so a client that knows its prompt can tell
-//! whether the line was fed the right tokens in the right order.
+//! State is modelled twice, as attention and as a recurrent layer keep it: tokens written into pages,
+//! and the tokens that a slot has absorbed. The two are compared whenever a sequence is read, so a page
+//! that was given to two sequences, or a copy of another state than was meant, is found. A made-up token
+//! is a hash of all tokens before it, so a client that knows its prompt can tell whether the line was fed
+//! the right tokens in the right order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use brigade_engine::batch::{
-    RowOutput, RowValue, SampledToken, SeqOp, SeqPart, SlotId, UBatch, Want,
+    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
+use brigade_engine::state::Prefixes;
 
 use super::rng::mix;
 use crate::sched::LineSpec;
@@ -28,9 +32,20 @@ pub(super) fn next_token(tokens: &[u32], stop_every: u64) -> u32 {
     (1 + hash % (VOCAB - 1)) as u32
 }
 
+/// An open slot, as others see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenSequence<'a> {
+    /// Seed of the sampler it was opened with, which names whose it is; kept copies have none.
+    pub seed: Option<u64>,
+    /// Tokens of its positions.
+    pub tokens: &'a [u32],
+}
+
 #[derive(Debug)]
 struct OpenSlot {
+    seed: Option<u64>,
     blocks: Vec<u32>,
+    /// All it has absorbed: what a recurrent state stands for.
     tokens: Vec<u32>,
     /// The ubatch that a token was asked of and that is not back.
     awaiting: Option<u64>,
@@ -41,14 +56,16 @@ struct OpenSlot {
 pub(super) struct Mirror {
     spec: LineSpec,
     open: BTreeMap<SlotId, OpenSlot>,
-    owned: BTreeSet<u32>,
+    /// Tokens that lie in each page that was ever written.
+    pages: BTreeMap<u32, Vec<u32>>,
     next_id: u64,
     stop_every: u64,
 }
 
 impl Mirror {
     pub fn new(spec: LineSpec, stop_every: u64) -> Self {
-        Self { spec, open: BTreeMap::new(), owned: BTreeSet::new(), next_id: 0, stop_every }
+        let (open, pages) = (BTreeMap::new(), BTreeMap::new());
+        Self { spec, open, pages, next_id: 0, stop_every }
     }
 
     pub fn n_open(&self) -> usize {
@@ -63,8 +80,9 @@ impl Mirror {
         self.next_id += 1;
         let rows = ubatch.n_rows();
         ensure(rows <= self.spec.max_rows as usize, || format!("{rows} rows in a ubatch"))?;
+        let mut sources = BTreeSet::new();
         for op in &ubatch.ops {
-            self.apply_op(op)?;
+            self.apply_op(op, &mut sources)?;
         }
         let mut seen = BTreeSet::new();
         let mut out = Vec::new();
@@ -83,41 +101,93 @@ impl Mirror {
         }
     }
 
-    /// Tokens of the open sequence in `slot`; empty if there is none.
-    pub fn tokens(&self, slot: SlotId) -> &[u32] {
-        self.open.get(&slot).map_or(&[], |open| &open.tokens)
+    /// The open sequence in `slot`.
+    pub fn sequence(&self, slot: SlotId) -> Option<OpenSequence<'_>> {
+        self.open.get(&slot).map(OpenSlot::sequence)
     }
 
-    /// Tokens of each open sequence.
-    pub fn sequences(&self) -> impl Iterator<Item = &[u32]> {
-        self.open.values().map(|slot| slot.tokens.as_slice())
+    /// Each open sequence.
+    pub fn sequences(&self) -> impl Iterator<Item = OpenSequence<'_>> {
+        self.open.values().map(OpenSlot::sequence)
     }
 
-    fn apply_op(&mut self, op: &SeqOp) -> Result<(), String> {
+    /// `sources`: what was copied from in this ubatch, whose pages the copy may have taken over.
+    fn apply_op(&mut self, op: &SeqOp, sources: &mut BTreeSet<SlotId>) -> Result<(), String> {
         match op {
-            SeqOp::Open { slot, blocks, .. } => {
-                ensure(slot.0 < self.spec.n_slots, || format!("open of {slot:?}: no such slot"))?;
-                for block in blocks {
-                    ensure(block.0 < self.spec.n_blocks, || format!("no such page {block:?}"))?;
-                    ensure(self.owned.insert(block.0), || format!("{block:?} has two owners"))?;
-                }
-                let blocks = blocks.iter().map(|b| b.0).collect();
-                let fresh = OpenSlot { blocks, tokens: Vec::new(), awaiting: None };
-                ensure(self.open.insert(*slot, fresh).is_none(), || {
-                    format!("{slot:?} opened twice")
-                })
+            SeqOp::Open { slot, blocks, sampler, .. } => {
+                self.open_slot(*slot, blocks, sampler.as_deref(), Vec::new())
+            }
+            SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
+                let tokens = self.copied(*src, *len as usize, blocks)?;
+                self.open_slot(*dst, blocks, sampler.as_deref(), tokens)?;
+                sources.insert(*src);
+                self.read_back(*dst)
             }
             SeqOp::Close { slot } => {
-                let Some(closed) = self.open.remove(slot) else {
-                    return Err(format!("close of {slot:?}, which is not open"));
-                };
-                for block in closed.blocks {
-                    self.owned.remove(&block);
+                if !sources.remove(slot) {
+                    self.read_back(*slot)?;
                 }
-                Ok(())
+                let closed = self.open.remove(slot);
+                ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
             }
-            SeqOp::Copy { .. } | SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
+            SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
         }
+    }
+
+    fn open_slot(
+        &mut self,
+        slot: SlotId,
+        blocks: &[BlockId],
+        sampler: Option<&SamplerSetup>,
+        tokens: Vec<u32>,
+    ) -> Result<(), String> {
+        let n_slots = self.spec.n_slots + self.spec.n_kept;
+        ensure(slot.0 < n_slots, || format!("open of {slot:?}: no such slot"))?;
+        let blocks: Vec<u32> = blocks.iter().map(|b| b.0).collect();
+        for block in &blocks {
+            ensure(*block < self.spec.n_blocks, || format!("no such page {block}"))?;
+        }
+        let distinct: BTreeSet<_> = blocks.iter().collect();
+        ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))?;
+        let seed = sampler.map(|sampler| sampler.seed);
+        let fresh = OpenSlot { seed, blocks, tokens, awaiting: None };
+        ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
+    }
+
+    /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
+    /// recurrent state copied from it stands for.
+    fn copied(&mut self, src: SlotId, len: usize, to: &[BlockId]) -> Result<Vec<u32>, String> {
+        self.read_back(src)?;
+        let source = &self.open[&src];
+        let have = source.tokens.len();
+        ensure(len <= have, || format!("{len} of {have} positions of {src:?} copied"))?;
+        ensure(len == have || self.spec.prefixes == Prefixes::All, || {
+            format!("{src:?} has a state at {have} only, not at {len}")
+        })?;
+        let n_pages = len.div_ceil(self.spec.block_positions as usize);
+        ensure(to.len() >= n_pages, || format!("{} pages for {len} positions", to.len()))?;
+        for (&from, to) in source.blocks[..n_pages].iter().zip(to) {
+            if from != to.0 {
+                self.pages.insert(to.0, self.pages[&from].clone());
+            }
+        }
+        // All of it: a state has no way back to `len`.
+        Ok(source.tokens[..if self.spec.prefixes == Prefixes::All { len } else { have }].to_vec())
+    }
+
+    /// Whether the pages of an open sequence hold what it has absorbed.
+    fn read_back(&self, name: SlotId) -> Result<(), String> {
+        let Some(slot) = self.open.get(&name) else {
+            return Err(format!("{name:?} is not open"));
+        };
+        let per_page = self.spec.block_positions as usize;
+        for (i, (tokens, block)) in slot.tokens.chunks(per_page).zip(&slot.blocks).enumerate() {
+            let held = self.pages.get(block).map_or(&[][..], |page| &page[..tokens.len()]);
+            ensure(held == tokens, || {
+                format!("page {block}, number {i} of {name:?}, holds another's positions")
+            })?;
+        }
+        Ok(())
     }
 
     fn apply_part(
@@ -127,6 +197,7 @@ impl Mirror {
         out: &mut Vec<RowOutput>,
     ) -> Result<(), String> {
         let name = part.slot;
+        let per_page = self.spec.block_positions as usize;
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("rows of {name:?}, which is not open"));
         };
@@ -136,22 +207,32 @@ impl Mirror {
         ensure(part.pos as usize == slot.tokens.len(), || {
             format!("{name:?} continues at {}, it has {} positions", part.pos, slot.tokens.len())
         })?;
-        let room = slot.blocks.len() * self.spec.block_positions as usize;
+        let (end, room) = (slot.tokens.len() + part.tokens.len(), slot.blocks.len() * per_page);
+        ensure(end <= room, || format!("{name:?} outgrew its {room} positions"))?;
         for &token in &part.tokens {
+            let pos = slot.tokens.len();
+            let page = self.pages.entry(slot.blocks[pos / per_page]);
+            page.or_insert_with(|| vec![u32::MAX; per_page])[pos % per_page] = token;
             slot.tokens.push(token);
             if part.want == Want::Logits {
                 let value = RowValue::Logits(vec![f32::from(token as u16)]);
-                out.push(RowOutput { slot: name, pos: slot.tokens.len() as u32 - 1, value });
+                out.push(RowOutput { slot: name, pos: pos as u32, value });
             }
         }
-        ensure(slot.tokens.len() <= room, || format!("{name:?} outgrew its {room} positions"))?;
         if part.want == Want::Sample {
             slot.awaiting = Some(ubatch);
             let id = next_token(&slot.tokens, self.stop_every);
             let value = RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new() });
-            out.push(RowOutput { slot: name, pos: slot.tokens.len() as u32 - 1, value });
+            out.push(RowOutput { slot: name, pos: end as u32 - 1, value });
+            self.read_back(name)?;
         }
         Ok(())
+    }
+}
+
+impl OpenSlot {
+    fn sequence(&self) -> OpenSequence<'_> {
+        OpenSequence { seed: self.seed, tokens: &self.tokens }
     }
 }
 

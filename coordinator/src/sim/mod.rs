@@ -16,8 +16,9 @@ pub use line::{LinkModel, StageModel};
 pub use rng::Rng;
 
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
+use brigade_engine::state::Prefixes;
 
-use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler};
+use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
 use clients::Clients;
 use line::{Returned, SimLine};
 use mirror::Mirror;
@@ -56,6 +57,8 @@ impl Sim {
                 n_stages: n,
                 n_blocks: 4096,
                 n_slots: 64,
+                n_kept: 0,
+                prefixes: Prefixes::All,
                 block_positions: 64,
                 max_positions: 32_768,
                 max_rows: 512,
@@ -75,6 +78,7 @@ impl Sim {
             run.now = now;
             run.advance().map_err(|what| format!("at {now} us: {what}"))?;
         }
+        run.forget_kept()?;
         run.finish()
     }
 }
@@ -90,6 +94,10 @@ pub struct Outcome {
     pub end: Micros,
     /// Ubatches sent.
     pub n_ubatches: u64,
+    /// Rows computed.
+    pub n_rows: u64,
+    /// Most sequences kept at a time.
+    pub most_kept: u32,
     /// Most ubatches in flight at a time.
     pub most_in_flight: usize,
     /// Everything that went in and out, if asked for.
@@ -146,6 +154,8 @@ struct Run<'a> {
     up: bool,
     stop_every: u64,
     n_ubatches: u64,
+    n_rows: u64,
+    most_kept: u32,
     most_in_flight: usize,
     log: String,
 }
@@ -175,6 +185,8 @@ impl<'a> Run<'a> {
             up: false,
             stop_every: workload.stop_every,
             n_ubatches: 0,
+            n_rows: 0,
+            most_kept: 0,
             most_in_flight: 0,
             log: String::new(),
         }
@@ -251,7 +263,10 @@ impl<'a> Run<'a> {
                 self.send(&ubatch)?;
             }
         }
-        self.check_line()
+        let stats = self.scheduler.stats();
+        self.most_kept = self.most_kept.max(stats.kept);
+        self.check_line(&stats)?;
+        self.check_waiting(&stats)
     }
 
     fn send(&mut self, ubatch: &UBatch) -> Result<(), String> {
@@ -260,6 +275,7 @@ impl<'a> Run<'a> {
         self.in_flight.insert(ubatch.id, rows);
         self.line.send(self.now, ubatch.id, ubatch.n_rows() as u32);
         self.n_ubatches += 1;
+        self.n_rows += ubatch.n_rows() as u64;
         self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
         Ok(())
     }
@@ -269,8 +285,9 @@ impl<'a> Run<'a> {
     fn check_group(&self, ubatch: &UBatch) -> Result<(), String> {
         let decoding = self.clients.decoding(self.mirror.sequences());
         let stages = self.stages_to_fill().min(decoding).max(1);
-        let decodes =
-            |part: &&SeqPart| self.clients.is_past_prompt(self.mirror.tokens(part.slot), part.pos);
+        let decodes = |part: &&SeqPart| {
+            self.clients.is_past_prompt(self.mirror.sequence(part.slot), part.pos)
+        };
         let rows = ubatch.parts.iter().filter(decodes).count();
         if rows <= decoding.div_ceil(stages) {
             return Ok(());
@@ -288,14 +305,13 @@ impl<'a> Run<'a> {
     }
 
     /// No lock-step: with fewer ubatches in flight than stages, nothing that could be sent is held.
-    fn check_line(&self) -> Result<(), String> {
-        let stats = self.scheduler.stats();
+    fn check_line(&self, stats: &Stats) -> Result<(), String> {
         let wanted = self.stages_to_fill();
         if !self.up || self.in_flight.len() >= wanted {
             return Ok(());
         }
         let unsent = self.clients.unsent(self.mirror.sequences());
-        let known = self.scheduler.stats().waiting + self.mirror.n_open();
+        let known = stats.waiting + self.clients.served(self.mirror.sequences());
         let unopened = self.clients.n_live().saturating_sub(known);
         if unsent + unopened > 0 {
             return Err(format!(
@@ -305,6 +321,40 @@ impl<'a> Run<'a> {
             ));
         }
         Ok(())
+    }
+
+    /// Nobody waits who would have a place if nothing were kept, and nothing is kept beyond its slots.
+    fn check_waiting(&self, stats: &Stats) -> Result<(), String> {
+        let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
+        if stats.kept > n_kept {
+            return Err(format!("{} sequences are kept", stats.kept));
+        }
+        let demand = self.clients.demand(stats.waiting, block_positions);
+        let Some((taken, running, next)) = demand.filter(|_| self.up) else { return Ok(()) };
+        if running < n_slots as usize && taken + next <= u64::from(n_blocks) {
+            return Err(format!("a request of {next} pages waits beside {taken} pages: {stats:?}"));
+        }
+        Ok(())
+    }
+
+    /// Gives up what is kept, and waits until the stages have closed it.
+    fn forget_kept(&mut self) -> Result<(), String> {
+        self.scheduler.check_idle().map_err(|leak| leak.to_string())?;
+        if self.mirror.n_open() != self.scheduler.stats().kept as usize {
+            return Err(format!("{} sequences were left open on the stages", self.mirror.n_open()));
+        }
+        let end = self.now;
+        self.step(Event::ClearKept)?;
+        while let Some(now) = self.line.next() {
+            self.now = now;
+            if let Some(returned) = self.line.advance() {
+                self.returned(returned)?;
+            }
+        }
+        self.now = end;
+        let stats = self.scheduler.stats();
+        let left = stats.kept + stats.blocks_kept + stats.blocks_used + stats.slots_used;
+        if left > 0 { Err(format!("places are taken by nobody: {stats:?}")) } else { Ok(()) }
     }
 
     fn finish(self) -> Result<Outcome, String> {
@@ -317,6 +367,8 @@ impl<'a> Run<'a> {
             clients: self.clients.all,
             end: self.end,
             n_ubatches: self.n_ubatches,
+            n_rows: self.n_rows,
+            most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
             log: self.log,
             busy: self.line.busy().map(<[_]>::to_vec).collect(),

@@ -1,0 +1,204 @@
+//! Kept sequences: what was computed once and may begin another request's sequence.
+//!
+//! A kept sequence is a slot left open on all stages, with the pages that hold its positions and the
+//! exact tokens of them. A new request that begins with these tokens starts as a copy and computes only
+//! the rest. That is exact, because a row's result depends on the tokens before it and on nothing else,
+//! not on where a prompt was cut. Where a model has recurrent layers, a state exists at the end only,
+//! and only a whole kept sequence can begin another; else any prefix of it can.
+
+use brigade_engine::batch::{BlockId, SlotId};
+use brigade_engine::state::Prefixes;
+
+use super::events::RequestId;
+
+/// Names a kept sequence for as long as it is kept; never used twice on a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeptId(pub u64);
+
+/// A kept sequence as others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptInfo {
+    /// Its name.
+    pub id: KeptId,
+    /// Where it is, on every stage.
+    pub slot: SlotId,
+    /// The tokens of its positions.
+    pub tokens: Vec<u32>,
+}
+
+/// A kept sequence.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub id: KeptId,
+    pub slot: SlotId,
+    /// Those that hold `tokens`.
+    pub blocks: Vec<BlockId>,
+    pub tokens: Vec<u32>,
+    /// Whose end it is; `None` for a prompt's end, or if it came from elsewhere.
+    pub request: Option<RequestId>,
+    /// Whether the stages hold its state already.
+    pub filled: bool,
+    /// Somebody reads or fills it on the stages: it must not go.
+    pub pinned: bool,
+    last_use: u64,
+}
+
+impl Kept {
+    pub fn info(&self) -> KeptInfo {
+        KeptInfo { id: self.id, slot: self.slot, tokens: self.tokens.clone() }
+    }
+
+    /// How many of a prompt's first tokens it can stand for. At least one row is left to compute, the
+    /// one that the first token is drawn from.
+    fn covers(&self, prompt: &[u32], prefixes: Prefixes) -> u32 {
+        let rest = &prompt[..prompt.len().saturating_sub(1)];
+        let common = self.tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
+        match prefixes {
+            Prefixes::All => common as u32,
+            Prefixes::Whole if common == self.tokens.len() => common as u32,
+            Prefixes::Whole => 0,
+        }
+    }
+}
+
+/// What is new about a sequence to be kept.
+#[derive(Debug)]
+pub(super) struct NewKept {
+    pub slot: SlotId,
+    pub blocks: Vec<BlockId>,
+    pub tokens: Vec<u32>,
+    pub request: Option<RequestId>,
+    pub filled: bool,
+}
+
+/// All kept sequences of a line. Knows who was used when, not how many there may be.
+#[derive(Debug, Default)]
+pub(super) struct KeptPool {
+    all: Vec<Kept>,
+    next: u64,
+    uses: u64,
+}
+
+impl KeptPool {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Kept> {
+        self.all.iter()
+    }
+
+    pub fn get_mut(&mut self, id: KeptId) -> Option<&mut Kept> {
+        self.all.iter_mut().find(|kept| kept.id == id)
+    }
+
+    pub fn insert(&mut self, new: NewKept) -> KeptId {
+        let id = KeptId(self.next);
+        self.next += 1;
+        let NewKept { slot, blocks, tokens, request, filled } = new;
+        // Whoever fills it holds on to it meanwhile.
+        let pinned = !filled;
+        self.all.push(Kept { id, slot, blocks, tokens, request, filled, pinned, last_use: 0 });
+        self.touch(id);
+        id
+    }
+
+    pub fn remove(&mut self, id: KeptId) -> Option<Kept> {
+        let at = self.all.iter().position(|kept| kept.id == id)?;
+        Some(self.all.remove(at))
+    }
+
+    /// It was just of use.
+    pub fn touch(&mut self, id: KeptId) {
+        self.uses += 1;
+        let now = self.uses;
+        if let Some(kept) = self.get_mut(id) {
+            kept.last_use = now;
+        }
+    }
+
+    /// The one that stands for most of a prompt's tokens, and for how many; of equals the one used last.
+    pub fn best(&self, prompt: &[u32], prefixes: Prefixes) -> Option<(KeptId, u32)> {
+        let usable = self.all.iter().filter(|kept| kept.filled);
+        usable
+            .map(|kept| (kept.covers(prompt, prefixes), kept.last_use, kept.id))
+            .filter(|(len, ..)| *len > 0)
+            .max()
+            .map(|(len, _, id)| (id, len))
+    }
+
+    /// The one whose last use is longest ago, of those that may go.
+    pub fn oldest(&self, except: Option<KeptId>) -> Option<KeptId> {
+        let may_go = self.all.iter().filter(|kept| !kept.pinned && Some(kept.id) != except);
+        may_go.min_by_key(|kept| kept.last_use).map(|kept| kept.id)
+    }
+
+    /// One with exactly these tokens.
+    pub fn same(&self, tokens: &[u32]) -> Option<KeptId> {
+        self.all.iter().find(|kept| kept.tokens == tokens).map(|kept| kept.id)
+    }
+
+    /// Those that are of no use beside one with these tokens, and may go.
+    pub fn covered_by(&self, tokens: &[u32], prefixes: Prefixes) -> Vec<KeptId> {
+        let covered = |kept: &&Kept| match prefixes {
+            Prefixes::All => tokens.starts_with(&kept.tokens),
+            Prefixes::Whole => tokens == kept.tokens,
+        };
+        let may_go = self.all.iter().filter(|kept| !kept.pinned);
+        may_go.filter(covered).map(|kept| kept.id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(all: &[&[u32]]) -> KeptPool {
+        let mut pool = KeptPool::default();
+        for (slot, tokens) in (0..).map(SlotId).zip(all) {
+            let tokens = tokens.to_vec();
+            pool.insert(NewKept { slot, blocks: vec![], tokens, request: None, filled: true });
+        }
+        pool
+    }
+
+    #[test]
+    fn the_longest_usable_one_begins_a_prompt() {
+        let mut pool = pool(&[&[1, 2], &[1, 2, 3, 9], &[1, 2, 3, 4], &[7]]);
+        let best = |pool: &KeptPool, prompt: &[u32], prefixes| {
+            pool.best(prompt, prefixes).map(|(id, len)| (id.0, len))
+        };
+        assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::All), Some((2, 4)));
+        assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::Whole), Some((2, 4)));
+        // One row must be left to compute.
+        assert_eq!(best(&pool, &[1, 2, 3, 4], Prefixes::All), Some((2, 3)));
+        assert_eq!(best(&pool, &[1, 2, 3, 4], Prefixes::Whole), Some((0, 2)));
+        // Of equals the one used last.
+        pool.touch(KeptId(1));
+        assert_eq!(best(&pool, &[1, 2, 3, 5], Prefixes::All), Some((1, 3)));
+        assert_eq!(best(&pool, &[8, 2], Prefixes::All), None);
+        assert_eq!(best(&pool, &[7], Prefixes::All), None);
+        pool.get_mut(KeptId(2)).unwrap().filled = false;
+        assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::Whole), Some((0, 2)));
+    }
+
+    #[test]
+    fn the_longest_unused_one_goes_first_unless_it_is_pinned() {
+        let mut pool = pool(&[&[1], &[2], &[3]]);
+        pool.touch(KeptId(0));
+        assert_eq!(pool.oldest(None), Some(KeptId(1)));
+        assert_eq!(pool.oldest(Some(KeptId(1))), Some(KeptId(2)));
+        pool.get_mut(KeptId(1)).unwrap().pinned = true;
+        assert_eq!(pool.oldest(None), Some(KeptId(2)));
+        pool.remove(KeptId(2));
+        assert_eq!(pool.oldest(Some(KeptId(0))), None);
+    }
+
+    #[test]
+    fn what_a_longer_one_stands_for_as_well_is_of_no_use() {
+        let pool = pool(&[&[1, 2], &[1, 2, 3], &[1, 3]]);
+        let ids = |prefixes| pool.covered_by(&[1, 2, 3], prefixes);
+        assert_eq!(ids(Prefixes::All), [KeptId(0), KeptId(1)]);
+        assert_eq!(ids(Prefixes::Whole), [KeptId(1)]);
+    }
+}

@@ -1,0 +1,161 @@
+//! KV pages and who holds them: running sequences, kept ones, or both.
+//!
+//! One pool stands for the same ids on every stage. A page whose positions are all computed is never
+//! written again, so any number of sequences that begin alike may hold it. It is free again when nobody
+//! does, and free for the next taker at once, because ubatches run in order on each stage.
+
+use brigade_engine::batch::BlockId;
+
+/// On whose account a page is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A sequence that somebody waits for: it gives the page back when it ends.
+    Running,
+    /// A kept sequence: it gives the page back as soon as another needs it.
+    Kept,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Holds {
+    running: u32,
+    kept: u32,
+}
+
+impl Holds {
+    fn of(&mut self, holder: Holder) -> &mut u32 {
+        match holder {
+            Holder::Running => &mut self.running,
+            Holder::Kept => &mut self.kept,
+        }
+    }
+
+    fn any(self) -> bool {
+        self.running + self.kept > 0
+    }
+}
+
+/// All pages of a line.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// Free ids; the last one is taken next.
+    free: Vec<u32>,
+    holds: Vec<Holds>,
+    /// Pages that some running sequence holds.
+    n_running: u32,
+}
+
+impl Pages {
+    /// `total` free pages; the lowest are taken first.
+    pub fn new(total: u32) -> Self {
+        let holds = vec![Holds::default(); total as usize];
+        Self { free: (0..total).rev().collect(), holds, n_running: 0 }
+    }
+
+    pub fn total(&self) -> u32 {
+        self.holds.len() as u32
+    }
+
+    pub fn n_free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Pages that running sequences hold, each counted once.
+    pub fn n_running(&self) -> u32 {
+        self.n_running
+    }
+
+    /// Pages that are held for kept sequences alone.
+    pub fn n_kept_only(&self) -> u32 {
+        self.total() - self.n_free() - self.n_running
+    }
+
+    /// Takes `n` pages, or none if fewer are free.
+    pub fn take(&mut self, n: u32, holder: Holder) -> Option<Vec<BlockId>> {
+        let rest = self.free.len().checked_sub(n as usize)?;
+        let ids: Vec<BlockId> = self.free.drain(rest..).rev().map(BlockId).collect();
+        for &id in &ids {
+            self.add(id, holder);
+        }
+        Some(ids)
+    }
+
+    /// One more holds a page that somebody holds already.
+    ///
+    /// # Panics
+    /// If nobody does: its content would be anybody's.
+    pub fn share(&mut self, id: BlockId, holder: Holder) {
+        assert!(self.holds[id.0 as usize].any(), "page {} was shared but is free", id.0);
+        self.add(id, holder);
+    }
+
+    /// One of its holders lets go of a page.
+    ///
+    /// # Panics
+    /// If it has no such holder: two owners would then share a page and corrupt each other.
+    pub fn give_back(&mut self, id: BlockId, holder: Holder) {
+        let holds = &mut self.holds[id.0 as usize];
+        let left = holds.of(holder).checked_sub(1);
+        *holds.of(holder) = left.expect("a page was given back twice");
+        if holder == Holder::Running && left == Some(0) {
+            self.n_running -= 1;
+        }
+        if !holds.any() {
+            self.free.push(id.0);
+        }
+    }
+
+    fn add(&mut self, id: BlockId, holder: Holder) {
+        let count = self.holds[id.0 as usize].of(holder);
+        *count += 1;
+        if holder == Holder::Running && *count == 1 {
+            self.n_running += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ids: &[u32]) -> Vec<BlockId> {
+        ids.iter().copied().map(BlockId).collect()
+    }
+
+    fn counts(pages: &Pages) -> (u32, u32, u32) {
+        (pages.n_free(), pages.n_running(), pages.n_kept_only())
+    }
+
+    #[test]
+    fn takes_all_or_nothing_and_counts() {
+        let mut pages = Pages::new(4);
+        assert_eq!(pages.take(3, Holder::Running), Some(ids(&[0, 1, 2])));
+        assert_eq!(pages.take(2, Holder::Running), None);
+        assert_eq!(counts(&pages), (1, 3, 0));
+        pages.give_back(BlockId(1), Holder::Running);
+        assert_eq!(pages.take(2, Holder::Kept), Some(ids(&[1, 3])));
+        assert_eq!(counts(&pages), (0, 2, 2));
+        assert_eq!(pages.take(0, Holder::Running), Some(vec![]));
+    }
+
+    #[test]
+    fn a_shared_page_is_free_when_its_last_holder_lets_go() {
+        let mut pages = Pages::new(1);
+        let page = pages.take(1, Holder::Running).unwrap()[0];
+        pages.share(page, Holder::Kept);
+        pages.share(page, Holder::Running);
+        assert_eq!(counts(&pages), (0, 1, 0));
+        pages.give_back(page, Holder::Running);
+        pages.give_back(page, Holder::Running);
+        assert_eq!(counts(&pages), (0, 0, 1));
+        pages.give_back(page, Holder::Kept);
+        assert_eq!(counts(&pages), (1, 0, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn a_double_release_is_a_bug() {
+        let mut pages = Pages::new(1);
+        pages.take(1, Holder::Kept);
+        pages.give_back(BlockId(0), Holder::Running);
+    }
+}

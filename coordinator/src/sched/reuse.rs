@@ -1,0 +1,289 @@
+//! Beginning sequences with kept ones, keeping those that end, and making room again.
+//!
+//! A kept sequence never stands in the way: its slot is beyond those of running sequences, and its
+//! pages are given up, longest unused first, when others are needed. Changes ride on the next ubatch in
+//! the order in which they were decided, so a copy is ahead of the close of its source, whoever
+//! decides it and when. A copy shares all pages that are full; stages copy at most one.
+
+use brigade_engine::batch::{BlockId, SeqOp, SlotId};
+use brigade_engine::state::Prefixes;
+
+use super::events::{Request, RequestId, Work};
+use super::kept::{KeptId, KeptInfo, NewKept};
+use super::line::Line;
+use super::pages::Holder;
+use super::sequence::Sequence;
+
+impl Line {
+    /// Whether a slot and all pages that `request` may ever need are free, or held for kept sequences
+    /// alone.
+    pub fn has_room(&self, request: &Request) -> bool {
+        let pages = self.pages_of(request.positions());
+        self.n_running() < self.spec.n_slots
+            && self.blocks.total() - self.blocks.n_running() >= pages
+    }
+
+    /// Slots of running sequences.
+    pub fn n_running(&self) -> u32 {
+        self.slots.n_taken() - self.kept.len() as u32
+    }
+
+    /// Reserves places for `request`, on every stage at once, and begins it with what is kept of it.
+    ///
+    /// # Panics
+    /// If there is no room ([`Line::has_room`]).
+    pub fn admit(&mut self, request: Request) -> Sequence {
+        let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
+        let n_pages = self.pages_of(request.positions());
+        let source = match request.work {
+            Work::Generate { .. } => self.kept.best(&request.prompt, self.spec.prefixes),
+            // Every row's logits are wanted: every row must be computed.
+            Work::Logits => None,
+        };
+        let (blocks, reused) = match source {
+            Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
+            None => {
+                self.make_room(n_pages, None);
+                (self.blocks.take(n_pages, Holder::Running).expect("has_room was asked"), 0)
+            }
+        };
+        Sequence {
+            request: request.id,
+            n_prompt: request.prompt.len() as u32,
+            tokens: request.prompt,
+            work: request.work,
+            slot,
+            blocks,
+            reused,
+            opened: reused > 0,
+            sent: reused,
+            awaiting: false,
+            rows_returned: 0,
+        }
+    }
+
+    /// Starts `slot` as a copy of the first `len` positions of a kept sequence. Its full pages are
+    /// shared; where there is no room for both, the kept one goes.
+    fn begin_with(
+        &mut self,
+        source: KeptId,
+        len: u32,
+        slot: SlotId,
+        n_pages: u32,
+        request: &Request,
+    ) -> Vec<BlockId> {
+        self.kept.touch(source);
+        let kept = self.kept.get_mut(source).expect("it was just found");
+        let (src, full) = (kept.slot, (len / self.spec.block_positions) as usize);
+        let mut blocks = kept.blocks[..full].to_vec();
+        for &block in &blocks {
+            self.blocks.share(block, Holder::Running);
+        }
+        let fresh = n_pages - full as u32;
+        self.make_room(fresh, Some(source));
+        let spent = self.blocks.n_free() < fresh;
+        if spent {
+            self.give_up(source);
+        }
+        blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
+        let sampler = match &request.work {
+            Work::Generate { sampler, .. } => Some(sampler.clone()),
+            Work::Logits => None,
+        };
+        let copied = blocks.clone();
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler });
+        if spent {
+            self.ops.push(SeqOp::Close { slot: src });
+        }
+        blocks
+    }
+
+    /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
+    pub fn release(&mut self, sequence: &Sequence) {
+        for &block in &sequence.blocks {
+            self.blocks.give_back(block, Holder::Running);
+        }
+        self.slots.give_back(sequence.slot.0);
+        if sequence.opened {
+            self.ops.push(SeqOp::Close { slot: sequence.slot });
+        }
+    }
+
+    /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
+    /// are no hindrance: whatever is copied from it comes after them.
+    pub fn retire(&mut self, sequence: Sequence) {
+        if !self.worth_keeping(&sequence) {
+            return self.release(&sequence);
+        }
+        let mut tokens = sequence.tokens;
+        tokens.truncate(sequence.sent as usize);
+        for id in self.kept.covered_by(&tokens, self.spec.prefixes) {
+            self.evict(id);
+        }
+        let mut blocks = sequence.blocks;
+        let n_used = self.pages_of(sequence.sent.into()) as usize;
+        for &block in &blocks[..n_used] {
+            self.blocks.share(block, Holder::Kept);
+        }
+        for &block in &blocks {
+            self.blocks.give_back(block, Holder::Running);
+        }
+        blocks.truncate(n_used);
+        let request = Some(sequence.request);
+        // Before it is one of them, so that it is not the one to go.
+        self.limit_kept(self.spec.n_kept.saturating_sub(1));
+        self.kept.insert(NewKept { slot: sequence.slot, blocks, tokens, request, filled: true });
+    }
+
+    fn worth_keeping(&self, sequence: &Sequence) -> bool {
+        let generated = matches!(sequence.work, Work::Generate { .. });
+        // With one place only, the prompt's end is the better bet where the end of the answer is no
+        // prefix of the next prompt unless the template repeats the answer as it was.
+        let prompt = &sequence.tokens[..sequence.n_prompt as usize];
+        let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
+        let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
+        generated && sequence.opened && sequence.sent > 0 && has_place && !prompt_is_kept
+    }
+
+    /// The prompt of `sequence` is on its way and nothing after it: where only whole sequences can begin
+    /// others, its state is copied before it goes on. Chat templates often rewrite an answer when it
+    /// becomes part of the next prompt, and then only the prompt before it is a prefix of that.
+    pub fn keep_prompt(&mut self, sequence: &Sequence) {
+        let len = sequence.n_prompt;
+        let prompt = &sequence.tokens[..len as usize];
+        if self.spec.prefixes == Prefixes::All || self.n_kept_places() == 0 {
+            return;
+        }
+        if let Some(same) = self.kept.same(prompt) {
+            return self.kept.touch(same);
+        }
+        self.limit_kept(self.spec.n_kept - 1);
+        let full = (len / self.spec.block_positions) as usize;
+        let fresh = self.pages_of(len.into()) - full as u32;
+        self.make_room(fresh, None);
+        let has_slot = self.kept.len() < self.n_kept_places();
+        let Some(last) = has_slot.then(|| self.blocks.take(fresh, Holder::Kept)).flatten() else {
+            return;
+        };
+        let mut blocks = sequence.blocks[..full].to_vec();
+        for &block in &blocks {
+            self.blocks.share(block, Holder::Kept);
+        }
+        blocks.extend(last);
+        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
+        let (tokens, copied) = (prompt.to_vec(), blocks.clone());
+        let src = sequence.slot;
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None });
+        self.kept.insert(NewKept { slot, blocks, tokens, request: None, filled: true });
+    }
+
+    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
+    /// to nobody, until it is filled. `None` if kept sequences that are pinned, and running ones, leave
+    /// no room.
+    pub fn open_kept(&mut self, tokens: Vec<u32>) -> Option<KeptInfo> {
+        let n_pages = self.pages_of(tokens.len() as u64);
+        let is_free = self.blocks.total() - self.blocks.n_running() >= n_pages;
+        let fits = tokens.len() as u64 <= u64::from(self.spec.max_positions);
+        if tokens.is_empty() || !fits || !is_free || self.n_kept_places() == 0 {
+            return None;
+        }
+        self.limit_kept(self.spec.n_kept - 1);
+        if self.kept.len() >= self.n_kept_places() {
+            return None;
+        }
+        self.make_room(n_pages, None);
+        let blocks = self.blocks.take(n_pages, Holder::Running)?;
+        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
+        self.ops.push(SeqOp::Open { slot, blocks: blocks.clone(), sampler: None });
+        let new = NewKept { slot, blocks, tokens: tokens.clone(), request: None, filled: false };
+        let id = self.kept.insert(new);
+        Some(KeptInfo { id, slot, tokens })
+    }
+
+    /// The stages hold the state of a sequence that was opened with [`Line::open_kept`].
+    pub fn kept_filled(&mut self, id: KeptId) {
+        if let Some(kept) = self.kept.get_mut(id) {
+            kept.filled = true;
+        }
+        self.unpin(id);
+    }
+
+    /// Holds on to a kept sequence; whether it was there and nobody did.
+    pub fn pin(&mut self, id: KeptId) -> bool {
+        self.set_pinned(id, true)
+    }
+
+    /// It may go again.
+    pub fn unpin(&mut self, id: KeptId) {
+        self.set_pinned(id, false);
+    }
+
+    /// Pages of a pinned sequence count as those of a running one: nobody else can have them.
+    fn set_pinned(&mut self, id: KeptId, pinned: bool) -> bool {
+        let Some(kept) = self.kept.get_mut(id).filter(|kept| kept.pinned != pinned) else {
+            return false;
+        };
+        kept.pinned = pinned;
+        let (from, to) = match pinned {
+            true => (Holder::Kept, Holder::Running),
+            false => (Holder::Running, Holder::Kept),
+        };
+        for &block in &kept.blocks {
+            self.blocks.share(block, to);
+            self.blocks.give_back(block, from);
+        }
+        true
+    }
+
+    /// The kept sequence of a request that ended.
+    pub fn kept_of(&self, request: RequestId) -> Option<KeptInfo> {
+        let of = self.kept.iter().find(|kept| kept.filled && kept.request == Some(request));
+        of.map(super::kept::Kept::info)
+    }
+
+    /// Closes kept sequences, longest unused first, until `n` pages are free or only `except` and pinned
+    /// ones are left.
+    fn make_room(&mut self, n: u32, except: Option<KeptId>) {
+        while self.blocks.n_free() < n
+            && let Some(id) = self.kept.oldest(except)
+        {
+            self.evict(id);
+        }
+    }
+
+    /// Closes kept sequences, longest unused first, until at most `n` are left, pinned ones apart.
+    pub fn limit_kept(&mut self, n: u32) {
+        while self.kept.len() > n as usize
+            && let Some(id) = self.kept.oldest(None)
+        {
+            self.evict(id);
+        }
+    }
+
+    /// Closes a kept sequence.
+    pub fn evict(&mut self, id: KeptId) {
+        if let Some(slot) = self.give_up(id) {
+            self.ops.push(SeqOp::Close { slot });
+        }
+    }
+
+    /// Frees a kept sequence's places; its slot is still to be closed.
+    fn give_up(&mut self, id: KeptId) -> Option<SlotId> {
+        let kept = self.kept.remove(id)?;
+        let holder = if kept.pinned { Holder::Running } else { Holder::Kept };
+        for &block in &kept.blocks {
+            self.blocks.give_back(block, holder);
+        }
+        self.slots.give_back(kept.slot.0);
+        Some(kept.slot)
+    }
+
+    fn n_kept_places(&self) -> usize {
+        self.spec.n_kept as usize
+    }
+
+    fn pages_of(&self, positions: u64) -> u32 {
+        let pages = positions.div_ceil(u64::from(self.spec.block_positions));
+        u32::try_from(pages).unwrap_or(u32::MAX)
+    }
+}

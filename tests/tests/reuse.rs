@@ -1,0 +1,109 @@
+//! Prefix reuse with real workers: the next turn of a chat computes what is new and says what it would have
+//! said without.
+
+use brigade_tests::process::{Server, get};
+use serde_json::{Value, json};
+
+const TURNS: usize = 5;
+const ANSWER: u64 = 24;
+
+/// One answer, and what it took.
+struct Turn {
+    text: String,
+    prompt: u64,
+    cached: u64,
+    /// Rows that the line computed for it.
+    rows: u64,
+}
+
+/// A metric without labels.
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = get(&server.url("/metrics")).unwrap().body;
+    let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
+    line.and_then(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64
+}
+
+fn message(role: &str, content: &str) -> Value {
+    json!({ "role": role, "content": content })
+}
+
+fn ask(server: &Server, messages: &[Value]) -> Turn {
+    let before = metric(server, "brigade_ubatch_rows_total");
+    let body = json!({ "messages": messages, "max_tokens": ANSWER, "temperature": 0,
+                       "ignore_eos": true });
+    let reply = server.post("/v1/chat/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let answer: Value = serde_json::from_str(&reply.body).unwrap();
+    let usage = &answer["usage"];
+    let turn = Turn {
+        text: answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
+        prompt: usage["prompt_tokens"].as_u64().unwrap(),
+        cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
+        rows: metric(server, "brigade_ubatch_rows_total") - before,
+    };
+    // The last token drawn has no row of its own.
+    assert_eq!(turn.rows, turn.prompt - turn.cached + ANSWER - 1, "{usage}");
+    turn
+}
+
+/// A chat of [`TURNS`] turns with both servers; returns what was said.
+fn chat(model: &str, with: &Server, without: &Server) -> Vec<Value> {
+    let questions: [&str; TURNS] =
+        ["Who was in the garden?", "And who came to him?", "What did he say?", "Go on.", "And?"];
+    let mut said = Vec::new();
+    println!("| {model}: turn | prompt tokens | reused | rows with | rows without |");
+    println!("|---|---|---|---|---|");
+    let (mut rows_with, mut rows_without) = (0, 0);
+    for (turn, question) in questions.iter().enumerate() {
+        said.push(message("user", question));
+        let (a, b) = (ask(with, &said), ask(without, &said));
+        println!("| {turn} | {} | {} | {} | {} |", a.prompt, a.cached, a.rows, b.rows);
+        assert_eq!(a.text, b.text, "turn {turn}");
+        assert_eq!(b.cached, 0);
+        assert_eq!(a.cached > 0, turn > 0, "turn {turn}");
+        (rows_with, rows_without) = (rows_with + a.rows, rows_without + b.rows);
+        said.push(message("assistant", &a.text));
+    }
+    println!("| all | | | {rows_with} | {rows_without} |");
+    assert!(rows_with < rows_without);
+    said
+}
+
+fn compare(model: &str, args: &[&str]) {
+    let with = Server::start(args);
+    let without = Server::start(&[args, &["--keep", "0"]].concat());
+    let said = chat(model, &with, &without);
+
+    // Two ways to go on after the first turn: both begin with what is kept of it.
+    for question in ["What was his name?", "Where did they go?"] {
+        let mut fork = said[..2].to_vec();
+        fork.push(message("user", question));
+        let (a, b) = (ask(&with, &fork), ask(&without, &fork));
+        println!("fork: {} of {} reused", a.cached, a.prompt);
+        assert!(a.cached > 0 && b.cached == 0);
+        assert_eq!(a.text, b.text, "{question}");
+    }
+    let reused = metric(&with, "brigade_prompt_tokens_reused_total");
+    assert!(reused > 0 && metric(&with, "brigade_kept_sequences") > 0);
+    assert_eq!(metric(&with, "brigade_kv_blocks_used"), 0);
+    assert_eq!(metric(&without, "brigade_kept_sequences"), 0);
+    assert_eq!(metric(&without, "brigade_prompt_tokens_reused_total"), 0);
+}
+
+#[test]
+fn a_chat_on_two_workers_computes_only_what_is_new_and_says_the_same() {
+    compare("demo", &["--workers", "2"]);
+}
+
+#[test]
+fn what_is_kept_gives_way_and_nobody_waits_for_it() {
+    // Pages for one sequence: each request takes those of what was kept.
+    let server =
+        Server::start(&["--workers", "2", "--max-seqs", "1", "--ctx", "128", "--keep", "3"]);
+    for i in 0..6 {
+        let said = [message("user", &format!("Number {i}"))];
+        ask(&server, &said);
+    }
+    assert!((1..=3).contains(&metric(&server, "brigade_kept_sequences")));
+    assert_eq!(metric(&server, "brigade_requests_waiting"), 0);
+}
