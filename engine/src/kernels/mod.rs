@@ -31,6 +31,7 @@ mod reference;
 mod rope;
 mod scan;
 mod simd;
+mod ssd;
 mod table;
 
 pub use act::ActRows;
@@ -46,6 +47,7 @@ pub use pack::PackedMatrix;
 pub use pool::{MAX_THREADS, Pool};
 pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
 pub use scan::{FLUSH_EVERY, ScanPart};
+pub use ssd::{Ssd, SsdInput, SsdShape};
 pub use table::{Kernels, available, select};
 
 /// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.

@@ -13,6 +13,7 @@ use super::matmul::MatmulChunk;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
+use super::ssd::SsdTile;
 
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
 /// instructions that this machine has.
@@ -42,6 +43,9 @@ pub struct Kernels {
     pub(super) delta_plain: fn(DeltaTile<'_>),
     pub(super) delta_chunked: fn(DeltaTile<'_>, usize),
     pub(super) decay_factors: fn(&mut [f32], &[f32], &[f32]),
+    pub(super) ssd: fn(SsdTile<'_>),
+    pub(super) ssd_plain: fn(SsdTile<'_>),
+    pub(super) ssd_chunked: fn(SsdTile<'_>, usize),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
@@ -77,6 +81,9 @@ impl Kernels {
             delta_plain: cpu::delta_plain::delta_plain::<S>,
             delta_chunked: cpu::delta_chunked::delta_chunked::<S>,
             decay_factors: cpu::delta::decay_factors::<S>,
+            ssd: cpu::ssd::ssd::<S>,
+            ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
+            ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,
             kv_write: cpu::attention::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,

@@ -24,7 +24,11 @@ pub(super) mod matmul_q8;
 pub(super) mod neon;
 pub(super) mod norm;
 pub(super) mod probe;
+pub(super) mod product;
 pub(super) mod rope;
+pub(super) mod ssd;
+pub(super) mod ssd_chunked;
+pub(super) mod ssd_plain;
 
 use super::simd::{LANES, Op, Simd};
 

@@ -14,3 +14,5 @@ pub(super) mod mamba;
 pub(super) mod matmul;
 #[cfg(test)]
 pub(super) mod ops;
+#[cfg(test)]
+pub(super) mod ssd;

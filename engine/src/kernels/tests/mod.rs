@@ -9,6 +9,7 @@ mod lanes;
 mod mamba;
 mod matmul;
 mod ops;
+mod ssd;
 
 use super::{Compute, Kernels, available};
 
