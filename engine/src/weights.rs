@@ -133,6 +133,27 @@ impl<'a> WeightLoader<'a> {
         Ok(PackedMatrix::pack(self.compute, GgmlType::F32, 1, n, bytes)?)
     }
 
+    /// `N` matrices of one tensor `{cols, sum of rows}`, below each other in it.
+    pub fn row_blocks<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[PackedMatrix; N], ModelError> {
+        let all: usize = rows.iter().sum();
+        let tensor = self.checked(name, &[cols, all])?;
+        let bytes = self.source.tensor(tensor)?;
+        (self.progress)(tensor.nbytes);
+        let mut left = &bytes[..];
+        let mut blocks = Vec::with_capacity(N);
+        for rows in rows {
+            let (mine, rest) = left.split_at(rows * tensor.row_bytes());
+            left = rest;
+            blocks.push(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, mine)?);
+        }
+        Ok(blocks.try_into().unwrap_or_else(|_| unreachable!("one block for each of rows")))
+    }
+
     /// A vector of `n` values, in f32 whatever the file's type.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         self.values(name, &[n])
@@ -177,8 +198,8 @@ impl<'a> WeightLoader<'a> {
             return Err(GgufError::MissingTensor { name: name.to_owned() }.into());
         };
         let mut found = tensor.dims();
-        while let [shorter @ .., 1] = found
-            && found.len() > dims.len()
+        while found.len() > dims.len()
+            && let [shorter @ .., 1] | [1, shorter @ ..] = found
         {
             found = shorter;
         }

@@ -3,12 +3,14 @@
 //! Limits: f32 models within 1e-4 (relative 2-norm over all given positions), argmax and greedy
 //! tokens equal; quantised models within 3e-2 and argmax equal on at least 90 % of the positions
 //! (llama.cpp rounds activations to 8 bits in larger blocks than we do, and differs from itself by
-//! 1.3e-2 when its ubatch size changes). Logits are the same bits for every number of stages.
+//! 1.3e-2 when its ubatch size changes). Logits are the same bits for every number of stages; also at
+//! every cut between layers of two kinds, and of recurrent models in ubatches of 1 and 512.
 
-use brigade_engine::arch;
+use brigade_engine::arch::{self, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels;
 use brigade_engine::npy;
+use brigade_engine::state::StateSpec;
 use brigade_tests::golden::{Entry, Golden};
 use brigade_tests::line::{Line, LineConfig};
 
@@ -24,7 +26,7 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
         for (name, entry) in &golden.manifest.models {
             let model = Gguf::open(golden.folder.join(&entry.file)).unwrap();
             match arch::describe(&model) {
-                Ok(spec) => check(&golden, name, entry, spec.n_layer()),
+                Ok(spec) => check(&golden, name, entry, &spec),
                 Err(reason) => {
                     println!("{name:20} skipped: {reason}");
                     continue;
@@ -37,23 +39,21 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
     assert!(n_checked >= 5, "the repository alone has 5");
 }
 
-fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize) {
+fn check(golden: &Golden, name: &str, entry: &Entry, spec: &ModelSpec) {
     let is_f32 = entry.is_f32(name);
-    let stage_counts: &[usize] = if is_f32 { &[1, 3] } else { &[1, 2] };
     let path = golden.folder.join(&entry.file);
-    let runs: Vec<_> = stage_counts
-        .iter()
-        .map(|&n| {
-            let cuts = Line::even_cuts(n_layer, n);
-            let mut line = Line::open(&path, &LineConfig { cuts, ..LineConfig::default() });
-            let logits = line.logits(&golden.manifest.tokens, 64);
-            let greedy = line.generate(&golden.manifest.greedy_prompt, entry.greedy.len(), 64);
-            (logits, greedy)
-        })
-        .collect();
-    for run in &runs[1..] {
-        assert!(same_bits(&runs[0].0, &run.0), "{name}: logits depend on the number of stages");
-        assert_eq!(runs[0].1, run.1, "{name}: tokens depend on the number of stages");
+    let splits = splits(spec, if is_f32 { 3 } else { 2 });
+    let run = |(cuts, n_ubatch): &(Vec<usize>, usize)| {
+        let config = LineConfig { cuts: cuts.clone(), ..LineConfig::default() };
+        let mut line = Line::open(&path, &config);
+        let logits = line.logits(&golden.manifest.tokens, *n_ubatch);
+        let prompt = &golden.manifest.greedy_prompt;
+        (logits, line.generate(prompt, entry.greedy.len(), *n_ubatch))
+    };
+    let runs: Vec<_> = splits.iter().map(run).collect();
+    for (run, split) in runs.iter().zip(&splits) {
+        assert!(same_bits(&runs[0].0, &run.0), "{name}: logits depend on (cuts, ubatch) {split:?}");
+        assert_eq!(runs[0].1, run.1, "{name}: tokens depend on (cuts, ubatch) {split:?}");
     }
     let (logits, greedy) = &runs[0];
     let error = relative_error(golden, entry, logits);
@@ -61,7 +61,8 @@ fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize) {
     let equal = (0..n).filter(|&i| argmax(&logits[i]) == entry.argmax[i]).count();
     let same_text = greedy == &entry.greedy;
     println!(
-        "{name:20} stages {stage_counts:?}  error {error:.2e}  argmax {equal}/{n}  greedy {}",
+        "{name:20} {} splits  error {error:.2e}  argmax {equal}/{n}  greedy {}",
+        splits.len(),
         if same_text { "equal" } else { "differs" }
     );
     if is_f32 {
@@ -72,6 +73,25 @@ fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize) {
         assert!(error <= QUANT_LIMIT, "{name}: error {error:e}");
         assert!(equal as f64 >= QUANT_ARGMAX_SHARE * n as f64, "{name}: argmax {equal}/{n}");
     }
+}
+
+/// Cuts and ubatch sizes to compute with: one stage and `n_stages`; every
+/// cut between layers of two kinds, and with recurrent state very small and large ubatches.
+fn splits(spec: &ModelSpec, n_stages: usize) -> Vec<(Vec<usize>, usize)> {
+    let even = Line::even_cuts(spec.n_layer(), n_stages);
+    let mut splits = vec![(Vec::new(), 64), (even.clone(), 64)];
+    let kinds = |il: usize| -> Vec<_> {
+        spec.layers[il].blocks.iter().map(|b| std::mem::discriminant(&b.kind)).collect()
+    };
+    let between = (1..spec.n_layer()).filter(|&cut| kinds(cut - 1) != kinds(cut));
+    splits.extend(between.map(|cut| (vec![cut], 64)));
+    let has_slots = |layer: &LayerSpec| {
+        layer.blocks.iter().any(|b| matches!(b.kind.state(), StateSpec::Slot { .. }))
+    };
+    if spec.layers.iter().any(has_slots) {
+        splits.extend([(even.clone(), 1), (even, 512)]);
+    }
+    splits
 }
 
 /// ||ours - theirs|| / ||theirs|| over all given positions together.

@@ -1,5 +1,6 @@
 //! `granite`: the llama block with four scales (embedding, residual, attention, logits) and a
-//! switch that leaves the rotation out altogether.
+//! switch that leaves the rotation out altogether. `granitehybrid`: the same with Mamba-2 mixers in
+//! the layers that have no KV heads.
 
 use super::transformer::{self, Family};
 use super::{Hparams, ModelSpec};
@@ -12,6 +13,7 @@ const FAMILY: Family = Family {
     qk_norm: false,
     shared_expert: true,
     granite_scales: true,
+    mamba2: false,
 };
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
@@ -19,4 +21,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         return Err(hp.bad("logit_scale", "must be present and positive for granite"));
     }
     transformer::describe(hp, &FAMILY)
+}
+
+pub(super) fn describe_hybrid(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    transformer::describe(hp, &Family { mamba2: true, ..FAMILY })
 }

@@ -12,6 +12,7 @@ const FAMILY: Family = Family {
     qk_norm: false,
     shared_expert: false,
     granite_scales: false,
+    mamba2: false,
 };
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

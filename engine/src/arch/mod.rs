@@ -7,12 +7,15 @@
 
 mod delta_spec;
 mod experts;
+mod falcon_h1;
 mod granite;
 mod hparams;
 mod jamba;
 mod lfm2;
 mod llama;
 mod mamba;
+mod mamba2;
+mod nemotron;
 mod qwen;
 mod qwen_next;
 mod rope;
@@ -26,8 +29,8 @@ pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, BoundarySpec, ExpertGroups, HeadSpec,
-    LayerSpec, MambaNorms, MambaSpec, MlpSpec, ModelSpec, MoeSpec, Router, SharedExpertSpec,
-    ShortConvSpec,
+    LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlpSpec, ModelSpec, MoeSpec, Router,
+    SharedExpertSpec, ShortConvSpec,
 };
 
 use crate::error::ModelError;
@@ -38,12 +41,17 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
+    ("falcon-h1", falcon_h1::describe),
     ("granite", granite::describe),
+    ("granitehybrid", granite::describe_hybrid),
     ("jamba", jamba::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),
     ("mamba", mamba::describe),
+    ("mamba2", mamba2::describe),
+    ("nemotron_h", nemotron::describe),
+    ("nemotron_h_moe", nemotron::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen3", qwen::describe_qwen3),
     ("qwen35", qwen_next::describe_qwen35),

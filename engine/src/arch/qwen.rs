@@ -12,6 +12,7 @@ const QWEN2: Family = Family {
     qk_norm: false,
     shared_expert: false,
     granite_scales: false,
+    mamba2: false,
 };
 
 const QWEN3: Family = Family { qk_norm: true, ..QWEN2 };

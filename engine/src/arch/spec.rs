@@ -2,7 +2,7 @@
 //! follows from the sizes.
 
 use super::{DeltaNetSpec, KdaSpec, RopeSpec};
-use crate::kernels::MambaScan;
+use crate::kernels::{MambaScan, SsdShape};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -90,6 +90,8 @@ pub struct BlockSpec {
 pub enum BlockKind {
     /// Softmax attention over a KV cache.
     Attention(AttentionSpec),
+    /// Mamba-2: a causal convolution and a state space recurrence.
+    Mamba2(Mamba2Spec),
     /// Dense FFN.
     Mlp(MlpSpec),
     /// Mixture of experts.
@@ -123,6 +125,10 @@ impl BlockKind {
             Self::ShortConv(c) => StateSpec::Slot { conv: (c.conv_taps - 1) * c.n_embd, scan: 0 },
             Self::Kda(k) => k.state(),
             Self::DeltaNet(d) => d.state(),
+            Self::Mamba2(m) => StateSpec::Slot {
+                conv: (m.conv_taps - 1) * m.conv_channels(),
+                scan: m.shape.state_len(),
+            },
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
         }
     }
@@ -156,6 +162,8 @@ pub struct AttentionSpec {
     /// Whether the query projection has a gate behind each head's query, whose sigmoid multiplies the
     /// head's output.
     pub gated: bool,
+    /// Whether the bias of the output projection is added, where the file has one.
+    pub output_bias: bool,
 }
 
 /// What an FFN computes between its way up and its way down.
@@ -171,6 +179,24 @@ impl Activation {
     /// Whether there is a gate matrix beside the way up.
     pub fn is_gated(self) -> bool {
         self == Self::SwiGlu
+    }
+}
+
+/// Mamba-2's mixer (arXiv 2405.21060).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mamba2Spec {
+    /// Sizes of the recurrence.
+    pub shape: SsdShape,
+    /// Taps of the causal convolution before it.
+    pub conv_taps: usize,
+    /// Epsilon of the norm by groups after the gate; `None` without it.
+    pub norm_eps: Option<f32>,
+}
+
+impl Mamba2Spec {
+    /// What the convolution runs over: x, B and C.
+    pub fn conv_channels(&self) -> usize {
+        self.shape.n_inner() + 2 * self.shape.n_bc()
     }
 }
 

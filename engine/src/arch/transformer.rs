@@ -3,7 +3,7 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
+    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -20,6 +20,8 @@ pub(super) struct Family {
     pub shared_expert: bool,
     /// Whether granite's scale keys are read.
     pub granite_scales: bool,
+    /// Whether layers without KV heads have Mamba-2 mixers.
+    pub mamba2: bool,
 }
 
 /// Builds the spec of a plain transformer from its metadata.
@@ -29,13 +31,17 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
     let rope = rope_spec(hp, family)?;
     let mut layers = Vec::with_capacity(hp.n_layer());
     for il in 0..hp.n_layer() {
-        let attention = attention_spec(hp, il)?;
-        let attention = BlockKind::Attention(AttentionSpec {
-            scale: scales.attention.unwrap_or(attention.scale),
-            rope: rope.is_some(),
-            qk_norm_eps: family.qk_norm.then_some(eps),
-            ..attention
-        });
+        let mixer = if family.mamba2 && hp.need_per_layer("attention.head_count_kv")?[il] == 0 {
+            BlockKind::Mamba2(mamba2::mixer(hp, il, eps)?)
+        } else {
+            let attention = attention_spec(hp, il)?;
+            BlockKind::Attention(AttentionSpec {
+                scale: scales.attention.unwrap_or(attention.scale),
+                rope: rope.is_some(),
+                qk_norm_eps: family.qk_norm.then_some(eps),
+                ..attention
+            })
+        };
         let ffn = ffn_spec(hp, family, il)?;
         let block = |norm, kind| BlockSpec {
             norm,
@@ -45,7 +51,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
             kind,
         };
         layers.push(LayerSpec {
-            blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
+            blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
         });
     }
     Ok(ModelSpec {
@@ -102,6 +108,7 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         rope: false,
         qk_norm_eps: None,
         gated: false,
+        output_bias: true,
     })
 }
 
@@ -131,7 +138,8 @@ fn rope_spec(hp: &Hparams<'_>, family: &Family) -> Result<Option<RopeSpec>, Mode
     if family.granite_scales && hp.bool("rope.scaling.finetuned")? == Some(false) {
         return Ok(None);
     }
-    let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
+    let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);
+    let (head_dim, _) = hp.head_dims(n_head)?;
     let rope = RopeSpec::read(hp, family.layout, head_dim, family.rope_factors)?;
     if rope.n_rot != head_dim {
         return Err(hp.bad(

@@ -66,12 +66,14 @@ impl Attention {
         } else {
             (Projection::load(loader, &name("q"), n_q, n_embd)?, None)
         };
+        let mut output = Projection::load(loader, &name("output"), n_embd, n_o)?;
+        output.bias = output.bias.filter(|_| spec.output_bias);
         Ok(Self {
             q,
             gate,
             k: Projection::load(loader, &name("k"), n_k, n_embd)?,
             v: Projection::load(loader, &name("v"), n_v, n_embd)?,
-            output: Projection::load(loader, &name("output"), n_embd, n_o)?,
+            output,
             qk_norm,
             spec: spec.clone(),
         })

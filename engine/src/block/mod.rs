@@ -7,6 +7,7 @@ mod attention;
 mod delta_net;
 mod kda;
 mod mamba;
+mod mamba2;
 mod mlp;
 mod moe;
 mod routing;
@@ -17,6 +18,7 @@ pub use attention::Attention;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
 pub use mamba::Mamba;
+pub use mamba2::Mamba2;
 pub use mlp::Mlp;
 pub use moe::Moe;
 pub use scratch::Scratch;
@@ -32,6 +34,8 @@ use crate::weights::WeightLoader;
 pub enum Block {
     /// See [`Attention`].
     Attention(Attention),
+    /// See [`Mamba2`].
+    Mamba2(Box<Mamba2>),
     /// See [`Mlp`].
     Mlp(Mlp),
     /// See [`Moe`].
@@ -82,6 +86,9 @@ impl Block {
             BlockKind::Attention(spec) => {
                 Self::Attention(Attention::load(spec, &stem, n_embd, loader)?)
             }
+            BlockKind::Mamba2(spec) => {
+                Self::Mamba2(Box::new(Mamba2::load(spec, &stem, n_embd, loader)?))
+            }
             BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
             BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
             BlockKind::Mamba(spec) => {
@@ -101,6 +108,7 @@ impl Block {
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         match self {
             Self::Attention(attention) => attention.inputs(),
+            Self::Mamba2(mamba2) => mamba2.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
             Self::Mamba(mamba) => mamba.inputs(),
@@ -114,6 +122,7 @@ impl Block {
     pub fn nbytes(&self) -> u64 {
         let bytes = match self {
             Self::Attention(attention) => attention.nbytes(),
+            Self::Mamba2(mamba2) => mamba2.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
@@ -134,12 +143,14 @@ impl Block {
     ) {
         match (self, state) {
             (Self::Attention(attention), BlockState::Kv(kv)) => attention.forward(cx, kv, x, out),
-            (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
             (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
+            (Self::Mamba2(mamba2), BlockState::Slots(slots)) => mamba2.forward(cx, slots, x, out),
             (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
             (Self::Kda(kda), BlockState::Slots(states)) => kda.forward(cx, states, x, out),
             (Self::DeltaNet(net), BlockState::Slots(states)) => net.forward(cx, states, x, out),
-            (Self::Mamba(_) | Self::ShortConv(_) | Self::Kda(_) | Self::DeltaNet(_), _) => {
+            (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
+            (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
+            | (Self::Kda(_) | Self::DeltaNet(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),

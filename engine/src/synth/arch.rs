@@ -2,7 +2,7 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, delta, hybrids, vocab};
+use super::{Shape, Spec, SynthError, delta, hybrids, mamba2, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -44,6 +44,11 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3next", build: delta::qwen3next },
     Arch { name: "qwen35", build: delta::qwen35 },
     Arch { name: "qwen35moe", build: delta::qwen35moe },
+    Arch { name: "mamba2", build: mamba2::mamba2 },
+    Arch { name: "granitehybrid", build: mamba2::granitehybrid },
+    Arch { name: "nemotron_h", build: mamba2::nemotron_h },
+    Arch { name: "nemotron_h_moe", build: mamba2::nemotron_h_moe },
+    Arch { name: "falcon-h1", build: mamba2::falcon_h1 },
 ];
 
 impl Arch {
@@ -165,20 +170,26 @@ fn qwen3_layers(shape: &Shape, plan: &mut Plan) {
 
 /// granite: llama's block with four scales.
 fn granite(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
-    const EMBEDDING_SCALE: f32 = 12.0;
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);
-    plan.number("embedding_scale", EMBEDDING_SCALE);
-    plan.number("residual_scale", 0.5);
-    plan.number("attention.scale", 1.0 / (shape.head_dim as f32).sqrt());
-    plan.number("logit_scale", 2.0);
-    embedding(shape, plan, EMBEDDING / EMBEDDING_SCALE);
+    let embedding_scale = granite_scales(shape, plan);
+    embedding(shape, plan, EMBEDDING / embedding_scale);
     for il in 0..shape.n_layer {
         plan.layer(il);
         attention(shape, plan);
         ffn(shape, plan);
     }
     Ok(())
+}
+
+/// Adds granite's four scales; returns the embedding's.
+pub(super) fn granite_scales(shape: &Shape, plan: &mut Plan) -> f32 {
+    const EMBEDDING_SCALE: f32 = 12.0;
+    plan.number("embedding_scale", EMBEDDING_SCALE);
+    plan.number("residual_scale", 0.5);
+    plan.number("attention.scale", 1.0 / (shape.head_dim as f32).sqrt());
+    plan.number("logit_scale", 2.0);
+    EMBEDDING_SCALE
 }
 
 pub(super) fn refuse_experts(shape: &Shape) -> Result<(), String> {

@@ -8,6 +8,7 @@ mod arch;
 mod delta;
 mod file_type;
 mod hybrids;
+mod mamba2;
 mod noise;
 mod plan;
 mod shape;
@@ -15,7 +16,7 @@ mod vocab;
 
 pub use arch::{ARCHES, Arch};
 pub use file_type::FileType;
-pub use shape::{Experts, SIZES, Shape};
+pub use shape::{Experts, SIZES, Shape, Ssm};
 
 use crate::gguf::{GgufError, GgufWriter, TensorStream};
 use crate::quant::{Format, QuantError, require_format};

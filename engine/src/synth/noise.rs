@@ -12,6 +12,9 @@ pub(super) enum Fill {
     /// Near-normal around -1 with this standard deviation, which must be below 2/7 to stay negative:
     /// rates of decay.
     Decay(f32),
+    /// Near-normal around -2 with this standard deviation: step sizes before their softplus, so that a
+    /// state forgets in about ten tokens.
+    Step(f32),
 }
 
 /// The noise of one tensor.
@@ -55,6 +58,7 @@ impl RowNoise {
             Fill::Normal(deviation) => (0.0, deviation),
             Fill::AroundOne(deviation) => (1.0, deviation),
             Fill::Decay(deviation) => (-1.0, deviation),
+            Fill::Step(deviation) => (-2.0, deviation),
         };
         let scale = deviation * INV_SUM_DEVIATION;
         let mut counter = mix(self.key ^ mix(row.wrapping_add(STEP)));
@@ -73,15 +77,21 @@ mod tests {
     fn has_the_moments_it_promises() {
         let noise = RowNoise::new(7, "blk.0.attn_q.weight");
         let mut values = vec![0.0; 1 << 16];
-        let fills =
-            [(Fill::Normal(0.02), 0.0), (Fill::AroundOne(0.1), 1.0), (Fill::Decay(0.25), -1.0)];
+        let fills = [
+            (Fill::Normal(0.02), 0.0),
+            (Fill::AroundOne(0.1), 1.0),
+            (Fill::Decay(0.25), -1.0),
+            (Fill::Step(0.5), -2.0),
+        ];
         for (fill, want) in fills {
             noise.fill(3, fill, &mut values);
             let n = values.len() as f64;
             let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
             let variance = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
-            let (Fill::Normal(deviation) | Fill::AroundOne(deviation) | Fill::Decay(deviation)) =
-                fill;
+            let (Fill::Normal(deviation)
+            | Fill::AroundOne(deviation)
+            | Fill::Decay(deviation)
+            | Fill::Step(deviation)) = fill;
             let deviation = f64::from(deviation);
             assert!((mean - want).abs() < deviation * 0.02, "mean {mean}");
             assert!(

@@ -16,6 +16,7 @@ pub(super) enum MetaScalar {
     F32(f32),
     /// One value for each layer.
     Layers(Vec<u32>),
+    Bool(bool),
 }
 
 impl MetaScalar {
@@ -24,6 +25,7 @@ impl MetaScalar {
             Self::U32(v) => writer.set(key, v),
             Self::F32(v) => writer.set(key, v),
             Self::Layers(v) => writer.set(key, v.as_slice()),
+            Self::Bool(v) => writer.set(key, v),
         }
     }
 }
@@ -70,6 +72,11 @@ impl Plan {
     /// Adds a number to the metadata.
     pub fn number(&mut self, key: &str, value: f32) {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::F32(value)));
+    }
+
+    /// Adds a switch to the metadata.
+    pub fn flag(&mut self, key: &str, value: bool) {
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Bool(value)));
     }
 
     /// Adds a count for each layer to the metadata, in the place of one for all.

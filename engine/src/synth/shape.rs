@@ -25,6 +25,26 @@ pub struct Shape {
     pub tied: bool,
     /// Mixture of experts instead of the dense FFN.
     pub experts: Option<Experts>,
+    /// Sizes of Mamba-2 mixers, for architectures that have them.
+    pub ssm: Ssm,
+}
+
+/// The sizes of a Mamba-2 mixer besides its width, which is twice that of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ssm {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// State values of a channel.
+    pub n_state: usize,
+    /// Groups of heads that share B and C.
+    pub n_group: usize,
+}
+
+impl Ssm {
+    /// Taps of the causal convolution.
+    pub const CONV_TAPS: usize = 4;
+    /// As Mamba-2 2.7B and Granite 4 have them.
+    const USUAL: Self = Self { head_dim: 64, n_state: 128, n_group: 1 };
 }
 
 /// The sizes of a mixture of experts.
@@ -53,6 +73,7 @@ const fn dense(layers_embd_ff: [usize; 3], heads: [usize; 3], vocab: usize, tied
         context,
         tied,
         experts: None,
+        ssm: Ssm::USUAL,
     }
 }
 
@@ -60,17 +81,24 @@ const fn moe(shape: Shape, count: usize, used: usize, n_ff: usize) -> Shape {
     Shape { experts: Some(Experts { count, used, n_ff }), ..shape }
 }
 
+/// `shape` with narrow Mamba-2 heads in `n_group` groups.
+const fn groups(shape: Shape, n_group: usize) -> Shape {
+    Shape { ssm: Ssm { head_dim: 8, n_state: 16, n_group }, ..shape }
+}
+
 /// Every named size: `([layers, width, ff], [heads, KV heads, head width], vocabulary, tied)`.
 /// `0.6b` is the reference model of the benchmarks; the large ones are those of well-known models
 /// and meant for `header_only`; the `golden` ones are small enough for a repository.
 pub static SIZES: &[(&str, Shape)] = &[
-    ("golden", dense([4, 32, 64], [4, 2, 8], 384, true)),
-    ("golden-moe", moe(dense([4, 32, 64], [4, 2, 8], 384, true), 8, 3, 16)),
-    ("golden-untied", dense([4, 32, 64], [2, 1, 16], 384, false)),
-    ("golden-untied-moe", moe(dense([4, 32, 64], [2, 1, 16], 384, false), 4, 2, 32)),
+    ("golden", groups(dense([4, 32, 64], [4, 2, 8], 384, true), 2)),
+    ("golden-moe", groups(moe(dense([4, 32, 64], [4, 2, 8], 384, true), 8, 3, 16), 2)),
+    ("golden-untied", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 2)),
+    ("golden-untied-moe", groups(moe(dense([4, 32, 64], [2, 1, 16], 384, false), 4, 2, 32), 2)),
+    ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
     ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),
+    ("0.5b", dense([24, 1024, 4096], [16, 4, 64], 32000, false)),
     ("0.5b-mamba", dense([48, 1280, 3584], [20, 4, 64], 32000, true)),
     ("0.6b", dense([32, 1024, 4096], [16, 4, 64], 32000, false)),
     ("1b", dense([16, 2048, 8192], [32, 8, 64], 128256, true)),

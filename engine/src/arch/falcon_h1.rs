@@ -1,0 +1,42 @@
+//! `falcon-h1`: attention with NEOX rotation and a Mamba-2 mixer beside each other in every layer,
+//! both on the same normed input, then a SwiGLU FFN. The family's multipliers are in the weights.
+
+use super::transformer::attention_spec;
+use super::{
+    AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec,
+    OUTPUT_NORM, RopeSpec, TOKEN_EMBD, mamba2,
+};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let n_ff = hp.need_per_layer("feed_forward_length")?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec { rope: true, output_bias: false, ..attention_spec(hp, il)? };
+        if n_ff[il] == 0 {
+            return Err(hp.bad("feed_forward_length", "must be positive"));
+        }
+        let block = |norm, beside, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside, kind };
+        Ok(LayerSpec {
+            blocks: vec![
+                block("attn_norm.weight", false, BlockKind::Attention(attention)),
+                block("attn_norm.weight", true, BlockKind::Mamba2(mamba2::mixer(hp, il, eps)?)),
+                // Files have this one without the usual ending.
+                block("ffn_norm", false, BlockKind::Mlp(MlpSpec::swiglu(n_ff[il]))),
+            ],
+        })
+    };
+    let layers = (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?;
+    let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?),
+        layers,
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}

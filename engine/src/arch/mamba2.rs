@@ -1,0 +1,52 @@
+//! `mamba2`: a residual stack of Mamba-2 mixers, no FFN. Also what hybrids share of it: the keys
+//! `ssm.*`.
+
+use super::{
+    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, Mamba2Spec, ModelSpec, OUTPUT_NORM,
+    TOKEN_EMBD,
+};
+use crate::error::ModelError;
+use crate::kernels::{MAX_CONV_TAPS, SsdShape};
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    let layer = |il| {
+        let kind = BlockKind::Mamba2(mixer(hp, il, eps)?);
+        let norm = "attn_norm.weight";
+        let block = BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        Ok(LayerSpec { blocks: vec![block] })
+    };
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: None,
+        layers: (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?,
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+/// The mixer of layer `il`; normed by groups where the file has the norm's weights.
+pub(super) fn mixer(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<Mamba2Spec, ModelError> {
+    let size = |key| Ok::<_, ModelError>(hp.need_u32(key)? as usize);
+    let (n_inner, n_state) = (size("ssm.inner_size")?, size("ssm.state_size")?);
+    let (n_head, n_group) = (size("ssm.time_step_rank")?, size("ssm.group_count")?);
+    let conv_taps = size("ssm.conv_kernel")?;
+    if n_inner == 0 || n_head == 0 || !n_inner.is_multiple_of(n_head) {
+        return Err(hp.bad("ssm.inner_size", &format!("{n_inner} channels in {n_head} heads")));
+    }
+    if n_group == 0 || !n_head.is_multiple_of(n_group) {
+        return Err(hp.bad("ssm.group_count", &format!("{n_head} heads in {n_group} groups")));
+    }
+    if n_state == 0 {
+        return Err(hp.bad("ssm.state_size", "must be positive"));
+    }
+    if !(2..=MAX_CONV_TAPS).contains(&conv_taps) {
+        return Err(hp.bad("ssm.conv_kernel", &format!("must be 2 to {MAX_CONV_TAPS}")));
+    }
+    let shape = SsdShape { n_head, head_dim: n_inner / n_head, n_state, n_group };
+    let normed = hp.has_tensor(&format!("blk.{il}.ssm_norm.weight"));
+    Ok(Mamba2Spec { shape, conv_taps, norm_eps: normed.then_some(eps) })
+}

@@ -1,0 +1,196 @@
+//! Architectures with Mamba-2 mixers: alone, in turn with attention, or beside it.
+
+use super::arch::{
+    EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
+    refuse_experts, transformer_metadata,
+};
+use super::file_type::Role;
+use super::noise::Fill;
+use super::plan::Plan;
+use super::{Experts, Shape, Ssm};
+
+/// Time steps before their softplus.
+const TIME_STEP: Fill = Fill::Step(0.5);
+/// Logarithmic decays.
+const DECAY: Fill = Fill::Decay(0.25);
+/// Taps of a convolution.
+const TAP: Fill = Fill::Normal(0.5);
+const NEAR_ONE: Fill = Fill::AroundOne(0.1);
+
+/// mamba2: nothing but mixers.
+pub(super) fn mamba2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    plan.count("context_length", shape.context);
+    plan.count("embedding_length", shape.n_embd);
+    plan.count("block_count", shape.n_layer);
+    plan.count("feed_forward_length", 0);
+    plan.count("attention.head_count", 0);
+    plan.number("attention.layer_norm_rms_epsilon", RMS_EPSILON);
+    plan.count("vocab_size", shape.vocab);
+    let mixer = Mixer::plan(shape, plan)?;
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        plan.norm("attn_norm", shape.n_embd);
+        mixer.tensors(plan);
+    }
+    Ok(())
+}
+
+/// granitehybrid: granite with a mixer for the attention in three of four layers; experts have a
+/// shared one beside them.
+pub(super) fn granitehybrid(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    // The FFN's key stands for experts as well.
+    let n_ff = shape.experts.map_or(shape.n_ff, |experts| experts.n_ff);
+    transformer_metadata(&Shape { n_ff, ..shape.clone() }, plan);
+    let attends = |il: usize| il % 4 == 2;
+    let kv = |il| if attends(il) { shape.n_head_kv } else { 0 };
+    plan.counts("attention.head_count_kv", (0..shape.n_layer).map(kv));
+    plan.flag("rope.scaling.finetuned", false);
+    if shape.experts.is_some() {
+        plan.count("expert_shared_feed_forward_length", shape.n_ff);
+    }
+    let embedding_scale = granite_scales(shape, plan);
+    let mixer = Mixer::plan(shape, plan)?;
+    embedding(shape, plan, EMBEDDING / embedding_scale);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        if attends(il) {
+            attention(shape, plan);
+        } else {
+            plan.norm("attn_norm", shape.n_embd);
+            mixer.tensors(plan);
+        }
+        ffn(shape, plan);
+        if shape.experts.is_some() {
+            ffn_matrices(plan, "_shexp", shape.n_embd, shape.n_ff);
+        }
+    }
+    Ok(())
+}
+
+/// nemotron_h: single blocks in turn: mixer, FFN, mixer, attention; FFNs are squared ReLUs.
+pub(super) fn nemotron_h(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    nemotron_layers(shape, plan)
+}
+
+/// nemotron_h_moe: the same with experts and a shared one, the experts half as wide outside.
+pub(super) fn nemotron_h_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    plan.count("expert_shared_feed_forward_length", shape.n_ff);
+    plan.count("expert_shared_count", 1);
+    plan.flag("expert_weights_norm", true);
+    plan.number("expert_weights_scale", 2.0);
+    plan.count("moe_latent_size", shape.n_embd / 2);
+    nemotron_layers(shape, plan)
+}
+
+fn nemotron_layers(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let (is_ffn, attends) = (|il: usize| il % 4 == 1, |il: usize| il % 4 == 3);
+    transformer_metadata(shape, plan);
+    let only = |n, yes| if yes { n } else { 0 };
+    let layers = 0..shape.n_layer;
+    plan.counts(
+        "attention.head_count_kv",
+        layers.clone().map(|il| only(shape.n_head_kv, attends(il))),
+    );
+    plan.counts("feed_forward_length", layers.clone().map(|il| only(shape.n_ff, is_ffn(il))));
+    plan.number("attention.layer_norm_epsilon", RMS_EPSILON);
+    let mixer = Mixer::plan(shape, plan)?;
+    embedding(shape, plan, EMBEDDING);
+    for il in layers {
+        plan.layer(il);
+        if attends(il) {
+            attention(shape, plan);
+            continue;
+        }
+        plan.norm("attn_norm", shape.n_embd);
+        match shape.experts {
+            _ if !is_ffn(il) => mixer.tensors(plan),
+            None => squared_relus(plan, "", shape.n_embd, shape.n_ff),
+            Some(experts) => nemotron_experts(shape, experts, plan),
+        }
+    }
+    Ok(())
+}
+
+fn nemotron_experts(shape: &Shape, experts: Experts, plan: &mut Plan) {
+    let (n_embd, latent) = (shape.n_embd, shape.n_embd / 2);
+    plan.matrix("ffn_gate_inp", Role::Precise, &[n_embd, experts.count], 1.0);
+    plan.bias("exp_probs_b", experts.count);
+    plan.matrix("ffn_latent_down", Role::Matrix, &[n_embd, latent], 1.0);
+    plan.matrix("ffn_latent_up", Role::Matrix, &[latent, n_embd], 1.0);
+    let up = [latent, experts.n_ff, experts.count];
+    let down = [experts.n_ff, latent, experts.count];
+    plan.matrix("ffn_up_exps", Role::Expert, &up, 1.0);
+    plan.matrix("ffn_down_exps", Role::FfnDown { expert: true }, &down, 1.0);
+    squared_relus(plan, "_shexp", n_embd, shape.n_ff);
+}
+
+/// An FFN without a gate.
+fn squared_relus(plan: &mut Plan, suffix: &str, n_embd: usize, n_ff: usize) {
+    plan.matrix(&format!("ffn_up{suffix}"), Role::Matrix, &[n_embd, n_ff], 1.0);
+    let down = Role::FfnDown { expert: false };
+    plan.matrix(&format!("ffn_down{suffix}"), down, &[n_ff, n_embd], 1.0);
+}
+
+/// falcon-h1: attention and a mixer on the same rows in every layer.
+pub(super) fn falcon_h1(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    transformer_metadata(shape, plan);
+    let mixer = Mixer::plan(shape, plan)?;
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        attention(shape, plan);
+        mixer.tensors(plan);
+        plan.precise("ffn_norm", &[shape.n_embd], NEAR_ONE);
+        ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
+    }
+    Ok(())
+}
+
+/// Sizes of the mixers of a model.
+struct Mixer {
+    n_embd: usize,
+    n_inner: usize,
+    n_head: usize,
+    ssm: Ssm,
+}
+
+impl Mixer {
+    /// Checks the sizes and adds their keys; mixers are twice as wide as the residual stream.
+    fn plan(shape: &Shape, plan: &mut Plan) -> Result<Self, String> {
+        let (n_inner, ssm) = (2 * shape.n_embd, shape.ssm);
+        if ssm.head_dim == 0 || !n_inner.is_multiple_of(ssm.head_dim) {
+            return Err(format!("{n_inner} channels do not make heads of {}", ssm.head_dim));
+        }
+        let n_head = n_inner / ssm.head_dim;
+        if ssm.n_group == 0 || !n_head.is_multiple_of(ssm.n_group) {
+            return Err(format!("{n_head} heads do not make {} groups", ssm.n_group));
+        }
+        plan.count("ssm.conv_kernel", Ssm::CONV_TAPS);
+        plan.count("ssm.inner_size", n_inner);
+        plan.count("ssm.state_size", ssm.n_state);
+        plan.count("ssm.time_step_rank", n_head);
+        plan.count("ssm.group_count", ssm.n_group);
+        Ok(Self { n_embd: shape.n_embd, n_inner, n_head, ssm })
+    }
+
+    /// The tensors of the current layer.
+    fn tensors(&self, plan: &mut Plan) {
+        let channels = self.n_inner + 2 * self.ssm.n_group * self.ssm.n_state;
+        let n_in = self.n_inner + channels + self.n_head;
+        plan.matrix("ssm_in", Role::Matrix, &[self.n_embd, n_in], 1.0);
+        plan.precise("ssm_conv1d.weight", &[Ssm::CONV_TAPS, channels], TAP);
+        plan.bias("ssm_conv1d", channels);
+        plan.precise("ssm_dt.bias", &[self.n_head], TIME_STEP);
+        plan.precise("ssm_a", &[1, self.n_head], DECAY);
+        plan.precise("ssm_d", &[1, self.n_head], NEAR_ONE);
+        let groups = [self.n_inner / self.ssm.n_group, self.ssm.n_group];
+        plan.precise("ssm_norm.weight", &groups, NEAR_ONE);
+        plan.matrix("ssm_out", Role::Matrix, &[self.n_inner, self.n_embd], 1.0);
+    }
+}
