@@ -14,8 +14,18 @@ use brigade_tests::line::{Line, LineConfig, into_logits, into_token};
 const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones.
-const MODELS: [&str; 8] =
-    ["llama", "qwen3", "granite", "llama-q4_k", "llama-q6_k", "mamba", "jamba", "lfm2"];
+const MODELS: [&str; 10] = [
+    "llama",
+    "qwen3",
+    "granite",
+    "llama-q4_k",
+    "llama-q6_k",
+    "mamba",
+    "jamba",
+    "lfm2",
+    "granitehybrid",
+    "falcon-h1",
+];
 
 fn path(model: &str) -> PathBuf {
     Golden::repository().folder.join(format!("{model}.gguf"))
@@ -72,7 +82,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
 #[test]
 fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
     let prompt = tokens(PROMPT, 2);
-    for model in ["llama", "llama-q4_k"] {
+    for model in ["llama", "llama-q4_k", "granitehybrid"] {
         let n_layer = n_layer(model);
         let serving = kernels::select(None).unwrap().name;
         let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
@@ -93,7 +103,13 @@ fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
 #[test]
 fn neighbours_in_the_batch_do_not_change_a_bit() {
     let lengths = [1_150, 3, 517, 64, 130];
-    for (model, kv_type) in [("llama", KvType::F32), ("llama-q4_k", KvType::F16)] {
+    let cases = [
+        ("llama", KvType::F32),
+        ("llama-q4_k", KvType::F16),
+        ("granitehybrid", KvType::F16),
+        ("falcon-h1", KvType::F32),
+    ];
+    for (model, kv_type) in cases {
         let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let prompts: Vec<_> =
@@ -194,5 +210,37 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         let rows = line.run(vec![cut], vec![part(0, 65, &prompt[65..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[65..]), "truncate, KV {kv_type:?}");
+    }
+}
+
+#[test]
+fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
+    let prompt = tokens(300, 4);
+    let (head, tail) = prompt.split_at(170);
+    for model in ["granitehybrid", "falcon-h1"] {
+        let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
+        let mut line = Line::open(&path(model), &config);
+        let whole = line.logits(&prompt, 512);
+        let part = |slot, pos: usize, tokens: &[u32]| SeqPart {
+            slot: SlotId(slot),
+            pos: pos as u32,
+            tokens: tokens.to_vec(),
+            want: Want::Logits,
+        };
+        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
+        let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();
+        let SeqOp::Open { blocks, .. } = Line::open_slot(1, None) else { unreachable!() };
+        let len = head.len() as u32;
+        let copy = SeqOp::Copy { src: SlotId(0), dst: SlotId(1), len, blocks, sampler: None };
+        let rows = line.run(vec![copy], vec![part(1, head.len(), tail)]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: copy");
+        line.run(vec![Line::open_slot(2, None)], Vec::new());
+        for (stage, bytes) in line.stages().iter_mut().zip(&bytes) {
+            stage.restore(SlotId(2), bytes).unwrap();
+        }
+        let rows = line.run(Vec::new(), vec![part(2, head.len(), tail)]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: snapshot");
     }
 }

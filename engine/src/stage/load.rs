@@ -99,10 +99,14 @@ fn load_layer(
     blocks: &mut Vec<LoadedBlock>,
 ) -> Result<(), ModelError> {
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
+        let norm = match block.beside {
+            true => Vec::new(),
+            false => loader.vector(&format!("blk.{layer}.{}", block.norm), spec.n_embd)?,
+        };
         blocks.push(LoadedBlock {
             layer,
             index,
-            norm: loader.vector(&format!("blk.{layer}.{}", block.norm), spec.n_embd)?,
+            norm,
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
             state: BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)?,
             spec: block.clone(),

@@ -66,6 +66,7 @@ struct LoadedBlock {
     /// Place within its layer.
     index: usize,
     spec: BlockSpec,
+    /// `[n_embd]`; empty where the block reads what the one before it read.
     norm: Vec<f32>,
     block: Block,
     state: BlockState,
