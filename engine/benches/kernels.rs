@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{
     ActRows, Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix,
-    probe, select,
+    ValuePlace, probe, select,
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
 
@@ -132,7 +132,13 @@ fn matmul(compute: &Compute, ty: GgmlType) {
 }
 
 fn attention(compute: &Compute, n_rows: usize, context: usize) {
-    let layout = KvLayout { n_kv_head: 4, head_dim_k: 64, head_dim_v: 64, ty: KvType::F16 };
+    let layout = KvLayout {
+        n_kv_head: 4,
+        head_dim_k: 64,
+        head_dim_v: 64,
+        values: ValuePlace::Apart,
+        ty: KvType::F16,
+    };
     let (n_head, dim) = (16, 64);
     let blocks: Vec<_> = (0..context.div_ceil(KV_PAGE) as u32).map(BlockId).collect();
     let mut pool = vec![0u64; blocks.len() * layout.page_bytes() / 8 + 8];

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::KV_PAGE;
 use super::compute::Compute;
-use super::kv::KvLayout;
+use super::kv::{KvLayout, ValuePlace};
 use super::ops::Rows;
 use super::simd::LANES;
 use crate::batch::BlockId;
@@ -182,6 +182,12 @@ impl Compute {
 impl<'a> Plan<'a> {
     fn new(attend: &'a Attend<'a>, q: &'a [f32], out_len: usize) -> Self {
         let (layout, n_head) = (attend.layout, attend.n_head);
+        assert!(
+            layout.values == ValuePlace::Apart || layout.head_dim_v <= layout.head_dim_k,
+            "attend: values of {} in keys of {}",
+            layout.head_dim_v,
+            layout.head_dim_k
+        );
         assert!(
             layout.n_kv_head > 0 && n_head.is_multiple_of(layout.n_kv_head),
             "attend: {n_head} query heads over {} heads",

@@ -2,7 +2,7 @@
 //!
 //! Layout, head after head: the keys as `[head_dim_k, KV_PAGE]` (lanes are positions, so that scores
 //! need no sum across lanes), then the values as `[KV_PAGE, head_dim_v]` with rows filled up to whole
-//! lanes. Pages hold no pointers and no positions: a byte copy of a page is a copy of its content,
+//! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no pointers and no positions: a byte copy of a page is a copy of its content,
 //! which is what sequence copies and snapshots are.
 
 use super::KV_PAGE;
@@ -30,6 +30,15 @@ impl KvType {
     }
 }
 
+/// Where a page has its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValuePlace {
+    /// Beside the keys.
+    Apart,
+    /// In the keys: a value is the first `head_dim_v` elements of its key (MLA).
+    InKeys,
+}
+
 /// The shape of a layer's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayout {
@@ -39,6 +48,8 @@ pub struct KvLayout {
     pub head_dim_k: usize,
     /// Elements of a value head.
     pub head_dim_v: usize,
+    /// Where values are stored.
+    pub values: ValuePlace,
     /// Element type.
     pub ty: KvType,
 }
@@ -51,7 +62,24 @@ impl KvLayout {
 
     /// Bytes of one head in a page.
     pub(super) fn head_bytes(&self) -> usize {
-        (self.head_dim_k + self.v_stride()) * KV_PAGE * self.ty.bytes()
+        let per_position = match self.values {
+            ValuePlace::Apart => self.head_dim_k + self.v_stride(),
+            ValuePlace::InKeys => self.k_stride(),
+        };
+        per_position * KV_PAGE * self.ty.bytes()
+    }
+
+    /// Elements from one key row to the next, where keys are rows.
+    pub(super) fn k_stride(&self) -> usize {
+        self.head_dim_k.next_multiple_of(LANES)
+    }
+
+    /// Elements that a position's values bring into [`Compute::kv_write`].
+    fn v_row(&self) -> usize {
+        match self.values {
+            ValuePlace::Apart => self.n_kv_head * self.head_dim_v,
+            ValuePlace::InKeys => 0,
+        }
     }
 
     /// Elements from one value row to the next.
@@ -86,7 +114,8 @@ impl Compute {
     ///
     /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block
     /// id `b` names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`,
-    /// `v` is `[n_rows, n_kv_head * head_dim_v]`, with rows as the parts number them.
+    /// `v` is `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys; rows are as
+    /// the parts number them.
     ///
     /// # Panics
     /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.
@@ -98,8 +127,8 @@ impl Compute {
         k: &[f32],
         v: &[f32],
     ) {
-        let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
-        let (k_row, v_row) = (layout.n_kv_head * dk, layout.n_kv_head * dv);
+        let (k_row, v_row) = (layout.n_kv_head * layout.head_dim_k, layout.v_row());
+        let (dk, dv) = (layout.head_dim_k, v_row / layout.n_kv_head);
         assert_eq!(k.len() * v_row, v.len() * k_row, "kv_write: rows of k and of v");
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let write = self.kernels().kv_write;

@@ -40,7 +40,7 @@ pub use compute::Compute;
 pub use conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use error::KernelError;
-pub use kv::{KvLayout, KvType};
+pub use kv::{KvLayout, KvType, ValuePlace};
 pub use mamba::{MambaRows, MambaScan};
 pub use matmul::MatmulJob;
 pub use pack::PackedMatrix;

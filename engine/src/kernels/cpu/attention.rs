@@ -1,7 +1,7 @@
 //! Attention over one span of pages, for up to eight queries that share its reading.
 //!
 //! For each page: scores of its positions (lanes are positions, the sum runs over the head's
-//! elements in order), the greatest score so far, weights `exp(score - greatest)`, and the weighted
+//! elements in order; where keys are rows, lanes are elements and are folded at the end), the greatest score so far, weights `exp(score - greatest)`, and the weighted
 //! sum of values (lanes are elements, the sum runs over positions in order). Sums of earlier pages
 //! are scaled to the new greatest score first.
 
@@ -12,7 +12,7 @@ use super::exp::exp;
 use super::run;
 use crate::kernels::KV_PAGE;
 use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
-use crate::kernels::kv::{KvRow, KvType};
+use crate::kernels::kv::{KvRow, KvType, ValuePlace};
 use crate::kernels::simd::{LANES, Op, Simd};
 
 /// Vectors of positions in a page.
@@ -72,6 +72,14 @@ impl<E: Element> Op for Write<'_, '_, E> {
             out
         };
         let to = bytemuck::cast_slice_mut::<u8, E::Bits>(row.to);
+        if row.layout.values == ValuePlace::InKeys {
+            let stride = row.layout.k_stride();
+            let (key, _) = to[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
+            for (k, key) in row.k.chunks(LANES).zip(key) {
+                *key = stored(k);
+            }
+            return;
+        }
         let (keys, values) = to.split_at_mut(row.layout.head_dim_k * KV_PAGE);
         for (k, keys) in row.k.chunks(LANES).zip(keys.chunks_mut(LANES * KV_PAGE)) {
             let stored = stored(k);
@@ -108,16 +116,23 @@ impl<E: Element> Op for Span<'_, '_, E> {
             state.fill(0.0);
             state[0] = f32::NEG_INFINITY;
         }
-        let q = transposed(tile.queries, tile.layout.head_dim_k);
+        let q = Queries::new(tile);
         for page in tile.pages.clone() {
             let block = tile.blocks[page].0 as usize;
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
-            let (k, v) = bytemuck::cast_slice::<u8, E::Bits>(head)
-                .split_at(tile.layout.head_dim_k * KV_PAGE);
+            let head = bytemuck::cast_slice::<u8, E::Bits>(head);
+            let (k, v, v_stride) = match tile.layout.values {
+                ValuePlace::InKeys => (head, head, tile.layout.k_stride()),
+                ValuePlace::Apart => {
+                    let (k, v) = head.split_at(tile.layout.head_dim_k * KV_PAGE);
+                    (k, v, tile.layout.v_stride())
+                }
+            };
             let page = Page::<E> {
                 start: page * KV_PAGE,
                 k: k.as_chunks().0,
                 v: v.as_chunks().0,
+                v_stride: v_stride / LANES,
                 scale: tile.scale,
                 state_len,
             };
@@ -149,24 +164,46 @@ impl<E: Element> Op for Span<'_, '_, E> {
 struct Page<'a, E: Element> {
     /// Its first position.
     start: usize,
-    /// `[head_dim_k][VECTORS]`.
+    /// `[head_dim_k][VECTORS]`; where keys are rows, `[KV_PAGE][v_stride]`.
     k: &'a [[E::Bits; LANES]],
-    /// `[KV_PAGE][v_stride / LANES]`.
+    /// `[KV_PAGE][v_stride]`, of which the first vectors are the value.
     v: &'a [[E::Bits; LANES]],
+    v_stride: usize,
     scale: f32,
     /// Values of a query's state.
     state_len: usize,
 }
 
-/// Queries side by side, `[head_dim_k][TILE_QUERIES]`, so that a key meets all of them at once.
-fn transposed(queries: &[Query<'_>], head_dim_k: usize) -> Vec<[f32; TILE_QUERIES]> {
-    let mut q = vec![[0.0; TILE_QUERIES]; head_dim_k];
-    for (r, query) in queries.iter().enumerate() {
-        for (to, from) in q.iter_mut().zip(query.q) {
-            to[r] = *from;
+/// A tile's queries in the order in which they meet keys.
+enum Queries {
+    /// Side by side, `[head_dim_k][TILE_QUERIES]`: an element of a key meets all of them at once.
+    Columns(Vec<[f32; TILE_QUERIES]>),
+    /// One after the other in whole vectors, `[n][k_stride / LANES]`, as keys that are rows.
+    Rows(Vec<[f32; LANES]>),
+}
+
+impl Queries {
+    fn new(tile: &AttendTile<'_>) -> Self {
+        match tile.layout.values {
+            ValuePlace::Apart => {
+                let mut q = vec![[0.0; TILE_QUERIES]; tile.layout.head_dim_k];
+                for (r, query) in tile.queries.iter().enumerate() {
+                    for (to, from) in q.iter_mut().zip(query.q) {
+                        to[r] = *from;
+                    }
+                }
+                Self::Columns(q)
+            }
+            ValuePlace::InKeys => {
+                let vectors = tile.layout.k_stride() / LANES;
+                let mut q = vec![[0.0; LANES]; tile.queries.len() * vectors];
+                for (to, query) in q.chunks_exact_mut(vectors).zip(tile.queries) {
+                    to.as_flattened_mut()[..query.q.len()].copy_from_slice(query.q);
+                }
+                Self::Rows(q)
+            }
         }
     }
-    q
 }
 
 /// What the weighted sum of a page needs of its scores.
@@ -184,7 +221,7 @@ impl<E: Element> Page<'_, E> {
     fn step<S: Simd, const R: usize, const G: usize>(
         &self,
         s: S,
-        q: &[[f32; TILE_QUERIES]],
+        q: &Queries,
         at: usize,
         queries: &[Query<'_>],
         states: &mut [f32],
@@ -196,8 +233,15 @@ impl<E: Element> Page<'_, E> {
             *visible = (query.n_visible - self.start).min(KV_PAGE);
         }
         let mut weights = Weights { p: [[0.0; KV_PAGE]; R], correction: [0.0; R] };
-        for g in (0..VECTORS).step_by(G) {
-            self.scores::<S, R, G>(s, q, at, g, &mut weights.p);
+        match q {
+            Queries::Columns(q) => {
+                for g in (0..VECTORS).step_by(G) {
+                    self.scores::<S, R, G>(s, q, at, g, &mut weights.p);
+                }
+            }
+            Queries::Rows(q) => {
+                self.row_scores(s, &q[at * self.v_stride..], &visible, &mut weights.p)
+            }
         }
         for r in 0..R {
             let state = &mut states[r * state_len..];
@@ -244,6 +288,30 @@ impl<E: Element> Page<'_, E> {
         }
     }
 
+    /// Scores of the positions that any query sees, where keys are rows, without the scale.
+    #[inline(always)]
+    fn row_scores<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        q: &[[f32; LANES]],
+        visible: &[usize; R],
+        out: &mut [[f32; KV_PAGE]; R],
+    ) {
+        let n = self.v_stride;
+        for (pos, key) in self.k.chunks_exact(n).enumerate().take(visible[R - 1]) {
+            let mut sums = [s.zero(); R];
+            for (g, key) in key.iter().enumerate() {
+                let key = E::load(s, key);
+                for r in 0..R {
+                    sums[r] = s.fma(key, s.load(&q[r * n + g]), sums[r]);
+                }
+            }
+            for r in 0..R {
+                out[r][pos] = s.sum(sums[r]);
+            }
+        }
+    }
+
     /// Adds the weighted values of vectors `g..g + G` at the positions that all `R` queries see.
     #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
@@ -264,7 +332,7 @@ impl<E: Element> Page<'_, E> {
                 sums[r][i] = s.mul(s.load(old), correction);
             }
         }
-        for (pos, v) in self.v.chunks_exact(self.v_vectors()).enumerate().take(shared) {
+        for (pos, v) in self.v.chunks_exact(self.v_stride).enumerate().take(shared) {
             let v = load_all::<S, E, G>(s, &v[g..]);
             let mut p = [0.0; R];
             for r in 0..R {
@@ -287,7 +355,7 @@ impl<E: Element> Page<'_, E> {
         let (sums, _) = state[STATE_HEAD..][..self.v_vectors() * LANES].as_chunks_mut::<LANES>();
         for pos in range {
             let p = s.splat(p[pos]);
-            for (sum, v) in sums.iter_mut().zip(&self.v[pos * self.v_vectors()..]) {
+            for (sum, v) in sums.iter_mut().zip(&self.v[pos * self.v_stride..]) {
                 let next = s.fma(E::load(s, v), p, s.load(sum));
                 s.store(next, sum);
             }

@@ -7,7 +7,9 @@ use half::f16;
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::batch::BlockId;
 use crate::kernels::reference::attention::attend as plain_attend;
-use crate::kernels::{Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, available};
+use crate::kernels::{
+    Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, available,
+};
 
 /// A pool aligned as the ops ask for it.
 #[derive(Clone, Copy)]
@@ -80,7 +82,9 @@ impl Case {
             };
             q.extend(rows(&seq.q));
             k.extend(rows(&seq.k));
-            v.extend(rows(&seq.v));
+            if self.layout.values == ValuePlace::Apart {
+                v.extend(rows(&seq.v));
+            }
             let (first_pos, n_rows) = (range.start, range.len());
             parts.push(AttendPart { blocks: &seq.blocks, first_pos, n_rows, first_row });
             first_row += n_rows;
@@ -128,8 +132,14 @@ impl Case {
                 let rows = 0..=row;
                 let k: Vec<_> =
                     rows.clone().map(|r| head(&seq.k, layout.head_dim_k, r, h / group)).collect();
-                let v: Vec<_> =
-                    rows.map(|r| head(&seq.v, layout.head_dim_v, r, h / group)).collect();
+                let value = |r| match layout.values {
+                    ValuePlace::Apart => head(&seq.v, layout.head_dim_v, r, h / group),
+                    ValuePlace::InKeys => {
+                        let key = head(&seq.k, layout.head_dim_k, r, h / group);
+                        key[..layout.head_dim_v].to_vec()
+                    }
+                };
+                let v: Vec<_> = rows.map(value).collect();
                 out.extend(plain_attend(q, &k, &v, self.scale));
             }
         }
@@ -138,7 +148,12 @@ impl Case {
 }
 
 fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> KvLayout {
-    KvLayout { n_kv_head, head_dim_k, head_dim_v, ty }
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, ty }
+}
+
+/// Pages of keys alone.
+fn in_keys(layout: KvLayout) -> KvLayout {
+    KvLayout { values: ValuePlace::InKeys, ..layout }
 }
 
 /// Values lie in -1..1, scores within a few units: a weight carries the errors of a sum over the
@@ -162,9 +177,33 @@ fn attention_matches_f64() {
 }
 
 #[test]
+fn values_in_keys_match_f64() {
+    let check = |layout: KvLayout, heads: usize, lens: &[usize]| {
+        let case = Case::new(in_keys(layout), heads, lens);
+        let out = same_bits_everywhere("attention", |compute| case.whole(compute));
+        let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+        for (got, want) in out.iter().zip(want) {
+            close("attention", *got, want, BOUND);
+        }
+    };
+    for ty in [KvType::F32, KvType::F16] {
+        for (kv, heads, dk, dv) in [(1, 1, 8, 8), (1, 3, 40, 32), (2, 6, 36, 20), (1, 11, 72, 64)] {
+            check(layout(kv, dk, dv, ty), heads, &[150, 1, 64, 65]);
+        }
+    }
+    // As in DeepSeek's models, with fewer heads.
+    check(layout(1, 576, 512, KvType::F16), 9, &[66]);
+}
+
+#[test]
 fn long_contexts_merge_their_spans() {
-    // More than two spans of 1024 positions; the last rows one by one, the others at once.
-    let case = Case::new(layout(1, 16, 16, KvType::F16), 2, &[2200]);
+    long_context(layout(1, 16, 16, KvType::F16));
+    long_context(in_keys(layout(1, 24, 16, KvType::F16)));
+}
+
+/// More than two spans of 1024 positions; the last rows one by one, the others at once.
+fn long_context(layout: KvLayout) {
+    let case = Case::new(layout, 2, &[2200]);
     let out = same_bits_everywhere("long attention", |compute| {
         let mut pool = case.pool();
         let mut out = case.step(compute, &mut pool, one(&(0..2190)));
@@ -180,7 +219,12 @@ fn long_contexts_merge_their_spans() {
 
 #[test]
 fn any_cut_and_any_company_give_the_same_bits() {
-    let case = Case::new(layout(2, 64, 64, KvType::F16), 6, &[200, 90, 129]);
+    any_cut(layout(2, 64, 64, KvType::F16));
+    any_cut(in_keys(layout(2, 72, 64, KvType::F16)));
+}
+
+fn any_cut(layout: KvLayout) {
+    let case = Case::new(layout, 6, &[200, 90, 129]);
     for kernels in available() {
         let compute = super::compute(kernels, 2);
         let whole = case.whole(&compute);
@@ -209,18 +253,20 @@ fn any_cut_and_any_company_give_the_same_bits() {
 #[test]
 fn later_positions_never_leak_back() {
     // The second run has infinities at later positions, in the same tile and page.
-    let mut case = Case::new(layout(1, 32, 32, KvType::F32), 2, &[70]);
-    for kernels in available() {
-        let compute = super::compute(kernels, 1);
-        let clean = case.whole(&compute);
-        let saved = (case.sequences[0].k.clone(), case.sequences[0].v.clone());
-        case.sequences[0].k[66 * 32..67 * 32].fill(f32::INFINITY);
-        case.sequences[0].v[66 * 32..67 * 32].fill(f32::NAN);
-        let dirty = case.whole(&compute);
-        let row = 2 * 32;
-        same_bits(kernels.name, &dirty[..66 * row], &clean[..66 * row]);
-        assert!(dirty[66 * row..].iter().all(|x| x.is_nan()), "{}", kernels.name);
-        (case.sequences[0].k, case.sequences[0].v) = saved;
+    for layout in [layout(1, 32, 32, KvType::F32), in_keys(layout(1, 32, 32, KvType::F32))] {
+        let mut case = Case::new(layout, 2, &[70]);
+        for kernels in available() {
+            let compute = super::compute(kernels, 1);
+            let clean = case.whole(&compute);
+            let saved = (case.sequences[0].k.clone(), case.sequences[0].v.clone());
+            case.sequences[0].k[66 * 32..67 * 32].fill(f32::INFINITY);
+            case.sequences[0].v[66 * 32..67 * 32].fill(f32::NAN);
+            let dirty = case.whole(&compute);
+            let row = 2 * 32;
+            same_bits(kernels.name, &dirty[..66 * row], &clean[..66 * row]);
+            assert!(dirty[66 * row..].iter().all(|x| x.is_nan()), "{}", kernels.name);
+            (case.sequences[0].k, case.sequences[0].v) = saved;
+        }
     }
 }
 
