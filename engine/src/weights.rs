@@ -59,10 +59,31 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<PackedMatrix, ModelError> {
-        let tensor = self.checked(name, &[cols, rows])?;
+        let (ty, bytes) = self.raw(name, &[cols, rows])?;
+        self.pack(ty, rows, cols, &bytes)
+    }
+
+    /// A tensor's type and bytes, for a block that takes it apart.
+    pub fn raw(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+    ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
+        let tensor = self.checked(name, dims)?;
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
-        Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, &bytes)?)
+        Ok((tensor.ty, bytes))
+    }
+
+    /// A matrix from bytes that such a block made.
+    pub fn pack(
+        &self,
+        ty: GgmlType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<PackedMatrix, ModelError> {
+        Ok(PackedMatrix::pack(self.compute, ty, rows, cols, bytes)?)
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -97,13 +118,9 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
-        let tensor = self.checked(name, &[cols, rows, n])?;
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
-        bytes
-            .chunks_exact(bytes.len() / n)
-            .map(|expert| Ok(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, expert)?))
-            .collect()
+        let (ty, bytes) = self.raw(name, &[cols, rows, n])?;
+        let experts = bytes.chunks_exact(bytes.len() / n);
+        experts.map(|expert| self.pack(ty, rows, cols, expert)).collect()
     }
 
     /// `n` pairs of matrices of one tensor `{cols, rows + rows, n}`, whose first `rows` rows are the
@@ -115,13 +132,11 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
-        let tensor = self.checked(name, &[cols, 2 * rows, n])?;
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
+        let (ty, bytes) = self.raw(name, &[cols, 2 * rows, n])?;
         let (mut first, mut second) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for (i, half) in bytes.chunks_exact(bytes.len() / (2 * n)).enumerate() {
             let to = if i % 2 == 0 { &mut first } else { &mut second };
-            to.push(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, half)?);
+            to.push(self.pack(ty, rows, cols, half)?);
         }
         Ok([first, second])
     }
@@ -129,8 +144,7 @@ impl<'a> WeightLoader<'a> {
     /// A vector of `n` values as a matrix of one row, in f32: for products with it.
     pub fn row(&mut self, name: &str, n: usize) -> Result<PackedMatrix, ModelError> {
         let values = self.vector(name, n)?;
-        let bytes = bytemuck::cast_slice(&values);
-        Ok(PackedMatrix::pack(self.compute, GgmlType::F32, 1, n, bytes)?)
+        self.pack(GgmlType::F32, 1, n, bytemuck::cast_slice(&values))
     }
 
     /// `N` matrices of one tensor `{cols, sum of rows}`, below each other in it.
@@ -161,11 +175,9 @@ impl<'a> WeightLoader<'a> {
 
     /// All values of a tensor with dimensions `dims`, as the file orders them, in f32.
     pub fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.checked(name, dims)?;
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
-        let mut values = vec![0.0; tensor.n_elems()];
-        quant::require_format(tensor.ty, name)?.dequantize_row(&bytes, &mut values)?;
+        let (ty, bytes) = self.raw(name, dims)?;
+        let mut values = vec![0.0; dims.iter().product()];
+        quant::require_format(ty, name)?.dequantize_row(&bytes, &mut values)?;
         Ok(values)
     }
 

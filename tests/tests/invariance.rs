@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use brigade_engine::arch;
+use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KvType};
@@ -13,8 +13,9 @@ use brigade_tests::line::{Line, LineConfig, into_logits, into_token};
 /// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
 const PROMPT: usize = 1_150;
 
-/// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones.
-const MODELS: [&str; 10] = [
+/// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
+/// latent attention with experts.
+const MODELS: [&str; 11] = [
     "llama",
     "qwen3",
     "granite",
@@ -25,21 +26,18 @@ const MODELS: [&str; 10] = [
     "lfm2",
     "granitehybrid",
     "falcon-h1",
+    "deepseek2",
 ];
 
 fn path(model: &str) -> PathBuf {
     Golden::repository().folder.join(format!("{model}.gguf"))
 }
 
-fn n_layer(model: &str) -> usize {
-    arch::describe(&Gguf::open(path(model)).unwrap()).unwrap().n_layer()
+fn describe(model: &str) -> ModelSpec {
+    arch::describe(&Gguf::open(path(model)).unwrap()).unwrap()
 }
 
-fn n_vocab(model: &str) -> usize {
-    arch::describe(&Gguf::open(path(model)).unwrap()).unwrap().n_vocab
-}
-
-/// Token ids without a pattern, below the golden vocabulary's 288.
+/// Token ids without a pattern, below the golden vocabularies' 288.
 fn tokens(n: usize, seed: u64) -> Vec<u32> {
     let mut state = seed;
     let mut next = || {
@@ -58,11 +56,12 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
 fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
     let prompt = tokens(PROMPT, 1);
     for model in MODELS {
-        let n_layer = n_layer(model);
+        let spec = describe(model);
+        let n_layer = spec.n_layer();
         for table in kernels::available() {
             let config = LineConfig { kernels: Some(table.name), ..LineConfig::default() };
             let whole = bits(&Line::open(&path(model), &config).logits(&prompt, 512));
-            assert_eq!(whole.len(), PROMPT * n_vocab(model));
+            assert_eq!(whole.len(), PROMPT * spec.n_vocab);
             let slow = table.name == "reference";
             let cuts = [1, 2, 3, n_layer].map(|n| Line::even_cuts(n_layer, n));
             let sizes: &[usize] = if slow { &[64] } else { &[1, 7, 64, 512] };
@@ -83,7 +82,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
 fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
     let prompt = tokens(PROMPT, 2);
     for model in ["llama", "llama-q4_k", "granitehybrid"] {
-        let n_layer = n_layer(model);
+        let n_layer = describe(model).n_layer();
         let serving = kernels::select(None).unwrap().name;
         let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
         let mut n_splits = 0;
@@ -108,6 +107,7 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("llama-q4_k", KvType::F16),
         ("granitehybrid", KvType::F16),
         ("falcon-h1", KvType::F32),
+        ("deepseek2", KvType::F16),
     ];
     for (model, kv_type) in cases {
         let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
@@ -178,10 +178,15 @@ fn generate_together(line: &mut Line, prompts: &[Vec<u32>], n: usize) -> Vec<Vec
 fn copies_and_snapshots_continue_with_the_same_bits() {
     let prompt = tokens(300, 3);
     let (head, tail) = prompt.split_at(170);
-    for kv_type in [KvType::F32, KvType::F16] {
+    for (model, kv_type) in [
+        ("llama", KvType::F32),
+        ("llama", KvType::F16),
+        ("deepseek2", KvType::F32),
+        ("deepseek2", KvType::F16),
+    ] {
         let cuts = vec![2];
         let mut line =
-            Line::open(&path("llama"), &LineConfig { kv_type, cuts, ..LineConfig::default() });
+            Line::open(&path(model), &LineConfig { kv_type, cuts, ..LineConfig::default() });
         let whole = line.logits(&prompt, 512);
         let part = |slot, pos: usize, tokens: &[u32]| SeqPart {
             slot: SlotId(slot),
@@ -195,7 +200,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         let copy = SeqOp::Copy { src: SlotId(0), dst: SlotId(1), len: 100, blocks, sampler: None };
         let rows = line.run(vec![copy], vec![part(1, 100, &prompt[100..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
-        assert!(bits(&rows) == bits(&whole[100..]), "copy, KV {kv_type:?}");
+        assert!(bits(&rows) == bits(&whole[100..]), "{model}: copy, KV {kv_type:?}");
         // A snapshot, restored in another slot.
         let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();
         line.run(vec![Line::open_slot(2, None)], Vec::new());
@@ -204,12 +209,12 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         }
         let rows = line.run(Vec::new(), vec![part(2, head.len(), tail)]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
-        assert!(bits(&rows) == bits(&whole[head.len()..]), "snapshot, KV {kv_type:?}");
+        assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: snapshot, KV {kv_type:?}");
         // A cut tail, computed again.
         let cut = SeqOp::Truncate { slot: SlotId(0), len: 65 };
         let rows = line.run(vec![cut], vec![part(0, 65, &prompt[65..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
-        assert!(bits(&rows) == bits(&whole[65..]), "truncate, KV {kv_type:?}");
+        assert!(bits(&rows) == bits(&whole[65..]), "{model}: truncate, KV {kv_type:?}");
     }
 }
 

@@ -5,6 +5,7 @@
 //! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
 //! stages.
 
+mod deepseek2;
 mod delta_spec;
 mod experts;
 mod falcon_h1;
@@ -15,6 +16,7 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod mamba2;
+mod mla;
 mod nemotron;
 mod qwen;
 mod qwen_next;
@@ -29,7 +31,7 @@ pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, BoundarySpec, ExpertGroups, HeadSpec,
-    LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlpSpec, ModelSpec, MoeSpec, Router,
+    LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec, Router,
     SharedExpertSpec, ShortConvSpec,
 };
 
@@ -41,6 +43,7 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
+    ("deepseek2", deepseek2::describe),
     ("falcon-h1", falcon_h1::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),

@@ -92,6 +92,8 @@ pub enum BlockKind {
     Attention(AttentionSpec),
     /// Mamba-2: a causal convolution and a state space recurrence.
     Mamba2(Mamba2Spec),
+    /// Latent attention over a cache of compressed rows.
+    Mla(MlaSpec),
     /// Dense FFN.
     Mlp(MlpSpec),
     /// Mixture of experts.
@@ -129,6 +131,7 @@ impl BlockKind {
                 conv: (m.conv_taps - 1) * m.conv_channels(),
                 scan: m.shape.state_len(),
             },
+            Self::Mla(m) => StateSpec::Paged { values_per_token: m.key_width() },
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
         }
     }
@@ -164,6 +167,37 @@ pub struct AttentionSpec {
     pub gated: bool,
     /// Whether the bias of the output projection is added, where the file has one.
     pub output_bias: bool,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all
+/// heads come from one compressed row a position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlaSpec {
+    /// Query heads.
+    pub n_head: usize,
+    /// Width through which queries are made; `None` where one matrix makes them.
+    pub q_rank: Option<usize>,
+    /// Width of the compressed row.
+    pub kv_rank: usize,
+    /// Elements of a head's query and key that come from the compressed row.
+    pub n_nope: usize,
+    /// Elements of a head's query, and of the key that all heads share, that are rotated.
+    pub n_pe: usize,
+    /// Width of a head's value.
+    pub head_dim_v: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    /// Whether the pe parts are rotated by the model's [`RopeSpec`].
+    pub rope: bool,
+    /// Epsilon of the norms of compressed rows.
+    pub eps: f32,
+}
+
+impl MlaSpec {
+    /// Width of what is remembered of a position.
+    pub fn key_width(&self) -> usize {
+        self.kv_rank + self.n_pe
+    }
 }
 
 /// What an FFN computes between its way up and its way down.

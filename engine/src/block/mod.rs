@@ -8,6 +8,7 @@ mod delta_net;
 mod kda;
 mod mamba;
 mod mamba2;
+mod mla;
 mod mlp;
 mod moe;
 mod routing;
@@ -19,6 +20,7 @@ pub use delta_net::DeltaNet;
 pub use kda::Kda;
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
+pub use mla::Mla;
 pub use mlp::Mlp;
 pub use moe::Moe;
 pub use scratch::Scratch;
@@ -36,6 +38,8 @@ pub enum Block {
     Attention(Attention),
     /// See [`Mamba2`].
     Mamba2(Box<Mamba2>),
+    /// See [`Mla`].
+    Mla(Box<Mla>),
     /// See [`Mlp`].
     Mlp(Mlp),
     /// See [`Moe`].
@@ -89,6 +93,7 @@ impl Block {
             BlockKind::Mamba2(spec) => {
                 Self::Mamba2(Box::new(Mamba2::load(spec, &stem, n_embd, loader)?))
             }
+            BlockKind::Mla(spec) => Self::Mla(Box::new(Mla::load(spec, &stem, n_embd, loader)?)),
             BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
             BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
             BlockKind::Mamba(spec) => {
@@ -109,6 +114,7 @@ impl Block {
         match self {
             Self::Attention(attention) => attention.inputs(),
             Self::Mamba2(mamba2) => mamba2.inputs(),
+            Self::Mla(mla) => mla.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
             Self::Mamba(mamba) => mamba.inputs(),
@@ -123,6 +129,7 @@ impl Block {
         let bytes = match self {
             Self::Attention(attention) => attention.nbytes(),
             Self::Mamba2(mamba2) => mamba2.nbytes(),
+            Self::Mla(mla) => mla.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
@@ -143,12 +150,15 @@ impl Block {
     ) {
         match (self, state) {
             (Self::Attention(attention), BlockState::Kv(kv)) => attention.forward(cx, kv, x, out),
+            (Self::Mla(mla), BlockState::Kv(kv)) => mla.forward(cx, kv, x, out),
             (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
             (Self::Mamba2(mamba2), BlockState::Slots(slots)) => mamba2.forward(cx, slots, x, out),
             (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
             (Self::Kda(kda), BlockState::Slots(states)) => kda.forward(cx, states, x, out),
             (Self::DeltaNet(net), BlockState::Slots(states)) => net.forward(cx, states, x, out),
-            (Self::Attention(_), _) => unreachable!("the stage gives every attention its cache"),
+            (Self::Attention(_) | Self::Mla(_), _) => {
+                unreachable!("the stage gives every attention its cache")
+            }
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
             | (Self::Kda(_) | Self::DeltaNet(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")

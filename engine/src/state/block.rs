@@ -4,7 +4,7 @@ use super::{KvCache, Sequence, SlotStates, StateCopy, StateSpec};
 use crate::arch::BlockKind;
 use crate::batch::SlotId;
 use crate::error::ModelError;
-use crate::kernels::{KvLayout, KvType};
+use crate::kernels::{KvLayout, KvType, ValuePlace};
 
 /// What one loaded block remembers of all sequences.
 pub enum BlockState {
@@ -28,21 +28,13 @@ impl BlockState {
         n_blocks: u32,
         n_slots: usize,
     ) -> Result<Self, ModelError> {
-        Ok(match (kind, kind.state()) {
-            (BlockKind::Attention(spec), _) => {
-                let layout = KvLayout {
-                    n_kv_head: spec.n_kv_head,
-                    head_dim_k: spec.head_dim_k,
-                    head_dim_v: spec.head_dim_v,
-                    ty: kv_type,
-                };
-                Self::Kv(KvCache::new(layout, n_blocks)?)
-            }
-            (_, StateSpec::Slot { conv, scan }) => {
-                Self::Slots(SlotStates::new(n_slots, conv, scan)?)
-            }
-            (_, StateSpec::None) => Self::None,
-            (other, StateSpec::Paged { .. }) => unreachable!("pages of {other:?} have no layout"),
+        if let Some(layout) = kv_layout(kind, kv_type) {
+            return Ok(Self::Kv(KvCache::new(layout, n_blocks)?));
+        }
+        Ok(match kind.state() {
+            StateSpec::Slot { conv, scan } => Self::Slots(SlotStates::new(n_slots, conv, scan)?),
+            StateSpec::None => Self::None,
+            StateSpec::Paged { .. } => unreachable!("pages of {kind:?} have no layout"),
         })
     }
 
@@ -113,5 +105,26 @@ impl BlockState {
             }
             Self::Slots(slots) => slots.write(slot, bytes),
         }
+    }
+}
+
+/// Shape of the pages of a block that remembers position by position.
+fn kv_layout(kind: &BlockKind, ty: KvType) -> Option<KvLayout> {
+    match kind {
+        BlockKind::Attention(spec) => Some(KvLayout {
+            n_kv_head: spec.n_kv_head,
+            head_dim_k: spec.head_dim_k,
+            head_dim_v: spec.head_dim_v,
+            values: ValuePlace::Apart,
+            ty,
+        }),
+        BlockKind::Mla(spec) => Some(KvLayout {
+            n_kv_head: 1,
+            head_dim_k: spec.key_width(),
+            head_dim_v: spec.kv_rank,
+            values: ValuePlace::InKeys,
+            ty,
+        }),
+        _ => None,
     }
 }

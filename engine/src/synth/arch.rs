@@ -2,7 +2,7 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, delta, hybrids, mamba2, vocab};
+use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, mamba2, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -49,6 +49,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "nemotron_h", build: mamba2::nemotron_h },
     Arch { name: "nemotron_h_moe", build: mamba2::nemotron_h_moe },
     Arch { name: "falcon-h1", build: mamba2::falcon_h1 },
+    Arch { name: "deepseek2", build: deepseek::deepseek2 },
 ];
 
 impl Arch {
@@ -200,15 +201,20 @@ pub(super) fn refuse_experts(shape: &Shape) -> Result<(), String> {
 }
 
 pub(super) fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
+    base_metadata(shape, plan);
+    plan.count("attention.head_count_kv", shape.n_head_kv);
+    plan.count("attention.key_length", shape.head_dim);
+    plan.count("attention.value_length", shape.head_dim);
+    plan.count("rope.dimension_count", shape.head_dim);
+}
+
+/// What all metadata have, whatever the attention is.
+pub(super) fn base_metadata(shape: &Shape, plan: &mut Plan) {
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
     plan.count("block_count", shape.n_layer);
     plan.count("feed_forward_length", shape.n_ff);
     plan.count("attention.head_count", shape.n_head);
-    plan.count("attention.head_count_kv", shape.n_head_kv);
-    plan.count("attention.key_length", shape.head_dim);
-    plan.count("attention.value_length", shape.head_dim);
-    plan.count("rope.dimension_count", shape.head_dim);
     plan.number("rope.freq_base", 10000.0);
     plan.number("attention.layer_norm_rms_epsilon", RMS_EPSILON);
     plan.count("vocab_size", shape.vocab);

@@ -5,6 +5,7 @@
 //! The weights are noise of the right size: activations stay finite, and the text is babble.
 
 mod arch;
+mod deepseek;
 mod delta;
 mod file_type;
 mod hybrids;

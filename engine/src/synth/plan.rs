@@ -17,6 +17,7 @@ pub(super) enum MetaScalar {
     /// One value for each layer.
     Layers(Vec<u32>),
     Bool(bool),
+    Str(&'static str),
 }
 
 impl MetaScalar {
@@ -26,6 +27,7 @@ impl MetaScalar {
             Self::F32(v) => writer.set(key, v),
             Self::Layers(v) => writer.set(key, v.as_slice()),
             Self::Bool(v) => writer.set(key, v),
+            Self::Str(v) => writer.set(key, *v),
         }
     }
 }
@@ -85,6 +87,11 @@ impl Plan {
         let whole_key = format!("{}.{key}", self.prefix);
         self.metadata.retain(|(other, _)| *other != whole_key);
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Layers(values)));
+    }
+
+    /// Adds a word to the metadata.
+    pub fn text(&mut self, key: &str, value: &'static str) {
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Str(value)));
     }
 
     /// Says which layer the following tensors are of.

@@ -1,6 +1,7 @@
 //! Blocks against plain computations in f64, through the names and shapes of a file.
 
 mod delta;
+mod mla;
 mod moe;
 
 use std::collections::BTreeMap;
@@ -8,8 +9,9 @@ use std::sync::Arc;
 
 use super::{Block, BlockCx, Scratch};
 use crate::arch::BlockKind;
+use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
-use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeTable};
+use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeParams, RopeTable};
 use crate::quant::GgmlType;
 use crate::state::{BlockState, PartRows, Prefixes, Sequences};
 use crate::weights::WeightLoader;
@@ -98,6 +100,30 @@ impl Bench {
         let state = BlockState::new(kind, KvType::F32, 16, 4).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         Self { compute, block, state, sequences, scratch: Scratch::default(), n_embd }
+    }
+
+    /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
+    /// its own for 256 positions.
+    fn step(
+        &mut self,
+        parts: &[(u32, usize, usize)],
+        rope: Option<&RopeParams>,
+        x: &[f32],
+    ) -> Vec<f32> {
+        let (mut ops, mut seq_parts, mut positions) = (Vec::new(), Vec::new(), Vec::new());
+        for &(slot, pos, n) in parts {
+            if pos == 0 {
+                let blocks = (4 * slot..4 * slot + 4).map(BlockId).collect();
+                ops.push(SeqOp::Open { slot: SlotId(slot), blocks, sampler: None });
+            }
+            let (tokens, want) = (vec![0; n], Want::Nothing);
+            seq_parts.push(SeqPart { slot: SlotId(slot), pos: pos as u32, tokens, want });
+            positions.extend(pos as u32..(pos + n) as u32);
+        }
+        let ub = UBatch { id: 0, ops, parts: seq_parts };
+        let applied = self.sequences.apply(&ub).unwrap();
+        let table = rope.map(|rope| RopeTable::new(&self.compute, rope, &positions));
+        self.forward(&applied.parts, table.as_ref(), x)
     }
 
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {

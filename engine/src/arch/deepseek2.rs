@@ -1,0 +1,91 @@
+//! `deepseek2`: DeepSeek-V2, V3 and R1, and what shares their blocks (Kimi K2, GLM-4.7-flash,
+//! GigaChat3): latent attention, dense FFNs in the leading layers, experts with shared ones after.
+//! (arXiv 2405.04434, arXiv 2412.19437.)
+
+use super::{
+    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec,
+    MoeSpec, OUTPUT_NORM, RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, experts, mla,
+};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// Converters write the YaRN log multiplier times this.
+const LOG_MULTIPLIER_UNIT: f32 = 0.1;
+/// Layers and vocabulary of GLM-4.7-flash, whose files do not name their sigmoid router.
+const GLM_FLASH: (std::ops::RangeInclusive<usize>, usize) = (47..=48, 154_880);
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
+    if hp.f32("attention.temperature_scale")?.is_some_and(|scale| scale != 0.0) {
+        return Err(ModelError::Unsupported("attention temperature by position".to_owned()));
+    }
+    let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
+    let n_dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
+    let widest = mla::read(hp, 0, eps)?;
+    let mut rope = RopeSpec::read(hp, RopeLayout::Norm, widest.n_nope + widest.n_pe, false)?;
+    let attention_scale = yarn_scales(hp, &mut rope)?;
+    let mut layers = Vec::with_capacity(hp.n_layer());
+    for il in 0..hp.n_layer() {
+        let attention = mla::read(hp, il, eps)?;
+        let scale = attention.scale * attention_scale;
+        let attention = BlockKind::Mla(MlaSpec { scale, rope: true, ..attention });
+        let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, n_vocab)? };
+        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        layers.push(LayerSpec {
+            blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
+        });
+    }
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: Some(rope),
+        layers,
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+    })
+}
+
+/// Sets the rotation's magnitude as these models want it and returns the factor on their scores.
+///
+/// With the log multiplier `m` and `l(k) = 1 + 0.1 k ln(factor)`: a model that has one rotates without
+/// magnitude and multiplies its scores by `l(m)²`; one without rotates with `l(1)`, and the same
+/// magnitude counts for the part that is not rotated.
+fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError> {
+    let multiplier =
+        hp.f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0) / LOG_MULTIPLIER_UNIT;
+    let ln_factor = (1.0 / rope.freq_scale).ln();
+    let plain = 1.0 + 0.1 * ln_factor;
+    if rope.yarn.is_some() {
+        // The rotation multiplies by `plain` by itself.
+        let wanted = if multiplier == 0.0 { plain.max(1.0) } else { 1.0 };
+        rope.attn_factor *= wanted / plain;
+    }
+    let magnitude = rope.attn_factor * plain * (1.0 + 0.1 * multiplier * ln_factor);
+    Ok(magnitude * magnitude)
+}
+
+fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+    let n_ff = hp.need_per_layer("feed_forward_length")?[il];
+    if n_ff == 0 {
+        return Err(hp.bad("feed_forward_length", "must be positive"));
+    }
+    Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)))
+}
+
+fn moe(hp: &Hparams<'_>, il: usize, n_vocab: usize) -> Result<BlockKind, ModelError> {
+    let experts = experts::read(hp, il, |_| 0)?;
+    let n_shared = hp.need_u32("expert_shared_count")? as usize;
+    let glm_flash = GLM_FLASH.0.contains(&hp.n_layer()) && n_vocab == GLM_FLASH.1;
+    let default = if glm_flash { Router::Sigmoid } else { Router::Softmax };
+    Ok(BlockKind::Moe(MoeSpec {
+        router: hp.expert_router()?.unwrap_or(default),
+        selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),
+        norm_weights: hp.bool("expert_weights_norm")?.unwrap_or(false),
+        weights_scale: hp.expert_weights_scale()?,
+        shared: (n_shared > 0)
+            .then(|| SharedExpertSpec::new(n_shared * experts.n_ff, Activation::SwiGlu)),
+        ..experts
+    }))
+}

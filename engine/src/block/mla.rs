@@ -1,0 +1,252 @@
+//! Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1), absorbed: a position
+//! is remembered as one compressed row that all heads share, and each head's matrices for keys and
+//! values are applied to its query and to its result instead.
+//!
+//! A head's query is `[k_b · q_nope | q_pe]`, the one key `[c | k_pe]`, the value `c`, so a page holds
+//! keys only. `c` is normed, the pe parts are rotated where the model rotates.
+
+use super::BlockCx;
+use crate::arch::MlaSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::quant::{self, GgmlType};
+use crate::state::KvCache;
+use crate::weights::WeightLoader;
+
+/// Weights of one MLA block.
+pub struct Mla {
+    spec: MlaSpec,
+    query: Query,
+    /// Compressed keys and values, and the keys' pe part.
+    kv_a: PackedMatrix,
+    kv_norm: Vec<f32>,
+    /// For each head `[kv_rank, n_nope]`.
+    k_b: Vec<PackedMatrix>,
+    /// For each head `[head_dim_v, kv_rank]`.
+    v_b: Vec<PackedMatrix>,
+    output: PackedMatrix,
+}
+
+/// How queries are made.
+enum Query {
+    Full(PackedMatrix),
+    /// Through normed rows of a smaller width.
+    LowRank {
+        a: PackedMatrix,
+        norm: Vec<f32>,
+        b: PackedMatrix,
+    },
+}
+
+impl Mla {
+    /// Loads `<stem>.attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
+    /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`.
+    pub fn load(
+        spec: &MlaSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.attn_{part}.weight");
+        let n_q = spec.n_head * (spec.n_nope + spec.n_pe);
+        let query = match spec.q_rank {
+            None => Query::Full(loader.matrix(&name("q"), n_q, n_embd)?),
+            Some(rank) => Query::LowRank {
+                a: loader.matrix(&name("q_a"), rank, n_embd)?,
+                norm: loader.vector(&name("q_a_norm"), rank)?,
+                b: loader.matrix(&name("q_b"), n_q, rank)?,
+            },
+        };
+        let (rank, n) = (spec.kv_rank, spec.n_head);
+        let [k_b, v_b] = match loader.has(&name("kv_b")) {
+            true => split_kv_b(spec, &name("kv_b"), loader)?,
+            false => [
+                loader.experts(&name("k_b"), n, rank, spec.n_nope)?,
+                loader.experts(&name("v_b"), n, spec.head_dim_v, rank)?,
+            ],
+        };
+        Ok(Self {
+            query,
+            kv_a: loader.matrix(&name("kv_a_mqa"), spec.key_width(), n_embd)?,
+            kv_norm: loader.vector(&name("kv_a_norm"), rank)?,
+            k_b,
+            v_b,
+            output: loader.matrix(&name("output"), n_embd, n * spec.head_dim_v)?,
+            spec: spec.clone(),
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        kv: &mut KvCache,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (n, spec) = (x.n_rows(), &self.spec);
+        let mut q = cx.scratch.take(n * self.query.input().rows());
+        let mut key = cx.scratch.take(n * spec.key_width());
+        cx.compute.matmul(&mut [
+            MatmulJob { w: self.query.input(), x, rows: 0..n, out: &mut q },
+            MatmulJob { w: &self.kv_a, x, rows: 0..n, out: &mut key },
+        ]);
+        if let Query::LowRank { norm, b, .. } = &self.query {
+            cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
+            let narrow = ActRows::new(cx.compute, &q, b.cols(), &[b]);
+            let mut wide = cx.scratch.take(n * b.rows());
+            cx.compute.matmul(&mut [MatmulJob { w: b, x: &narrow, rows: 0..n, out: &mut wide }]);
+            drop(narrow);
+            cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
+        }
+        self.finish_keys(cx, n, &mut key);
+        let q_hat = self.absorb(cx, n, &q);
+        let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
+        kv.append(cx.compute, cx.parts, cx.sequences, &key, &[]);
+        kv.attend(cx.compute, cx.parts, cx.sequences, spec.scale, &q_hat, &mut latent);
+        let heads = self.values(cx, n, &latent);
+        let x = ActRows::new(cx.compute, &heads, self.output.cols(), &[&self.output]);
+        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
+        drop(x);
+        cx.scratch.give_all([q, key, q_hat, latent, heads]);
+    }
+
+    /// Norms the compressed part of each key and rotates the rest, in place.
+    fn finish_keys(&self, cx: &mut BlockCx<'_>, n: usize, key: &mut [f32]) {
+        let (spec, width) = (&self.spec, self.spec.key_width());
+        let mut c = cx.scratch.take(n * spec.kv_rank);
+        gather(key, width, 1, spec.kv_rank, &mut c);
+        cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
+        scatter(&c, 1, spec.kv_rank, key, width);
+        let mut pe = cx.scratch.take(n * spec.n_pe);
+        gather(&key[spec.kv_rank..], width, 1, spec.n_pe, &mut pe);
+        self.rotate(cx, &mut pe);
+        scatter(&pe, 1, spec.n_pe, &mut key[spec.kv_rank..], width);
+        cx.scratch.give_all([c, pe]);
+    }
+
+    /// From `q[n, n_head, n_nope + n_pe]` the queries `[n, n_head, kv_rank + n_pe]`.
+    fn absorb(&self, cx: &mut BlockCx<'_>, n: usize, q: &[f32]) -> Vec<f32> {
+        let spec = &self.spec;
+        let (heads, width, q_width) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
+        let mut nope = cx.scratch.take(n * heads * spec.n_nope);
+        gather(q, q_width, heads, spec.n_nope, &mut nope);
+        let mut absorbed = cx.scratch.take(n * heads * spec.kv_rank);
+        per_head(cx, &self.k_b, &nope, &mut absorbed);
+        let mut pe = cx.scratch.take(n * heads * spec.n_pe);
+        gather(&q[spec.n_nope..], q_width, 1, spec.n_pe, &mut pe);
+        self.rotate(cx, &mut pe);
+        let mut q_hat = cx.scratch.take(n * heads * width);
+        scatter(&absorbed, heads, spec.kv_rank, &mut q_hat, width);
+        scatter(&pe, 1, spec.n_pe, &mut q_hat[spec.kv_rank..], width);
+        cx.scratch.give_all([nope, absorbed, pe]);
+        q_hat
+    }
+
+    /// From the attended `[n, n_head, kv_rank]` the heads' values `[n, n_head, head_dim_v]`.
+    fn values(&self, cx: &mut BlockCx<'_>, n: usize, latent: &[f32]) -> Vec<f32> {
+        let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
+        let mut by_head = cx.scratch.take(latent.len());
+        gather(latent, rank, heads, rank, &mut by_head);
+        let mut values = cx.scratch.take(n * heads * dim);
+        per_head(cx, &self.v_b, &by_head, &mut values);
+        let mut out = cx.scratch.take(values.len());
+        scatter(&values, heads, dim, &mut out, dim);
+        cx.scratch.give_all([by_head, values]);
+        out
+    }
+
+    /// Rotates rows of pe parts, where the block rotates.
+    fn rotate(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
+        if let Some(rope) = cx.rope.filter(|_| self.spec.rope) {
+            cx.compute.rope(pe, self.spec.n_pe, rope);
+        }
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        vec![self.query.input(), &self.kv_a]
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        let query = match &self.query {
+            Query::Full(q) => q.nbytes(),
+            Query::LowRank { a, b, .. } => a.nbytes() + b.nbytes(),
+        };
+        let heads = self.k_b.iter().chain(&self.v_b).chain([&self.kv_a, &self.output]);
+        query + heads.map(PackedMatrix::nbytes).sum::<usize>()
+    }
+}
+
+impl Query {
+    /// The matrix that multiplies the block's input.
+    fn input(&self) -> &PackedMatrix {
+        match self {
+            Self::Full(q) => q,
+            Self::LowRank { a, .. } => a,
+        }
+    }
+}
+
+/// Each head's product: `x[n_head, n, cols]` to `out[n_head, n, rows]`.
+fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]) {
+    let x = ActRows::new(cx.compute, x, heads[0].cols(), &[&heads[0]]);
+    let n = x.n_rows() / heads.len();
+    let outs = out.chunks_exact_mut(n * heads[0].rows());
+    let jobs = heads.iter().zip(outs).enumerate();
+    let mut jobs: Vec<_> =
+        jobs.map(|(h, (w, out))| MatmulJob { w, x: &x, rows: h * n..(h + 1) * n, out }).collect();
+    cx.compute.matmul(&mut jobs);
+}
+
+/// Takes the first `width` of every `stride` values, `[n, n_head, ..]`, head by head into
+/// `to[n_head, n, width]`.
+fn gather(from: &[f32], stride: usize, n_head: usize, width: usize, to: &mut [f32]) {
+    let n = to.len() / (n_head * width);
+    for (i, from) in from.chunks(stride).enumerate() {
+        let at = (i % n_head * n + i / n_head) * width;
+        to[at..at + width].copy_from_slice(&from[..width]);
+    }
+}
+
+/// The way back of [`gather`]: `from[n_head, n, width]` to the first `width` of every `stride`.
+fn scatter(from: &[f32], n_head: usize, width: usize, to: &mut [f32], stride: usize) {
+    let n = from.len() / (n_head * width);
+    for (i, to) in to.chunks_mut(stride).enumerate() {
+        let at = (i % n_head * n + i / n_head) * width;
+        to[..width].copy_from_slice(&from[at..at + width]);
+    }
+}
+
+/// `k_b` and `v_b` from the matrix of older files, in which each head has rows for its keys and then
+/// rows for its values. The former are transposed, in half precision unless the file has more.
+fn split_kv_b(
+    spec: &MlaSpec,
+    name: &str,
+    loader: &mut WeightLoader<'_>,
+) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
+    let (rank, n_nope, n_v) = (spec.kv_rank, spec.n_nope, spec.head_dim_v);
+    let (ty, bytes) = loader.raw(name, &[rank, spec.n_head * (n_nope + n_v)])?;
+    let format = quant::require_format(ty, name)?;
+    let row_bytes = bytes.len() / (spec.n_head * (n_nope + n_v));
+    let (mut k_b, mut v_b) = (Vec::new(), Vec::new());
+    let mut keys = vec![0.0; n_nope * rank];
+    for head in bytes.chunks_exact((n_nope + n_v) * row_bytes) {
+        let (k, v) = head.split_at(n_nope * row_bytes);
+        format.dequantize_row(k, &mut keys)?;
+        let columns = (0..rank).flat_map(|o| keys[o..].iter().step_by(rank).copied());
+        k_b.push(match ty {
+            GgmlType::F32 | GgmlType::BF16 => {
+                let columns: Vec<f32> = columns.collect();
+                loader.pack(GgmlType::F32, rank, n_nope, bytemuck::cast_slice(&columns))?
+            }
+            _ => {
+                let columns: Vec<u16> = columns.map(|x| half::f16::from_f32(x).to_bits()).collect();
+                loader.pack(GgmlType::F16, rank, n_nope, bytemuck::cast_slice(&columns))?
+            }
+        });
+        v_b.push(loader.pack(ty, n_v, rank, v)?);
+    }
+    Ok([k_b, v_b])
+}

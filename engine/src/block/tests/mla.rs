@@ -1,0 +1,200 @@
+//! Latent attention against its definition: keys and values of every head made from the compressed
+//! rows, nothing absorbed.
+
+use super::{Bench, Tensors, bits, close, noise, wide};
+use crate::arch::{BlockKind, MlaSpec};
+use crate::kernels::{RopeLayout, RopeParams, available};
+
+const N_EMBD: usize = 40;
+const EPS: f32 = 1e-5;
+/// Rows of each sequence: over a page's end, and a short one.
+const LENGTHS: [usize; 2] = [90, 21];
+
+fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
+    MlaSpec {
+        n_head: 3,
+        q_rank,
+        kv_rank: 24,
+        n_nope: 16,
+        n_pe: 8,
+        head_dim_v: 20,
+        scale: 0.7,
+        rope,
+        eps: EPS,
+    }
+}
+
+fn tensors(spec: &MlaSpec) -> Tensors {
+    let mut tensors = Tensors::default();
+    let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.attn_{part}.weight"), ne);
+    let n_q = spec.n_head * (spec.n_nope + spec.n_pe);
+    match spec.q_rank {
+        None => add("q", &[N_EMBD, n_q]),
+        Some(rank) => {
+            add("q_a", &[N_EMBD, rank]);
+            add("q_a_norm", &[rank]);
+            add("q_b", &[rank, n_q]);
+        }
+    }
+    add("kv_a_mqa", &[N_EMBD, spec.kv_rank + spec.n_pe]);
+    add("kv_a_norm", &[spec.kv_rank]);
+    add("k_b", &[spec.n_nope, spec.kv_rank, spec.n_head]);
+    add("v_b", &[spec.kv_rank, spec.head_dim_v, spec.n_head]);
+    add("output", &[spec.n_head * spec.head_dim_v, N_EMBD]);
+    tensors
+}
+
+/// The same model with keys' and values' matrices in one, as older files have them.
+fn unsplit(spec: &MlaSpec, tensors: &Tensors) -> Tensors {
+    let mut out = Tensors(tensors.0.clone());
+    let mut take = |part: &str| out.0.remove(&format!("blk.0.attn_{part}.weight")).unwrap().1;
+    let (k, v) = (take("k_b"), take("v_b"));
+    let mut both = Vec::new();
+    let k_heads = k.chunks_exact(spec.kv_rank * spec.n_nope);
+    for (k, v) in k_heads.zip(v.chunks_exact(spec.head_dim_v * spec.kv_rank)) {
+        for i in 0..spec.n_nope {
+            both.extend(k[i..].iter().step_by(spec.n_nope));
+        }
+        both.extend_from_slice(v);
+    }
+    let rows = spec.n_head * (spec.n_nope + spec.head_dim_v);
+    out.put("blk.0.attn_kv_b.weight", &[spec.kv_rank, rows], both);
+    out
+}
+
+fn rope() -> RopeParams {
+    RopeParams {
+        layout: RopeLayout::Norm,
+        n_rot: 8,
+        freq_base: 100.0,
+        freq_scale: 1.0,
+        freq_factors: None,
+        attn_factor: 1.0,
+        yarn: None,
+    }
+}
+
+fn normed(x: &[f64], weight: &[f32]) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * factor * f64::from(*w)).collect()
+}
+
+fn rotated(x: &[f64], pos: usize) -> Vec<f64> {
+    let mut out = x.to_vec();
+    for (i, pair) in out.chunks_exact_mut(2).enumerate() {
+        let angle = pos as f64 * 100f64.powf(-2.0 * i as f64 / x.len() as f64);
+        let (sin, cos) = angle.sin_cos();
+        (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos);
+    }
+    out
+}
+
+/// One sequence through the block.
+fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
+    let name = |part: &str| format!("blk.0.attn_{part}.weight");
+    let turned = |x: &[f64], pos| if spec.rope { rotated(x, pos) } else { x.to_vec() };
+    // For each position: for each head [k_nope | k_pe] and v.
+    let mut past: Vec<Vec<(Vec<f64>, Vec<f64>)>> = Vec::new();
+    let mut out = Vec::new();
+    for (pos, x) in x.chunks_exact(N_EMBD).enumerate() {
+        let x = wide(x);
+        let row = tensors.times(&name("kv_a_mqa"), 0, &x);
+        let c = normed(&row[..spec.kv_rank], tensors.get(&name("kv_a_norm")));
+        let k_pe = turned(&row[spec.kv_rank..], pos);
+        let q = match spec.q_rank {
+            None => tensors.times(&name("q"), 0, &x),
+            Some(_) => {
+                let narrow = tensors.times(&name("q_a"), 0, &x);
+                let narrow = normed(&narrow, tensors.get(&name("q_a_norm")));
+                tensors.times(&name("q_b"), 0, &narrow)
+            }
+        };
+        past.push((0..spec.n_head).map(|h| head(tensors, spec, h, &c, &k_pe)).collect());
+        let mut heads = Vec::new();
+        for (h, q) in q.chunks_exact(spec.n_nope + spec.n_pe).enumerate() {
+            let q = [q[..spec.n_nope].to_vec(), turned(&q[spec.n_nope..], pos)].concat();
+            let score = |k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
+            let scores = past.iter().map(|heads| f64::from(spec.scale) * score(&heads[h].0));
+            let weights: Vec<f64> = scores.map(f64::exp).collect();
+            let total: f64 = weights.iter().sum();
+            heads.extend((0..spec.head_dim_v).map(|j| {
+                let sum = weights.iter().zip(&past).map(|(w, heads)| w * heads[h].1[j]);
+                sum.sum::<f64>() / total
+            }));
+        }
+        out.extend(tensors.times(&name("output"), 0, &heads));
+    }
+    out
+}
+
+/// Key and value of head `h`.
+fn head(
+    tensors: &Tensors,
+    spec: &MlaSpec,
+    h: usize,
+    c: &[f64],
+    k_pe: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
+    let k_b = &tensors.get("blk.0.attn_k_b.weight")[h * spec.kv_rank * spec.n_nope..];
+    let mut key = vec![0.0; spec.n_nope];
+    for (c, row) in c.iter().zip(k_b.chunks_exact(spec.n_nope)) {
+        key.iter_mut().zip(row).for_each(|(key, w)| *key += f64::from(*w) * c);
+    }
+    key.extend_from_slice(k_pe);
+    (key, tensors.times("blk.0.attn_v_b.weight", h, c))
+}
+
+/// Both sequences in one ubatch against the definition, then cut and mixed for the same bits.
+fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
+    let rope = spec.rope.then(rope);
+    let rope = rope.as_ref();
+    let x = LENGTHS.map(|n| noise(n * N_EMBD, n as u64));
+    let want: Vec<f64> = x.iter().flat_map(|x| plain(plain_tensors, spec, x)).collect();
+    let kind = BlockKind::Mla(spec.clone());
+    let mut first: Option<Vec<f32>> = None;
+    for kernels in available() {
+        let whole = [(0, 0, LENGTHS[0]), (1, 0, LENGTHS[1])];
+        let out = Bench::new(&kind, tensors, N_EMBD, kernels).step(&whole, rope, &x.concat());
+        close(&format!("{spec:?}"), &out, &want, 2e-5);
+        let first = first.get_or_insert_with(|| out.clone());
+        assert!(bits(&out) == bits(first), "tables differ: {}", kernels.name);
+        for step in [1, 7, 64] {
+            let mut bench = Bench::new(&kind, tensors, N_EMBD, kernels);
+            let mut outs = [Vec::new(), Vec::new()];
+            for at in (0..LENGTHS[0]).step_by(step) {
+                let (mut parts, mut rows) = (Vec::new(), Vec::new());
+                for s in 0..2 {
+                    let range = at.min(LENGTHS[s])..(at + step).min(LENGTHS[s]);
+                    if !range.is_empty() {
+                        parts.push((s as u32, at, range.len()));
+                        rows.extend(&x[s][range.start * N_EMBD..range.end * N_EMBD]);
+                    }
+                }
+                let mut out = bench.step(&parts, rope, &rows);
+                for (s, _, n) in parts {
+                    let rest = out.split_off(n * N_EMBD);
+                    outs[s as usize].extend(std::mem::replace(&mut out, rest));
+                }
+            }
+            let same = bits(&outs.concat()) == bits(first);
+            assert!(same, "{}: {spec:?} in steps of {step}", kernels.name);
+        }
+    }
+}
+
+#[test]
+fn latent_attention_matches_its_definition() {
+    for (q_rank, rope) in [(None, false), (None, true), (Some(12), true)] {
+        let spec = spec(q_rank, rope);
+        let tensors = tensors(&spec);
+        check(&spec, &tensors, &tensors);
+    }
+}
+
+#[test]
+fn older_files_with_one_matrix_for_keys_and_values_are_split() {
+    let spec = spec(None, true);
+    let tensors = tensors(&spec);
+    check(&spec, &unsplit(&spec, &tensors), &tensors);
+}

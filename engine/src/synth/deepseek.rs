@@ -1,0 +1,84 @@
+//! DeepSeek's architecture: latent attention and experts beside shared ones.
+
+use super::Shape;
+use super::arch::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
+use super::file_type::Role;
+use super::plan::Plan;
+
+/// deepseek2 as V3 has it: low-rank queries, one dense layer before the experts, sigmoid router with
+/// a bias, groups, YaRN.
+pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    let latent = Latent::of(shape);
+    base_metadata(shape, plan);
+    plan.count("attention.head_count_kv", 1);
+    plan.count("attention.q_lora_rank", latent.q_rank);
+    plan.count("attention.kv_lora_rank", latent.kv_rank);
+    plan.count("attention.key_length", latent.kv_rank + latent.n_pe);
+    plan.count("attention.value_length", latent.kv_rank);
+    plan.count("attention.key_length_mla", shape.head_dim + latent.n_pe);
+    plan.count("attention.value_length_mla", shape.head_dim);
+    plan.count("rope.dimension_count", latent.n_pe);
+    plan.text("rope.scaling.type", "yarn");
+    plan.number("rope.scaling.factor", 4.0);
+    plan.count("rope.scaling.original_context_length", shape.context.div_ceil(4));
+    plan.number("rope.scaling.yarn_log_multiplier", 0.0707);
+    plan.count("leading_dense_block_count", 1);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    plan.count("expert_shared_count", 1);
+    plan.number("expert_weights_scale", 2.5);
+    plan.flag("expert_weights_norm", true);
+    plan.count("expert_gating_func", SIGMOID);
+    if experts.count.is_multiple_of(8) && 2 * experts.used <= experts.count {
+        plan.count("expert_group_count", 4);
+        plan.count("expert_group_used_count", 2);
+    }
+    embedding(shape, plan, EMBEDDING);
+    let dense = Shape { experts: None, ..shape.clone() };
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        latent_attention(shape, &latent, plan);
+        if il == 0 {
+            ffn(&dense, plan);
+        } else {
+            ffn(shape, plan);
+            plan.bias("exp_probs_b", experts.count);
+            ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        }
+    }
+    Ok(())
+}
+
+/// `expert_gating_func` of a sigmoid router.
+const SIGMOID: usize = 2;
+
+/// Widths of latent attention, in DeepSeek-V3's proportions to a head.
+struct Latent {
+    q_rank: usize,
+    kv_rank: usize,
+    n_pe: usize,
+}
+
+impl Latent {
+    fn of(shape: &Shape) -> Self {
+        Self {
+            q_rank: (12 * shape.head_dim).min(shape.n_embd * 3 / 4),
+            kv_rank: 4 * shape.head_dim,
+            n_pe: shape.head_dim / 2,
+        }
+    }
+}
+
+fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
+    let &Latent { q_rank, kv_rank, n_pe } = latent;
+    let (n_embd, n_head, dim) = (shape.n_embd, shape.n_head, shape.head_dim);
+    plan.norm("attn_norm", n_embd);
+    plan.matrix("attn_q_a", Role::Matrix, &[n_embd, q_rank], 1.0);
+    plan.norm("attn_q_a_norm", q_rank);
+    plan.matrix("attn_q_b", Role::Matrix, &[q_rank, n_head * (dim + n_pe)], 1.0);
+    plan.matrix("attn_kv_a_mqa", Role::Matrix, &[n_embd, kv_rank + n_pe], 1.0);
+    plan.norm("attn_kv_a_norm", kv_rank);
+    plan.matrix("attn_k_b", Role::Matrix, &[dim, kv_rank, n_head], 1.0);
+    plan.matrix("attn_v_b", Role::Matrix, &[kv_rank, dim, n_head], 1.0);
+    plan.matrix("attn_output", Role::AttnOutput, &[n_head * dim, n_embd], ATTENTION_GAIN);
+}
