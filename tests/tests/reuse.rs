@@ -1,6 +1,7 @@
 //! Prefix reuse with real workers: the next turn of a chat computes what is new and says what it would have
 //! said without.
 
+use brigade_tests::golden::Golden;
 use brigade_tests::process::{Server, get};
 use serde_json::{Value, json};
 
@@ -10,6 +11,8 @@ const ANSWER: u64 = 24;
 /// One answer, and what it took.
 struct Turn {
     text: String,
+    /// Text and log-probabilities.
+    choice: Value,
     prompt: u64,
     cached: u64,
     /// Rows that the line computed for it.
@@ -28,21 +31,34 @@ fn message(role: &str, content: &str) -> Value {
 }
 
 fn ask(server: &Server, messages: &[Value]) -> Turn {
-    let before = metric(server, "brigade_ubatch_rows_total");
     let body = json!({ "messages": messages, "max_tokens": ANSWER, "temperature": 0,
                        "ignore_eos": true });
-    let reply = server.post("/v1/chat/completions", &body);
+    let turn = post(server, "/v1/chat/completions", &body);
+    Turn { text: turn.choice["message"]["content"].as_str().unwrap().to_owned(), ..turn }
+}
+
+fn complete(server: &Server, prompt: &[u32], max_tokens: u64) -> Turn {
+    let body = json!({ "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2,
+                       "ignore_eos": true });
+    post(server, "/v1/completions", &body)
+}
+
+fn post(server: &Server, path: &str, body: &Value) -> Turn {
+    let before = metric(server, "brigade_ubatch_rows_total");
+    let reply = server.post(path, body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     let answer: Value = serde_json::from_str(&reply.body).unwrap();
     let usage = &answer["usage"];
     let turn = Turn {
-        text: answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
+        text: String::new(),
+        choice: answer["choices"][0].clone(),
         prompt: usage["prompt_tokens"].as_u64().unwrap(),
         cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
         rows: metric(server, "brigade_ubatch_rows_total") - before,
     };
     // The last token drawn has no row of its own.
-    assert_eq!(turn.rows, turn.prompt - turn.cached + ANSWER - 1, "{usage}");
+    let drawn = body["max_tokens"].as_u64().unwrap();
+    assert_eq!(turn.rows, turn.prompt - turn.cached + drawn - 1, "{usage}");
     turn
 }
 
@@ -106,4 +122,48 @@ fn what_is_kept_gives_way_and_nobody_waits_for_it() {
     }
     assert!((1..=3).contains(&metric(&server, "brigade_kept_sequences")));
     assert_eq!(metric(&server, "brigade_requests_waiting"), 0);
+}
+
+/// Every kind of state: KV pages, recurrent states, both. Log-probabilities are compared as well.
+#[test]
+fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
+    const DRAWN: u64 = 8;
+    let golden = Golden::repository();
+    let unquantised = golden.manifest.models.iter().filter(|(name, entry)| entry.is_f32(name));
+    let mut models = Vec::new();
+    for (name, entry) in unquantised {
+        let path = golden.folder.join(&entry.file);
+        let args = ["-m", path.to_str().unwrap(), "--workers", "2", "--kv-type", "f32"];
+        let with = Server::start(&args);
+        let without = Server::start(&[&args[..], &["--keep", "0"]].concat());
+        let both = |prompt: &[u32]| {
+            let (a, b) = (complete(&with, prompt, DRAWN), complete(&without, prompt, DRAWN));
+            assert_eq!(a.choice, b.choice, "{name}: after {} of {}", a.cached, a.prompt);
+            assert_eq!(b.cached, 0);
+            (a.cached as usize, a.rows, b.rows)
+        };
+        let first = golden.manifest.greedy_prompt.clone();
+        let (mut prompt, mut table) = (first.clone(), vec![both(&first)]);
+        // The answer comes back as it was given: its last token had no row of its own.
+        prompt.extend(&entry.greedy[..DRAWN as usize]);
+        prompt.extend([5, 6, 7]);
+        table.push(both(&prompt));
+        assert_eq!(table[1].0, first.len() + DRAWN as usize - 1, "{name}");
+        // It comes back rewritten: only the prompt is as it was.
+        for turn in 2..TURNS {
+            let before = prompt.len();
+            prompt.extend([10 + turn as u32, 20, 30, 40]);
+            table.push(both(&prompt));
+            assert!((before..prompt.len()).contains(&table[turn].0), "{name}: {table:?}");
+        }
+        // Two other ways to go on after the first prompt.
+        for other in [50, 60] {
+            let cached = both(&[&first[..], &[other, 7, 8]].concat()).0;
+            assert_eq!(cached, first.len(), "{name}");
+        }
+        let rows = |of: fn(&(usize, u64, u64)) -> u64| table.iter().map(of).sum::<u64>();
+        println!("{name}: {} rows with, {} without: {table:?}", rows(|t| t.1), rows(|t| t.2));
+        models.push(name.as_str());
+    }
+    assert!(models.contains(&"qwen3") && models.contains(&"jamba"), "{models:?}");
 }
