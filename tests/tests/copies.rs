@@ -1,0 +1,93 @@
+//! Copies of sequences on real stages, with KV pages, recurrent states, or both: a copy goes on bit for bit as
+//! its source would, and what a stage refuses leaves every sequence as it was.
+
+use brigade_engine::arch;
+use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::state::Prefixes;
+use brigade_tests::golden::Golden;
+use brigade_tests::line::{Line, LineConfig, SLOT_POSITIONS, into_logits};
+
+/// Longer than a page, and not a whole number of them.
+const LEN: usize = KV_PAGE + 13;
+
+/// A copy of the first `len` positions of slot 0 to slot 1. Full pages are slot 0's own.
+fn copy(len: usize) -> SeqOp {
+    let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
+    let shared = (len / KV_PAGE) as u32;
+    let blocks = (0..shared).chain(per_slot + shared..2 * per_slot).map(BlockId).collect();
+    let (src, dst) = (SlotId(0), SlotId(1));
+    SeqOp::Copy { src, dst, len: len as u32, blocks, sampler: None }
+}
+
+fn part(slot: u32, pos: usize, tokens: &[u32]) -> SeqPart {
+    let (slot, pos) = (SlotId(slot), pos as u32);
+    SeqPart { slot, pos, tokens: tokens.to_vec(), want: Want::Logits }
+}
+
+fn close(slot: u32) -> SeqOp {
+    SeqOp::Close { slot: SlotId(slot) }
+}
+
+/// Logits of the parts, in their order.
+fn rows(line: &mut Line, ops: Vec<SeqOp>, parts: Vec<SeqPart>) -> Vec<Vec<f32>> {
+    line.run(ops, parts).into_iter().map(into_logits).collect()
+}
+
+/// What every stage holds of slot 0, and how many sequences it holds.
+fn held(line: &mut Line) -> Vec<(Vec<u8>, usize)> {
+    let stages = line.stages().iter();
+    stages.map(|s| (s.snapshot(SlotId(0)).unwrap(), s.n_open())).collect()
+}
+
+#[test]
+fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
+    let golden = Golden::repository();
+    let (prompt, later) = golden.manifest.tokens.split_at(LEN);
+    let mut kinds = Vec::new();
+    for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
+        let path = golden.folder.join(&entry.file);
+        let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let prefixes = spec.prefixes();
+        kinds.push(prefixes);
+        // A layer a stage: in hybrids some have recurrent states and some have none.
+        let cuts = Line::even_cuts(spec.n_layer(), spec.n_layer());
+        let mut line = Line::open(&path, &LineConfig { cuts, ..LineConfig::default() });
+        let fresh = line.logits(&[prompt, later].concat(), 32);
+        rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, prompt)]);
+
+        let before = held(&mut line);
+        let mut wrong = vec![
+            (vec![copy(LEN), close(0)], vec![part(1, LEN - 1, &later[..1])]),
+            (vec![copy(LEN + 1)], vec![]),
+            (vec![Line::open_slot(1, None), copy(LEN)], vec![]),
+        ];
+        if prefixes == Prefixes::Whole {
+            let cut = SeqOp::Truncate { slot: SlotId(0), len: LEN as u32 - 1 };
+            wrong.push((vec![copy(LEN - 1)], vec![]));
+            wrong.push((vec![Line::open_slot(2, None), cut], vec![]));
+        }
+        for (ops, parts) in wrong {
+            let ub = UBatch { id: 0, ops, parts };
+            // Each stage by itself: none relies on the one before it. Rows are refused first for want of
+            // their input on all but the first.
+            for stage in line.stages() {
+                let refused = stage.forward(&ub, None);
+                assert!(refused.is_err(), "{name}: {:?}", ub.ops);
+            }
+            assert_eq!(held(&mut line), before, "{name}: {:?}", ub.ops);
+        }
+
+        // Both go on in one ubatch, then the source elsewhere, then the copy as the source would have.
+        let next = [part(0, LEN, &later[..1]), part(1, LEN, &later[..1])];
+        let got = rows(&mut line, vec![copy(LEN)], next.to_vec());
+        assert!(got[0] == fresh[LEN] && got[1] == fresh[LEN], "{name}");
+        let other = [later[5], later[3], later[1]];
+        rows(&mut line, vec![], vec![part(0, LEN + 1, &other)]);
+        let got = rows(&mut line, vec![close(0)], vec![part(1, LEN + 1, &later[1..])]);
+        assert!(got == fresh[LEN + 1..], "{name}");
+        line.run(vec![close(1)], vec![]);
+    }
+    assert!(kinds.contains(&Prefixes::All) && kinds.contains(&Prefixes::Whole), "{kinds:?}");
+}
