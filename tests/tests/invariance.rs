@@ -15,7 +15,7 @@ const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
 /// latent attention with experts.
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 12] = [
     "llama",
     "qwen3",
     "granite",
@@ -27,6 +27,7 @@ const MODELS: [&str; 11] = [
     "granitehybrid",
     "falcon-h1",
     "deepseek2",
+    "rwkv7",
 ];
 
 fn path(model: &str) -> PathBuf {

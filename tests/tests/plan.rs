@@ -181,6 +181,14 @@ fn facts_of_the_reference_model() {
 }
 
 #[test]
+fn two_rows_of_rwkv7_cross_a_cut() {
+    let facts = synthetic("0.6b", "Q8_0", "rwkv7");
+    assert_eq!((facts.cut_bytes[0], facts.cut_bytes[1]), (0, 2 * 4096));
+    // The last inputs of both blocks, and a square matrix for each of 16 heads.
+    assert_eq!(facts.layers[3].state_bytes, 4 * (2 * 1024 + 16 * 64 * 64));
+}
+
+#[test]
 fn facts_of_a_mixture_of_experts() {
     let facts = synthetic("30b-a3b", "Q4_K_M", "qwen3moe");
     let layer = &facts.layers[0];

@@ -188,7 +188,9 @@ fn state_bytes(model: &ModelSpec, layers: &std::ops::Range<usize>, spec: &StageS
 
 /// Bytes of work memory, roughly.
 fn scratch_bytes(model: &ModelSpec, spec: &StageSpec) -> u64 {
-    u64::from(spec.max_rows) * model.n_embd as u64 * SCRATCH_ROWS * size_of::<f32>() as u64
+    let beside = (model.widest_row() - model.n_embd) as u64;
+    let row = model.n_embd as u64 * SCRATCH_ROWS + beside;
+    u64::from(spec.max_rows) * row * size_of::<f32>() as u64
 }
 
 fn engine_kv(kv_type: KvType) -> kernels::KvType {

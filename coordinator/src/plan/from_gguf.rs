@@ -41,9 +41,11 @@ impl ModelFacts {
                 None => last_stage += packed_bytes(tensor)?,
             }
         }
-        // Rows enter and leave a layer as hidden rows; with them, the layer's own matrices' rows.
-        let hidden = 4.0 * spec.n_embd as f64;
-        let widest = scratch.into_iter().fold(LEAST_HIDDEN_ROWS * hidden, f64::max) + 2.0 * hidden;
+        // Rows enter and leave a layer as hidden rows, with what goes along beside them; to that come
+        // the rows of the layer's own matrices.
+        let (hidden, carried) = (4.0 * spec.n_embd as f64, 4.0 * spec.widest_row() as f64);
+        let widest =
+            scratch.into_iter().fold(LEAST_HIDDEN_ROWS * hidden, f64::max) + hidden + carried;
         Ok(Self {
             name: model.meta().opt_str("general.name")?.unwrap_or(model.name()).to_owned(),
             scratch_bytes_per_row: widest as u64,

@@ -4,7 +4,7 @@
 
 use super::{
     Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec,
-    MoeSpec, OUTPUT_NORM, RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, experts, mla,
+    MoeSpec, OUTPUT_NORM, RopeSpec, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -44,6 +44,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: Some(rope),
         layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

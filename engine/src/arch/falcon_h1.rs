@@ -4,7 +4,7 @@
 use super::transformer::attention_spec;
 use super::{
     AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec,
-    OUTPUT_NORM, RopeSpec, TOKEN_EMBD, mamba2,
+    OUTPUT_NORM, RopeSpec, Skeleton, TOKEN_EMBD, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -38,5 +38,6 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?),
         layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }

@@ -4,7 +4,7 @@
 use super::transformer::attention_spec;
 use super::{
     BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MlpSpec, ModelSpec, MoeSpec,
-    OUTPUT_NORM, TOKEN_EMBD, experts, mamba,
+    OUTPUT_NORM, Skeleton, TOKEN_EMBD, experts, mamba,
 };
 use crate::error::ModelError;
 
@@ -32,6 +32,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: None,
         layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

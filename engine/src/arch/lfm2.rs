@@ -5,7 +5,7 @@
 use super::transformer::attention_spec;
 use super::{
     AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, ShortConvSpec, TOKEN_EMBD, experts,
+    RopeSpec, ShortConvSpec, Skeleton, TOKEN_EMBD, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{MAX_CONV_TAPS, RopeLayout};
@@ -57,6 +57,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope,
         layers,
         head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MambaSpec, ModelSpec,
-    OUTPUT_NORM, TOKEN_EMBD,
+    OUTPUT_NORM, Skeleton, TOKEN_EMBD,
 };
 use crate::error::ModelError;
 use crate::kernels::MAX_CONV_TAPS;
@@ -28,6 +28,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: None,
         layers: vec![LayerSpec { blocks: vec![block] }; hp.n_layer()],
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, Mamba2Spec, ModelSpec, OUTPUT_NORM,
-    TOKEN_EMBD,
+    Skeleton, TOKEN_EMBD,
 };
 use crate::error::ModelError;
 use crate::kernels::{MAX_CONV_TAPS, SsdShape};
@@ -25,6 +25,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: None,
         layers: (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

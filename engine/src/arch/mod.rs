@@ -21,6 +21,7 @@ mod nemotron;
 mod qwen;
 mod qwen_next;
 mod rope;
+mod rwkv7;
 mod spec;
 mod transformer;
 
@@ -30,9 +31,9 @@ pub use delta_spec::{DeltaNetSpec, KdaSpec};
 pub use hparams::Hparams;
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, BoundarySpec, ExpertGroups, HeadSpec,
-    LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec, Router,
-    SharedExpertSpec, ShortConvSpec,
+    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec,
+    ExpertGroups, HeadSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec,
+    ModelSpec, MoeSpec, NormKind, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
 };
 
 use crate::error::ModelError;
@@ -61,6 +62,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
+    ("rwkv7", rwkv7::describe),
 ];
 
 /// Name of the embedding matrix.
@@ -69,6 +71,9 @@ pub const TOKEN_EMBD: &str = "token_embd.weight";
 pub const OUTPUT: &str = "output.weight";
 /// Name of the norm before the head.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
+
+/// Stem of the norm after the embedding, where a model has one.
+pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
 /// Names of the supported architectures, as `general.architecture` spells them.
 pub fn supported() -> Vec<&'static str> {
@@ -110,6 +115,7 @@ pub fn stage_tensors<'m>(
         Some(layer) => layers.contains(&layer),
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
+        None if spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM) => first,
         None => last,
     };
     model.tensors().iter().filter(|t| wanted(&t.name)).collect()

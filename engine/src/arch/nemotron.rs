@@ -4,7 +4,7 @@
 use super::transformer::attention_spec;
 use super::{
     Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    OUTPUT_NORM, Router, SharedExpertSpec, TOKEN_EMBD, experts, mamba2,
+    OUTPUT_NORM, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mamba2,
 };
 use crate::error::ModelError;
 
@@ -34,6 +34,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         rope: None,
         layers: (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

@@ -4,8 +4,8 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, HeadSpec, Hparams, LayerSpec,
-    MlpSpec, ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts,
-    transformer,
+    MlpSpec, ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, Skeleton, TOKEN_EMBD,
+    experts, transformer,
 };
 use crate::error::ModelError;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
@@ -71,6 +71,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
         rope,
         layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+        skeleton: Skeleton::default(),
     })
 }
 

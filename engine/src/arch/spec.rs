@@ -24,6 +24,39 @@ pub struct ModelSpec {
     pub layers: Vec<LayerSpec>,
     /// What turns the last hidden rows into logits.
     pub head: HeadSpec,
+    /// What is unusual around the blocks.
+    pub skeleton: Skeleton,
+}
+
+/// What few architectures change around their blocks; the default is what all others have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Skeleton {
+    /// The norms before blocks and head.
+    pub norm: NormKind,
+    /// Whether embedded rows are normed before the first layer.
+    pub embedding_norm: bool,
+    /// What goes along beside the residual stream.
+    pub beside: Beside,
+}
+
+/// Norms over a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) * weight`.
+    #[default]
+    Rms,
+    /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
+    Layer,
+}
+
+/// What a token carries through the layers beside its row of the residual stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The first layer's values, as wide as the residual stream.
+    FirstValue,
 }
 
 impl ModelSpec {
@@ -41,9 +74,19 @@ impl ModelSpec {
         }
     }
 
-    /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): one hidden row a token.
+    /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
+    /// stream, then what goes along beside it.
     pub fn boundary(&self, _cut: usize) -> BoundarySpec {
-        BoundarySpec { widths: vec![self.n_embd] }
+        let widths = match self.skeleton.beside {
+            Beside::Nothing => vec![self.n_embd],
+            Beside::FirstValue => vec![self.n_embd; 2],
+        };
+        BoundarySpec { widths }
+    }
+
+    /// Values that a token carries from layer to layer, at most: those of the widest cut.
+    pub fn widest_row(&self) -> usize {
+        (1..self.n_layer()).map(|cut| self.boundary(cut).width()).max().unwrap_or(self.n_embd)
     }
 }
 
@@ -106,6 +149,10 @@ pub enum BlockKind {
     Kda(KdaSpec),
     /// Gated delta net.
     DeltaNet(DeltaNetSpec),
+    /// RWKV-7's time mixing.
+    TimeMix(TimeMixSpec),
+    /// RWKV-7's channel mixing.
+    ChannelMix(ChannelMixSpec),
 }
 
 impl BlockKind {
@@ -132,6 +179,8 @@ impl BlockKind {
                 scan: m.shape.state_len(),
             },
             Self::Mla(m) => StateSpec::Paged { values_per_token: m.key_width() },
+            Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
+            Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
         }
     }
@@ -367,6 +416,32 @@ pub struct ShortConvSpec {
     pub n_embd: usize,
     /// Taps of the convolution.
     pub conv_taps: usize,
+}
+
+/// RWKV-7's time mixing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimeMixSpec {
+    /// Width of a row.
+    pub n_embd: usize,
+    /// Keys and values of a head; divides the width.
+    pub head_dim: usize,
+    /// Narrow width that decays come from.
+    pub decay_rank: usize,
+    /// Narrow width that learning rates come from.
+    pub rate_rank: usize,
+    /// Narrow width that the share of the first layer's values comes from.
+    pub value_rank: usize,
+    /// Narrow width that gates come from.
+    pub gate_rank: usize,
+}
+
+/// RWKV-7's channel mixing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChannelMixSpec {
+    /// Width of a row.
+    pub n_embd: usize,
+    /// Inner width.
+    pub n_ff: usize,
 }
 
 /// The end of the model: `logits = output(norm(x)) * logit_scale`.

@@ -3,7 +3,8 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, TOKEN_EMBD, experts, mamba2,
+    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts,
+    mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -63,6 +64,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
         rope,
         layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits },
+        skeleton: Skeleton::default(),
     })
 }
 

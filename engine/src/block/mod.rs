@@ -4,6 +4,7 @@
 //! Weights never change; what a block remembers is a [`BlockState`] that the stage owns.
 
 mod attention;
+mod channel_mix;
 mod delta_net;
 mod kda;
 mod mamba;
@@ -14,8 +15,11 @@ mod moe;
 mod routing;
 mod scratch;
 mod short_conv;
+mod time_mix;
+mod token_shift;
 
 pub use attention::Attention;
+pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
 pub use mamba::Mamba;
@@ -25,12 +29,14 @@ pub use mlp::Mlp;
 pub use moe::Moe;
 pub use scratch::Scratch;
 pub use short_conv::ShortConv;
+pub use time_mix::TimeMix;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix, RopeTable};
+use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
+use token_shift::TokenShift;
 
 /// One loaded block of any kind.
 pub enum Block {
@@ -52,6 +58,10 @@ pub enum Block {
     Kda(Box<Kda>),
     /// See [`DeltaNet`].
     DeltaNet(Box<DeltaNet>),
+    /// See [`TimeMix`].
+    TimeMix(Box<TimeMix>),
+    /// See [`ChannelMix`].
+    ChannelMix(Box<ChannelMix>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -64,6 +74,8 @@ pub struct BlockCx<'a> {
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions, where the model rotates.
     pub rope: Option<&'a RopeTable>,
+    /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
+    pub beside: &'a mut Vec<Vec<f32>>,
     /// Buffers to borrow.
     pub scratch: &'a mut Scratch,
 }
@@ -106,6 +118,12 @@ impl Block {
             BlockKind::ShortConv(spec) => {
                 Self::ShortConv(Box::new(ShortConv::load(spec, &stem, n_embd, loader)?))
             }
+            BlockKind::TimeMix(spec) => {
+                Self::TimeMix(Box::new(TimeMix::load(spec, &stem, layer, n_embd, loader)?))
+            }
+            BlockKind::ChannelMix(spec) => {
+                Self::ChannelMix(Box::new(ChannelMix::load(spec, &stem, n_embd, loader)?))
+            }
         })
     }
 
@@ -121,6 +139,8 @@ impl Block {
             Self::ShortConv(conv) => conv.inputs(),
             Self::Kda(kda) => kda.inputs(),
             Self::DeltaNet(net) => net.inputs(),
+            // Their products read mixtures of rows.
+            Self::TimeMix(_) | Self::ChannelMix(_) => Vec::new(),
         }
     }
 
@@ -136,6 +156,8 @@ impl Block {
             Self::ShortConv(conv) => conv.nbytes(),
             Self::Kda(kda) => kda.nbytes(),
             Self::DeltaNet(net) => net.nbytes(),
+            Self::TimeMix(mix) => mix.nbytes(),
+            Self::ChannelMix(mix) => mix.nbytes(),
         };
         bytes as u64
     }
@@ -159,14 +181,25 @@ impl Block {
             (Self::Attention(_) | Self::Mla(_), _) => {
                 unreachable!("the stage gives every attention its cache")
             }
+            (Self::TimeMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
+            (Self::ChannelMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
-            | (Self::Kda(_) | Self::DeltaNet(_), _) => {
+            | (Self::Kda(_) | Self::DeltaNet(_) | Self::TimeMix(_) | Self::ChannelMix(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
             (Self::Moe(moe), _) => moe.forward(cx, x, out),
         }
     }
+}
+
+/// `w x` for rows `x[n, w.cols()]`, in a borrowed buffer.
+fn project(cx: &mut BlockCx<'_>, w: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / w.cols();
+    let mut out = cx.scratch.take(n * w.rows());
+    let x = ActRows::new(cx.compute, x, w.cols(), &[w]);
+    cx.compute.matmul(&mut [MatmulJob { w, x: &x, rows: 0..n, out: &mut out }]);
+    out
 }
 
 /// Columns `first_col ..` of rows of `stride` values as rows of their own, `width` values each.

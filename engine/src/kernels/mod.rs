@@ -33,6 +33,7 @@ mod scan;
 mod simd;
 mod ssd;
 mod table;
+mod wkv7;
 
 pub use act::ActRows;
 pub use attention::{Attend, AttendPart};
@@ -49,6 +50,7 @@ pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
 pub use scan::{FLUSH_EVERY, ScanPart};
 pub use ssd::{Ssd, SsdInput, SsdShape};
 pub use table::{Kernels, available, select};
+pub use wkv7::{Wkv7Rows, Wkv7Weights};
 
 /// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.
 pub const KV_PAGE: usize = 64;

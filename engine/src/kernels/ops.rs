@@ -35,6 +35,38 @@ impl Compute {
         });
     }
 
+    /// Layer norm by group, in place: `x` is `[n, n_groups, d]`, `weights` and `biases` are `[n_groups, d]`;
+    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias` over each row of `d`.
+    pub fn group_layer_norm(
+        &self,
+        x: &mut [f32],
+        weights: &[f32],
+        biases: &[f32],
+        d: usize,
+        eps: f32,
+    ) {
+        let norm = self.kernels().layer_norm;
+        let groups = weights.len() / d;
+        assert!(groups > 0 && weights.len() == groups * d, "group_layer_norm: rows of the weights");
+        assert_eq!(weights.len(), biases.len(), "group_layer_norm: weights and biases");
+        assert!(x.len().is_multiple_of(weights.len()), "group_layer_norm: whole rows of groups");
+        self.each_row(x, d, "group_layer_norm", &|r, row| {
+            let of = |v: &[f32]| -> std::ops::Range<usize> {
+                let start = r % (v.len() / d) * d;
+                start..start + d
+            };
+            norm(row, &weights[of(weights)], &biases[of(biases)], eps);
+        });
+    }
+
+    /// Moves each row of `x` (`[n, d]`) towards that of `to` by the `share` (`[d]`) of each column:
+    /// `x += (to - x) * share`.
+    pub fn lerp(&self, x: &mut [f32], to: &[f32], share: &[f32]) {
+        assert_eq!(x.len(), to.len(), "lerp: lengths of x and to");
+        let (lerp, d) = (self.kernels().lerp, share.len());
+        self.each_row(x, d, "lerp", &|r, row| lerp(row, &to[r * d..][..d], share));
+    }
+
     /// L2 norm of each row of `x` (`[n, d]`; heads are rows too), in place:
     /// `x = x / sqrt(sum(x²) + eps)`.
     pub fn l2_norm(&self, x: &mut [f32], d: usize, eps: f32) {
@@ -107,6 +139,11 @@ impl Compute {
     /// `x = sigmoid(x)`.
     pub fn sigmoid(&self, x: &mut [f32]) {
         self.map(x, "sigmoid", self.kernels().sigmoid);
+    }
+
+    /// `x = tanh(x)`.
+    pub fn tanh(&self, x: &mut [f32]) {
+        self.map(x, "tanh", self.kernels().tanh);
     }
 
     /// `x = ln(1 + exp(x))`.

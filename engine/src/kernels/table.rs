@@ -14,6 +14,7 @@ use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
 use super::ssd::SsdTile;
+use super::wkv7::{Wkv7Head, Wkv7Tile};
 
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
 /// instructions that this machine has.
@@ -25,6 +26,8 @@ pub struct Kernels {
     pub(super) matmul: fn(&MatmulChunk<'_>),
     pub(super) rms_norm: fn(&mut [f32], &[f32], f32),
     pub(super) l2_norm: fn(&mut [f32], f32),
+    pub(super) layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
+    pub(super) lerp: fn(&mut [f32], &[f32], &[f32]),
     pub(super) add: fn(&mut [f32], &[f32]),
     pub(super) add_scaled: fn(&mut [f32], &[f32], f32),
     pub(super) scale: fn(&mut [f32], f32),
@@ -33,6 +36,7 @@ pub struct Kernels {
     pub(super) sigmoid_mul: fn(&mut [f32], &[f32]),
     pub(super) silu: fn(&mut [f32]),
     pub(super) sigmoid: fn(&mut [f32]),
+    pub(super) tanh: fn(&mut [f32]),
     pub(super) softplus: fn(&mut [f32]),
     pub(super) relu_squared: fn(&mut [f32]),
     pub(super) softmax: fn(&mut [f32]),
@@ -46,6 +50,9 @@ pub struct Kernels {
     pub(super) ssd: fn(SsdTile<'_>),
     pub(super) ssd_plain: fn(SsdTile<'_>),
     pub(super) ssd_chunked: fn(SsdTile<'_>, usize),
+    pub(super) wkv7: fn(&mut Wkv7Tile<'_>),
+    pub(super) wkv7_prepare: fn(&mut Wkv7Head<'_>),
+    pub(super) wkv7_bonus: fn(&mut [f32], [&[f32]; 4]),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
@@ -63,6 +70,8 @@ impl Kernels {
             matmul: cpu::matmul::chunk::<S>,
             rms_norm: cpu::norm::rms_norm::<S>,
             l2_norm: cpu::norm::l2_norm::<S>,
+            layer_norm: cpu::norm::layer_norm::<S>,
+            lerp: cpu::elementwise::lerp::<S>,
             add: cpu::elementwise::add::<S>,
             add_scaled: cpu::elementwise::add_scaled::<S>,
             scale: cpu::elementwise::scale::<S>,
@@ -71,6 +80,7 @@ impl Kernels {
             sigmoid_mul: cpu::elementwise::sigmoid_mul::<S>,
             silu: cpu::elementwise::silu::<S>,
             sigmoid: cpu::elementwise::sigmoid::<S>,
+            tanh: cpu::elementwise::tanh::<S>,
             softplus: cpu::elementwise::softplus::<S>,
             relu_squared: cpu::elementwise::relu_squared::<S>,
             softmax: cpu::elementwise::softmax::<S>,
@@ -84,6 +94,9 @@ impl Kernels {
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,
+            wkv7: cpu::wkv7::wkv7::<S>,
+            wkv7_prepare: cpu::wkv7::prepare::<S>,
+            wkv7_bonus: cpu::wkv7::bonus::<S>,
             kv_write: cpu::attention::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,

@@ -1,5 +1,6 @@
 //! The end of the line: wanted rows to logits, logits to tokens.
 
+use super::norm::Norm;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, Want};
 use crate::block::Scratch;
@@ -11,7 +12,7 @@ use crate::state::{PartRows, Sequences};
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
     pub(super) spec: HeadSpec,
-    pub(super) norm: Vec<f32>,
+    pub(super) norm: Norm,
     pub(super) output: PackedMatrix,
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
@@ -47,7 +48,7 @@ impl Head {
         parts: &[PartRows],
         wanted: Vec<f32>,
     ) -> Result<Vec<RowOutput>, BatchError> {
-        let n_embd = self.norm.len();
+        let n_embd = self.norm.width();
         let n_vocab = self.output.rows();
         let n = wanted.len() / n_embd;
         if n == 0 {
@@ -79,9 +80,9 @@ impl Head {
         hidden: Vec<f32>,
         n: usize,
     ) -> Vec<f32> {
-        let n_embd = self.norm.len();
+        let n_embd = self.norm.width();
         let mut normed = scratch.take(n * n_embd);
-        compute.rms_norm(&hidden, &self.norm, self.spec.eps, &mut normed);
+        self.norm.apply(compute, &hidden, &mut normed);
         let x = ActRows::new(compute, &normed, n_embd, &[&self.output]);
         let mut logits = scratch.take(n * self.output.rows());
         let job = MatmulJob { w: &self.output, x: &x, rows: 0..n, out: &mut logits };

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::embedding::Embedding;
 use super::head::Head;
+use super::norm::Norm;
 use super::{LoadedBlock, Stage, StageFacts};
-use crate::arch::{self, ModelSpec, OUTPUT, TOKEN_EMBD};
+use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
@@ -60,6 +61,13 @@ impl Stage {
                 Some(Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?)
             }
         };
+        let embedding_norm = match first && spec.skeleton.embedding_norm {
+            true => {
+                let weight = format!("{EMBEDDING_NORM}weight");
+                Some(load_norm(&spec, &mut loader, &weight, spec.head.eps)?)
+            }
+            false => None,
+        };
         let mut blocks = Vec::new();
         for layer in layers.clone() {
             load_layer(&spec, layer, &config, &mut loader, &mut blocks)?;
@@ -82,6 +90,7 @@ impl Stage {
             facts,
             compute,
             embedding,
+            embedding_norm,
             blocks,
             head,
             rope,
@@ -100,8 +109,11 @@ fn load_layer(
 ) -> Result<(), ModelError> {
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
         let norm = match block.beside {
-            true => Vec::new(),
-            false => loader.vector(&format!("blk.{layer}.{}", block.norm), spec.n_embd)?,
+            true => None,
+            false => {
+                let weight = format!("blk.{layer}.{}", block.norm);
+                Some(load_norm(spec, loader, &weight, block.eps)?)
+            }
         };
         blocks.push(LoadedBlock {
             layer,
@@ -115,11 +127,20 @@ fn load_layer(
     Ok(())
 }
 
+fn load_norm(
+    spec: &ModelSpec,
+    loader: &mut WeightLoader<'_>,
+    weight: &str,
+    eps: f32,
+) -> Result<Norm, ModelError> {
+    Norm::load(loader, spec.skeleton.norm, weight, spec.n_embd, eps)
+}
+
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     Ok(Head {
         spec: spec.head.clone(),
-        norm: loader.vector(spec.head.norm, spec.n_embd)?,
+        norm: load_norm(spec, loader, spec.head.norm, spec.head.eps)?,
         output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),

@@ -4,9 +4,11 @@
 //! one, what was wanted of them. The same ubatches in the same order give the same bits on every
 //! cut: nothing here depends on how rows are grouped. It knows no network and keeps no clock.
 
+mod carried;
 mod embedding;
 mod head;
 mod load;
+mod norm;
 mod snapshot;
 
 use std::ops::Range;
@@ -20,8 +22,10 @@ use crate::block::{Block, BlockCx, Scratch};
 use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, PartRows, Sequences, StateAction};
+use carried::Carried;
 use embedding::Embedding;
 use head::Head;
+use norm::Norm;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +57,7 @@ pub struct Stage {
     facts: StageFacts,
     compute: Compute,
     embedding: Option<Embedding>,
+    embedding_norm: Option<Norm>,
     blocks: Vec<LoadedBlock>,
     head: Option<Head>,
     rope: Option<RopeParams>,
@@ -66,8 +71,8 @@ struct LoadedBlock {
     /// Place within its layer.
     index: usize,
     spec: BlockSpec,
-    /// `[n_embd]`; empty where the block reads what the one before it read.
-    norm: Vec<f32>,
+    /// `None` where the block reads what the one before it read.
+    norm: Option<Norm>,
     block: Block,
     state: BlockState,
 }
@@ -107,24 +112,35 @@ impl Stage {
         let applied = self.sequences.apply(ub)?;
         self.run_actions(&applied);
         let n_rows = ub.n_rows();
-        let mut hidden = match (&self.embedding, input) {
-            (Some(embedding), _) => embedding.rows(ub, self.spec.embedding_scale),
-            (None, Some(input)) => input.data,
-            (None, None) => Vec::new(),
+        let mut rows = match input {
+            Some(input) => Carried::from_boundary(input, &self.spec.boundary(self.layers.start)),
+            None => Carried { hidden: self.embed(ub), beside: Vec::new() },
         };
         if self.head.is_none() {
-            self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut hidden);
-            return Ok(StageOutput::Boundary(Boundary { n_rows, data: hidden }));
+            self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut rows);
+            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, &applied.parts, n_rows, &mut hidden);
-        let mut wanted = head::gather_wanted(&applied.parts, self.spec.n_embd, &hidden);
-        let n_wanted = wanted.len() / self.spec.n_embd;
+        self.run_blocks(0..mixing, &applied.parts, n_rows, &mut rows);
+        let mut wanted = rows.wanted(&applied.parts, n_rows);
+        let n_wanted = wanted.hidden.len() / self.spec.n_embd;
         self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
+        let wanted = wanted.hidden;
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         head.outputs(&self.compute, &mut self.scratch, &self.sequences, &applied.parts, wanted)
             .map(StageOutput::Rows)
+    }
+
+    /// The embedded rows of a ubatch, none on a stage that is not the first.
+    fn embed(&mut self, ub: &UBatch) -> Vec<f32> {
+        let Some(embedding) = &self.embedding else { return Vec::new() };
+        let rows = embedding.rows(ub, self.spec.embedding_scale);
+        let Some(norm) = &self.embedding_norm else { return rows };
+        let mut normed = self.scratch.take(rows.len());
+        norm.apply(&self.compute, &rows, &mut normed);
+        self.scratch.give_all([rows]);
+        normed
     }
 
     /// Refuses a ubatch whose rows do not fit, before any sequence is touched.
@@ -180,13 +196,13 @@ impl Stage {
         }
     }
 
-    /// Runs a range of residual blocks over `hidden[n_rows, n_embd]` in place.
+    /// Runs a range of residual blocks over `n_rows` rows in place.
     fn run_blocks(
         &mut self,
         range: Range<usize>,
         parts: &[PartRows],
         n_rows: usize,
-        hidden: &mut [f32],
+        rows: &mut Carried,
     ) {
         if n_rows == 0 {
             return;
@@ -196,8 +212,8 @@ impl Stage {
         let mut normed = self.scratch.take(n_rows * n_embd);
         let mut out = self.scratch.take(n_rows * n_embd);
         for block in &mut self.blocks[range] {
-            if !block.spec.beside {
-                self.compute.rms_norm(hidden, &block.norm, block.spec.eps, &mut normed);
+            if let Some(norm) = &block.norm {
+                norm.apply(&self.compute, &rows.hidden, &mut normed);
             }
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
             let mut cx = BlockCx {
@@ -205,10 +221,11 @@ impl Stage {
                 parts,
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
+                beside: &mut rows.beside,
                 scratch: &mut self.scratch,
             };
             block.block.forward(&mut cx, &mut block.state, &x, &mut out);
-            self.compute.add_scaled(hidden, &out, block.spec.residual_scale);
+            self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
         }
         self.scratch.give_all([normed, out]);
     }

@@ -2,7 +2,7 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, mamba2, vocab};
+use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, mamba2, rwkv, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -38,6 +38,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3moe", build: qwen3moe },
     Arch { name: "granite", build: granite },
     Arch { name: "mamba", build: hybrids::mamba },
+    Arch { name: "rwkv7", build: rwkv::rwkv7 },
     Arch { name: "jamba", build: hybrids::jamba },
     Arch { name: "lfm2", build: hybrids::lfm2 },
     Arch { name: "lfm2moe", build: hybrids::lfm2moe },

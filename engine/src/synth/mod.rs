@@ -12,6 +12,7 @@ mod hybrids;
 mod mamba2;
 mod noise;
 mod plan;
+mod rwkv;
 mod shape;
 mod vocab;
 

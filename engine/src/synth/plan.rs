@@ -115,6 +115,11 @@ impl Plan {
         self.push(format!("{name}.weight"), Role::Precise, &[width], Fill::AroundOne(SMALL));
     }
 
+    /// A bias of the whole model.
+    pub fn global_bias(&mut self, name: &str, width: usize) {
+        self.push(format!("{name}.bias"), Role::Precise, &[width], Fill::Normal(SMALL));
+    }
+
     /// A matrix (or a stack of them) of the current layer that maps unit variance to `gain` squared.
     pub fn matrix(&mut self, name: &str, role: Role, ne: &[usize], gain: f32) {
         let deviation = gain / (ne[0] as f32).sqrt();

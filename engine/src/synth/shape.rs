@@ -95,6 +95,7 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("golden-untied", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 2)),
     ("golden-untied-moe", groups(moe(dense([4, 32, 64], [2, 1, 16], 384, false), 4, 2, 32), 2)),
     ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
+    ("golden-rwkv", dense([3, 128, 64], [2, 1, 64], 384, false)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
     ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),

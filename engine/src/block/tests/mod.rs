@@ -133,6 +133,7 @@ impl Bench {
             parts,
             sequences: &self.sequences,
             rope,
+            beside: &mut Vec::new(),
             scratch: &mut self.scratch,
         };
         let mut out = vec![f32::NAN; x.len()];

@@ -1,7 +1,9 @@
 //! Elementwise ops and softmax over slices. A tail shorter than the lanes is computed on zeros
 //! beyond its end, so a value's result does not depend on where it stands.
 
-use super::exp::{exp, sigmoid as sigmoid_of, silu as silu_of, softplus as softplus_of};
+use super::exp::{
+    exp, sigmoid as sigmoid_of, silu as silu_of, softplus as softplus_of, tanh as tanh_of,
+};
 use super::run;
 use crate::kernels::simd::{LANES, Op, Simd};
 
@@ -89,6 +91,47 @@ pub(crate) fn mul<S: Simd>(x: &mut [f32], y: &[f32]) {
         }
     }
     run::<S, _>(Mul(x, y));
+}
+
+/// `x += (to - x) * share`.
+pub(crate) fn lerp<S: Simd>(x: &mut [f32], to: &[f32], share: &[f32]) {
+    struct Lerp<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
+    impl Op for Lerp<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let (x, x_tail) = self.0.as_chunks_mut::<LANES>();
+            let (to, to_tail) = self.1.as_chunks::<LANES>();
+            let (share, share_tail) = self.2.as_chunks::<LANES>();
+            for ((x, to), share) in x.iter_mut().zip(to).zip(share) {
+                let from = s.load(x);
+                s.store(s.fma(s.sub(s.load(to), from), s.load(share), from), x);
+            }
+            let from = s.load_part(x_tail);
+            let step = s.sub(s.load_part(to_tail), from);
+            s.store_part(s.fma(step, s.load_part(share_tail), from), x_tail);
+        }
+    }
+    assert!(x.len() == to.len() && x.len() == share.len(), "operands of lerp");
+    run::<S, _>(Lerp(x, to, share));
+}
+
+/// `x = tanh(x)`.
+pub(crate) fn tanh<S: Simd>(x: &mut [f32]) {
+    struct Tanh<'a>(&'a mut [f32]);
+    impl Op for Tanh<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| tanh_of(s, x),
+            );
+        }
+    }
+    run::<S, _>(Tanh(x));
 }
 
 /// `x *= silu(gate)`.

@@ -48,6 +48,13 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(s.splat(1.0), s.add(s.splat(1.0), e))
 }
 
+/// `tanh x`, as `1 - 2 / (1 + e^2x)`: exact to a unit of 1, not of a small result.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    let e = exp(s, s.add(x, x));
+    s.sub(s.splat(1.0), s.div(s.splat(2.0), s.add(s.splat(1.0), e)))
+}
+
 /// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`.
 ///
 /// `ln(1 + u) = 2 atanh(u / (2 + u))` for `u` in 0..=1; the series in `t = u / (2 + u) <= 1/3` is

@@ -29,6 +29,7 @@ pub(super) mod rope;
 pub(super) mod ssd;
 pub(super) mod ssd_chunked;
 pub(super) mod ssd_plain;
+pub(super) mod wkv7;
 
 use super::simd::{LANES, Op, Simd};
 

@@ -16,3 +16,5 @@ pub(super) mod matmul;
 pub(super) mod ops;
 #[cfg(test)]
 pub(super) mod ssd;
+#[cfg(test)]
+pub(super) mod wkv7;

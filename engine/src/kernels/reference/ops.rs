@@ -48,3 +48,13 @@ pub(crate) fn rotate(x0: f32, x1: f32, angle: f64) -> (f64, f64) {
     let (x0, x1, (sin, cos)) = (f64::from(x0), f64::from(x1), angle.sin_cos());
     (x0 * cos - x1 * sin, x0 * sin + x1 * cos)
 }
+
+/// `(x - mean) / sqrt(variance + eps) * weight + bias`.
+pub(crate) fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f64> {
+    let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    let mean = x.iter().sum::<f64>() / x.len() as f64;
+    let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+    let affine = weight.iter().zip(bias).map(|(w, b)| (f64::from(*w), f64::from(*b)));
+    x.iter().zip(affine).map(|(x, (w, b))| (x - mean) * factor * w + b).collect()
+}

@@ -10,6 +10,7 @@ mod mamba;
 mod matmul;
 mod ops;
 mod ssd;
+mod wkv7;
 
 use super::{Compute, Kernels, available};
 

@@ -296,3 +296,50 @@ fn yarn_mixes_by_the_ramp() {
         (theta * 0.125 * (1.0 - mix) + theta * mix, 1.0 + 0.1 * 8f64.ln())
     });
 }
+
+#[test]
+fn layer_norm_matches_f64_by_groups() {
+    let mut rng = Rng::new(26);
+    for (rows, groups, d) in [(1, 1, 2), (3, 1, 80), (2, 3, 64), (40, 1, 4096)] {
+        let (x, w, b) =
+            (rng.values(rows * groups * d), rng.values(groups * d), rng.values(groups * d));
+        let out = same_bits_everywhere("group_layer_norm", |compute| {
+            let mut out = x.clone();
+            compute.group_layer_norm(&mut out, &w, &b, d, 1e-5);
+            out
+        });
+        for (r, (x, out)) in x.chunks_exact(d).zip(out.chunks_exact(d)).enumerate() {
+            let of = r % groups * d..(r % groups + 1) * d;
+            for (want, got) in ops::layer_norm(x, &w[of.clone()], &b[of], 1e-5).iter().zip(out) {
+                // Normed values are about 1; two of about 0.7 apart may be normed to ends of a row.
+                close("group_layer_norm", *got, *want, 3e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn lerp_and_tanh_match_f64() {
+    let mut rng = Rng::new(27);
+    for (n, d) in [(1, 1), (5, 17), (3, 64), (9, 3000)] {
+        let (x, to, share) = (rng.values(n * d), rng.values(n * d), rng.values(d));
+        let out = same_bits_everywhere("lerp", |compute| {
+            let mut out = x.clone();
+            compute.lerp(&mut out, &to, &share);
+            out
+        });
+        for (i, got) in out.iter().enumerate() {
+            let (x, to) = (f64::from(x[i]), f64::from(to[i]));
+            close("lerp", *got, x + (to - x) * f64::from(share[i % d]), 4e-7);
+        }
+        let wide: Vec<f32> = x.iter().map(|x| 30.0 * x).collect();
+        let out = same_bits_everywhere("tanh", |compute| {
+            let mut out = wide.clone();
+            compute.tanh(&mut out);
+            out
+        });
+        for (x, got) in wide.iter().zip(out) {
+            close("tanh", got, f64::from(*x).tanh(), 4e-7);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! RWKV-7's time mixing block (arXiv 2503.14456, section 4.1): every projection reads its own mixture of a
+//! row and the row before it; values lean towards those of the first layer; a matrix state a head.
+
+use super::{BlockCx, TokenShift, project};
+use crate::arch::TimeMixSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Compute, PackedMatrix, Wkv7Rows, Wkv7Weights};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// Epsilon of the norm over each head's output.
+const HEAD_EPS: f32 = 64e-5;
+
+/// Weights of one time mixing block.
+pub struct TimeMix {
+    spec: TimeMixSpec,
+    shift: TokenShift,
+    /// How far each of r, w, k, v, a and g leans to the row before, `[6][n_embd]`.
+    lerp: Vec<Vec<f32>>,
+    receptance: PackedMatrix,
+    key: PackedMatrix,
+    value: PackedMatrix,
+    decay: LowRank,
+    rate: LowRank,
+    /// Towards the first layer's values, with its bias; the first layer has none.
+    value_mix: Option<(LowRank, Vec<f32>)>,
+    gate: LowRank,
+    weights: Wkv7Weights,
+    r_k: Vec<f32>,
+    /// Weight and bias of the norm over heads, `[n_embd]` each.
+    norm: [Vec<f32>; 2],
+    output: PackedMatrix,
+}
+
+/// A product by way of a narrow width.
+struct LowRank {
+    down: PackedMatrix,
+    up: PackedMatrix,
+}
+
+impl LowRank {
+    fn load(
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+        n_embd: usize,
+        rank: usize,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            down: loader.matrix(&format!("{stem}1.weight"), rank, n_embd)?,
+            up: loader.matrix(&format!("{stem}2.weight"), n_embd, rank)?,
+        })
+    }
+
+    /// `up(between(down x))`, `[n_rows, n_embd]`.
+    fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        x: &[f32],
+        between: impl FnOnce(&Compute, &mut [f32]),
+    ) -> Vec<f32> {
+        let mut low = project(cx, &self.down, x);
+        between(cx.compute, &mut low);
+        let out = project(cx, &self.up, &low);
+        cx.scratch.give_all([low]);
+        out
+    }
+
+    fn nbytes(&self) -> usize {
+        self.down.nbytes() + self.up.nbytes()
+    }
+}
+
+impl TimeMix {
+    /// Loads `<stem>.time_mix_*`; `layer` 0 is the one whose values the others lean to.
+    pub fn load(
+        spec: &TimeMixSpec,
+        stem: &str,
+        layer: usize,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let stem = format!("{stem}.time_mix");
+        let name = |part: &str| format!("{stem}_{part}.weight");
+        let value_mix = match layer {
+            0 => {
+                // Files have them, as wide as the learning rate's; nothing computes with them.
+                loader.reference(&name("v0"), &[n_embd])?;
+                loader.reference(&name("v1"), &[n_embd, spec.rate_rank])?;
+                loader.reference(&name("v2"), &[spec.rate_rank, n_embd])?;
+                None
+            }
+            _ => Some((
+                LowRank::load(loader, &format!("{stem}_v"), n_embd, spec.value_rank)?,
+                loader.vector(&name("v0"), n_embd)?,
+            )),
+        };
+        let lerp = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, 6])?;
+        let mut square = |part: &str| loader.matrix(&name(part), n_embd, n_embd);
+        let [receptance, key] = [square("receptance")?, square("key")?];
+        let [value, output] = [square("value")?, square("output")?];
+        let mut vector = |part: &str| loader.vector(&name(part), n_embd);
+        let weights = Wkv7Weights {
+            w0: vector("w0")?,
+            a0: vector("a0")?,
+            k_k: vector("k_k")?,
+            k_a: vector("k_a")?,
+        };
+        let r_k = vector("r_k")?;
+        let norm = [vector("ln")?, loader.vector(&format!("{stem}_ln.bias"), n_embd)?];
+        let mut low_rank =
+            |part: &str, rank| LowRank::load(loader, &format!("{stem}_{part}"), n_embd, rank);
+        Ok(Self {
+            shift: TokenShift::new(n_embd),
+            lerp: lerp.chunks_exact(n_embd).map(<[f32]>::to_vec).collect(),
+            receptance,
+            key,
+            value,
+            decay: low_rank("w", spec.decay_rank)?,
+            rate: low_rank("a", spec.rate_rank)?,
+            value_mix,
+            gate: low_rank("g", spec.gate_rank)?,
+            weights,
+            r_k,
+            norm,
+            output,
+            spec: spec.clone(),
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on. The first layer leaves its
+    /// values in `cx.beside`, the others find them there.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let x = x.values();
+        let parts = SlotStates::parts(cx.parts);
+        let (shift_state, scan_state) = states.split();
+        let before = self.shift.before(cx, &parts, shift_state, x);
+        let mut lean = cx.scratch.take(x.len());
+        let mut mixed =
+            |i: usize, cx: &mut BlockCx<'_>, f: &dyn Fn(&mut BlockCx<'_>, &[f32]) -> Vec<f32>| {
+                lean.copy_from_slice(x);
+                cx.compute.lerp(&mut lean, &before, &self.lerp[i]);
+                f(cx, &lean)
+            };
+        let r = mixed(0, cx, &|cx, x| project(cx, &self.receptance, x));
+        let mut w = mixed(1, cx, &|cx, x| self.decay.forward(cx, x, Compute::tanh));
+        let mut k = mixed(2, cx, &|cx, x| project(cx, &self.key, x));
+        let v = mixed(3, cx, &|cx, x| self.values(cx, x));
+        let mut a = mixed(4, cx, &|cx, x| self.rate.forward(cx, x, |_, _| ()));
+        let gate = mixed(5, cx, &|cx, x| self.gate.forward(cx, x, Compute::sigmoid));
+        let mut kappa = cx.scratch.take(x.len());
+        let d = self.spec.head_dim;
+        cx.compute.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
+        let rows = Wkv7Rows { r: &r, w: &w, k: &k, v: &v, kappa: &kappa, kappa_a: &a };
+        let mut y = cx.scratch.take(x.len());
+        let n_heads = self.r_k.len() / d;
+        cx.compute.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
+        let [weight, bias] = &self.norm;
+        cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+        cx.compute.wkv7_bonus(&mut y, d, rows, &self.r_k);
+        cx.compute.mul(&mut y, &gate);
+        let projected = project(cx, &self.output, &y);
+        out.copy_from_slice(&projected);
+        cx.scratch.give_all([before, lean, r, w, k, v, a, gate, kappa, y, projected]);
+    }
+
+    /// The rows' values: projected, and mixed with those of the first layer.
+    fn values(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Vec<f32> {
+        let mut v = project(cx, &self.value, x);
+        let Some((mix, bias)) = &self.value_mix else {
+            cx.beside.clear();
+            cx.beside.push(v.clone());
+            return v;
+        };
+        let mut share = mix.forward(cx, x, |_, _| ());
+        cx.compute.add_bias(&mut share, bias);
+        cx.compute.sigmoid(&mut share);
+        // v += (first - v) * share
+        let mut step = cx.scratch.take(v.len());
+        step.copy_from_slice(&cx.beside[0]);
+        cx.compute.add_scaled(&mut step, &v, -1.0);
+        cx.compute.mul(&mut step, &share);
+        cx.compute.add(&mut v, &step);
+        cx.scratch.give_all([share, step]);
+        v
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        let square = [&self.receptance, &self.key, &self.value, &self.output];
+        let low = [&self.decay, &self.rate, &self.gate].map(LowRank::nbytes);
+        square.iter().map(|w| w.nbytes()).sum::<usize>()
+            + low.iter().sum::<usize>()
+            + self.value_mix.as_ref().map_or(0, |(mix, _)| mix.nbytes())
+    }
+}

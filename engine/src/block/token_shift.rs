@@ -1,0 +1,31 @@
+//! The row before each row of a sequence (token shift, arXiv 2305.13048): a causal convolution of two taps
+//! that keeps the older one alone.
+
+use super::BlockCx;
+use crate::kernels::{Columns, Conv, ScanPart};
+
+/// A shift over rows of a fixed width.
+pub(super) struct TokenShift(Conv);
+
+impl TokenShift {
+    /// Over rows of `n_embd` values.
+    pub(super) fn new(n_embd: usize) -> Self {
+        let taps = [1.0, 0.0].repeat(n_embd);
+        Self(Conv::new(&taps, 2, None, false))
+    }
+
+    /// For each row of `x` the one before it in its sequence, zeros for a sequence's first; `states` are
+    /// `[n_slots, n_embd]`.
+    pub(super) fn before(
+        &self,
+        cx: &mut BlockCx<'_>,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: &[f32],
+    ) -> Vec<f32> {
+        let mut before = cx.scratch.take(x.len());
+        let columns = Columns { data: x, stride: self.0.channels(), first_col: 0 };
+        cx.compute.conv(&self.0, parts, states, columns, &mut before);
+        before
+    }
+}

@@ -1,0 +1,50 @@
+//! The norms between blocks: RMS, or mean and variance.
+
+use crate::arch::NormKind;
+use crate::error::ModelError;
+use crate::kernels::Compute;
+use crate::weights::WeightLoader;
+
+/// A norm with its weights, `[n]` each.
+pub(super) struct Norm {
+    weight: Vec<f32>,
+    /// Of a [`NormKind::Layer`].
+    bias: Option<Vec<f32>>,
+    eps: f32,
+}
+
+impl Norm {
+    /// Loads the tensor `weight`, and for norms that have one the bias beside it.
+    pub(super) fn load(
+        loader: &mut WeightLoader<'_>,
+        kind: NormKind,
+        weight: &str,
+        n: usize,
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        let bias = match kind {
+            NormKind::Rms => None,
+            NormKind::Layer => {
+                let stem = weight.strip_suffix(".weight").unwrap_or(weight);
+                Some(loader.vector(&format!("{stem}.bias"), n)?)
+            }
+        };
+        Ok(Self { weight: loader.vector(weight, n)?, bias, eps })
+    }
+
+    /// Width of a row.
+    pub(super) fn width(&self) -> usize {
+        self.weight.len()
+    }
+
+    /// `out = norm(x)`, row by row.
+    pub(super) fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
+        match &self.bias {
+            None => compute.rms_norm(x, &self.weight, self.eps, out),
+            Some(bias) => {
+                out.copy_from_slice(x);
+                compute.group_layer_norm(out, &self.weight, bias, self.width(), self.eps);
+            }
+        }
+    }
+}
