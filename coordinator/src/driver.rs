@@ -22,6 +22,7 @@ use crate::cluster::{LineEvent, OpenLine, lane};
 use crate::handle::{EngineEnds, Failure, Status, Submission, SubmitError};
 use crate::meter::{Meter, UbatchRecord};
 use crate::metrics;
+use crate::request::Request;
 use crate::sched::{
     Action, Event, Micros, Request as SchedRequest, RequestError, RequestId, Results, SchedConfig,
     Scheduler, StageTime,
@@ -70,13 +71,14 @@ pub struct ClusterLink {
     pub faults: mpsc::Sender<Fault>,
 }
 
-/// Runs until `stop`, or until the cluster gives up; then every live request has ended.
+/// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the
+/// line if it did not close in time: whoever drops it breaks it.
 pub async fn run(
     ends: EngineEnds,
     link: ClusterLink,
     config: DriverConfig,
     stop: CancellationToken,
-) {
+) -> Option<OpenLine> {
     let EngineEnds { mut submissions, status } = ends;
     let ClusterLink { mut events, faults } = link;
     let mut driver = Driver {
@@ -124,6 +126,7 @@ pub async fn run(
         stops
     });
     driver.fail_all(&Failure::Stopping);
+    driver.line.take()?.close().await
 }
 
 /// What came out of the line.
@@ -217,8 +220,14 @@ impl Driver {
             Action::Failed { request, error } => {
                 if let Some(live) = self.live.remove(&request) {
                     tracing::debug!(request = request.0, %error, "failed");
-                    let RequestError::LineLost { reason, generated } = error;
-                    live.fail(Failure::LineDown { reason, generated });
+                    live.fail(match error {
+                        RequestError::LineLost { reason, generated } => {
+                            Failure::LineDown { reason, generated }
+                        }
+                        RequestError::NoToken { reason, generated } => {
+                            Failure::NoToken { reason, generated }
+                        }
+                    });
                 }
             }
             Action::Rejected { request, why } => {
@@ -245,9 +254,10 @@ impl Driver {
         }
         let Submission { id, request, events, verdict, reused } = submission;
         let n_prompt = request.tokens.len();
-        tracing::debug!(request = id.0, n_prompt, "submitted");
+        tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
         self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict, reused));
-        self.step(Event::Submit(SchedRequest { id, prompt: request.tokens, work: request.work }));
+        let Request { tokens, work, label } = request;
+        self.step(Event::Submit(SchedRequest { id, label, prompt: tokens, work }));
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();
         }

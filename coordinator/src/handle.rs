@@ -118,6 +118,14 @@ pub enum Failure {
     /// The server is shutting down.
     #[error("the server is shutting down; try again elsewhere or later")]
     Stopping,
+    /// The model computed no usable numbers for this sequence.
+    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
+    NoToken {
+        /// What is wrong with its output.
+        reason: String,
+        /// Tokens drawn before.
+        generated: u32,
+    },
     /// A fault of the coordinator.
     #[error("internal error: {reason}")]
     Internal {

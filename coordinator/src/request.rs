@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams};
+use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use thiserror::Error;
 
 use crate::sched::Work;
@@ -38,6 +39,8 @@ pub struct Request {
     pub tokens: Vec<u32>,
     /// What to do with it; prompt and tokens to generate fit in the context.
     pub work: Work,
+    /// What every process calls it in its log.
+    pub label: Arc<str>,
 }
 
 /// How tokens are to be drawn, as the client put it.
@@ -122,7 +125,7 @@ impl Request {
         });
         let max_tokens = max_tokens.min(room);
         let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
-        Ok(Self { tokens, work })
+        Ok(Self { tokens, work, label: unnamed() })
     }
 
     /// A prompt whose logits are wanted at every position.
@@ -132,7 +135,16 @@ impl Request {
         if n_prompt > u64::from(limits.n_ctx) {
             return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
         }
-        Ok(Self { tokens, work: Work::Logits })
+        Ok(Self { tokens, work: Work::Logits, label: unnamed() })
+    }
+
+    /// The same under the name that logs are to have for it, cut to what the wire allows.
+    pub fn named(self, label: &str) -> Self {
+        let mut end = label.len().min(MAX_REQUEST_ID_BYTES);
+        while !label.is_char_boundary(end) {
+            end -= 1;
+        }
+        Self { label: label[..end].into(), ..self }
     }
 
     /// Events the request can cause at most, the last one included: the size of its channel.
@@ -142,6 +154,10 @@ impl Request {
             Work::Logits => self.tokens.len() + 1,
         }
     }
+}
+
+fn unnamed() -> Arc<str> {
+    Arc::from("-")
 }
 
 fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {

@@ -3,6 +3,7 @@
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
+use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
 use thiserror::Error;
 
@@ -52,17 +53,19 @@ pub fn ubatch_frame(ubatch: UBatch, epoch: u64, lane: u32) -> pb::LaneFrame {
 fn op(op: SeqOp) -> pb::SeqOp {
     use pb::seq_op::Op;
     let op = match op {
-        SeqOp::Open { slot, blocks, sampler: setup } => Op::Open(pb::OpenOp {
+        SeqOp::Open { slot, blocks, sampler: setup, request } => Op::Open(pb::OpenOp {
             slot: slot.0,
             blocks: blocks.into_iter().map(|b| b.0).collect(),
             sampler: setup.as_deref().map(sampler),
+            request: request.to_string(),
         }),
-        SeqOp::Copy { src, dst, len, blocks, sampler: setup } => Op::Copy(pb::CopyOp {
+        SeqOp::Copy { src, dst, len, blocks, sampler: setup, request } => Op::Copy(pb::CopyOp {
             src: src.0,
             dst: dst.0,
             len,
             blocks: blocks.into_iter().map(|b| b.0).collect(),
             sampler: setup.as_deref().map(sampler),
+            request: request.to_string(),
         }),
         SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
@@ -122,6 +125,7 @@ fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError
             let (values, _) = bytes.as_chunks::<4>();
             RowValue::Logits(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
         }
+        Value::Failed(why) => RowValue::Failed(cut_reason(why)),
     };
     Ok(RowOutput { slot: SlotId(slot), pos, value })
 }
@@ -154,6 +158,7 @@ mod tests {
                     slot: SlotId(2),
                     blocks: vec![BlockId(4), BlockId(6)],
                     sampler: Some(Arc::new(setup)),
+                    request: "req-1".into(),
                 },
             ],
             parts: vec![SeqPart {
@@ -168,7 +173,7 @@ mod tests {
         };
         assert_eq!((frame.id, frame.epoch), (7, 3));
         let Some(pb::seq_op::Op::Open(open)) = frame.ops[1].op.clone() else { panic!("open") };
-        assert_eq!(open.blocks, [4, 6]);
+        assert_eq!((open.blocks.as_slice(), open.request.as_str()), ([4, 6].as_slice(), "req-1"));
         let setup = open.sampler.unwrap();
         assert_eq!((setup.seed, setup.top_logprobs), (99, Some(3)));
         assert_eq!(setup.logit_bias[0].bias, -1.5);
@@ -190,6 +195,8 @@ mod tests {
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row.clone(), 11).unwrap().len(), 1);
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Token { token: 10, n_vocab: 10 });
+        let failed = result(pb::row_result::Value::Failed("NaN".into()));
+        assert_eq!(rows(failed, 10).unwrap()[0].value, RowValue::Failed("NaN".into()));
         let empty = vec![pb::RowResult { slot: 1, pos: 2, value: None }];
         assert_eq!(rows(empty, 10).unwrap_err(), ResultError::NoValue { slot: 1, pos: 2 });
     }

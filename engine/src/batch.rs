@@ -44,6 +44,8 @@ pub enum SeqOp {
         blocks: Vec<BlockId>,
         /// What the last stage needs to sample; `None` for a sequence that only wants logits.
         sampler: Option<Arc<SamplerSetup>>,
+        /// Id of the request it is for, for logs; nothing is computed from it.
+        request: Arc<str>,
     },
     /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`.
     /// Where the model has recurrent layers, `len` must be `src`'s length (on every stage, whatever its
@@ -60,6 +62,8 @@ pub enum SeqOp {
         blocks: Vec<BlockId>,
         /// As in [`SeqOp::Open`].
         sampler: Option<Arc<SamplerSetup>>,
+        /// As in [`SeqOp::Open`].
+        request: Arc<str>,
     },
     /// Forgets positions `len..`. With recurrent layers in the model, refused unless nothing is
     /// forgotten.
@@ -179,6 +183,9 @@ pub enum RowValue {
     Sampled(SampledToken),
     /// The whole row, `[n_vocab]`.
     Logits(Vec<f32>),
+    /// Why no token can be drawn, such as logits that are not numbers: the end of this sequence,
+    /// and of no other.
+    Failed(String),
 }
 
 /// A drawn token with what was asked about it.

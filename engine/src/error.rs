@@ -108,14 +108,23 @@ pub enum BatchError {
     /// A sequence wants a token but was opened without a sampler.
     #[error("slot {} wants a sample but was opened without a sampler", .0.0)]
     NoSampler(SlotId),
-    /// Sampling failed; the rows are computed and their state kept.
-    #[error("slot {}: {reason}", .slot.0)]
-    Sample {
-        /// The sequence.
-        slot: SlotId,
-        /// Why, e.g. logits that are not numbers.
-        reason: String,
-    },
+}
+
+impl BatchError {
+    /// The sequence at fault, where there is one.
+    pub fn slot(&self) -> Option<SlotId> {
+        match self {
+            Self::NotOpen(slot) | Self::AlreadyOpen(slot) | Self::NoSampler(slot) => Some(*slot),
+            Self::NoSuchSlot { slot, .. }
+            | Self::WrongPosition { slot, .. }
+            | Self::WholeOnly { slot, .. }
+            | Self::BeyondBlocks { slot, .. } => Some(*slot),
+            Self::NoSuchBlock { .. }
+            | Self::Malformed(_)
+            | Self::NoSuchToken { .. }
+            | Self::Boundary(_) => None,
+        }
+    }
 }
 
 /// Bytes that are no snapshot of this stage.

@@ -11,15 +11,7 @@ pub use crate::pipeline::{Failure, FailureKind};
 impl Failure {
     /// A failure of stage `stage`; `reason` is cut to [`MAX_REASON_BYTES`].
     pub fn new(kind: FailureKind, stage: u32, reason: impl Into<String>) -> Self {
-        let mut reason = reason.into();
-        if reason.len() > MAX_REASON_BYTES {
-            let mut end = MAX_REASON_BYTES;
-            while !reason.is_char_boundary(end) {
-                end -= 1;
-            }
-            reason.truncate(end);
-        }
-        Self { kind: kind.into(), stage, reason }
+        Self { kind: kind.into(), stage, reason: cut_reason(reason.into()) }
     }
 
     /// A refusal of the control plane, where no stage is meant.
@@ -67,6 +59,18 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// A reason of at most [`MAX_REASON_BYTES`].
+pub fn cut_reason(mut reason: String) -> String {
+    if reason.len() > MAX_REASON_BYTES {
+        let mut end = MAX_REASON_BYTES;
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        reason.truncate(end);
+    }
+    reason
+}
 
 fn code_of(kind: FailureKind) -> Code {
     match kind {

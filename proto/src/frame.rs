@@ -138,6 +138,7 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
         seq_op::Op::Open(open) => {
             below("open.slot", open.slot, slot_limit)?;
             check_blocks(&open.blocks, limits)?;
+            check_request(&open.request)?;
             open.sampler.as_ref().map_or(Ok(()), |s| check_sampler(s, limits))
         }
         seq_op::Op::Copy(copy) => {
@@ -145,6 +146,7 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
             below("copy.dst", copy.dst, slot_limit)?;
             at_most("copy.len", copy.len.into(), limits.max_ctx.into())?;
             check_blocks(&copy.blocks, limits)?;
+            check_request(&copy.request)?;
             copy.sampler.as_ref().map_or(Ok(()), |s| check_sampler(s, limits))
         }
         seq_op::Op::Truncate(cut) => {
@@ -158,6 +160,16 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
 fn check_blocks(blocks: &[u32], limits: &FrameLimits) -> Result<(), FrameError> {
     at_most("blocks count", blocks.len() as u64, limits.n_blocks.into())?;
     blocks.iter().try_for_each(|&block| below("block id", block, limits.n_blocks))
+}
+
+/// An id goes into log lines as it is: short, and without line breaks.
+fn check_request(id: &str) -> Result<(), FrameError> {
+    at_most("request bytes", id.len() as u64, MAX_REQUEST_ID_BYTES as u64)?;
+    if id.chars().any(char::is_control) {
+        let why = "it has control characters";
+        return Err(FrameError::Invalid { field: "request", why });
+    }
+    Ok(())
 }
 
 fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), FrameError> {

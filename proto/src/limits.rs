@@ -18,6 +18,8 @@ pub const MAX_FILES: usize = 1024;
 pub const MAX_NAME_BYTES: usize = 4096;
 /// Bytes of a failure's reason; longer ones are cut.
 pub const MAX_REASON_BYTES: usize = 4096;
+/// Bytes of a request's id, as it runs through every process's log.
+pub const MAX_REQUEST_ID_BYTES: usize = 128;
 /// Stages of a line.
 pub const MAX_STAGES: usize = 256;
 /// Layers of a model.

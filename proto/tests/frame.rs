@@ -6,6 +6,7 @@ use brigade_proto::control::WireType;
 use brigade_proto::frame::{
     BoundaryShape, FrameError, FrameLimits, check_ubatch, decode_lane_frame, wire_type_bytes,
 };
+use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use brigade_proto::pipeline::{
     Boundary, CloseOp, CopyOp, LaneFrame, LogitBias, OpenOp, SamplerSetup, SeqOp, SeqPart,
     TruncateOp, Ubatch, Want, lane_frame, seq_op,
@@ -38,10 +39,12 @@ fn sampler() -> SamplerSetup {
 /// Everything a ubatch can hold, two rows.
 fn full() -> Ubatch {
     let blocks = vec![0, 15];
-    let copy = CopyOp { src: 0, dst: 2, len: 9, blocks: blocks.clone(), sampler: None };
+    let request = "r".repeat(MAX_REQUEST_ID_BYTES);
+    let copy = CopyOp { src: 0, dst: 2, len: 9, blocks: blocks.clone(), sampler: None, request };
+    let request = "req-1".to_owned();
     Ubatch {
         ops: vec![
-            op(seq_op::Op::Open(OpenOp { slot: 0, blocks, sampler: Some(sampler()) })),
+            op(seq_op::Op::Open(OpenOp { slot: 0, blocks, sampler: Some(sampler()), request })),
             op(seq_op::Op::Copy(copy)),
             op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3 })),
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
@@ -103,7 +106,7 @@ fn every_prefix_of_a_frame_is_refused_or_checked() {
 #[test]
 fn ops_and_samplers_out_of_range_are_named() {
     type Change = fn(&mut Ubatch);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 11] = [
         ("ubatch.ops.op", |u| u.ops[0].op = None),
         ("copy.dst is 4", |u| {
             u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { dst: 4, ..CopyOp::default() }));
@@ -114,7 +117,15 @@ fn ops_and_samplers_out_of_range_are_named() {
         ("close.slot is 9", |u| u.ops[3].op = Some(seq_op::Op::Close(CloseOp { slot: 9 }))),
         ("blocks count is 17", |u| {
             let blocks = vec![0; 17];
-            u.ops[0].op = Some(seq_op::Op::Open(OpenOp { slot: 0, blocks, sampler: None }));
+            u.ops[0].op = Some(seq_op::Op::Open(OpenOp { blocks, ..OpenOp::default() }));
+        }),
+        ("request bytes is 129", |u| {
+            let request = "r".repeat(MAX_REQUEST_ID_BYTES + 1);
+            u.ops[0].op = Some(seq_op::Op::Open(OpenOp { request, ..OpenOp::default() }));
+        }),
+        ("control characters", |u| {
+            let request = "a\nforged line".to_owned();
+            u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { request, ..CopyOp::default() }));
         }),
         ("not finite", |u| sampler_of(u).temperature = f32::NAN),
         ("top_logprobs is 5000", |u| sampler_of(u).top_logprobs = Some(5000)),

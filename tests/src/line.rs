@@ -70,7 +70,8 @@ impl Line {
     pub fn open_slot(slot: u32, sampler: Option<SamplerSetup>) -> SeqOp {
         let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
         let blocks = (slot * per_slot..(slot + 1) * per_slot).map(BlockId).collect();
-        SeqOp::Open { slot: SlotId(slot), blocks, sampler: sampler.map(Arc::new) }
+        let (sampler, request) = (sampler.map(Arc::new), "test".into());
+        SeqOp::Open { slot: SlotId(slot), blocks, sampler, request }
     }
 
     /// A sampler that takes the most probable token.
@@ -134,7 +135,7 @@ impl Line {
 pub fn into_logits(row: RowOutput) -> Vec<f32> {
     match row.value {
         RowValue::Logits(logits) => logits,
-        RowValue::Sampled(token) => panic!("wanted logits, got token {}", token.id),
+        other => panic!("wanted logits, got {other:?}"),
     }
 }
 
@@ -143,6 +144,7 @@ pub fn into_token(row: RowOutput) -> SampledToken {
     match row.value {
         RowValue::Sampled(token) => token,
         RowValue::Logits(_) => panic!("wanted a token, got logits"),
+        RowValue::Failed(why) => panic!("wanted a token: {why}"),
     }
 }
 

@@ -4,13 +4,16 @@
 //! started leave with it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a process may take to say its ready line, on a machine busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// What a server says before its address.
+const SERVING: &str = "brigade serve listening on ";
 
 /// The binary, built by the same cargo command as the tests (`--workspace`).
 ///
@@ -41,7 +44,19 @@ impl Running {
     /// Starts `brigade ARGS` and waits for the line that starts with `prefix`.
     pub fn start(args: &[&str], prefix: &'static str) -> Self {
         let mut command = Command::new(brigade());
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(args);
+        Self::spawn(command, prefix)
+    }
+
+    /// As [`Running::start`], with its log (standard error) in a file.
+    pub fn start_logged(args: &[&str], prefix: &'static str, log: &Path) -> Self {
+        let mut command = Command::new(brigade());
+        command.args(args).stderr(std::fs::File::create(log).unwrap());
+        Self::spawn(command, prefix)
+    }
+
+    fn spawn(mut command: Command, prefix: &'static str) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let (send, receive) = mpsc::channel();
@@ -62,7 +77,7 @@ impl Running {
             Err(reason) => {
                 // Already ended, or about to.
                 let _ = child.kill();
-                panic!("brigade {args:?} did not get ready: {reason}");
+                panic!("{command:?} did not get ready: {reason}");
             }
         }
     }
@@ -134,9 +149,19 @@ pub struct Server {
 impl Server {
     /// Starts `brigade serve ARGS` on a free port and waits until its line is up.
     pub fn start(args: &[&str]) -> Self {
-        let mut all = vec!["serve", "--listen", "127.0.0.1:0"];
-        all.extend(args);
-        let process = Running::start(&all, "brigade serve listening on ");
+        Self::ready(Running::start(&Self::args(args), SERVING))
+    }
+
+    /// As [`Server::start`], with its log and that of its workers in a file.
+    pub fn start_logged(args: &[&str], log: &Path) -> Self {
+        Self::ready(Running::start_logged(&Self::args(args), SERVING, log))
+    }
+
+    fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        ["serve", "--listen", "127.0.0.1:0"].into_iter().chain(more.iter().copied()).collect()
+    }
+
+    fn ready(process: Running) -> Self {
         let server = Self { process };
         server.wait_healthy(READY_WITHIN);
         server

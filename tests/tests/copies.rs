@@ -18,7 +18,7 @@ fn copy(len: usize) -> SeqOp {
     let shared = (len / KV_PAGE) as u32;
     let blocks = (0..shared).chain(per_slot + shared..2 * per_slot).map(BlockId).collect();
     let (src, dst) = (SlotId(0), SlotId(1));
-    SeqOp::Copy { src, dst, len: len as u32, blocks, sampler: None }
+    SeqOp::Copy { src, dst, len: len as u32, blocks, sampler: None, request: "copy".into() }
 }
 
 fn part(slot: u32, pos: usize, tokens: &[u32]) -> SeqPart {

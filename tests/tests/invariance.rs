@@ -198,7 +198,8 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
         // A copy, made shorter than what it was copied from.
         let SeqOp::Open { blocks, .. } = Line::open_slot(1, None) else { unreachable!() };
-        let copy = SeqOp::Copy { src: SlotId(0), dst: SlotId(1), len: 100, blocks, sampler: None };
+        let (src, dst, request) = (SlotId(0), SlotId(1), "copy".into());
+        let copy = SeqOp::Copy { src, dst, len: 100, blocks, sampler: None, request };
         let rows = line.run(vec![copy], vec![part(1, 100, &prompt[100..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[100..]), "{model}: copy, KV {kv_type:?}");
@@ -237,7 +238,8 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
         let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();
         let SeqOp::Open { blocks, .. } = Line::open_slot(1, None) else { unreachable!() };
         let len = head.len() as u32;
-        let copy = SeqOp::Copy { src: SlotId(0), dst: SlotId(1), len, blocks, sampler: None };
+        let (src, dst, request) = (SlotId(0), SlotId(1), "copy".into());
+        let copy = SeqOp::Copy { src, dst, len, blocks, sampler: None, request };
         let rows = line.run(vec![copy], vec![part(1, head.len(), tail)]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: copy");

@@ -11,7 +11,7 @@
 //! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
 //! | `clear` | nothing is kept any more |
 //! | `cancel ID` | |
-//! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row |
+//! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row, `NaN` for none |
 //! | `stale UBATCH` | results of the epoch before |
 //! | `tick SECONDS` | time passes |
 
@@ -28,6 +28,9 @@ use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
+
+/// A wanted row that gives no token.
+const NO_TOKEN: &str = "NaN";
 
 /// Scripts run with a queue this short.
 const MAX_WAITING: usize = 2;
@@ -96,6 +99,7 @@ impl Script {
             "down" => Event::LineDown { reason: rest.to_owned() },
             "submit" => Event::Submit(Request {
                 id: RequestId(number(words[0])),
+                label: words[0].into(),
                 prompt: (find("from").unwrap_or(1)..).take(field("prompt") as usize).collect(),
                 work: find("max").map_or(Work::Logits, |max_tokens| Work::Generate {
                     max_tokens,
@@ -121,6 +125,7 @@ impl Script {
         let wanted = self.wanted.remove(&ubatch).unwrap_or_default();
         let row = |(value, (slot, pos)): (&&str, (SlotId, u32))| {
             let value = match value.parse() {
+                Err(_) if *value == NO_TOKEN => RowValue::Failed("logits are NaN".into()),
                 Ok(id) => RowValue::Sampled(SampledToken { id, logprob: None, top: vec![] }),
                 Err(_) => RowValue::Logits(vec![0.0]),
             };

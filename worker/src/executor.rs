@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use brigade_engine::batch::{Boundary, UBatch};
+use brigade_engine::batch::{Boundary, RowValue, UBatch};
+use brigade_engine::error::BatchError;
 pub use brigade_engine::stage::StageOutput;
 use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind};
@@ -20,14 +21,40 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Meter;
 use crate::output::LaneOut;
+use crate::requests::Requests;
 use crate::wire::BufferPool;
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.
 const QUEUE_UBATCHES: usize = 2;
 
-/// Why a stage could not do something; the text is for people.
-pub type StageError = Box<dyn std::error::Error + Send + Sync>;
+/// Why a stage could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct StageError {
+    /// The slot at fault, where there is one.
+    pub slot: Option<u32>,
+    /// For people.
+    pub reason: String,
+}
+
+impl From<BatchError> for StageError {
+    fn from(error: BatchError) -> Self {
+        Self { slot: error.slot().map(|slot| slot.0), reason: error.to_string() }
+    }
+}
+
+impl From<String> for StageError {
+    fn from(reason: String) -> Self {
+        Self { slot: None, reason }
+    }
+}
+
+impl From<&str> for StageError {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
 
 /// Sizes at a stage's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,14 +223,19 @@ fn run(
     runtime: &tokio::runtime::Handle,
 ) {
     let mut lane: Option<LaneRun> = None;
+    let mut requests = Requests::default();
     while let Some(job) = queue.blocking_recv() {
         match job {
-            Job::Begin(begun) => lane = Some(begun),
+            Job::Begin(begun) => {
+                lane = Some(begun);
+                requests = Requests::default();
+            }
             Job::Run(work) => {
                 let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
                     continue;
                 };
-                let Err(stop) = step(runner.as_mut(), current, work, runtime) else { continue };
+                let stepped = step(runner.as_mut(), current, &mut requests, work, runtime);
+                let Err(stop) = stepped else { continue };
                 if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
                     // The lane may have ended meanwhile; then its reason is known already.
                     let _ = current.failed.send(failure);
@@ -249,10 +281,12 @@ struct Stop {
 fn step(
     runner: &mut dyn StageRunner,
     lane: &LaneRun,
+    requests: &mut Requests,
     work: Work,
     runtime: &tokio::runtime::Handle,
 ) -> Result<(), Stop> {
     let Work { ubatch, mut frame, input, wire_bytes, received } = work;
+    requests.follow(&frame.ops);
     let started = Instant::now();
     lane.meter.started(started);
     let computed = catch_unwind(AssertUnwindSafe(|| runner.forward(&ubatch, input)));
@@ -265,13 +299,33 @@ fn step(
     };
     let output = match computed {
         Ok(Ok(output)) => output,
-        Ok(Err(error)) => return Err(fail(false, error.to_string())),
+        Ok(Err(error)) => return Err(fail(false, about(&error, requests))),
         Err(panic) => return Err(fail(true, panic_text("computing", &*panic))),
     };
+    tell_failed_rows(&output, requests);
     let queue_us = u32::try_from((started - received).as_micros()).unwrap_or(u32::MAX);
     let wire_bytes = u32::try_from(wire_bytes).unwrap_or(u32::MAX);
     frame.timings.push(StageTiming { queue_us, compute_us, wire_bytes });
     lane.out.send(frame, output, lane, runtime).map_err(|failure| Stop { failure, panicked: false })
+}
+
+/// A row that gave no token fails its request alone; here is where it can be looked into.
+fn tell_failed_rows(output: &StageOutput, requests: &Requests) {
+    let StageOutput::Rows(rows) = output else { return };
+    for row in rows {
+        if let RowValue::Failed(reason) = &row.value {
+            let (slot, pos) = (row.slot.0, row.pos);
+            tracing::warn!(slot, request = requests.of(slot), pos, reason, "no token can be drawn");
+        }
+    }
+}
+
+/// What went wrong, with the request it went wrong for.
+fn about(error: &StageError, requests: &Requests) -> String {
+    match error.slot.and_then(|slot| requests.of(slot)) {
+        Some(request) => format!("request {request}: {error}"),
+        None => error.to_string(),
+    }
 }
 
 fn micros(since: Instant) -> u32 {

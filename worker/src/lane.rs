@@ -95,10 +95,19 @@ async fn serve_lane(
     grant.cancel.cancel();
     match &result {
         Ok(()) => tracing::info!(epoch = grant.epoch, stage, "lane closed"),
+        Err(failure) if is_ordered(failure) => {
+            tracing::info!(epoch = grant.epoch, stage, %failure, "lane ended");
+        }
         Err(failure) => tracing::warn!(epoch = grant.epoch, stage, %failure, "lane failed"),
     }
     worker.end_lane(grant.epoch, &result);
     result
+}
+
+/// Whether somebody who may do so ended the lane: by another epoch, an unload, or by stopping a
+/// worker.
+fn is_ordered(failure: &Failure) -> bool {
+    matches!(failure.kind(), FailureKind::StaleEpoch | FailureKind::Draining)
 }
 
 async fn first_frame(inbound: &mut Streaming<LaneFrame>) -> Result<LaneOpen, Failure> {

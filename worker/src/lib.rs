@@ -4,7 +4,7 @@
 //! [`session`] (who may call what), [`control`] and [`push`] (the control service), [`order`] and
 //! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`] and
 //! [`weights`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
-//! stage), [`output`] (frames out), [`wire`] (messages to engine types and back).
+//! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
 //! [`backend`] is what an engine must offer, [`stage`] the engine that does, [`measure`] its speed.
 
 pub mod backend;
@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod order;
 pub mod output;
 pub mod push;
+pub mod requests;
 pub mod run;
 pub mod session;
 pub mod stage;

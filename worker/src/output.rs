@@ -66,10 +66,10 @@ impl LaneOut {
     }
 }
 
-/// All sampled rows in one last frame, each logits row in a frame of its own before it.
+/// All sampled (or failed) rows in one last frame, each logits row in a frame of its own before it.
 fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> impl Iterator<Item = ResultFrame> {
     let (sampled, logits): (Vec<_>, Vec<_>) =
-        rows.into_iter().partition(|row| matches!(row.value, RowValue::Sampled(_)));
+        rows.into_iter().partition(|row| !matches!(row.value, RowValue::Logits(_)));
     let pb::Ubatch { id, epoch, lane, timings, .. } = ubatch;
     let frame = move |rows, last, timings| ResultFrame {
         id,

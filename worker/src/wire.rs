@@ -12,6 +12,7 @@ use brigade_engine::batch::{
     UBatch, Want,
 };
 use brigade_proto::control::WireType;
+use brigade_proto::failure::cut_reason;
 use brigade_proto::frame::{BoundaryShape, FrameError};
 use brigade_proto::pipeline as pb;
 use bytes::Bytes;
@@ -132,6 +133,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             slot: SlotId(open.slot),
             blocks: open.blocks.iter().copied().map(BlockId).collect(),
             sampler: open.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
+            request: open.request.as_str().into(),
         },
         pb::seq_op::Op::Copy(copy) => SeqOp::Copy {
             src: SlotId(copy.src),
@@ -139,6 +141,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             len: copy.len,
             blocks: copy.blocks.iter().copied().map(BlockId).collect(),
             sampler: copy.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
+            request: copy.request.as_str().into(),
         },
         pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
@@ -190,6 +193,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
             let owner = PooledBytes { values, pool: BufferPool::default() };
             pb::row_result::Value::Logits(Bytes::from_owner(owner))
         }
+        RowValue::Failed(why) => pb::row_result::Value::Failed(cut_reason(why)),
     };
     pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value) }
 }

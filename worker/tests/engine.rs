@@ -52,12 +52,12 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
     let blocks = vec![BlockId(0)];
     let slot = SlotId(0);
     let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits };
-    let ops = vec![SeqOp::Open { slot, blocks, sampler: None }];
+    let ops = vec![SeqOp::Open { slot, blocks, sampler: None, request: "r".into() }];
     let ubatch = UBatch { id: 0, ops, parts: vec![part] };
     let StageOutput::Rows(rows) = stage.forward(&ubatch, None).unwrap() else { panic!("rows") };
     let logits = rows.into_iter().map(|row| match row.value {
         RowValue::Logits(logits) => logits,
-        RowValue::Sampled(_) => panic!("logits were asked for"),
+        other => panic!("logits were asked for, {other:?} came"),
     });
     logits.collect()
 }

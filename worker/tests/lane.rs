@@ -9,7 +9,7 @@ use brigade_proto::control::{Phase, WireType};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::limits::MAX_FRAME_BYTES;
 use brigade_proto::pipeline::{self as pb, Want, row_result};
-use common::fake::{FAIL_TOKEN, PANIC_TOKEN, WIDTH};
+use common::fake::{FAIL_TOKEN, NAN_TOKEN, PANIC_TOKEN, WIDTH};
 use common::model::{Model, write_model};
 use common::*;
 
@@ -31,7 +31,7 @@ fn setup() -> Setup {
 fn sampled(frame: &pb::ResultFrame) -> Vec<(u32, u32, u32)> {
     let token = |row: &pb::RowResult| match row.value.as_ref().unwrap() {
         row_result::Value::Sampled(s) => (row.slot, row.pos, s.token),
-        row_result::Value::Logits(_) => panic!("logits were not asked for"),
+        other => panic!("a token was asked for, {other:?} came"),
     };
     frame.rows.iter().map(token).collect()
 }
@@ -157,7 +157,7 @@ async fn every_bad_frame_is_an_answer_that_names_the_field() {
         }),
         ("part.pos + tokens is 513, the limit is 512", |u| u.parts[0].pos = 511),
         ("block id is 16, the limit is 15", |u| {
-            let op = pb::OpenOp { slot: 0, blocks: vec![16], sampler: None };
+            let op = pb::OpenOp { blocks: vec![16], ..pb::OpenOp::default() };
             u.ops[0].op = Some(pb::seq_op::Op::Open(op));
         }),
     ];
@@ -211,7 +211,10 @@ async fn a_failing_stage_reports_and_can_be_used_in_the_next_epoch() {
     lane.send(ubatch(0, vec![open(0)], vec![part(0, 0, &[FAIL_TOKEN], Want::Sample)])).await;
     let failure = lane.failure().await;
     assert_eq!((failure.kind(), failure.stage), (FailureKind::Compute, 0));
-    assert!(failure.reason.contains("ubatch 0: the fake stage fails on purpose"), "{failure}");
+    assert!(
+        failure.reason.contains("ubatch 0: request req-0: the fake stage fails on purpose"),
+        "{failure}"
+    );
     assert_eq!(reason(&mut results).await, failure);
     // The same weights serve the next epoch, with no sequence left open.
     let mut clients = line(&workers.each_ref(), &model, N_LAYERS, 2).await;
@@ -221,6 +224,24 @@ async fn a_failing_stage_reports_and_can_be_used_in_the_next_epoch() {
     assert_eq!(sampled(&next(&mut results).await), [(0, 0, 3 + SUM)]);
     let built = |w: &TestWorker| w.backend.built.load(std::sync::atomic::Ordering::SeqCst);
     assert_eq!(workers.each_ref().map(built), [1, 1]);
+}
+
+#[tokio::test]
+async fn a_row_without_a_token_comes_back_as_its_reason_and_the_lane_goes_on() {
+    let Setup { dir, model } = setup();
+    let worker = TestWorker::start(&dir);
+    let mut clients = line(&[&worker], &model, N_LAYERS, 1).await;
+    let mut results = clients[0].results().await.unwrap();
+    let lane = clients[0].open_lane(0).await.unwrap();
+    let parts = vec![part(0, 0, &[3], Want::Sample), part(1, 0, &[NAN_TOKEN], Want::Sample)];
+    lane.send(ubatch(0, vec![open(0), open(1)], parts)).await;
+    let frame = next(&mut results).await;
+    assert!(frame.last && frame.rows.len() == 2, "{frame:?}");
+    assert!(matches!(&frame.rows[0].value, Some(row_result::Value::Sampled(_))), "{frame:?}");
+    let Some(row_result::Value::Failed(why)) = &frame.rows[1].value else { panic!("{frame:?}") };
+    assert_eq!((frame.rows[1].slot, why.as_str()), (1, "the fake row is NaN"));
+    lane.send(ubatch(1, vec![close(1)], vec![part(0, 1, &[3], Want::Sample)])).await;
+    assert_eq!(sampled(&next(&mut results).await), [(0, 1, 3 + SUM)]);
 }
 
 #[tokio::test]

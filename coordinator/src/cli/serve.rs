@@ -108,11 +108,9 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade serve listening on http://{address}"));
-    let served = axum::serve(listener, http::router(app))
-        .with_graceful_shutdown(draining.clone().cancelled_owned());
-    let mut server = tokio::spawn(async move { served.await });
+    let mut server = tokio::spawn(http::serve(listener, http::router(app), draining.clone()));
     let result = tokio::select! {
-        ended = &mut server => return ended?.context("the HTTP server ended"),
+        ended = &mut server => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),
         reason = failed(&session) => Err(anyhow::anyhow!(reason)),
     };

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{DEFAULT_LOCAL_WORKERS, KvArg, LineArgs, LogFormat, ModelArgs};
 use super::progress;
-use crate::cluster::{self, ClusterConfig, LocalOptions, Patience, Source, StageOptions};
+use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::meter::Meter;
@@ -27,6 +27,9 @@ use crate::sched::{DEFAULT_MAX_WAITING, SchedConfig};
 
 /// Rows of the largest ubatch where nothing is said.
 const DEFAULT_MAX_ROWS: u32 = 512;
+
+/// Characters that tell one command's requests from another's.
+const RUN_ID_CHARS: usize = 8;
 
 /// How long the parts of the process may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -98,8 +101,10 @@ pub struct Session {
     pub control: Option<Address>,
     stop_driver: CancellationToken,
     stop_cluster: CancellationToken,
+    /// Begins the names of this command's requests in logs.
+    run: String,
     next_id: AtomicU64,
-    driver: JoinHandle<()>,
+    driver: JoinHandle<Option<OpenLine>>,
     cluster: JoinHandle<()>,
 }
 
@@ -163,6 +168,7 @@ impl Session {
             control: cluster.control,
             stop_driver,
             stop_cluster,
+            run: format!("run-{}", &crate::random::id()[..RUN_ID_CHARS]),
             next_id: AtomicU64::new(0),
             driver,
             cluster: cluster.task,
@@ -196,6 +202,7 @@ impl Session {
     /// It was refused.
     pub async fn submit(&self, request: Request) -> Result<Sequence> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let request = request.named(&format!("{}-{}", self.run, id.0));
         Ok(self.engine.submit(id, request).await?)
     }
 
@@ -203,6 +210,7 @@ impl Session {
     pub async fn end(self) {
         self.stop_driver.cancel();
         let both = async {
+            // A line that is still open lives until its workers know that it is over.
             let driver = self.driver.await;
             self.stop_cluster.cancel();
             (driver, self.cluster.await)

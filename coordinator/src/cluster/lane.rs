@@ -16,6 +16,7 @@ use brigade_proto::pipeline::{
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
@@ -34,6 +35,9 @@ const LANE_QUEUE: usize = 256;
 /// How long a loaded line may take to connect all its hops.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long a line may take to finish what is on its way when no one wants it any more.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
 /// A line that is ready for ubatches from id 0 on.
 #[derive(Debug)]
 pub struct OpenLine {
@@ -49,6 +53,26 @@ pub struct OpenLine {
     pub results: Streaming<ResultFrame>,
     /// Says nothing more once the lane is open; its end says why the lane ended.
     pub lane: Streaming<LaneEvent>,
+}
+
+impl OpenLine {
+    /// Ends the lane in order: nothing more is sent, and what is on its way comes out unread.
+    /// Returns the line if it still computes after a second; it is best dropped when its workers
+    /// have been told that the epoch is over.
+    pub async fn close(mut self) -> Option<OpenLine> {
+        // The stages see the lane's end when the only sender is gone.
+        self.ubatches = mpsc::channel(1).0;
+        let ended = async {
+            loop {
+                tokio::select! {
+                    event = self.lane.next() => if !matches!(event, Some(Ok(_))) { return },
+                    Some(_) = self.results.next() => {}
+                }
+            }
+        };
+        let ended = timeout(CLOSE_WITHIN, ended).await;
+        ended.is_err().then_some(self)
+    }
 }
 
 /// The two ends of a line.

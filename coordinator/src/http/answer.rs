@@ -9,6 +9,7 @@ use tracing::Instrument;
 use super::App;
 use super::error::ApiError;
 use super::params::Common;
+use super::trace;
 use super::types::{FinishWord, Timings};
 use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
 use crate::handle::{Failure, RequestId};
@@ -50,9 +51,11 @@ impl Reused {
     }
 }
 
-/// Submits `common.n` sequences for each prompt. If one is refused, all are dropped.
+/// Submits `common.n` sequences for each prompt, under the HTTP request's name. If one is refused,
+/// all are dropped.
 pub async fn submit(
     app: &App,
+    name: &trace::Name,
     prompts: &[Vec<u32>],
     common: &Common,
     top_logprobs: Option<u32>,
@@ -68,7 +71,8 @@ pub async fn submit(
                 top_logprobs,
                 stop_tokens: stop_tokens.clone(),
             };
-            requests.push(Request::generate(tokens.clone(), drawing, &app.limits)?);
+            let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
+            requests.push(request.named(&name.0));
         }
     }
     let mut generations = Vec::new();

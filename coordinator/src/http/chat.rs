@@ -1,10 +1,10 @@
 //! `POST /v1/chat/completions`.
 
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::Value;
 use tracing::Instrument;
 
@@ -15,7 +15,7 @@ use super::params::Common;
 use super::types::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Usage,
 };
-use super::{App, Stamp, body, logprobs, sse};
+use super::{App, Stamp, body, logprobs, sse, trace};
 use crate::generation::{Generation, Part};
 use crate::handle::Failure;
 use crate::text_model::Chat;
@@ -33,6 +33,7 @@ struct ChatRequest {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
+    Extension(name): Extension<trace::Name>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let mut request = ChatRequest::read(&body(bytes)?)?;
@@ -41,7 +42,7 @@ pub(super) async fn create(
     let stamp = Stamp::new(&app, "chatcmpl-");
     let n_prompt = prompt.len();
     let generations =
-        answer::submit(&app, &[prompt], &request.common, request.top_logprobs).await?;
+        answer::submit(&app, &name, &[prompt], &request.common, request.top_logprobs).await?;
     if request.common.stream {
         return Ok(stream(app, request, stamp, n_prompt, generations));
     }

@@ -1,10 +1,10 @@
 //! `POST /v1/completions`: plain prompts, as text or as token ids, one or several.
 
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use brigade_engine::text::TextError;
 use serde_json::Value;
 use tracing::Instrument;
@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs, Usage};
-use super::{App, Stamp, body, logprobs, sse};
+use super::{App, Stamp, body, logprobs, sse, trace};
 use crate::generation::{Generation, Part, TokenPiece};
 use crate::text_model::TextModel;
 
@@ -43,6 +43,7 @@ struct Prompts {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
+    Extension(name): Extension<trace::Name>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let mut request = CompletionRequest::read(&body(bytes)?)?;
@@ -50,7 +51,7 @@ pub(super) async fn create(
     let prompts = app.encode(move |text| Prompts::new(text, &given, echo)).await?;
     let stamp = Stamp::new(&app, "cmpl-");
     let generations =
-        answer::submit(&app, &prompts.tokens, &request.common, request.top_logprobs).await?;
+        answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
     let answer = Answer { app, request, stamp, prompts };
     if answer.request.common.stream {
         let (events, response) = sse::channel();

@@ -181,7 +181,7 @@ impl From<Failure> for ApiError {
         let message = failure.to_string();
         match failure {
             Failure::LineDown { .. } | Failure::Stopping => Self::unavailable(message),
-            Failure::Internal { .. } => Self::server(message),
+            Failure::NoToken { .. } | Failure::Internal { .. } => Self::server(message),
         }
     }
 }

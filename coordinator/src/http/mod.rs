@@ -1,7 +1,8 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`] inside.
 //!
 //! The only place that knows that JSON. Requests are read leniently and answered strictly; what
-//! cannot be done is refused by name. Knows nothing of workers or schedules.
+//! cannot be done is refused by name; a client that is slow to say what it wants is given up
+//! ([`HEAD_WITHIN`]). Knows nothing of workers or schedules.
 
 mod answer;
 mod chat;
@@ -11,6 +12,7 @@ mod fields;
 mod logprobs;
 mod models;
 mod params;
+mod serve;
 mod sse;
 mod status;
 mod tokens;
@@ -34,6 +36,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub use error::ApiError;
+pub use serve::{HEAD_WITHIN, serve};
 pub use types::ModelMeta;
 
 use crate::handle::Engine;

@@ -1,14 +1,16 @@
 //! One log line and one id for every request.
 //!
 //! The id is the client's own `x-request-id` if it sends a sensible one; it is in the response's
-//! headers and in every log line about the request.
+//! headers and in every log line about the request, those of the workers included.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use tracing::Instrument;
 
 use super::App;
@@ -17,12 +19,14 @@ use crate::metrics;
 
 const HEADER: &str = "x-request-id";
 
-/// Longest id taken over from a client.
-const MAX_ID_BYTES: usize = 128;
+/// A request's id, for the handlers.
+#[derive(Clone, Debug)]
+pub(super) struct Name(pub Arc<str>);
 
 /// Wraps every handler.
-pub(super) async fn request(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = id_of(request.headers());
+    request.extensions_mut().insert(Name(id.as_str().into()));
     let span = tracing::info_span!("request", id);
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     async move {
@@ -53,7 +57,7 @@ fn id_of(headers: &HeaderMap) -> String {
     headers
         .get(HEADER)
         .and_then(|value| value.to_str().ok())
-        .filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES)
+        .filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES)
         .map_or_else(|| format!("req-{}", crate::random::id()), str::to_string)
 }
 
@@ -66,7 +70,7 @@ mod tests {
         let with =
             |id: &str| HeaderMap::from_iter([(HEADER.parse().unwrap(), id.parse().unwrap())]);
         assert_eq!(id_of(&with("abc")), "abc");
-        assert!(id_of(&with(&"x".repeat(MAX_ID_BYTES + 1))).starts_with("req-"));
+        assert!(id_of(&with(&"x".repeat(MAX_REQUEST_ID_BYTES + 1))).starts_with("req-"));
         assert!(id_of(&HeaderMap::new()).starts_with("req-"));
     }
 }

@@ -118,7 +118,8 @@ mod tests {
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {
-        Request { id: RequestId(id), prompt: vec![1; prompt], work: Work::Logits }
+        let prompt = vec![1; prompt];
+        Request { id: RequestId(id), label: "r".into(), prompt, work: Work::Logits }
     }
 
     #[test]

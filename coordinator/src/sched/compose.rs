@@ -134,7 +134,8 @@ impl Draft {
                 Work::Logits => None,
             };
             let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
-            self.opens.push(SeqOp::Open { slot, blocks, sampler });
+            let request = sequence.label.clone();
+            self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
         }
         let part = sequence.next_part(rows);
         let last = part.pos + rows - 1;

@@ -22,6 +22,8 @@ pub struct RequestId(pub u64);
 pub struct Request {
     /// Its name in every event and action about it.
     pub id: RequestId,
+    /// What every process calls it in its log; several may share one.
+    pub label: Arc<str>,
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
     /// What is wanted of it.
@@ -211,6 +213,14 @@ pub enum RequestError {
     )]
     LineLost {
         /// From [`Event::LineDown`].
+        reason: String,
+        /// Tokens already reported.
+        generated: u32,
+    },
+    /// The model's output gave no token; every other request goes on.
+    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
+    NoToken {
+        /// From the last stage.
         reason: String,
         /// Tokens already reported.
         generated: u32,

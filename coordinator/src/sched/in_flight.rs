@@ -42,7 +42,7 @@ impl InFlight {
             return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));
         };
         let kind = match row.value {
-            RowValue::Sampled(_) => WantedKind::Token,
+            RowValue::Sampled(_) | RowValue::Failed(_) => WantedKind::Token,
             RowValue::Logits(_) => WantedKind::Logits,
         };
         if (row.slot, row.pos, kind) != (next.slot, next.pos, next.kind) {

@@ -203,6 +203,7 @@ impl Scheduler {
             let no = self.oldest_in_flight(results.ubatch)?.claim(&row)?;
             match row.value {
                 RowValue::Sampled(token) => self.token(now, no, token, out),
+                RowValue::Failed(reason) => self.no_token(now, no, reason, out),
                 RowValue::Logits(logits) => self.logits(now, no, row.pos, logits, out),
             }
         }
@@ -256,6 +257,15 @@ impl Scheduler {
         let generated = sequence.generated();
         self.end(now, no);
         out.push(Action::Finished { request, reason, generated });
+    }
+
+    /// A row that gives no token ends its sequence, if that has not ended by itself, and no other.
+    fn no_token(&mut self, now: Micros, no: SeqNo, reason: String, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.remove(no) else { return };
+        self.with_line(|line| line.discard(&sequence));
+        self.waiting.note_end(now);
+        let error = RequestError::NoToken { reason, generated: sequence.generated() };
+        out.push(Action::Failed { request: sequence.request, error });
     }
 
     fn logits(&mut self, now: Micros, no: SeqNo, pos: u32, row: Vec<f32>, out: &mut Vec<Action>) {

@@ -49,6 +49,7 @@ impl Line {
         };
         Sequence {
             request: request.id,
+            label: request.label,
             n_prompt: request.prompt.len() as u32,
             tokens: request.prompt,
             work: request.work,
@@ -90,8 +91,8 @@ impl Line {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
             Work::Logits => None,
         };
-        let copied = blocks.clone();
-        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler });
+        let (copied, request) = (blocks.clone(), request.label.clone());
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });
         if spent {
             self.ops.push(SeqOp::Close { slot: src });
         }
@@ -107,6 +108,14 @@ impl Line {
         if sequence.opened {
             self.ops.push(SeqOp::Close { slot: sequence.slot });
         }
+    }
+
+    /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
+    pub fn discard(&mut self, sequence: &Sequence) {
+        for id in self.kept.covered_by(&sequence.tokens, Prefixes::All) {
+            self.evict(id);
+        }
+        self.release(sequence);
     }
 
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
@@ -172,8 +181,8 @@ impl Line {
         blocks.extend(last);
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (tokens, copied) = (prompt.to_vec(), blocks.clone());
-        let src = sequence.slot;
-        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None });
+        let (src, request) = (sequence.slot, sequence.label.clone());
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
         self.kept.insert(NewKept { slot, blocks, tokens, request: None, filled: true });
     }
 
@@ -194,7 +203,8 @@ impl Line {
         self.make_room(n_pages, None);
         let blocks = self.blocks.take(n_pages, Holder::Running)?;
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
-        self.ops.push(SeqOp::Open { slot, blocks: blocks.clone(), sampler: None });
+        let (opened, request) = (blocks.clone(), "kept".into());
+        self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         let new = NewKept { slot, blocks, tokens: tokens.clone(), request: None, filled: false };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })

@@ -10,6 +10,7 @@
 //! All of a sequence's tokens are kept until it ends, so that a lost line can be replayed.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use brigade_engine::batch::{BlockId, SeqPart, SlotId, Want};
 
@@ -23,6 +24,7 @@ pub(super) struct SeqNo(pub u64);
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub request: RequestId,
+    pub label: Arc<str>,
     pub work: Work,
     /// Prompt, then what was generated.
     pub tokens: Vec<u32>,

@@ -180,7 +180,8 @@ impl Clients {
                 stop_tokens: [STOP_TOKEN].into(),
             },
         };
-        Request { id: RequestId(index as u64), prompt: client.tokens.clone(), work }
+        let label = format!("client {index}").into();
+        Request { id: RequestId(index as u64), label, prompt: client.tokens.clone(), work }
     }
 
     /// The client goes away; whether it was still waiting for something.

@@ -4,7 +4,6 @@ use super::norm::Norm;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, Want};
 use crate::block::Scratch;
-use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
 use crate::sample::Sampler;
 use crate::state::{PartRows, Sequences};
@@ -47,12 +46,12 @@ impl Head {
         sequences: &Sequences,
         parts: &[PartRows],
         wanted: Vec<f32>,
-    ) -> Result<Vec<RowOutput>, BatchError> {
+    ) -> Vec<RowOutput> {
         let n_embd = self.norm.width();
         let n_vocab = self.output.rows();
         let n = wanted.len() / n_embd;
         if n == 0 {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         let logits = self.logits(compute, scratch, wanted, n);
         let mut outputs = Vec::with_capacity(n);
@@ -62,14 +61,14 @@ impl Head {
                 let pos = part.pos + (row - part.rows.start) as u32;
                 let logits = rows.next().expect("one row of logits for each wanted row");
                 let value = match part.want {
-                    Want::Sample => self.sample(sequences, part, pos, logits)?,
+                    Want::Sample => self.sample(sequences, part, pos, logits),
                     _ => RowValue::Logits(logits.to_vec()),
                 };
                 outputs.push(RowOutput { slot: part.slot, pos, value });
             }
         }
         scratch.give_all([logits]);
-        Ok(outputs)
+        outputs
     }
 
     /// `[n, n_vocab]` from hidden rows `[n, n_embd]`.
@@ -104,12 +103,77 @@ impl Head {
         part: &PartRows,
         pos: u32,
         logits: &[f32],
-    ) -> Result<RowValue, BatchError> {
-        let sequence = sequences.get(part.slot).ok_or(BatchError::NotOpen(part.slot))?;
-        let setup = sequence.sampler.as_ref().ok_or(BatchError::NoSampler(part.slot))?;
-        self.sampler
-            .sample(logits, setup, sequences.history(part.slot), pos + 1)
-            .map(RowValue::Sampled)
-            .map_err(|e| BatchError::Sample { slot: part.slot, reason: e.to_string() })
+    ) -> RowValue {
+        let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
+        let setup = setup.expect("a part that wants a sample was checked to have a sampler");
+        let history = sequences.history(part.slot);
+        match self.sampler.sample(logits, setup, history, pos + 1) {
+            Ok(token) => RowValue::Sampled(token),
+            Err(error) => RowValue::Failed(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::batch::{BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch};
+    use crate::kernels;
+    use crate::quant::GgmlType;
+    use crate::state::Prefixes;
+
+    const N_EMBD: usize = 4;
+    const N_VOCAB: usize = 3;
+
+    fn head(compute: &Compute) -> Head {
+        // Row `i` weighs input `i` alone, so that the largest of the first inputs wins.
+        let rows = (0..N_VOCAB).flat_map(|i| (0..N_EMBD).map(move |j| f32::from(u8::from(i == j))));
+        let weights: Vec<f32> = rows.collect();
+        let bytes = bytemuck::cast_slice(&weights);
+        Head {
+            spec: HeadSpec { eps: 1e-5, logit_scale: 1.0 },
+            norm: Norm::plain(N_EMBD, 1e-5),
+            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
+            bias: None,
+            sampler: Sampler::new(),
+        }
+    }
+
+    /// Two sequences of one token each, both of which want a token.
+    fn two_parts(sequences: &mut Sequences) -> Vec<PartRows> {
+        let params = SamplingParams::greedy();
+        let setup = Arc::new(SamplerSetup { params, seed: 0, top_logprobs: None });
+        let open = |slot| SeqOp::Open {
+            slot: SlotId(slot),
+            blocks: vec![BlockId(slot)],
+            sampler: Some(setup.clone()),
+            request: "r".into(),
+        };
+        let part =
+            |slot| SeqPart { slot: SlotId(slot), pos: 0, tokens: vec![0], want: Want::Sample };
+        let ops = vec![open(0), open(1)];
+        sequences.apply(&UBatch { id: 0, ops, parts: vec![part(0), part(1)] }).unwrap().parts
+    }
+
+    #[test]
+    fn a_row_of_nan_fails_its_own_sequence_alone() {
+        let compute = Compute::new(kernels::select(None).unwrap(), 1, None).unwrap();
+        let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
+        let parts = two_parts(&mut sequences);
+        let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
+        let mut run = |hidden: &[f32]| {
+            let mut scratch = Scratch::default();
+            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, hidden.to_vec())
+        };
+        let rows = run(&hidden);
+        let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };
+        assert_eq!(token.id, 1);
+        let RowValue::Failed(why) = &rows[1].value else { panic!("{rows:?}") };
+        assert!(why.contains("NaN"), "{why}");
+        assert_eq!((rows[1].slot, rows[1].pos), (SlotId(1), 0));
+        hidden[5] = 0.0;
+        assert!(matches!(&run(&hidden)[1].value, RowValue::Sampled(token) if token.id == 0));
     }
 }

@@ -101,8 +101,10 @@ impl Stage {
     /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
     ///
     /// # Errors
-    /// A ubatch that does not fit the stage is refused before anything changes. Only
-    /// [`BatchError::Sample`] comes after the rows were computed.
+    /// A ubatch that does not fit the stage is refused before anything changes. A row that no token
+    /// can be drawn from is not an error: it says so itself ([`RowValue::Failed`]).
+    ///
+    /// [`RowValue::Failed`]: crate::batch::RowValue::Failed
     pub fn forward(
         &mut self,
         ub: &UBatch,
@@ -128,8 +130,9 @@ impl Stage {
         self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
         let wanted = wanted.hidden;
         let Some(head) = &mut self.head else { unreachable!("checked above") };
-        head.outputs(&self.compute, &mut self.scratch, &self.sequences, &applied.parts, wanted)
-            .map(StageOutput::Rows)
+        let (scratch, sequences) = (&mut self.scratch, &self.sequences);
+        let rows = head.outputs(&self.compute, scratch, sequences, &applied.parts, wanted);
+        Ok(StageOutput::Rows(rows))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.

@@ -14,6 +14,12 @@ pub(super) struct Norm {
 }
 
 impl Norm {
+    /// An RMS norm that weighs all `n` values alike.
+    #[cfg(test)]
+    pub(super) fn plain(n: usize, eps: f32) -> Self {
+        Self { weight: vec![1.0; n], bias: None, eps }
+    }
+
     /// Loads the tensor `weight`, and for norms that have one the bias beside it.
     pub(super) fn load(
         loader: &mut WeightLoader<'_>,

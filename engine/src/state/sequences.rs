@@ -224,12 +224,12 @@ impl Draft<'_> {
 
     fn apply_op(&mut self, op: &SeqOp, applied: &mut Applied) -> Result<(), BatchError> {
         match op {
-            SeqOp::Open { slot, blocks, sampler } => {
+            SeqOp::Open { slot, blocks, sampler, .. } => {
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
                 self.open(*slot, Sequence { len: 0, blocks, sampler })?;
                 applied.actions.push(StateAction::Zero(*slot));
             }
-            SeqOp::Copy { src, dst, len, blocks, sampler } => {
+            SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
                 let source = self.sequence(*src)?.clone();
                 self.check_prefix(*src, *len, source.len)?;
                 check_room(*dst, *len, blocks.len())?;
@@ -313,11 +313,13 @@ mod tests {
 
     fn copy(src: u32, dst: u32, len: u32, ids: &[u32]) -> SeqOp {
         let (src, dst) = (SlotId(src), SlotId(dst));
-        SeqOp::Copy { src, dst, len, blocks: blocks(ids), sampler: None }
+        let (blocks, request) = (blocks(ids), "r".into());
+        SeqOp::Copy { src, dst, len, blocks, sampler: None, request }
     }
 
     fn open(slot: u32, ids: &[u32]) -> SeqOp {
-        SeqOp::Open { slot: SlotId(slot), blocks: blocks(ids), sampler: None }
+        let (blocks, request) = (blocks(ids), "r".into());
+        SeqOp::Open { slot: SlotId(slot), blocks, sampler: None, request }
     }
 
     fn part(slot: u32, pos: u32, n: usize) -> SeqPart {

@@ -67,9 +67,16 @@ fn ubatch() -> pb::Ubatch {
         ..Default::default()
     };
     let blocks = vec![1, 2];
-    let copy = pb::CopyOp { src: 0, dst: 1, len: 5, blocks: blocks.clone(), sampler: None };
+    let copy = pb::CopyOp {
+        src: 0,
+        dst: 1,
+        len: 5,
+        blocks: blocks.clone(),
+        sampler: None,
+        request: "req-2".into(),
+    };
     let ops = [
-        Op::Open(pb::OpenOp { slot: 0, blocks, sampler: Some(sampler) }),
+        Op::Open(pb::OpenOp { slot: 0, blocks, sampler: Some(sampler), request: "req-1".into() }),
         Op::Copy(copy),
         Op::Truncate(pb::TruncateOp { slot: 1, len: 4 }),
         Op::Close(pb::CloseOp { slot: 2 }),

@@ -19,6 +19,8 @@ pub const N_VOCAB: u32 = 1000;
 pub const PAGE_BYTES: u64 = 4096;
 /// A token that makes any stage fail, one that makes it panic.
 pub const FAIL_TOKEN: u32 = 666;
+/// A token whose row gives no token.
+pub const NAN_TOKEN: u32 = 667;
 pub const PANIC_TOKEN: u32 = 667;
 
 pub struct FakeBackend {
@@ -126,9 +128,11 @@ impl FakeStage {
             }
         }
         for part in &ubatch.parts {
+            let slot = Some(part.slot.0);
             let length = self.lengths.get_mut(&part.slot.0).ok_or("slot is not open")?;
             if *length != part.pos {
-                return Err(format!("position {} after {length} tokens", part.pos).into());
+                let reason = format!("position {} after {length} tokens", part.pos);
+                return Err(StageError { slot, reason });
             }
             *length += part.tokens.len() as u32;
         }
@@ -154,8 +158,9 @@ impl StageRunner for FakeStage {
         drop(self.gate.lock());
         self.apply(ubatch)?;
         let tokens: Vec<u32> = ubatch.parts.iter().flat_map(|p| &p.tokens).copied().collect();
-        if tokens.contains(&FAIL_TOKEN) {
-            return Err("the fake stage fails on purpose".into());
+        if let Some(part) = ubatch.parts.iter().find(|part| part.tokens.contains(&FAIL_TOKEN)) {
+            let reason = "the fake stage fails on purpose".to_owned();
+            return Err(StageError { slot: Some(part.slot.0), reason });
         }
         assert!(!tokens.contains(&PANIC_TOKEN), "the fake stage panics on purpose");
         let mut hidden = match input {
@@ -180,6 +185,9 @@ impl StageRunner for FakeStage {
                 let (slot, pos) = (part.slot, part.pos + i as u32);
                 let is_last = i + 1 == part.tokens.len();
                 let value = match part.want {
+                    Want::Sample if is_last && part.tokens[i] == NAN_TOKEN => {
+                        RowValue::Failed("the fake row is NaN".into())
+                    }
                     Want::Sample if is_last => {
                         let id = row[0] as u32;
                         RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new() })

@@ -297,8 +297,9 @@ impl Lane {
 }
 
 pub fn open(slot: u32) -> pb::SeqOp {
-    let blocks = vec![slot];
-    pb::SeqOp { op: Some(pb::seq_op::Op::Open(pb::OpenOp { slot, blocks, sampler: None })) }
+    let (blocks, request) = (vec![slot], format!("req-{slot}"));
+    let open = pb::OpenOp { slot, blocks, sampler: None, request };
+    pb::SeqOp { op: Some(pb::seq_op::Op::Open(open)) }
 }
 
 pub fn close(slot: u32) -> pb::SeqOp {

@@ -114,7 +114,12 @@ impl Bench {
         for &(slot, pos, n) in parts {
             if pos == 0 {
                 let blocks = (4 * slot..4 * slot + 4).map(BlockId).collect();
-                ops.push(SeqOp::Open { slot: SlotId(slot), blocks, sampler: None });
+                ops.push(SeqOp::Open {
+                    slot: SlotId(slot),
+                    blocks,
+                    sampler: None,
+                    request: "r".into(),
+                });
             }
             let (tokens, want) = (vec![0; n], Want::Nothing);
             seq_parts.push(SeqPart { slot: SlotId(slot), pos: pos as u32, tokens, want });
