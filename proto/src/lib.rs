@@ -15,7 +15,8 @@ pub mod net;
 /// Version of everything in `proto/`; both ends must have the same one.
 ///
 /// - 1: first release.
-/// - 2: Open and Copy name their request; a result row may say why it has no token.
+/// - 2: Open and Copy name their request; a result row may say why it has no token;
+///   Snapshot and Restore.
 pub const WIRE_VERSION: u32 = 2;
 
 /// Program version, for logs and refusals; it never decides anything.

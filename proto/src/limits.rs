@@ -20,6 +20,8 @@ pub const MAX_NAME_BYTES: usize = 4096;
 pub const MAX_REASON_BYTES: usize = 4096;
 /// Bytes of a request's id, as it runs through every process's log.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
+/// Bytes of a snapshot beside the state and the tokens: names, lengths, a hash.
+pub const SNAPSHOT_FRAME_BYTES: u64 = 1 << 20;
 /// Stages of a line.
 pub const MAX_STAGES: usize = 256;
 /// Layers of a model.

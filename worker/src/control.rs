@@ -7,8 +7,9 @@ use brigade_proto::capability::check_version;
 use brigade_proto::control::worker_server;
 use brigade_proto::control::{
     DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest, LoadEvent,
-    LoadProgress, LoadRequest, PrepareReply, PrepareRequest, PushReply, TensorChunk, UnloadReply,
-    UnloadRequest, load_event,
+    LoadProgress, LoadRequest, PrepareReply, PrepareRequest, PushReply, RestoreReply,
+    RestoreRequest, SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
+    load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
@@ -19,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::order::Order;
 use crate::push;
 use crate::state::Worker;
+use crate::transfer;
 
 /// Load events not yet taken by the transport; progress that does not fit is skipped.
 const LOAD_QUEUE: usize = 4;
@@ -41,6 +43,7 @@ impl ControlService {
 #[tonic::async_trait]
 impl worker_server::Worker for ControlService {
     type LoadStream = ReceiverStream<Result<LoadEvent, Status>>;
+    type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let hello = request.into_inner();
@@ -112,6 +115,22 @@ impl worker_server::Worker for ControlService {
     ) -> Result<Response<HealthReply>, Status> {
         let HealthRequest { epoch, coordinator_id } = request.into_inner();
         Ok(Response::new(self.worker.health(&coordinator_id, epoch)))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<SnapshotRequest>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        let snapshot = self.worker.snapshot(request.get_ref()).await?;
+        Ok(Response::new(ReceiverStream::new(transfer::chunks(snapshot))))
+    }
+
+    async fn restore(
+        &self,
+        request: Request<Streaming<RestoreRequest>>,
+    ) -> Result<Response<RestoreReply>, Status> {
+        transfer::receive(&self.worker, request.into_inner()).await?;
+        Ok(Response::new(RestoreReply {}))
     }
 
     async fn drain(&self, _request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {

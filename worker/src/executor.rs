@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use brigade_engine::batch::{Boundary, RowValue, UBatch};
-use brigade_engine::error::BatchError;
+use brigade_engine::error::{BatchError, SnapshotError};
 pub use brigade_engine::stage::StageOutput;
 use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind};
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Meter;
 use crate::output::LaneOut;
 use crate::requests::Requests;
+use crate::state::snapshot_failure;
 use crate::wire::BufferPool;
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
@@ -83,6 +84,18 @@ pub trait StageRunner {
         input: Option<Boundary>,
     ) -> Result<StageOutput, StageError>;
 
+    /// The state of an open sequence.
+    ///
+    /// # Errors
+    /// The slot is not open.
+    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError>;
+
+    /// Gives an open sequence the state of a snapshot.
+    ///
+    /// # Errors
+    /// The snapshot or the slot does not fit; nothing has changed.
+    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError>;
+
     /// Forgets every sequence, as after loading.
     ///
     /// # Errors
@@ -126,6 +139,9 @@ pub struct LaneRun {
     pub pool: BufferPool,
 }
 
+/// Where the outcome of a job goes; nobody may be there any more.
+pub type Answer<T> = oneshot::Sender<Result<T, Failure>>;
+
 /// What the executor's thread is asked to do, in order.
 #[derive(Debug)]
 pub enum Job {
@@ -135,8 +151,24 @@ pub enum Job {
     Run(Work),
     /// The lane is complete: close its output.
     End(oneshot::Sender<()>),
+    /// Read a sequence's state.
+    Snapshot {
+        /// Whose.
+        slot: u32,
+        /// Told the bytes.
+        answer: Answer<Vec<u8>>,
+    },
+    /// Give a sequence another state.
+    Restore {
+        /// Whose.
+        slot: u32,
+        /// The snapshot.
+        bytes: Vec<u8>,
+        /// Told when it is done.
+        answer: Answer<()>,
+    },
     /// Forget all sequences.
-    Reset(oneshot::Sender<Result<(), Failure>>),
+    Reset(Answer<()>),
 }
 
 /// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
@@ -248,18 +280,24 @@ fn run(
                 lane = None;
                 let _ = done.send(());
             }
+            Job::Snapshot { slot, answer } => {
+                let read = || runner.snapshot(slot);
+                let _ = answer.send(transfer(lane.as_ref(), &requests, slot, "snapshot", read));
+            }
+            Job::Restore { slot, bytes, answer } => {
+                let write = || runner.restore(slot, &bytes);
+                let done = transfer(lane.as_ref(), &requests, slot, "restore", write);
+                let half_written = done.as_ref().is_err_and(|f| f.kind() == FailureKind::Compute);
+                let failure = done.clone().err().filter(|_| half_written);
+                let _ = answer.send(done);
+                if let (Some(failure), Some(current)) = (failure, lane.take_if(|_| half_written)) {
+                    let _ = current.failed.send(failure);
+                    return;
+                }
+            }
             Job::Reset(done) => {
                 lane = None;
-                let reset = catch_unwind(AssertUnwindSafe(|| runner.reset()));
-                let result = match reset {
-                    Ok(result) => {
-                        result.map_err(|e| Failure::refusal(FailureKind::Compute, e.to_string()))
-                    }
-                    Err(panic) => {
-                        let text = panic_text("resetting", &*panic);
-                        Err(Failure::refusal(FailureKind::Compute, text))
-                    }
-                };
+                let result = reset(runner.as_mut());
                 let unusable = result.is_err();
                 let _ = done.send(result);
                 if unusable {
@@ -268,6 +306,38 @@ fn run(
             }
         }
     }
+}
+
+fn reset(runner: &mut dyn StageRunner) -> Result<(), Failure> {
+    let failed = |why: String| Failure::refusal(FailureKind::Compute, why);
+    match catch_unwind(AssertUnwindSafe(|| runner.reset())) {
+        Ok(result) => result.map_err(|error| failed(error.to_string())),
+        Err(panic) => Err(failed(panic_text("resetting", &*panic))),
+    }
+}
+
+/// Reads or writes a sequence's state, as far as there is a lane whose sequence it could be.
+fn transfer<T>(
+    lane: Option<&LaneRun>,
+    requests: &Requests,
+    slot: u32,
+    doing: &str,
+    work: impl FnOnce() -> Result<T, SnapshotError>,
+) -> Result<T, Failure> {
+    let Some(lane) = lane.filter(|lane| !lane.cancel.is_cancelled()) else {
+        return Err(Failure::refusal(FailureKind::StaleEpoch, "the lane is over"));
+    };
+    let request = requests.of(slot);
+    let what = format!("{doing} of stage {}, slot {slot}", lane.stage);
+    let result = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| snapshot_failure(&error, &what)),
+        Err(panic) => Err(Failure::refusal(FailureKind::Compute, panic_text(&what, &*panic))),
+    };
+    match &result {
+        Ok(_) => tracing::info!(slot, request, "{doing} of a sequence"),
+        Err(failure) => tracing::warn!(slot, request, %failure, "{doing} was refused"),
+    }
+    result
 }
 
 /// Why the executor leaves a lane.

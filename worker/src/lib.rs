@@ -1,7 +1,7 @@
 //! A worker process: one stage, its lane and its control service.
 //!
 //! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
-//! [`session`] (who may call what), [`control`] and [`push`] (the control service), [`order`] and
+//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`order`] and
 //! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`] and
 //! [`weights`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
@@ -28,6 +28,7 @@ pub mod run;
 pub mod session;
 pub mod stage;
 pub mod state;
+pub mod transfer;
 pub mod weights;
 pub mod wire;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{Boundary, SeqOp, SlotId, UBatch};
-use brigade_engine::error::ModelError;
+use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::{Gguf, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
@@ -256,6 +256,14 @@ impl StageRunner for CpuStage {
             self.note(ubatch);
         }
         Ok(result?)
+    }
+
+    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {
+        self.stage.snapshot(SlotId(slot))
+    }
+
+    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.stage.restore(SlotId(slot), bytes)
     }
 
     fn reset(&mut self) -> Result<(), StageError> {

@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use brigade_engine::arch;
@@ -13,27 +13,14 @@ use brigade_engine::batch::{BlockId, RowValue, SeqOp, SeqPart, SlotId, UBatch, W
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, Compute, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
-use brigade_engine::synth::{self, Arch, FileType, Shape};
-use brigade_proto::control::{PrepareRequest, StageSpec, TensorRef, WeightSource};
+use brigade_proto::control::{PrepareRequest, WeightSource};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::pipeline::{self as pb, row_result};
-use common::model::{Model, blob};
+use common::model::Model;
+use common::real::{manifest, real_line, synth_model};
 use common::*;
 
 const TOKENS: &[u32] = &[5, 17, 300, 42, 9, 250, 250, 3, 77, 128, 511];
-
-fn synth_model(dir: &Path, quant: &str) -> PathBuf {
-    let path = dir.join(format!("{quant}.gguf"));
-    let spec = synth::Spec {
-        arch: Arch::named("llama").unwrap(),
-        shape: Shape::named("tiny").unwrap(),
-        quant: FileType::named(quant).unwrap(),
-        seed: 7,
-        header_only: false,
-    };
-    synth::write(&spec, &path).unwrap();
-    path
-}
 
 /// Logits of all positions from the engine itself, all layers at once.
 fn reference(path: &Path) -> Vec<Vec<f32>> {
@@ -60,47 +47,6 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         other => panic!("logits were asked for, {other:?} came"),
     });
     logits.collect()
-}
-
-fn manifest(model: &Model, spec: &StageSpec) -> Vec<TensorRef> {
-    let described = arch::describe(&model.gguf).unwrap();
-    let layers = spec.layer_begin as usize..spec.layer_end as usize;
-    let tensors = arch::stage_tensors(&model.gguf, &described, &layers);
-    let named = |t: &&brigade_engine::gguf::TensorInfo| TensorRef {
-        name: t.name.clone(),
-        blob: Some(blob(model.bytes(&t.name))),
-    };
-    tensors.iter().map(named).collect()
-}
-
-/// A loaded line; workers get their weights by push if `remote`.
-async fn real_line(
-    workers: &[TestWorker],
-    model: &Model,
-    cuts: &[u32],
-    epoch: u64,
-    remote: bool,
-) -> (Vec<Client>, Vec<WeightSource>) {
-    let n = workers.len();
-    let (mut clients, mut sources) = (Vec::new(), Vec::new());
-    for stage in 0..n {
-        let next = workers.get(stage + 1).map(|w| &w.address);
-        let spec = spec(stage as u32, n as u32, cuts[stage]..cuts[stage + 1], next);
-        let mut client = Client::connect(&workers[stage], "c", epoch).await;
-        let tensors = manifest(model, &spec);
-        let mut order = PrepareRequest { tensors, ..client.order_of(model, spec) };
-        if remote {
-            order.files.clear();
-        }
-        let reply = client.prepare(order).await.unwrap();
-        let chunks = client.chunks(model, &reply.missing, 100_000);
-        client.push(chunks).await.unwrap();
-        let facts = client.load().await.unwrap();
-        assert!(facts.weight_bytes > 0 && facts.state_bytes > 0);
-        sources.push(facts.source());
-        clients.push(client);
-    }
-    (clients, sources)
 }
 
 /// Logits of all positions from a line, the prompt cut in ubatches of `rows`.

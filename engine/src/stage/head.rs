@@ -133,7 +133,7 @@ mod tests {
         let weights: Vec<f32> = rows.collect();
         let bytes = bytemuck::cast_slice(&weights);
         Head {
-            spec: HeadSpec { eps: 1e-5, logit_scale: 1.0 },
+            spec: HeadSpec { norm: crate::arch::OUTPUT_NORM, eps: 1e-5, logit_scale: 1.0 },
             norm: Norm::plain(N_EMBD, 1e-5),
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
             bias: None,
@@ -163,7 +163,7 @@ mod tests {
         let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
         let parts = two_parts(&mut sequences);
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
-        let mut run = |hidden: &[f32]| {
+        let run = |hidden: &[f32]| {
             let mut scratch = Scratch::default();
             head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, hidden.to_vec())
         };

@@ -85,6 +85,7 @@ impl Stage {
         let scratch = Scratch::default();
         Ok(Self {
             spec,
+            model_hash: blake3::hash(&model.header_bytes()),
             layers,
             config,
             facts,

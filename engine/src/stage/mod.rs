@@ -52,6 +52,8 @@ pub struct StageFacts {
 /// A loaded range of layers.
 pub struct Stage {
     spec: Arc<ModelSpec>,
+    /// Of the metadata and the tensor directory.
+    model_hash: blake3::Hash,
     layers: Range<usize>,
     config: StageConfig,
     facts: StageFacts,

@@ -6,17 +6,12 @@ use crate::error::{BatchError, SnapshotError};
 use crate::state::{SnapshotReader, SnapshotWriter};
 
 impl Stage {
-    /// What a snapshot of this stage belongs to; another model or cache type is refused.
+    /// What a snapshot of this stage belongs to; another model or cache type is refused. Models are
+    /// told apart by the hash of their metadata and tensor directory.
     fn identity(&self) -> String {
-        let spec = &self.spec;
-        format!(
-            "{} of {} layers, width {}, vocabulary {}, KV {:?}",
-            spec.arch,
-            spec.n_layer(),
-            spec.n_embd,
-            spec.n_vocab,
-            self.config.kv_type
-        )
+        let (spec, kv_type) = (&self.spec, self.config.kv_type);
+        let hash = self.model_hash.to_hex();
+        format!("{} of {} layers, {hash}, KV {kv_type:?}", spec.arch, spec.n_layer())
     }
 
     /// The state that `slot` has on this stage, layer by layer, in a versioned and checksummed form.
@@ -45,6 +40,10 @@ impl Stage {
         let snapshot = SnapshotReader::new(bytes, &self.identity())?;
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?.clone();
         sequence.check_room(slot, snapshot.len)?;
+        if self.head.is_some() && snapshot.history.len() != snapshot.len as usize {
+            let why = "it has no tokens, which the last stage needs: merge its snapshot in";
+            return Err(SnapshotError::Foreign(why.to_owned()));
+        }
         let restored = crate::state::Sequence { len: snapshot.len, ..sequence };
         let mut sections = Vec::new();
         for block in self.blocks.iter().filter(|b| b.state.n_bytes_of(&restored) > 0) {

@@ -5,12 +5,14 @@
 
 mod block;
 mod kv;
+mod parts;
 mod sequences;
 mod slots;
 mod snapshot;
 
 pub use block::BlockState;
 pub use kv::KvCache;
+pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
 pub use slots::SlotStates;
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};

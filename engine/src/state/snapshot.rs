@@ -57,6 +57,8 @@ impl SnapshotWriter {
 /// A checked snapshot.
 #[derive(Debug)]
 pub struct SnapshotReader<'a> {
+    /// What it is a snapshot of.
+    pub identity: String,
     /// Positions the state has seen.
     pub len: u32,
     /// The tokens of those positions, where the writing stage kept them.
@@ -65,11 +67,24 @@ pub struct SnapshotReader<'a> {
 }
 
 impl<'a> SnapshotReader<'a> {
-    /// Checks the whole of `bytes`.
+    /// Checks the whole of `bytes`, which must be of `identity`.
     ///
     /// # Errors
-    /// Another version, another identity, a wrong hash, or a length that runs out of the bytes.
+    /// As [`SnapshotReader::open`], and another identity.
     pub fn new(bytes: &'a [u8], identity: &str) -> Result<Self, SnapshotError> {
+        let reader = Self::open(bytes)?;
+        if reader.identity != identity {
+            let found = &reader.identity;
+            return Err(SnapshotError::Foreign(format!("it is of {found}, wanted {identity}")));
+        }
+        Ok(reader)
+    }
+
+    /// Checks the whole of `bytes`, of whatever it is a snapshot.
+    ///
+    /// # Errors
+    /// Another version, a wrong hash, or a length that runs out of the bytes.
+    pub fn open(bytes: &'a [u8]) -> Result<Self, SnapshotError> {
         let mut cursor = Cursor { rest: bytes };
         let version = |found: String| SnapshotError::Version { expected: SNAPSHOT_VERSION, found };
         if cursor.take(MAGIC.len()).ok() != Some(&MAGIC) {
@@ -84,17 +99,23 @@ impl<'a> SnapshotReader<'a> {
             return Err(SnapshotError::Damaged("its hash does not match".to_owned()));
         }
         cursor.rest = cursor.rest.get(..body - MAGIC.len() - 4).ok_or_else(truncated)?;
-        let found = String::from_utf8_lossy(cursor.blob()?).into_owned();
-        if found != identity {
-            return Err(SnapshotError::Foreign(format!("it is of {found}, wanted {identity}")));
-        }
+        let identity = String::from_utf8_lossy(cursor.blob()?).into_owned();
         let len = cursor.u32()?;
-        let history = bytemuck::pod_collect_to_vec(cursor.blob()?);
+        let history: Vec<u32> = bytemuck::pod_collect_to_vec(cursor.blob()?);
+        if !history.is_empty() && history.len() != len as usize {
+            let n = history.len();
+            return Err(SnapshotError::Damaged(format!("{n} tokens for {len} positions")));
+        }
         let mut sections = Vec::new();
         while !cursor.rest.is_empty() {
             sections.push((cursor.u32()?, cursor.u32()?, cursor.blob()?));
         }
-        Ok(Self { len, history, sections })
+        Ok(Self { identity, len, history, sections })
+    }
+
+    /// Layer, block and state of each section, in the order written.
+    pub fn sections(&self) -> &[(u32, u32, &'a [u8])] {
+        &self.sections
     }
 
     /// The state of one block of one layer.

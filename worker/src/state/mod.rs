@@ -1,11 +1,14 @@
 //! What a worker holds: the session, the order being prepared, the loaded stage. The one owner;
 //! services call it, and no lock is held while anything blocks. Here is the stage's life from
-//! Prepare to Unload; [`lanes`] has the data plane's part, [`report`] what others are told.
+//! Prepare to Unload; [`lanes`] has the data plane's part, [`snapshots`] reads and writes sequences,
+//! [`report`] has what others are told.
 
 mod lanes;
 mod report;
+mod snapshots;
 
 pub use lanes::LaneGrant;
+pub use snapshots::snapshot_failure;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

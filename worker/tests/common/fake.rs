@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{Boundary, RowOutput, RowValue, SampledToken, SeqOp, UBatch, Want};
+use brigade_engine::error::SnapshotError;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::weights::TensorSource;
 use brigade_proto::control::{KvType, StageSpec};
@@ -20,7 +21,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// A token that makes any stage fail, one that makes it panic.
 pub const FAIL_TOKEN: u32 = 666;
 /// A token whose row gives no token.
-pub const NAN_TOKEN: u32 = 667;
+pub const NAN_TOKEN: u32 = 668;
 pub const PANIC_TOKEN: u32 = 667;
 
 pub struct FakeBackend {
@@ -199,6 +200,14 @@ impl StageRunner for FakeStage {
             }
         }
         Ok(StageOutput::Rows(rows))
+    }
+
+    fn snapshot(&self, _: u32) -> Result<Vec<u8>, SnapshotError> {
+        Err(SnapshotError::Foreign("a fake stage has no state".into()))
+    }
+
+    fn restore(&mut self, _: u32, _: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::Foreign("a fake stage has no state".into()))
     }
 
     fn reset(&mut self) -> Result<(), StageError> {

@@ -6,6 +6,7 @@
 
 pub mod fake;
 pub mod model;
+pub mod real;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
