@@ -6,6 +6,7 @@
 //! about what runs when.
 
 mod live;
+mod states;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status as RpcStatus;
 
 use crate::cluster::{LineEvent, OpenLine, lane};
-use crate::handle::{EngineEnds, Failure, Status, Submission, SubmitError};
+use crate::handle::{EngineEnds, Failure, StateCall, StateError, Status, Submission, SubmitError};
 use crate::meter::{Meter, UbatchRecord};
 use crate::metrics;
 use crate::request::Request;
@@ -29,6 +30,7 @@ use crate::sched::{
 };
 use crate::wire;
 use live::Live;
+use states::{Done, Due, Outcome, States, Transfer};
 
 /// How often clients that went away are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
@@ -79,7 +81,8 @@ pub async fn run(
     config: DriverConfig,
     stop: CancellationToken,
 ) -> Option<OpenLine> {
-    let EngineEnds { mut submissions, status } = ends;
+    let EngineEnds { mut submissions, mut states, status } = ends;
+    let (transfers, mut transferred) = States::new();
     let ClusterLink { mut events, faults } = link;
     let mut driver = Driver {
         sched: Scheduler::new(config.sched),
@@ -89,6 +92,7 @@ pub async fn run(
         broken: None,
         down_since: None,
         in_flight: HashMap::new(),
+        states: transfers,
         n_vocab: config.n_vocab,
         meter: config.meter,
         status,
@@ -104,6 +108,8 @@ pub async fn run(
                 Some(submission) => driver.submit(submission),
                 None => break,
             },
+            Some(call) = states.recv() => driver.state_call(call),
+            Some(done) = transferred.recv() => driver.transferred(done),
             event = events.recv() => match event {
                 Some(event) => driver.line_event(event),
                 None => break,
@@ -169,6 +175,8 @@ struct Driver {
     down_since: Option<Instant>,
     /// Departure and rows of ubatches not yet back.
     in_flight: HashMap<u64, (Micros, u32)>,
+    /// States on their way out of the line or into it.
+    states: States,
     n_vocab: u32,
     meter: Arc<Meter>,
     status: tokio::sync::watch::Sender<Status>,
@@ -274,11 +282,60 @@ impl Driver {
     fn send(&mut self, ubatch: brigade_engine::batch::UBatch) {
         let Some(line) = &self.line else { return };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
+        self.states.sent(&ubatch);
         let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
         let sent = line.ubatches.try_send(frame);
         self.in_flight.insert(id, (self.now(), n_rows));
         if sent.is_err() {
             self.line_broke("stage 0 takes no more ubatches".to_string());
+        }
+    }
+
+    fn state_call(&mut self, call: StateCall) {
+        let (due, kept, transfer) = match call {
+            StateCall::Save { request, reply } => {
+                self.cancel(request);
+                let kept = self.sched.kept_of(request);
+                let Some(kept) = kept.filter(|kept| self.sched.pin_kept(kept.id)) else {
+                    let _ = reply.send(Err(StateError::NotKept));
+                    return;
+                };
+                let newest = self.in_flight.keys().max().copied();
+                (newest.map_or(Due::Now, Due::After), kept, Transfer::Save(reply))
+            }
+            StateCall::Load { tokens, snapshot, reply } => {
+                let n = tokens.len();
+                let (kept, actions) = self.sched.open_kept(self.now(), tokens);
+                let Some(kept) = kept else {
+                    self.perform(actions);
+                    let _ = reply.send(Err(StateError::NoRoom { tokens: n }));
+                    return;
+                };
+                self.states.push(Due::Opened, kept, Transfer::Load(snapshot, reply));
+                return self.perform(actions);
+            }
+        };
+        self.states.push(due, kept, transfer);
+        self.start_transfers();
+    }
+
+    fn start_transfers(&mut self) {
+        if let Some(line) = &self.line {
+            self.states.start(self.in_flight.keys().min().copied(), line.epoch, &line.doors);
+        }
+    }
+
+    /// A state has left the line or is in it; the scheduler knows before who waits does.
+    fn transferred(&mut self, done: Done) {
+        let Done { epoch, id, outcome } = done;
+        let is_there = !matches!(outcome, Outcome::Loaded(Err(_), _));
+        if self.line.as_ref().is_some_and(|line| line.epoch == epoch) {
+            self.step(if is_there { Event::KeptReady(id) } else { Event::DropKept(id) });
+        }
+        // Whoever asked may have gone.
+        match outcome {
+            Outcome::Saved(result, reply) => drop(reply.send(result)),
+            Outcome::Loaded(result, reply) => drop(reply.send(result)),
         }
     }
 
@@ -309,6 +366,7 @@ impl Driver {
         }
         let done = frame.last.then_some(stages);
         self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
+        self.start_transfers();
         Ok(())
     }
 
@@ -346,6 +404,7 @@ impl Driver {
     /// down; until then nothing is sent or received any more.
     fn line_broke(&mut self, reason: String) {
         let Some(line) = self.line.take() else { return };
+        self.states.clear();
         let fault = Fault { epoch: line.epoch, reason: reason.clone() };
         if self.faults.try_send(fault).is_err() {
             tracing::warn!("the supervisor has not taken the last fault yet");
@@ -358,6 +417,7 @@ impl Driver {
             return;
         }
         tracing::error!(reason, "the line is down");
+        self.states.clear();
         metrics::line_down();
         self.in_flight.clear();
         self.down_since = Some(Instant::now());

@@ -171,10 +171,52 @@ pub struct Submission {
     pub reused: Arc<AtomicU32>,
 }
 
+/// Why a sequence's state could not be saved or put back.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum StateError {
+    /// The request's state is not there (any more).
+    #[error("the state of the request is not kept")]
+    NotKept,
+    /// Nowhere to put it.
+    #[error("there is no room for a sequence of {tokens} tokens")]
+    NoRoom {
+        /// Its length.
+        tokens: usize,
+    },
+    /// The line refused, or broke.
+    #[error("{reason}")]
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Something to be done with a sequence's state.
+#[derive(Debug)]
+pub enum StateCall {
+    /// Read that of a request that has ended; one that runs is cancelled.
+    Save {
+        /// Which.
+        request: RequestId,
+        /// Told the snapshot.
+        reply: oneshot::Sender<Result<Vec<u8>, StateError>>,
+    },
+    /// Keep a sequence that was computed elsewhere, for requests that begin with its tokens.
+    Load {
+        /// Those of its positions.
+        tokens: Vec<u32>,
+        /// As saved.
+        snapshot: Vec<u8>,
+        /// Told when it is there.
+        reply: oneshot::Sender<Result<(), StateError>>,
+    },
+}
+
 /// Handle to a driver; clones share it.
 #[derive(Clone, Debug)]
 pub struct Engine {
     submissions: mpsc::Sender<Submission>,
+    states: mpsc::Sender<StateCall>,
     status: watch::Receiver<Status>,
 }
 
@@ -183,6 +225,8 @@ pub struct Engine {
 pub struct EngineEnds {
     /// Requests to take or refuse.
     pub submissions: mpsc::Receiver<Submission>,
+    /// States to save or to put back.
+    pub states: mpsc::Receiver<StateCall>,
     /// What [`Engine::status`] shows.
     pub status: watch::Sender<Status>,
 }
@@ -191,10 +235,12 @@ impl Engine {
     /// A handle and the ends that someone must serve.
     pub fn channel() -> (Self, EngineEnds) {
         let (submit, submissions) = mpsc::channel(SUBMIT_QUEUE);
+        let (call, states) = mpsc::channel(SUBMIT_QUEUE);
         let what = "starting".to_string();
         let (status, watch) =
             watch::channel(Status::Loading { what, done_bytes: 0, total_bytes: 0 });
-        (Self { submissions: submit, status: watch }, EngineEnds { submissions, status })
+        let engine = Self { submissions: submit, states: call, status: watch };
+        (engine, EngineEnds { submissions, states, status })
     }
 
     /// What the line is doing now.
@@ -205,6 +251,22 @@ impl Engine {
     /// Follows the status.
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
+    }
+
+    /// The state of a request that has ended, as one snapshot over all layers.
+    pub async fn save_state(&self, request: RequestId) -> Result<Vec<u8>, StateError> {
+        let (reply, saved) = oneshot::channel();
+        self.states.send(StateCall::Save { request, reply }).await.map_err(|_| line_gone())?;
+        saved.await.map_err(|_| line_gone())?
+    }
+
+    /// Keeps a sequence of `tokens` whose state was saved, so that requests that begin with them
+    /// need not compute them.
+    pub async fn load_state(&self, tokens: Vec<u32>, snapshot: Vec<u8>) -> Result<(), StateError> {
+        let (reply, loaded) = oneshot::channel();
+        let call = StateCall::Load { tokens, snapshot, reply };
+        self.states.send(call).await.map_err(|_| line_gone())?;
+        loaded.await.map_err(|_| line_gone())?
     }
 
     /// Hands in a request; returns once it is queued or refused.
@@ -218,6 +280,10 @@ impl Engine {
         taken.await.map_err(|_| gone())??;
         Ok(Sequence { id, events: receiver, reused, ended: false })
     }
+}
+
+fn line_gone() -> StateError {
+    StateError::Failed { reason: "the line broke meanwhile".to_string() }
 }
 
 /// Events of one submitted request. Dropping it cancels the request.

@@ -20,6 +20,7 @@ mod progress;
 mod run;
 mod serve;
 mod session;
+mod state_file;
 mod synth;
 mod tokenize;
 mod units;

@@ -12,6 +12,7 @@ use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs};
 use super::input;
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
+use super::state_file;
 use super::units::{TokenIds, token_ids};
 use crate::generation::{End, Generation, Part};
 use crate::meter::{Stretch, summarise};
@@ -34,6 +35,7 @@ Examples:
   brigade run -m model.gguf --chat -p 'What is a bucket brigade?'
   brigade run -m model.gguf --tokens 1,15043 -n 8 --temp 0 --ids
   echo 'A haiku:' | brigade run -m model.gguf -f -
+  brigade run -m model.gguf -f long.txt -n 1 --state-out long.state
 
 The text goes to standard output, everything else to standard error; on a terminal the prompt is
 shown before its continuation. The chat template is applied only with --chat; otherwise the prompt
@@ -75,6 +77,12 @@ pub struct RunArgs {
     /// Positions of the context [default: what the model was trained on, at most 4096]
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
+    /// Save the sequence's state when it ends: a later run continues from it without computing it
+    #[arg(long, value_name = "FILE")]
+    state_out: Option<PathBuf>,
+    /// Begin with a state saved by --state-out; the prompt must start with its tokens
+    #[arg(long, value_name = "FILE")]
+    state_in: Option<PathBuf>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -88,6 +96,9 @@ pub struct RunArgs {
 pub async fn execute(args: RunArgs) -> Result<()> {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     options.ctx = args.ctx;
+    if args.state_in.is_some() || args.state_out.is_some() {
+        options.keep = Some(state_file::KEEP);
+    }
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
 }
@@ -143,6 +154,9 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
     };
     let request = args.request(session, prompt)?;
     let n_prompt = request.tokens.len();
+    if let Some(path) = &args.state_in {
+        state_file::load(session, path, &request.tokens).await?;
+    }
     let sequence = session.submit(request).await?;
     let mut generation = Generation::new(session.model.text.clone(), sequence, &args.stop)?;
     let shows_text = !args.ids && !args.json;
@@ -166,6 +180,11 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
         }
     };
     let figures = Figures::new(session, n_prompt, &end, args.kv_type)?;
+    if let Some(path) = &args.state_out {
+        let id = generation.id();
+        drop(generation);
+        state_file::save(session, id, path).await?;
+    }
     if args.ids {
         output::line(format_args!("{}", serde_json::to_string(&ids)?))?;
     } else if args.json {
@@ -182,7 +201,10 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
 
 /// The summary of a run.
 struct Figures {
+    /// Prompt tokens computed.
     n_prompt: usize,
+    /// Prompt tokens whose state was there.
+    n_restored: u32,
     n_generated: u32,
     prefill_per_second: f64,
     decode_per_second: f64,
@@ -196,9 +218,11 @@ impl Figures {
         let (prefill, decode) = (end.to_first.as_secs_f64(), end.after_first.as_secs_f64());
         let rate = |n: f64, seconds: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
         let facts = session.model.facts(kv.engine())?;
+        let n_prompt = n_prompt.saturating_sub(end.n_reused as usize);
         let n_decoded = f64::from(end.n_generated.saturating_sub(1));
         Ok(Self {
             n_prompt,
+            n_restored: end.n_reused,
             n_generated: end.n_generated,
             prefill_per_second: rate(n_prompt as f64, prefill),
             decode_per_second: rate(n_decoded, decode),
@@ -211,8 +235,12 @@ impl Figures {
         let busy: Vec<String> =
             self.stretch.stage_busy.iter().map(|b| format!("{:.0} %", b * 100.0)).collect();
         let busy = if busy.is_empty() { "-".to_string() } else { busy.join(", ") };
+        let restored = match self.n_restored {
+            0 => String::new(),
+            n => format!("restored {n} tokens, "),
+        };
         format!(
-            "prefill {} tokens at {:.1} t/s, decode {} tokens at {:.1} t/s ({:.2} GB/s), stages busy {busy}",
+            "{restored}prefill {} tokens at {:.1} t/s, decode {} tokens at {:.1} t/s ({:.2} GB/s), stages busy {busy}",
             self.n_prompt,
             self.prefill_per_second,
             self.n_generated,
@@ -223,7 +251,8 @@ impl Figures {
 
     fn json(&self) -> Value {
         json!({
-            "prompt_tokens": self.n_prompt,
+            "prompt_tokens": self.n_prompt as u64 + u64::from(self.n_restored),
+            "restored_tokens": self.n_restored,
             "generated_tokens": self.n_generated,
             "prefill_tokens_per_second": self.prefill_per_second,
             "decode_tokens_per_second": self.decode_per_second,

@@ -22,6 +22,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::conn::WorkerError;
+use super::states::StateDoors;
 use crate::handle::LineInfo;
 use crate::sched::LineSpec;
 
@@ -47,6 +48,8 @@ pub struct OpenLine {
     pub spec: LineSpec,
     /// Who is in it, for people.
     pub info: Arc<LineInfo>,
+    /// Who has its sequences' states.
+    pub doors: StateDoors,
     /// Where ubatches go.
     pub ubatches: mpsc::Sender<LaneFrame>,
     /// Where their results come from.
@@ -98,11 +101,12 @@ pub async fn open(
     coordinator_id: &str,
     spec: LineSpec,
     info: Arc<LineInfo>,
+    doors: StateDoors,
 ) -> Result<OpenLine, WorkerError> {
     let opened = timeout(OPEN_WITHIN, async {
         let results = open_results(ends, epoch, coordinator_id).await?;
         let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
-        Ok(OpenLine { epoch, spec, info, ubatches, results, lane })
+        Ok(OpenLine { epoch, spec, info, doors, ubatches, results, lane })
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());

@@ -18,6 +18,7 @@ mod member;
 mod place;
 mod push;
 pub mod reconcile;
+mod states;
 mod supervisor;
 mod watch;
 
@@ -35,6 +36,7 @@ pub use facts::worker_facts;
 pub use lane::OpenLine;
 pub use local::LocalOptions;
 pub use place::PlaceError;
+pub use states::StateDoors;
 
 use member::{Member, Origin};
 

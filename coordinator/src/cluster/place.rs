@@ -25,6 +25,7 @@ use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
 use super::reconcile::MemberId;
+use super::states::StateDoors;
 use super::{LineEvent, StageOptions, hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
@@ -103,6 +104,11 @@ impl Placement {
             n_stages: self.stages.len() as u32,
             insecure_network: self.stages.iter().any(|s| s.conn.insecure_network()),
         }
+    }
+
+    /// Where the states of its sequences are.
+    pub fn doors(&self) -> StateDoors {
+        StateDoors::new(self.identity.clone(), self.stages.clone())
     }
 
     /// The line for people.

@@ -235,6 +235,7 @@ impl Supervisor {
             &self.ends.coordinator_id,
             placement.line,
             Arc::new(placement.info()),
+            placement.doors(),
         );
         match opened.await {
             Ok(line) => {
