@@ -15,7 +15,7 @@ const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
 /// latent attention with experts.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 15] = [
     "llama",
     "qwen3",
     "granite",
@@ -28,6 +28,9 @@ const MODELS: [&str; 12] = [
     "falcon-h1",
     "deepseek2",
     "rwkv7",
+    "qwen35",
+    "qwen3next",
+    "kimi-linear",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -82,7 +85,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
 #[test]
 fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
     let prompt = tokens(PROMPT, 2);
-    for model in ["llama", "llama-q4_k", "granitehybrid"] {
+    for model in ["llama", "llama-q4_k", "granitehybrid", "kimi-linear"] {
         let n_layer = describe(model).n_layer();
         let serving = kernels::select(None).unwrap().name;
         let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
@@ -109,6 +112,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("granitehybrid", KvType::F16),
         ("falcon-h1", KvType::F32),
         ("deepseek2", KvType::F16),
+        ("kimi-linear", KvType::F16),
+        ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {
         let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
@@ -224,7 +229,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
 fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     let prompt = tokens(300, 4);
     let (head, tail) = prompt.split_at(170);
-    for model in ["granitehybrid", "falcon-h1"] {
+    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next"] {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let whole = line.logits(&prompt, 512);

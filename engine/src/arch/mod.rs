@@ -12,6 +12,7 @@ mod falcon_h1;
 mod granite;
 mod hparams;
 mod jamba;
+mod kimi_linear;
 mod lfm2;
 mod llama;
 mod mamba;
@@ -49,6 +50,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
     ("jamba", jamba::describe),
+    ("kimi-linear", kimi_linear::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),

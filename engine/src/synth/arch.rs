@@ -2,7 +2,7 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, mamba2, rwkv, vocab};
+use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, kimi, mamba2, rwkv, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -42,6 +42,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "jamba", build: hybrids::jamba },
     Arch { name: "lfm2", build: hybrids::lfm2 },
     Arch { name: "lfm2moe", build: hybrids::lfm2moe },
+    Arch { name: "kimi-linear", build: kimi::kimi_linear },
     Arch { name: "qwen3next", build: delta::qwen3next },
     Arch { name: "qwen35", build: delta::qwen35 },
     Arch { name: "qwen35moe", build: delta::qwen35moe },

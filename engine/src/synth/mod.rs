@@ -9,6 +9,7 @@ mod deepseek;
 mod delta;
 mod file_type;
 mod hybrids;
+mod kimi;
 mod mamba2;
 mod noise;
 mod plan;

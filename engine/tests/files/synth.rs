@@ -12,8 +12,15 @@ fn spec(arch: &str, size: &str, quant: FileType) -> Spec {
 
 /// A size that the architecture takes.
 fn tiny(arch: &str) -> &'static str {
-    let with_experts =
-        ["qwen3moe", "lfm2moe", "qwen3next", "qwen35moe", "nemotron_h_moe", "deepseek2"];
+    let with_experts = [
+        "qwen3moe",
+        "lfm2moe",
+        "qwen3next",
+        "qwen35moe",
+        "nemotron_h_moe",
+        "deepseek2",
+        "kimi-linear",
+    ];
     if with_experts.contains(&arch) { "tiny-moe" } else { "tiny" }
 }
 
