@@ -1,28 +1,11 @@
 //! Small products of f32 matrices that a cache holds: the inside of chunked scans. Lanes along the
 //! columns of the result, four of its rows in registers; each element sums over `k` in ascending order.
 
+use super::ssd::{lanes, put};
 use crate::kernels::simd::{LANES, Simd};
-
-use super::ssd::lanes;
 
 /// Rows of the result that are computed together.
 const ROWS: usize = 4;
-
-/// A matrix with any distance between neighbours.
-#[derive(Clone, Copy)]
-pub(super) struct Strided<'a> {
-    /// Element (r, c) stands at `r * row + c * col`.
-    pub(super) data: &'a [f32],
-    pub(super) row: usize,
-    pub(super) col: usize,
-}
-
-impl Strided<'_> {
-    /// The matrix without its first `r` rows.
-    fn skip_rows(self, r: usize) -> Self {
-        Self { data: &self.data[r * self.row..], ..self }
-    }
-}
 
 /// A matrix whose rows lie `stride` apart.
 #[derive(Clone, Copy)]
@@ -35,7 +18,7 @@ pub(super) struct Lined<'a> {
 #[inline(always)]
 pub(super) fn add_product<S: Simd>(
     s: S,
-    a: Strided<'_>,
+    a: Lined<'_>,
     b: Lined<'_>,
     [m, n, k]: [usize; 3],
     out: &mut [f32],
@@ -43,78 +26,104 @@ pub(super) fn add_product<S: Simd>(
 ) {
     let whole = m / ROWS * ROWS;
     for r in (0..whole).step_by(ROWS) {
-        rows::<S, ROWS>(s, a.skip_rows(r), b, [n, k], &mut out[r * stride..], stride);
+        rows::<S, ROWS>(s, rows_of(a, r, k), b, n, (&mut out[r * stride..], stride));
     }
     for r in whole..m {
-        rows::<S, 1>(s, a.skip_rows(r), b, [n, k], &mut out[r * stride..], stride);
+        rows::<S, 1>(s, rows_of(a, r, k), b, n, (&mut out[r * stride..], stride));
     }
+}
+
+/// `R` rows of `k` values from row `first` on.
+#[inline(always)]
+fn rows_of<const R: usize>(a: Lined<'_>, first: usize, k: usize) -> [&[f32]; R] {
+    let mut rows: [&[f32]; R] = [&[]; R];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = &a.data[(first + r) * a.stride..][..k];
+    }
+    rows
 }
 
 /// `R` rows of the result.
 #[inline(always)]
 fn rows<S: Simd, const R: usize>(
     s: S,
-    a: Strided<'_>,
+    a: [&[f32]; R],
     b: Lined<'_>,
-    [n, k]: [usize; 2],
-    out: &mut [f32],
-    stride: usize,
+    n: usize,
+    (out, stride): (&mut [f32], usize),
 ) {
     let mut col = 0;
     if S::TILE >= 8 {
         while col + 4 * LANES <= n {
-            tile::<S, R, 4>(s, a, b, [n, k], col, (out, stride));
+            tile::<S, R, 4>(s, a, b, col, (out, stride));
             col += 4 * LANES;
         }
     }
-    while col < n {
-        tile::<S, R, 1>(s, a, b, [n, k], col, (out, stride));
+    while col + LANES <= n {
+        tile::<S, R, 1>(s, a, b, col, (out, stride));
         col += LANES;
+    }
+    if col < n {
+        edge(s, a, b, col..n, (out, stride));
     }
 }
 
-/// `R` rows by `V` vectors from column `col` on; the last vector may be a part.
+/// `R` rows by `V` whole vectors from column `col` on.
 #[inline(always)]
 fn tile<S: Simd, const R: usize, const V: usize>(
     s: S,
-    a: Strided<'_>,
+    a: [&[f32]; R],
     b: Lined<'_>,
-    [n, k]: [usize; 2],
     col: usize,
     (out, stride): (&mut [f32], usize),
 ) {
-    let span = |v: usize| col + v * LANES..(col + (v + 1) * LANES).min(n);
     let mut sums = [[s.zero(); V]; R];
-    for (r, row) in sums.iter_mut().enumerate() {
-        for (v, sum) in row.iter_mut().enumerate() {
-            *sum = lanes(s, &out[r * stride..][span(v)]);
+    // By index: adapters of iterators are not always inlined here.
+    for r in 0..R {
+        let out = out[r * stride + col..][..V * LANES].as_chunks::<LANES>().0;
+        let sums = &mut sums[r];
+        for v in 0..V {
+            sums[v] = s.load(&out[v]);
         }
     }
-    for i in 0..k {
-        let line = &b.data[i * b.stride..];
+    for i in 0..a[0].len() {
+        let line = b.data[i * b.stride + col..][..V * LANES].as_chunks::<LANES>().0;
         let mut values = [s.zero(); V];
-        for (v, value) in values.iter_mut().enumerate() {
-            *value = lanes(s, &line[span(v)]);
+        for v in 0..V {
+            values[v] = s.load(&line[v]);
         }
-        for (r, row) in sums.iter_mut().enumerate() {
-            let factor = s.splat(a.data[r * a.row + i * a.col]);
-            for (sum, value) in row.iter_mut().zip(values) {
-                *sum = s.fma(factor, value, *sum);
+        for r in 0..R {
+            let (row, sums) = (a[r], &mut sums[r]);
+            let factor = s.splat(row[i]);
+            for v in 0..V {
+                sums[v] = s.fma(factor, values[v], sums[v]);
             }
         }
     }
-    for (r, row) in sums.iter().enumerate() {
-        for (v, sum) in row.iter().enumerate() {
-            put(s, *sum, &mut out[r * stride..][span(v)]);
+    for r in 0..R {
+        let out = out[r * stride + col..][..V * LANES].as_chunks_mut::<LANES>().0;
+        let sums = &sums[r];
+        for v in 0..V {
+            s.store(sums[v], &mut out[v]);
         }
     }
 }
 
-/// Sixteen values to memory, or fewer.
+/// `R` rows of the last columns, fewer than a vector.
 #[inline(always)]
-pub(super) fn put<S: Simd>(s: S, value: S::F, out: &mut [f32]) {
-    match <&mut [f32; LANES]>::try_from(&mut *out) {
-        Ok(whole) => s.store(value, whole),
-        Err(_) => s.store_part(value, out),
+fn edge<S: Simd, const R: usize>(
+    s: S,
+    a: [&[f32]; R],
+    b: Lined<'_>,
+    cols: std::ops::Range<usize>,
+    (out, stride): (&mut [f32], usize),
+) {
+    for (r, a) in a.iter().enumerate() {
+        let out = &mut out[r * stride..][cols.clone()];
+        let mut sum = lanes(s, out);
+        for (i, factor) in a.iter().enumerate() {
+            sum = s.fma(s.splat(*factor), lanes(s, &b.data[i * b.stride..][cols.clone()]), sum);
+        }
+        put(s, sum, out);
     }
 }

@@ -232,37 +232,38 @@ fn walk<S: Simd, const R: usize, const V: usize>(
     let n = steps.decay.len();
     let width = |v: usize| (stride - col - v * LANES).min(LANES);
     let mut values = [[s.zero(); V]; R];
-    for (r, row) in values.iter_mut().enumerate() {
-        for (v, value) in row.iter_mut().enumerate() {
-            *value = lanes(s, &state[r * stride + v * LANES..][..width(v)]);
+    // Loops over rows and vectors go by index: adapters of iterators are not always inlined here.
+    for r in 0..R {
+        for v in 0..V {
+            values[r][v] = lanes(s, &state[r * stride + v * LANES..][..width(v)]);
         }
     }
-    for (t, (&decay, bc)) in steps.decay.iter().zip(steps.bc.chunks_exact(2 * R)).enumerate() {
-        let decay = s.splat(decay);
+    let (bc, x, y) = (&steps.bc[..2 * R * n], &steps.x[..V * n], &mut y[..V * n]);
+    for t in 0..n {
+        let decay = s.splat(steps.decay[t]);
+        let bc = &bc[2 * R * t..][..2 * R];
         let (mut xs, mut ys) = ([s.zero(); V], [s.zero(); V]);
         for v in 0..V {
-            xs[v] = s.load(&steps.x[v * n + t]);
+            xs[v] = s.load(&x[v * n + t]);
             ys[v] = s.load(&y[v * n + t]);
         }
-        for (r, row) in values.iter_mut().enumerate() {
+        for r in 0..R {
             let (b, c) = (s.splat(bc[r]), s.splat(bc[R + r]));
-            for (v, value) in row.iter_mut().enumerate() {
-                *value = s.fma(*value, decay, s.mul(b, xs[v]));
-                ys[v] = s.fma(c, *value, ys[v]);
+            for v in 0..V {
+                values[r][v] = s.fma(values[r][v], decay, s.mul(b, xs[v]));
+                ys[v] = s.fma(c, values[r][v], ys[v]);
             }
         }
-        for (v, value) in ys.iter().enumerate() {
-            s.store(*value, &mut y[v * n + t]);
+        for v in 0..V {
+            s.store(ys[v], &mut y[v * n + t]);
         }
     }
-    for (r, row) in values.iter().enumerate() {
-        for (v, value) in row.iter().enumerate() {
-            let value = if steps.flush { without_subnormals(s, *value) } else { *value };
+    for r in 0..R {
+        for v in 0..V {
+            let value = values[r][v];
+            let value = if steps.flush { without_subnormals(s, value) } else { value };
             let to = &mut state[r * stride + v * LANES..][..width(v)];
-            match <&mut [f32; LANES]>::try_from(&mut *to) {
-                Ok(whole) => s.store(value, whole),
-                Err(_) => s.store_part(value, to),
-            }
+            put(s, value, to);
         }
     }
 }
@@ -279,6 +280,35 @@ pub(super) fn without_subnormals<S: Simd>(s: S, x: S::F) -> S::F {
 pub(super) fn lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
     match <&[f32; LANES]>::try_from(x) {
         Ok(whole) => s.load(whole),
-        Err(_) => s.load_part(x),
+        Err(_) => s.load(&padded(x)),
     }
+}
+
+/// Sixteen values to memory, or fewer.
+#[inline(always)]
+pub(super) fn put<S: Simd>(s: S, value: S::F, out: &mut [f32]) {
+    match <&mut [f32; LANES]>::try_from(&mut *out) {
+        Ok(whole) => s.store(value, whole),
+        Err(_) => {
+            let mut lanes = [0.0; LANES];
+            s.store(value, &mut lanes);
+            cut(&lanes, out);
+        }
+    }
+}
+
+/// Kept out of the loops around it, whose registers a copy of unknown length would empty.
+#[cold]
+#[inline(never)]
+fn padded(x: &[f32]) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    lanes[..x.len()].copy_from_slice(x);
+    lanes
+}
+
+/// As [`padded`], the other way.
+#[cold]
+#[inline(never)]
+fn cut(lanes: &[f32; LANES], out: &mut [f32]) {
+    out.copy_from_slice(&lanes[..out.len()]);
 }

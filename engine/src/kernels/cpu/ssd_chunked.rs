@@ -5,9 +5,9 @@
 //! of their summed logarithms would cancel. What is not a whole chunk goes through the recurrence.
 
 use super::exp::{exp, softplus};
-use super::product::{Lined, Strided, add_product, put};
+use super::product::{Lined, add_product};
 use super::run;
-use super::ssd::{Scan, lanes, without_subnormals};
+use super::ssd::{Scan, lanes, put, without_subnormals};
 use crate::kernels::scan::{FLUSH_EVERY, ScanPart};
 use crate::kernels::simd::{LANES, Op, Simd};
 use crate::kernels::ssd::SsdTile;
@@ -106,7 +106,7 @@ impl Work {
         self.scores.fill(0.0);
         for band in (0..self.n).step_by(BAND) {
             let data = &c.data[(row + band) * c.stride + c.first_col + start..];
-            let c = Strided { data, row: c.stride, col: 1 };
+            let c = Lined { data, stride: c.stride };
             let out = &mut self.scores[band * self.n..];
             add_product(s, c, b, [BAND, band + BAND, n_state], out, self.n);
         }
@@ -122,7 +122,7 @@ impl Work {
         let input = tile.input;
         let c_start = input.c.first_col + tile.group() * n_state;
         let c = &input.c.data[row * input.c.stride + c_start..];
-        let c = Strided { data: c, row: input.c.stride, col: 1 };
+        let c = Lined { data: c, stride: input.c.stride };
         let state = &mut tile.state[start..start + shape.head_state()];
         self.y.fill(0.0);
         let before = Lined { data: state, stride: dim };
@@ -140,13 +140,13 @@ impl Work {
         }
         let x = Lined { data: &self.x, stride: dim };
         for band in (0..n).step_by(BAND) {
-            let decayed = Strided { data: &self.decayed[band * n..], row: n, col: 1 };
+            let decayed = Lined { data: &self.decayed[band * n..], stride: n };
             let out = &mut self.y[band * dim..];
             add_product(s, decayed, x, [BAND, dim, band + BAND], out, dim);
         }
         scale_rows(s, &mut self.x, &self.to_end, dim);
         scale_rows(s, state, &self.from_start[n - 1..], n_state * dim);
-        let b = Strided { data: &self.b, row: n, col: 1 };
+        let b = Lined { data: &self.b, stride: n };
         let x = Lined { data: &self.x, stride: dim };
         add_product(s, b, x, [n_state, dim, n], state, dim);
         if (pos + n).is_multiple_of(FLUSH_EVERY) {
@@ -184,16 +184,16 @@ impl Work {
             }
             self.from_start[t] = from_start;
             let decay = s.splat(decay);
-            for values in self.to_end[..t.next_multiple_of(LANES)].chunks_mut(LANES) {
-                put(s, without_subnormals(s, s.mul(lanes(s, values), decay)), values);
+            for values in self.to_end[..t.next_multiple_of(LANES)].as_chunks_mut::<LANES>().0 {
+                s.store(without_subnormals(s, s.mul(s.load(values), decay)), values);
             }
             self.to_end[t] = 1.0;
             let end = (t + 1).next_multiple_of(BAND);
-            let (scores, decayed) = (&self.scores[t * n..][..end], &mut self.decayed[t * n..]);
-            for ((score, decay), out) in
-                scores.chunks(LANES).zip(self.to_end.chunks(LANES)).zip(decayed.chunks_mut(LANES))
-            {
-                put(s, s.mul(lanes(s, score), lanes(s, decay)), out);
+            let scores = self.scores[t * n..][..end].as_chunks::<LANES>().0;
+            let decayed = self.decayed[t * n..][..end].as_chunks_mut::<LANES>().0;
+            let decays = self.to_end[..end].as_chunks::<LANES>().0;
+            for i in 0..decayed.len() {
+                s.store(s.mul(s.load(&scores[i]), s.load(&decays[i])), &mut decayed[i]);
             }
         }
     }
@@ -204,8 +204,10 @@ impl Work {
 fn scale_rows<S: Simd>(s: S, rows: &mut [f32], factors: &[f32], dim: usize) {
     for (row, factor) in rows.chunks_exact_mut(dim).zip(factors) {
         let factor = s.splat(*factor);
-        for values in row.chunks_mut(LANES) {
-            put(s, s.mul(lanes(s, values), factor), values);
+        let (whole, tail) = row.as_chunks_mut::<LANES>();
+        for values in whole {
+            s.store(s.mul(s.load(values), factor), values);
         }
+        put(s, s.mul(lanes(s, tail), factor), tail);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::exp::{exp, softplus};
 use super::run;
-use super::ssd::{lanes, without_subnormals};
+use super::ssd::{lanes, put, without_subnormals};
 use crate::kernels::scan::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
 use crate::kernels::ssd::SsdTile;
@@ -46,14 +46,13 @@ fn step<S: Simd>(s: S, tile: &mut SsdTile<'_>, head: usize, row: usize, flush: b
         let state = &mut tile.state[start..start + n_state];
         let input = s.mul(s.splat(x), delta);
         let mut sum = s.zero();
-        for ((state, b), c) in state.chunks_mut(LANES).zip(b.chunks(LANES)).zip(c.chunks(LANES)) {
+        for i in (0..n_state).step_by(LANES) {
+            let end = (i + LANES).min(n_state);
+            let (state, b, c) = (&mut state[i..end], &b[i..end], &c[i..end]);
             let value = s.fma(lanes(s, state), decay, s.mul(lanes(s, b), input));
             sum = s.fma(value, lanes(s, c), sum);
             let value = if flush { without_subnormals(s, value) } else { value };
-            match <&mut [f32; LANES]>::try_from(&mut *state) {
-                Ok(whole) => s.store(value, whole),
-                Err(_) => s.store_part(value, state),
-            }
+            put(s, value, state);
         }
         tile.out(row, head, p, 1)[0] = tile.ssd.d[head] * x + s.sum(sum);
     }

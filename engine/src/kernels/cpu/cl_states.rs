@@ -1,0 +1,123 @@
+//! Sequences' states, read from all stages of a line and put into them.
+
+use brigade_engine::batch::SlotId;
+use brigade_engine::state::{merge_snapshots, select_layers};
+use brigade_proto::control::{RestoreHead, RestoreRequest, SnapshotRequest, restore_request};
+use brigade_proto::limits::{CHUNK_BYTES, MAX_BLOB_BYTES};
+use bytes::Bytes;
+use tokio::task::JoinSet;
+
+use super::conn::WorkerError;
+use super::place::{Identity, PlacedStage};
+
+/// Who has the states of a line's sequences.
+#[derive(Clone, Debug)]
+pub struct StateDoors {
+    identity: Identity,
+    stages: Vec<PlacedStage>,
+}
+
+impl StateDoors {
+    pub(super) fn new(identity: Identity, stages: Vec<PlacedStage>) -> Self {
+        Self { identity, stages }
+    }
+
+    /// The state of the sequence in `slot`, over all layers: one snapshot, whatever the cut. The
+    /// sequence must be at rest.
+    ///
+    /// # Errors
+    /// What a stage refused, or that it is gone.
+    pub async fn read(&self, slot: SlotId) -> Result<Vec<u8>, String> {
+        let mut reads = JoinSet::new();
+        for stage in self.stages.iter().cloned() {
+            let identity = self.identity.clone();
+            reads.spawn(async move { stage.conn.while_alive(read(&stage, identity, slot)).await });
+        }
+        let mut parts = Vec::new();
+        while let Some(part) = reads.join_next().await {
+            parts.push(part.map_err(aborted)?.map_err(|e| e.to_string())?);
+        }
+        let merged = tokio::task::spawn_blocking(move || merge_snapshots(&parts)).await;
+        merged.map_err(aborted)?.map_err(|e| e.to_string())
+    }
+
+    /// Gives the sequence in `slot`, at rest and with pages of its own, the state of a snapshot.
+    ///
+    /// # Errors
+    /// The snapshot does not fit, or a stage is gone. Some stages may have it then: the sequence is
+    /// to be closed.
+    pub async fn write(&self, slot: SlotId, snapshot: Vec<u8>) -> Result<(), String> {
+        let snapshot = Bytes::from(snapshot);
+        let mut writes = JoinSet::new();
+        for stage in self.stages.iter().cloned() {
+            let (identity, snapshot) = (self.identity.clone(), snapshot.clone());
+            writes.spawn(async move {
+                let layers = stage.layers.clone();
+                let part = tokio::task::spawn_blocking(move || select_layers(&snapshot, layers));
+                let part = part.await.map_err(aborted)?.map_err(|e| e.to_string())?;
+                let write = write(&stage, identity, slot, part.into());
+                stage.conn.while_alive(write).await.map_err(|e| e.to_string())
+            });
+        }
+        while let Some(written) = writes.join_next().await {
+            written.map_err(aborted)??;
+        }
+        Ok(())
+    }
+}
+
+async fn read(
+    stage: &PlacedStage,
+    identity: Identity,
+    slot: SlotId,
+) -> Result<Vec<u8>, WorkerError> {
+    let conn = &stage.conn;
+    let broken = |reason: &str| WorkerError::Lost {
+        worker: conn.name().to_string(),
+        reason: format!("its snapshot {reason}"),
+    };
+    let Identity { epoch, coordinator_id } = identity;
+    let request = SnapshotRequest { epoch, coordinator_id, slot: slot.0 };
+    let failed = |status: tonic::Status| conn.error(&status);
+    let mut chunks = conn.control().snapshot(request).await.map_err(failed)?.into_inner();
+    let (mut bytes, mut total) = (Vec::new(), 0);
+    while let Some(chunk) = chunks.message().await.map_err(failed)? {
+        if bytes.is_empty() {
+            total = chunk.total_bytes;
+            let fits = usize::try_from(total).is_ok_and(|n| bytes.try_reserve_exact(n).is_ok());
+            if total > MAX_BLOB_BYTES || !fits {
+                return Err(broken("is larger than memory"));
+            }
+        }
+        if (bytes.len() + chunk.data.len()) as u64 > total {
+            return Err(broken("has more bytes than announced"));
+        }
+        bytes.extend_from_slice(&chunk.data);
+    }
+    if bytes.is_empty() || bytes.len() as u64 != total {
+        return Err(broken("ended early"));
+    }
+    Ok(bytes)
+}
+
+async fn write(
+    stage: &PlacedStage,
+    identity: Identity,
+    slot: SlotId,
+    part: Bytes,
+) -> Result<(), WorkerError> {
+    let Identity { epoch, coordinator_id } = identity;
+    let total_bytes = part.len() as u64;
+    let head = RestoreHead { epoch, coordinator_id, slot: slot.0, total_bytes };
+    let data = (0..part.len()).step_by(CHUNK_BYTES).map(move |begin| {
+        restore_request::Part::Data(part.slice(begin..part.len().min(begin + CHUNK_BYTES)))
+    });
+    let parts = std::iter::once(restore_request::Part::Head(head)).chain(data);
+    let requests = parts.map(|part| RestoreRequest { part: Some(part) });
+    let call = stage.conn.control().restore(tokio_stream::iter(requests)).await;
+    call.map(|_| ()).map_err(|status| stage.conn.error(&status))
+}
+
+fn aborted(error: tokio::task::JoinError) -> String {
+    format!("a task ended without a result: {error}")
+}

@@ -1,0 +1,229 @@
+//! A sequence's state out of one line and into another: the same bits afterwards, at any cut.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::ops::Range;
+
+use brigade_engine::state::{merge_snapshots, select_layers};
+use brigade_proto::control::{RestoreHead, RestoreRequest, SnapshotRequest, restore_request};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::limits::CHUNK_BYTES;
+use brigade_proto::pipeline::{self as pb, ResultFrame, row_result};
+use common::model::Model;
+use common::real::{real_line, synth_model};
+use common::*;
+use tonic::{Status, Streaming};
+
+/// More than one KV page of them.
+const PROMPT: Range<u32> = 3..83;
+/// Rows of a ubatch.
+const ROWS: usize = 40;
+/// What the line is asked for next, in the order of the positions.
+const MORE: &[u32] = &[42, 9, 250, 250];
+
+/// A line with an open lane.
+struct Line {
+    clients: Vec<Client>,
+    results: Streaming<ResultFrame>,
+    lane: Lane,
+    next_id: u64,
+}
+
+impl Line {
+    async fn open(workers: &[TestWorker], model: &Model, cuts: &[u32], epoch: u64) -> Self {
+        let (mut clients, _) = real_line(workers, model, cuts, epoch, false).await;
+        let results = clients.last_mut().unwrap().results().await.unwrap();
+        let lane = clients[0].open_lane(0).await.unwrap();
+        Self { clients, results, lane, next_id: 0 }
+    }
+
+    /// Sends a ubatch and waits for all of its rows: the line is at rest then.
+    async fn run(&mut self, ops: Vec<pb::SeqOp>, parts: Vec<pb::SeqPart>) -> Vec<pb::RowResult> {
+        self.lane.send(ubatch(self.next_id, ops, parts)).await;
+        self.next_id += 1;
+        let mut rows = Vec::new();
+        loop {
+            let frame = next(&mut self.results).await;
+            rows.extend(frame.rows);
+            if frame.last {
+                return rows;
+            }
+        }
+    }
+
+    /// Opens `slot` with two pages and a sampler that looks back at all tokens.
+    async fn open_slot(&mut self, slot: u32) {
+        let sampler = pb::SamplerSetup {
+            top_p: 1.0,
+            typical_p: 1.0,
+            repeat_penalty: 1.7,
+            penalty_last_n: 512,
+            top_logprobs: Some(3),
+            ..pb::SamplerSetup::default()
+        };
+        let open = pb::OpenOp {
+            slot,
+            blocks: vec![2 * slot, 2 * slot + 1],
+            sampler: Some(sampler),
+            request: format!("req-{slot}"),
+        };
+        self.run(vec![pb::SeqOp { op: Some(pb::seq_op::Op::Open(open)) }], vec![]).await;
+    }
+
+    /// The prompt, in an open slot.
+    async fn prefill(&mut self, slot: u32) {
+        let prompt: Vec<u32> = PROMPT.collect();
+        for (i, tokens) in prompt.chunks(ROWS).enumerate() {
+            let part = part(slot, (i * ROWS) as u32, tokens, pb::Want::Nothing);
+            assert!(self.run(vec![], vec![part]).await.is_empty());
+        }
+    }
+
+    /// Logits of all but the last of [`MORE`], and the token drawn after it, with its neighbours.
+    async fn go_on(&mut self, slot: u32) -> Vec<row_result::Value> {
+        let (pos, n) = (PROMPT.len() as u32, MORE.len() - 1);
+        let mut rows = self.run(vec![], vec![part(slot, pos, &MORE[..n], pb::Want::Logits)]).await;
+        let last = part(slot, pos + n as u32, &MORE[n..], pb::Want::Sample);
+        rows.extend(self.run(vec![], vec![last]).await);
+        assert_eq!(rows.len(), MORE.len());
+        rows.into_iter().map(|row| row.value.unwrap()).collect()
+    }
+
+    async fn snapshots(&mut self, slot: u32) -> Vec<Vec<u8>> {
+        let mut parts = Vec::new();
+        for client in &mut self.clients {
+            parts.push(client.snapshot(slot).await.unwrap());
+        }
+        parts
+    }
+}
+
+impl Client {
+    async fn snapshot(&mut self, slot: u32) -> Result<Vec<u8>, Failure> {
+        let (epoch, coordinator_id) = (self.epoch, self.id.clone());
+        let from = |s: Status| Failure::from_status(&s);
+        let request = SnapshotRequest { epoch, coordinator_id, slot };
+        let mut chunks = soon(self.control.snapshot(request)).await.map_err(from)?.into_inner();
+        let (mut bytes, mut total) = (Vec::new(), 0);
+        while let Some(chunk) = soon(chunks.message()).await.map_err(from)? {
+            assert!(chunk.data.len() <= CHUNK_BYTES);
+            total = chunk.total_bytes;
+            bytes.extend_from_slice(&chunk.data);
+        }
+        assert_eq!(bytes.len() as u64, total);
+        Ok(bytes)
+    }
+
+    async fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), Failure> {
+        self.restore_as(self.head(slot, bytes.len() as u64), bytes).await
+    }
+
+    fn head(&self, slot: u32, total_bytes: u64) -> RestoreHead {
+        let (epoch, coordinator_id) = (self.epoch, self.id.clone());
+        RestoreHead { epoch, coordinator_id, slot, total_bytes }
+    }
+
+    async fn restore_as(&mut self, head: RestoreHead, bytes: &[u8]) -> Result<(), Failure> {
+        // Small chunks, so that there are several.
+        let data = bytes.chunks(10_000).map(|c| restore_request::Part::Data(c.to_vec().into()));
+        let parts: Vec<_> = std::iter::once(restore_request::Part::Head(head))
+            .chain(data)
+            .map(|part| RestoreRequest { part: Some(part) })
+            .collect();
+        let reply = soon(self.control.restore(tokio_stream::iter(parts))).await;
+        reply.map(|_| ()).map_err(|s| Failure::from_status(&s))
+    }
+}
+
+fn real_workers(n: usize) -> Vec<TestWorker> {
+    (0..n).map(|_| TestWorker::real(&scratch(), |raw| raw.threads = Some(1))).collect()
+}
+
+#[tokio::test]
+async fn a_sequence_goes_on_at_another_cut_with_the_same_bits() {
+    let dir = scratch();
+    let model = Model::open(&synth_model(&dir, "Q8_0"));
+    let two = real_workers(2);
+    let mut line = Line::open(&two, &model, &[0, 2, 4], 1).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    let whole = merge_snapshots(&line.snapshots(0).await).unwrap();
+    let expected = line.go_on(0).await;
+    // Other workers, another cut, another slot, beside another sequence.
+    let three = real_workers(3);
+    let cuts = [0, 1, 3, 4];
+    let mut other = Line::open(&three, &model, &cuts, 1).await;
+    other.open_slot(0).await;
+    other.open_slot(1).await;
+    other.prefill(0).await;
+    for (stage, client) in other.clients.iter_mut().enumerate() {
+        let layers = cuts[stage] as usize..cuts[stage + 1] as usize;
+        client.restore(1, &select_layers(&whole, layers).unwrap()).await.unwrap();
+    }
+    assert_eq!(merge_snapshots(&other.snapshots(1).await).unwrap(), whole, "no cut shows");
+    assert!(other.go_on(1).await == expected, "bit for bit");
+    assert!(other.go_on(0).await == expected, "and the neighbour is as it was");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let dir = scratch();
+    let (model, foreign) = ("Q8_0", "Q4_K_M");
+    let [model, foreign] = [model, foreign].map(|quant| Model::open(&synth_model(&dir, quant)));
+    let workers = real_workers(2);
+    let mut line = Line::open(&workers, &foreign, &[0, 2, 4], 1).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    let of_another_model = line.snapshots(0).await;
+    let mut line = Line::open(&workers, &model, &[0, 2, 4], 2).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    let good = line.snapshots(0).await;
+    let mut damaged = good[0].clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    let mut without_tokens = good[1].clone();
+    without_tokens.truncate(without_tokens.len() - 1);
+    let [first, last] = line.clients.as_mut_slice() else { panic!("two stages") };
+    let kept = first.head(0, good[0].len() as u64);
+    let stale = RestoreHead { epoch: 1, ..kept.clone() };
+    let huge = RestoreHead { total_bytes: 1 << 40, ..kept.clone() };
+    let short = RestoreHead { total_bytes: kept.total_bytes + 1, ..kept.clone() };
+    let long = RestoreHead { total_bytes: kept.total_bytes - 1, ..kept.clone() };
+    let stranger = RestoreHead { coordinator_id: "d".into(), ..kept };
+    let cases = [
+        (first.restore(0, &damaged).await, FailureKind::Corrupt, "hash"),
+        (first.restore(0, &of_another_model[0]).await, FailureKind::Unsupported, "wanted llama"),
+        (first.restore(0, &good[1]).await, FailureKind::Unsupported, "no state of layer 0"),
+        (last.restore(0, &good[0]).await, FailureKind::Unsupported, "no tokens"),
+        (last.restore(0, &without_tokens).await, FailureKind::Corrupt, "hash"),
+        (last.restore(0, b"nonsense").await, FailureKind::Unsupported, "version"),
+        (first.restore(1, &good[0]).await, FailureKind::BadMessage, "holds no sequence"),
+        (first.restore(99, &good[0]).await, FailureKind::BadMessage, "slot is 99"),
+        (first.restore_as(stale, &good[0]).await, FailureKind::StaleEpoch, "epoch 1 is over"),
+        (first.restore_as(stranger, &good[0]).await, FailureKind::Busy, "does not hold"),
+        (first.restore_as(huge, &good[0]).await, FailureKind::BadMessage, "total_bytes"),
+        (first.restore_as(short, &good[0]).await, FailureKind::BadMessage, "ended after"),
+        (first.restore_as(long, &good[0]).await, FailureKind::BadMessage, "more than"),
+    ];
+    for (result, kind, word) in cases {
+        let failure = result.unwrap_err();
+        assert_eq!(failure.kind(), kind, "{word}: {failure}");
+        assert!(failure.reason.contains(word), "{word}: {failure}");
+    }
+    assert_eq!(first.snapshot(1).await.unwrap_err().kind(), FailureKind::BadMessage);
+    assert_eq!(line.snapshots(0).await, good, "the sequence is as it was");
+    line.go_on(0).await;
+}
+
+#[tokio::test]
+async fn without_a_lane_there_is_nothing_to_read() {
+    let dir = scratch();
+    let model = Model::open(&synth_model(&dir, "Q8_0"));
+    let workers = real_workers(1);
+    let (mut clients, _) = real_line(&workers, &model, &[0, 4], 1, false).await;
+    let failure = clients[0].snapshot(0).await.unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::WrongPhase, "{failure}");
+}
