@@ -140,6 +140,18 @@ pub fn children_of(parent: u32) -> Vec<u32> {
     children
 }
 
+/// Writes a small random model of an architecture, with a tokenizer and a chat template; the caller
+/// removes it.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn synth_tiny(arch: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("brigade-{}-{arch}.gguf", std::process::id()));
+    let output = run(&["synth", "--arch", arch, "--size", "tiny", "--out", path.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
 /// A server with its own local workers.
 pub struct Server {
     /// The coordinator's process.
@@ -208,6 +220,28 @@ impl Server {
         let mut body = body.clone();
         body["stream"] = true.into();
         stream(&self.url("/v1/chat/completions"), &body.to_string())
+    }
+
+    /// Starts a chat completion as a stream and hangs up after `n` events.
+    ///
+    /// # Panics
+    /// If the stream ends before.
+    pub fn chat_hang_up(&self, body: &serde_json::Value, n: usize) {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let request = agent().post(self.url("/v1/chat/completions"));
+        let request = request.header("content-type", "application/json");
+        let mut response = request.send(body.to_string()).unwrap();
+        let lines = BufReader::new(response.body_mut().as_reader()).lines();
+        let events = lines.map_while(Result::ok).filter(|line| line.starts_with("data: "));
+        assert_eq!(events.take(n).count(), n, "the stream ended before it was left");
+    }
+
+    /// Value of a metric without labels, or with exactly those in `name`; 0 where there is none.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = get(&self.url("/metrics")).unwrap().body;
+        let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
+        line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
     }
 }
 

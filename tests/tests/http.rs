@@ -26,13 +26,6 @@ fn greedy(prompt: &str, max_tokens: u32) -> Value {
     json!({ "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true })
 }
 
-/// Value of a metric without labels, or with exactly these.
-fn metric(server: &Server, name: &str) -> f64 {
-    let text = get(&server.url("/metrics")).unwrap().body;
-    let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
-    line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
-}
-
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
@@ -168,7 +161,7 @@ fn a_full_queue_says_429_and_when_to_come_back() {
             std::thread::spawn(move || server.post("/v1/completions", &greedy("a", 900)).status)
         })
         .collect();
-    wait_for("one running and one waiting", || metric(&server, "brigade_requests_waiting") == 1.0);
+    wait_for("one running and one waiting", || server.metric("brigade_requests_waiting") == 1.0);
     let refused = server.post("/v1/completions", &greedy("a", 5));
     assert_eq!(refused.status, 429, "{}", refused.body);
     let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
@@ -197,9 +190,9 @@ fn a_client_that_leaves_makes_room() {
     client.shutdown(std::net::Shutdown::Both).unwrap();
     drop((client, lines));
     wait_for("the cancellation", || {
-        metric(&server, "brigade_requests_total{outcome=\"cancelled\"}") == 1.0
+        server.metric("brigade_requests_total{outcome=\"cancelled\"}") == 1.0
     });
-    wait_for("free pages", || metric(&server, "brigade_kv_blocks_used") == 0.0);
+    wait_for("free pages", || server.metric("brigade_kv_blocks_used") == 0.0);
     assert_eq!(completion(&server, &greedy("In the", 3))["usage"]["completion_tokens"], 3);
 }
 
@@ -212,7 +205,7 @@ fn a_stop_signal_lets_running_answers_end() {
         let (server, request) = (Arc::clone(&server), request.clone());
         std::thread::spawn(move || server.chat_stream(&request))
     };
-    wait_for("the stream", || metric(&server, "brigade_requests_running{phase=\"decode\"}") == 1.0);
+    wait_for("the stream", || server.metric("brigade_requests_running{phase=\"decode\"}") == 1.0);
     signal("TERM", server.process.pid());
     let seen = streaming.join().unwrap();
     assert_eq!(seen.error, None);
@@ -240,7 +233,7 @@ fn metrics_and_models_say_what_is_there() {
     ] {
         assert!(text.lines().any(|l| l.starts_with(name)), "{name} is missing in\n{text}");
     }
-    assert_eq!(metric(&server, "brigade_generated_tokens_total"), 8.0);
+    assert_eq!(server.metric("brigade_generated_tokens_total"), 8.0);
 }
 
 #[test]

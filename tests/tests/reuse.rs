@@ -2,7 +2,7 @@
 //! said without.
 
 use brigade_tests::golden::Golden;
-use brigade_tests::process::{Server, get};
+use brigade_tests::process::{Server, synth_tiny};
 use serde_json::{Value, json};
 
 const TURNS: usize = 5;
@@ -19,11 +19,9 @@ struct Turn {
     rows: u64,
 }
 
-/// A metric without labels.
+/// A metric without labels that counts.
 fn metric(server: &Server, name: &str) -> u64 {
-    let text = get(&server.url("/metrics")).unwrap().body;
-    let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
-    line.and_then(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64
+    server.metric(name) as u64
 }
 
 fn message(role: &str, content: &str) -> Value {
@@ -85,8 +83,8 @@ fn chat(model: &str, with: &Server, without: &Server) -> Vec<Value> {
     said
 }
 
-fn compare(model: &str, args: &[&str]) {
-    let with = Server::start(args);
+fn compare(model: &str, args: &[&str], keep: &str) {
+    let with = Server::start(&[args, &["--keep", keep]].concat());
     let without = Server::start(&[args, &["--keep", "0"]].concat());
     let said = chat(model, &with, &without);
 
@@ -108,7 +106,25 @@ fn compare(model: &str, args: &[&str]) {
 
 #[test]
 fn a_chat_on_two_workers_computes_only_what_is_new_and_says_the_same() {
-    compare("demo", &["--workers", "2"]);
+    compare("demo", &["--workers", "2"], "8");
+}
+
+/// As the chat above, with a state at the end of each prompt and of each answer.
+fn chat_on_a_hybrid(arch: &str) {
+    let path = synth_tiny(arch);
+    let model = path.to_str().unwrap();
+    compare(arch, &["-m", model, "--workers", "2", "--ctx", "2048"], "16");
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_chat_on_granitehybrid_computes_only_what_is_new_and_says_the_same() {
+    chat_on_a_hybrid("granitehybrid");
+}
+
+#[test]
+fn a_chat_on_kimi_linear_computes_only_what_is_new_and_says_the_same() {
+    chat_on_a_hybrid("kimi-linear");
 }
 
 #[test]
