@@ -145,9 +145,10 @@ pub fn children_of(parent: u32) -> Vec<u32> {
 ///
 /// # Panics
 /// If it cannot be written.
-pub fn synth_tiny(arch: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("brigade-{}-{arch}.gguf", std::process::id()));
-    let output = run(&["synth", "--arch", arch, "--size", "tiny", "--out", path.to_str().unwrap()]);
+pub fn synth(arch: &str, size: &str) -> PathBuf {
+    let path =
+        std::env::temp_dir().join(format!("brigade-{}-{arch}-{size}.gguf", std::process::id()));
+    let output = run(&["synth", "--arch", arch, "--size", size, "--out", path.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     path
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Server, synth_tiny};
+use brigade_tests::process::{Server, synth};
 use serde_json::{Value, json};
 
 const STREAMS: usize = 16;
@@ -26,8 +26,8 @@ fn request(i: usize) -> Value {
 
 /// Every third client leaves after a few pieces; the others read what they would read alone, and
 /// afterwards no slot and no page belongs to anybody.
-fn streams_with_cancellations(arch: &str) {
-    let path = synth_tiny(arch);
+fn streams_with_cancellations(arch: &str, size: &str) {
+    let path = synth(arch, size);
     let model = path.to_str().unwrap();
     let args = ["-m", model, "--workers", "3", "--max-seqs", "16", "--ctx", "1024", "--keep", "0"];
     let server = Arc::new(Server::start(&args));
@@ -71,10 +71,10 @@ fn streams_with_cancellations(arch: &str) {
 
 #[test]
 fn sixteen_streams_on_granitehybrid() {
-    streams_with_cancellations("granitehybrid");
+    streams_with_cancellations("granitehybrid", "tiny");
 }
 
 #[test]
 fn sixteen_streams_on_kimi_linear() {
-    streams_with_cancellations("kimi-linear");
+    streams_with_cancellations("kimi-linear", "tiny-moe");
 }
