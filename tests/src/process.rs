@@ -116,8 +116,12 @@ impl Drop for Running {
 
 /// Sends a signal by name (`KILL`, `STOP`, `CONT`, `INT`).
 pub fn signal(name: &str, pid: u32) {
-    let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
-    assert!(status.success(), "cannot send {name} to {pid}");
+    assert!(try_signal(name, pid), "cannot send {name} to {pid}");
+}
+
+/// As [`signal`], to a process that may be gone; whether it was there.
+pub fn try_signal(name: &str, pid: u32) -> bool {
+    Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap().success()
 }
 
 /// Whether a process exists (one that ended but was not waited for does not count).
