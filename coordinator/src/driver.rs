@@ -88,6 +88,7 @@ pub async fn run(
         sched: Scheduler::new(config.sched),
         started: Instant::now(),
         live: HashMap::new(),
+        gone: Vec::new(),
         line: None,
         broken: None,
         down_since: None,
@@ -168,6 +169,9 @@ struct Driver {
     started: Instant,
     /// Submitted and not ended.
     live: HashMap<RequestId, Live>,
+    /// Whose clients went away while actions are carried out; cancelled after these, since cancelling asks
+    /// the scheduler for new ones, which must not overtake ubatches that are still to be sent.
+    gone: Vec<RequestId>,
     line: Option<OpenLine>,
     /// When and why the line broke, while the supervisor looks for the reason behind that.
     broken: Option<(Instant, String)>,
@@ -200,6 +204,9 @@ impl Driver {
                 Action::LineFault(fault) => self.line_broke(fault.to_string()),
                 other => self.tell(other),
             }
+        }
+        while let Some(request) = self.gone.pop() {
+            self.cancel(request);
         }
     }
 
@@ -250,7 +257,7 @@ impl Driver {
     fn with_live(&mut self, request: RequestId, act: impl FnOnce(&mut Live) -> bool) {
         let gone = self.live.get_mut(&request).is_some_and(|live| !act(live));
         if gone {
-            self.cancel(request);
+            self.gone.push(request);
         }
     }
 
