@@ -155,6 +155,32 @@ fn every_file_says_what_it_is() {
     none("start these with `//!`", &silent.map(|(name, _)| name).collect::<Vec<_>>());
 }
 
+/// A module's file that no `mod` names is never compiled: a leftover, or code that only seems to be there.
+#[test]
+fn every_module_is_compiled() {
+    let sources = sources();
+    let text = |name: &str| sources.iter().find(|(n, _)| n == name).map(|(_, text)| text);
+    let mut lost = Vec::new();
+    for (name, _) in &sources {
+        let Some((krate, inner)) = name.split_once("/src/") else { continue };
+        if ["lib.rs", "main.rs"].contains(&inner) || inner.starts_with("bin/") {
+            continue;
+        }
+        let module = inner.trim_end_matches(".rs").trim_end_matches("/mod");
+        let (folder, stem) = module.rsplit_once('/').unwrap_or(("", module));
+        let parents = match folder {
+            "" => vec![format!("{krate}/src/lib.rs"), format!("{krate}/src/main.rs")],
+            _ => ["/mod.rs", ".rs"].map(|end| format!("{krate}/src/{folder}{end}")).to_vec(),
+        };
+        let declaration = format!("mod {stem};");
+        let declared = |parent: &String| text(parent).is_some_and(|t| t.contains(&declaration));
+        if !parents.iter().any(declared) {
+            lost.push(format!("{name}: no `{declaration}` in {}", parents.join(" or ")));
+        }
+    }
+    none("every file under src belongs to its crate", &lost);
+}
+
 #[test]
 fn functions_fit_a_screen() {
     let mut long = Vec::new();
