@@ -33,17 +33,56 @@ fn map<S: Simd>(s: S, x: &mut [f32], f: impl Fn(S::F) -> S::F) {
     s.store_part(y, tail);
 }
 
-/// `out += x`.
-pub(crate) fn add<S: Simd>(out: &mut [f32], x: &[f32]) {
-    struct Add<'a>(&'a mut [f32], &'a [f32]);
-    impl Op for Add<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            zip(s, self.0, self.1, |out, x| s.add(out, x));
+/// An op that changes `x` value by value.
+macro_rules! unary {
+    ($(#[$doc:meta])* $name:ident, |$s:ident, $x:ident| $y:expr) => {
+        $(#[$doc])*
+        pub(crate) fn $name<S: Simd>(x: &mut [f32]) {
+            struct Body<'a>(&'a mut [f32]);
+            impl Op for Body<'_> {
+                type Out = ();
+                #[inline(always)]
+                fn eval<S: Simd>(self, $s: S) {
+                    map(
+                        $s,
+                        self.0,
+                        #[inline(always)]
+                        |$x| $y,
+                    );
+                }
+            }
+            run::<S, _>(Body(x));
         }
-    }
-    run::<S, _>(Add(out, x));
+    };
+}
+
+/// An op that changes `out` value by value with those of `x`.
+macro_rules! binary {
+    ($(#[$doc:meta])* $name:ident, |$s:ident, $out:ident, $x:ident| $y:expr) => {
+        $(#[$doc])*
+        pub(crate) fn $name<S: Simd>(out: &mut [f32], x: &[f32]) {
+            struct Body<'a>(&'a mut [f32], &'a [f32]);
+            impl Op for Body<'_> {
+                type Out = ();
+                #[inline(always)]
+                fn eval<S: Simd>(self, $s: S) {
+                    zip(
+                        $s,
+                        self.0,
+                        self.1,
+                        #[inline(always)]
+                        |$out, $x| $y,
+                    );
+                }
+            }
+            run::<S, _>(Body(out, x));
+        }
+    };
+}
+
+binary! {
+    /// `out += x`.
+    add, |s, out, x| s.add(out, x)
 }
 
 /// `out += x * factor`.
@@ -74,23 +113,9 @@ pub(crate) fn scale<S: Simd>(x: &mut [f32], factor: f32) {
     run::<S, _>(Scale(x, factor));
 }
 
-/// `x *= y`.
-pub(crate) fn mul<S: Simd>(x: &mut [f32], y: &[f32]) {
-    struct Mul<'a>(&'a mut [f32], &'a [f32]);
-    impl Op for Mul<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            zip(
-                s,
-                self.0,
-                self.1,
-                #[inline(always)]
-                |x, y| s.mul(x, y),
-            );
-        }
-    }
-    run::<S, _>(Mul(x, y));
+binary! {
+    /// `x *= y`.
+    mul, |s, x, y| s.mul(x, y)
 }
 
 /// `x += (to - x) * share`.
@@ -116,135 +141,42 @@ pub(crate) fn lerp<S: Simd>(x: &mut [f32], to: &[f32], share: &[f32]) {
     run::<S, _>(Lerp(x, to, share));
 }
 
-/// `x = tanh(x)`.
-pub(crate) fn tanh<S: Simd>(x: &mut [f32]) {
-    struct Tanh<'a>(&'a mut [f32]);
-    impl Op for Tanh<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            map(
-                s,
-                self.0,
-                #[inline(always)]
-                |x| tanh_of(s, x),
-            );
-        }
-    }
-    run::<S, _>(Tanh(x));
+unary! {
+    /// `x = tanh(x)`.
+    tanh, |s, x| tanh_of(s, x)
 }
 
-/// `x *= silu(gate)`.
-pub(crate) fn silu_mul<S: Simd>(x: &mut [f32], gate: &[f32]) {
-    struct SiluMul<'a>(&'a mut [f32], &'a [f32]);
-    impl Op for SiluMul<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            zip(
-                s,
-                self.0,
-                self.1,
-                #[inline(always)]
-                |x, gate| s.mul(silu_of(s, gate), x),
-            );
-        }
-    }
-    run::<S, _>(SiluMul(x, gate));
+binary! {
+    /// `x *= silu(gate)`.
+    silu_mul, |s, x, gate| s.mul(silu_of(s, gate), x)
 }
 
-/// `x *= sigmoid(gate)`.
-pub(crate) fn sigmoid_mul<S: Simd>(x: &mut [f32], gate: &[f32]) {
-    struct SigmoidMul<'a>(&'a mut [f32], &'a [f32]);
-    impl Op for SigmoidMul<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            zip(
-                s,
-                self.0,
-                self.1,
-                #[inline(always)]
-                |x, gate| s.mul(sigmoid_of(s, gate), x),
-            );
-        }
-    }
-    run::<S, _>(SigmoidMul(x, gate));
+binary! {
+    /// `x *= sigmoid(gate)`.
+    sigmoid_mul, |s, x, gate| s.mul(sigmoid_of(s, gate), x)
 }
 
-/// `x = silu(x)`.
-pub(crate) fn silu<S: Simd>(x: &mut [f32]) {
-    struct Silu<'a>(&'a mut [f32]);
-    impl Op for Silu<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            map(
-                s,
-                self.0,
-                #[inline(always)]
-                |x| silu_of(s, x),
-            );
-        }
-    }
-    run::<S, _>(Silu(x));
+unary! {
+    /// `x = silu(x)`.
+    silu, |s, x| silu_of(s, x)
 }
 
-/// `x = sigmoid(x)`.
-pub(crate) fn sigmoid<S: Simd>(x: &mut [f32]) {
-    struct Sigmoid<'a>(&'a mut [f32]);
-    impl Op for Sigmoid<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            map(
-                s,
-                self.0,
-                #[inline(always)]
-                |x| sigmoid_of(s, x),
-            );
-        }
-    }
-    run::<S, _>(Sigmoid(x));
+unary! {
+    /// `x = sigmoid(x)`.
+    sigmoid, |s, x| sigmoid_of(s, x)
 }
 
-/// `x = ln(1 + e^x)`.
-pub(crate) fn softplus<S: Simd>(x: &mut [f32]) {
-    struct Softplus<'a>(&'a mut [f32]);
-    impl Op for Softplus<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            map(
-                s,
-                self.0,
-                #[inline(always)]
-                |x| softplus_of(s, x),
-            );
-        }
-    }
-    run::<S, _>(Softplus(x));
+unary! {
+    /// `x = ln(1 + e^x)`.
+    softplus, |s, x| softplus_of(s, x)
 }
 
-/// `x = max(x, 0)²`.
-pub(crate) fn relu_squared<S: Simd>(x: &mut [f32]) {
-    struct ReluSquared<'a>(&'a mut [f32]);
-    impl Op for ReluSquared<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) {
-            map(
-                s,
-                self.0,
-                #[inline(always)]
-                |x| {
-                    let positive = s.max(x, s.zero());
-                    s.mul(positive, positive)
-                },
-            );
-        }
+unary! {
+    /// `x = max(x, 0)²`.
+    relu_squared, |s, x| {
+        let positive = s.max(x, s.zero());
+        s.mul(positive, positive)
     }
-    run::<S, _>(ReluSquared(x));
 }
 
 /// Softmax of a row, in place.
