@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_proto::pipeline::ResultFrame;
+use brigade_proto::pipeline::{ResultFrame, StageTiming};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::StreamExt;
@@ -20,8 +20,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status as RpcStatus;
 
 use crate::cluster::{LineEvent, OpenLine, lane};
-use crate::handle::{EngineEnds, Failure, StateCall, StateError, Status, Submission, SubmitError};
-use crate::meter::{Meter, UbatchRecord};
+use crate::handle::{
+    EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
+};
+use crate::meter::{Meter, StageClock, UbatchRecord};
 use crate::metrics;
 use crate::request::Request;
 use crate::sched::{
@@ -43,6 +45,9 @@ const WAIT_FOR_REPAIR: Duration = Duration::from_secs(30);
 
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
+
+/// Latest time by a stage's clock that is believed: three centuries, so that sums do not overflow.
+const MAX_CLOCK_US: Micros = 1 << 53;
 
 /// What a driver is built from.
 #[derive(Debug)]
@@ -86,7 +91,6 @@ pub async fn run(
     let ClusterLink { mut events, faults } = link;
     let mut driver = Driver {
         sched: Scheduler::new(config.sched),
-        started: Instant::now(),
         live: HashMap::new(),
         gone: Vec::new(),
         line: None,
@@ -164,9 +168,16 @@ async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
     }
 }
 
+/// What is known of a ubatch when it leaves.
+#[derive(Clone, Copy)]
+struct Sent {
+    at: Micros,
+    n_rows: u32,
+    decode_rows: u32,
+}
+
 struct Driver {
     sched: Scheduler,
-    started: Instant,
     /// Submitted and not ended.
     live: HashMap<RequestId, Live>,
     /// Whose clients went away while actions are carried out; cancelled after these, since cancelling asks
@@ -177,8 +188,8 @@ struct Driver {
     broken: Option<(Instant, String)>,
     /// Since when there is no line, after there was one.
     down_since: Option<Instant>,
-    /// Departure and rows of ubatches not yet back.
-    in_flight: HashMap<u64, (Micros, u32)>,
+    /// Ubatches not yet back.
+    in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
     states: States,
     n_vocab: u32,
@@ -189,7 +200,7 @@ struct Driver {
 
 impl Driver {
     fn now(&self) -> Micros {
-        self.started.elapsed().as_micros() as Micros
+        self.meter.now()
     }
 
     fn step(&mut self, event: Event) {
@@ -291,8 +302,10 @@ impl Driver {
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
         let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
+        let at = self.now();
         let sent = line.ubatches.try_send(frame);
-        self.in_flight.insert(id, (self.now(), n_rows));
+        let decode_rows = self.sched.decode_rows(id);
+        self.in_flight.insert(id, Sent { at, n_rows, decode_rows });
         if sent.is_err() {
             self.line_broke("stage 0 takes no more ubatches".to_string());
         }
@@ -368,8 +381,7 @@ impl Driver {
             .map(|t| StageTime { compute_us: t.compute_us.into(), queued_us: t.queue_us.into() })
             .collect();
         if frame.last {
-            let wire_bytes = frame.timings.iter().map(|t| t.wire_bytes).collect();
-            self.record(frame.id, &stages, wire_bytes);
+            self.record(frame.epoch, frame.id, &stages, &frame.timings);
         }
         let done = frame.last.then_some(stages);
         self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
@@ -377,10 +389,26 @@ impl Driver {
         Ok(())
     }
 
-    fn record(&mut self, ubatch: u64, stages: &[StageTime], wire_bytes: Vec<u32>) {
-        let Some((sent, n_rows)) = self.in_flight.remove(&ubatch) else { return };
-        let done = self.now();
-        let record = UbatchRecord { sent, done, n_rows, stages: stages.to_vec(), wire_bytes };
+    fn record(&mut self, epoch: u64, id: u64, stages: &[StageTime], timings: &[StageTiming]) {
+        let Some(Sent { at: sent, n_rows, decode_rows }) = self.in_flight.remove(&id) else {
+            return;
+        };
+        let clock = |t: &StageTiming| StageClock {
+            started_us: t.started_us.min(MAX_CLOCK_US),
+            receive_us: t.receive_us.into(),
+            last_send_us: t.last_send_us.into(),
+        };
+        let record = UbatchRecord {
+            epoch,
+            id,
+            sent,
+            done: self.now(),
+            n_rows,
+            decode_rows,
+            stages: stages.to_vec(),
+            clocks: timings.iter().map(clock).collect(),
+            wire_bytes: timings.iter().map(|t| t.wire_bytes).collect(),
+        };
         metrics::ubatch(&record);
         self.meter.record(record);
     }
@@ -392,6 +420,9 @@ impl Driver {
             }
             LineEvent::Up(line) => {
                 let (epoch, spec, info) = (line.epoch, line.spec, line.info.clone());
+                if let Some(mut trace) = self.meter.trace() {
+                    trace.name_stages(info.stages.iter().map(StageInfo::describe).collect());
+                }
                 self.line = Some(*line);
                 self.broken = None;
                 self.down_since = None;

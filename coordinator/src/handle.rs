@@ -72,6 +72,14 @@ pub struct StageInfo {
     pub gop_per_second: f64,
 }
 
+impl StageInfo {
+    /// One line about it.
+    pub fn describe(&self) -> String {
+        let Range { start, end } = &self.layers;
+        format!("layers {start}..{end}, {}, {} threads", self.kernels, self.threads)
+    }
+}
+
 /// What happens to one sequence, in order; the last one is `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SeqEvent {

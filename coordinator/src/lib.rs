@@ -3,7 +3,8 @@
 //! Reading order: [`request`] (what can be run), [`handle`] (the front door), [`driver`] (the one
 //! loop), [`sched`] (what runs when, sans-IO), [`plan`] (which layers go where, pure), [`cluster`]
 //! (workers and the line), [`text_model`] and [`generation`] (text in and out), [`http`] (OpenAI's
-//! JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line.
+//! JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line;
+//! [`meter`] and [`trace`] say what a real one did.
 
 pub mod cli;
 pub mod cluster;
@@ -20,4 +21,5 @@ pub mod request;
 pub mod sched;
 pub mod sim;
 pub mod text_model;
+pub mod trace;
 mod wire;

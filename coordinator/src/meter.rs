@@ -6,34 +6,73 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::sched::{Micros, StageTime};
+use crate::trace::Trace;
 
 /// Records kept; at a thousand ubatches a second that is a minute.
 const MAX_RECORDS: usize = 65_536;
 
 /// One ubatch's trip down the line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct UbatchRecord {
+    /// Of the line it ran on.
+    pub epoch: u64,
+    /// Consecutive within an epoch.
+    pub id: u64,
     /// When it left the driver.
     pub sent: Micros,
     /// When its last result was back.
     pub done: Micros,
     /// Tokens computed.
     pub n_rows: u32,
+    /// Those of them that are past their prompts.
+    pub decode_rows: u32,
     /// Per stage, first stage first.
     pub stages: Vec<StageTime>,
+    /// When that was by each stage's own clock.
+    pub clocks: Vec<StageClock>,
     /// Bytes each stage received for it, first stage first.
     pub wire_bytes: Vec<u32>,
 }
 
+/// When one stage had a ubatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageClock {
+    /// When computing began, since the stage's lane opened, by its own clock.
+    pub started_us: Micros,
+    /// Checking and copying the frame; a part of the time before that.
+    pub receive_us: Micros,
+    /// Encoding the ubatch before this one and handing it to the transport.
+    pub last_send_us: Micros,
+}
+
 /// Records of recent ubatches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Meter {
     records: Mutex<VecDeque<UbatchRecord>>,
+    trace: Option<Mutex<Trace>>,
+    began: Instant,
 }
 
 impl Meter {
+    /// A meter without records; `traced`: they go into a trace as well.
+    pub fn new(traced: bool) -> Self {
+        let trace = traced.then(Mutex::default);
+        Self { records: Mutex::default(), trace, began: Instant::now() }
+    }
+
+    /// Time by the clock of all departures and arrivals.
+    pub fn now(&self) -> Micros {
+        self.began.elapsed().as_micros() as Micros
+    }
+
+    /// The trace, where there is one.
+    pub fn trace(&self) -> Option<MutexGuard<'_, Trace>> {
+        Some(self.trace.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<UbatchRecord>> {
         // A panic elsewhere leaves whole records behind.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,6 +80,9 @@ impl Meter {
 
     /// Adds a record; the oldest one goes when there are too many.
     pub fn record(&self, record: UbatchRecord) {
+        if let Some(mut trace) = self.trace() {
+            trace.ubatch(record.clone());
+        }
         let mut records = self.lock();
         if records.len() == MAX_RECORDS {
             records.pop_front();
@@ -117,6 +159,7 @@ mod tests {
                 n_rows: 4,
                 stages: vec![StageTime { compute_us: us, queued_us: 0 }; 2],
                 wire_bytes: vec![10, 100],
+                ..UbatchRecord::default()
             })
             .collect()
     }
@@ -141,7 +184,7 @@ mod tests {
 
     #[test]
     fn taking_empties_and_old_records_go_first() {
-        let meter = Meter::default();
+        let meter = Meter::new(false);
         for record in line(MAX_RECORDS as u64 + 2, 1, 1) {
             meter.record(record);
         }

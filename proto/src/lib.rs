@@ -17,7 +17,8 @@ pub mod net;
 /// - 1: first release.
 /// - 2: Open and Copy name their request; a result row may say why it has no token;
 ///   Snapshot and Restore.
-pub const WIRE_VERSION: u32 = 2;
+/// - 3: stage timings say when, and what receiving and sending took.
+pub const WIRE_VERSION: u32 = 3;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

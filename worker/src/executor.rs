@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{Boundary, RowValue, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
@@ -116,6 +116,8 @@ pub struct Work {
     pub wire_bytes: usize,
     /// When the frame was complete.
     pub received: Instant,
+    /// When it had been checked and copied.
+    pub checked: Instant,
 }
 
 /// One lane's use of the executor.
@@ -137,6 +139,8 @@ pub struct LaneRun {
     pub meter: Arc<Meter>,
     /// Boundary buffers.
     pub pool: BufferPool,
+    /// What this stage's times count from.
+    pub opened: Instant,
 }
 
 /// Where the outcome of a job goes; nobody may be there any more.
@@ -256,18 +260,27 @@ fn run(
 ) {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
+    let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
         match job {
             Job::Begin(begun) => {
                 lane = Some(begun);
                 requests = Requests::default();
+                last_send_us = 0;
             }
             Job::Run(work) => {
                 let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
                     continue;
                 };
-                let stepped = step(runner.as_mut(), current, &mut requests, work, runtime);
-                let Err(stop) = stepped else { continue };
+                let stepped =
+                    step(runner.as_mut(), current, &mut requests, work, last_send_us, runtime);
+                let stop = match stepped {
+                    Ok(send_us) => {
+                        last_send_us = send_us;
+                        continue;
+                    }
+                    Err(stop) => stop,
+                };
                 if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
                     // The lane may have ended meanwhile; then its reason is known already.
                     let _ = current.failed.send(failure);
@@ -348,19 +361,21 @@ struct Stop {
     panicked: bool,
 }
 
+/// Computes a ubatch and sends it on; returns the microseconds of the sending.
 fn step(
     runner: &mut dyn StageRunner,
     lane: &LaneRun,
     requests: &mut Requests,
     work: Work,
+    last_send_us: u32,
     runtime: &tokio::runtime::Handle,
-) -> Result<(), Stop> {
-    let Work { ubatch, mut frame, input, wire_bytes, received } = work;
+) -> Result<u32, Stop> {
+    let Work { ubatch, mut frame, input, wire_bytes, received, checked } = work;
     requests.follow(&frame.ops);
     let started = Instant::now();
     lane.meter.started(started);
     let computed = catch_unwind(AssertUnwindSafe(|| runner.forward(&ubatch, input)));
-    let compute_us = micros(started);
+    let compute_us = micros(started.elapsed());
     lane.meter.finished(u64::from(compute_us));
     let fail = |panicked: bool, why: String| {
         let reason = format!("stage {}, ubatch {}: {why}", lane.stage, ubatch.id);
@@ -373,10 +388,18 @@ fn step(
         Err(panic) => return Err(fail(true, panic_text("computing", &*panic))),
     };
     tell_failed_rows(&output, requests);
-    let queue_us = u32::try_from((started - received).as_micros()).unwrap_or(u32::MAX);
-    let wire_bytes = u32::try_from(wire_bytes).unwrap_or(u32::MAX);
-    frame.timings.push(StageTiming { queue_us, compute_us, wire_bytes });
-    lane.out.send(frame, output, lane, runtime).map_err(|failure| Stop { failure, panicked: false })
+    frame.timings.push(StageTiming {
+        queue_us: micros(started - received),
+        compute_us,
+        wire_bytes: u32::try_from(wire_bytes).unwrap_or(u32::MAX),
+        started_us: u64::try_from((started - lane.opened).as_micros()).unwrap_or(u64::MAX),
+        receive_us: micros(checked - received),
+        last_send_us,
+    });
+    let sending = Instant::now();
+    let sent = lane.out.send(frame, output, lane, runtime);
+    sent.map_err(|failure| Stop { failure, panicked: false })?;
+    Ok(micros(sending.elapsed()))
 }
 
 /// A row that gave no token fails its request alone; here is where it can be looked into.
@@ -398,8 +421,8 @@ fn about(error: &StageError, requests: &Requests) -> String {
     }
 }
 
-fn micros(since: Instant) -> u32 {
-    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
 
 fn panic_text(doing: &str, panic: &(dyn Any + Send)) -> String {

@@ -142,6 +142,7 @@ async fn run_lane(
         failed,
         meter: grant.meter.clone(),
         pool: grant.pool.clone(),
+        opened: Instant::now(),
     };
     grant.jobs.send(Job::Begin(run)).await.map_err(|_| gone())?;
     let upstream_gone = || peer_lost(grant, upstream(grant), "it no longer listens".into());
@@ -217,7 +218,7 @@ fn check(grant: &LaneGrant, frame: LaneFrame, next_id: u64) -> Result<Work, Fail
         .zip(ubatch.boundary.as_ref())
         .map(|(shape, boundary)| boundary_from_wire(&boundary.data, shape, &grant.pool));
     let frame = Ubatch { boundary: None, ..ubatch };
-    Ok(Work { ubatch: engine, frame, input, wire_bytes, received })
+    Ok(Work { ubatch: engine, frame, input, wire_bytes, received, checked: Instant::now() })
 }
 
 /// Waits until the executor has done all it was given.

@@ -5,6 +5,7 @@
 //! P sequences drawing `--gen` tokens each after a prompt of one token. Tokens are random, greedy
 //! and run past end-of-generation tokens, so that every measurement does the same work.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -59,6 +60,10 @@ pub struct BenchArgs {
     /// Print the rows as one JSON array
     #[arg(long)]
     json: bool,
+    /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
+    /// chrome://tracing
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     line: LineArgs,
 }
@@ -89,6 +94,7 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
     let longest = args.prompt.max(args.generate).max(WARM_UP_PROMPT + WARM_UP_TOKENS);
     options.ctx = Some(longest + 1);
     options.max_seqs = args.parallel.iter().copied().max().unwrap_or(1);
+    options.trace.clone_from(&args.trace);
     with_session(options, async |session| bench(session, &args).await).await
 }
 
@@ -184,6 +190,7 @@ impl Bench<'_> {
             .map(|sequence| test.request(sequence, self.session))
             .collect::<Result<_>>()?;
         self.session.meter.take();
+        let from = self.session.meter.now();
         let start = Instant::now();
         let mut sequences = Vec::new();
         for request in requests {
@@ -197,6 +204,11 @@ impl Bench<'_> {
             }
         }
         let seconds = start.elapsed().as_secs_f64();
+        if let Some(mut trace) = self.session.meter.trace() {
+            let each = test.tokens(1);
+            let name = format!("{} of {each}, {parallel} at once", test.name());
+            trace.phase(name, from, self.session.meter.now());
+        }
         Ok(Sample { seconds, records: self.session.meter.take() })
     }
 

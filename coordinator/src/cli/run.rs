@@ -86,6 +86,10 @@ pub struct RunArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
+    /// chrome://tracing
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     line: LineArgs,
     #[command(flatten)]
@@ -96,6 +100,7 @@ pub struct RunArgs {
 pub async fn execute(args: RunArgs) -> Result<()> {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     options.ctx = args.ctx;
+    options.trace.clone_from(&args.trace);
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);
     }

@@ -1,6 +1,7 @@
 //! `brigade serve`: the HTTP server, from the first listen to the last stream.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +67,10 @@ pub struct ServeArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
+    /// chrome://tracing, when the server ends
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     line: LineArgs,
 }
@@ -90,6 +95,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         control,
         patience: Patience::Forever,
         max_waiting: args.max_queue,
+        trace: args.trace.clone(),
     })
     .await?;
     let draining = CancellationToken::new();
@@ -124,12 +130,12 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
             () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
         }
     }
-    session.end().await;
+    let ended = session.end().await;
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
         let _ = tokio::time::timeout(CUT_WITHIN, server).await;
     }
-    result
+    result.and(ended)
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

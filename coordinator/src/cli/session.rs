@@ -3,6 +3,7 @@
 //! Every command that runs layers goes through [`with_session`], so that Ctrl-C, a failure and a
 //! normal end all take the same way out and leave no process behind.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +56,8 @@ pub struct SessionOptions {
     pub patience: Patience,
     /// Requests that may wait.
     pub max_waiting: usize,
+    /// Where a trace of all ubatches goes at the end.
+    pub trace: Option<PathBuf>,
 }
 
 impl SessionOptions {
@@ -71,6 +74,7 @@ impl SessionOptions {
             control: None,
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
+            trace: None,
         }
     }
 }
@@ -106,6 +110,8 @@ pub struct Session {
     next_id: AtomicU64,
     driver: JoinHandle<Option<OpenLine>>,
     cluster: JoinHandle<()>,
+    /// Made at the start, so that a bad path is known before anything runs.
+    trace: Option<(PathBuf, File)>,
 }
 
 /// The command was interrupted by a signal.
@@ -127,8 +133,8 @@ pub async fn with_session<T>(
         result = async { session.ready().await?; body(&session).await } => result,
         () = interrupt.received() => Err(Interrupted.into()),
     };
-    session.end().await;
-    result
+    let ended = session.end().await;
+    result.and_then(|value| ended.map(|()| value))
 }
 
 impl Session {
@@ -138,13 +144,14 @@ impl Session {
     /// The model or an address is no good.
     pub async fn start(options: SessionOptions) -> Result<Self> {
         let path = options.model.path()?;
+        let trace = options.trace.as_ref().map(trace_file).transpose()?;
         let opened = tokio::task::spawn_blocking(move || {
             Model::open(&path).with_context(|| format!("cannot open {}", path.display()))
         });
         let model = Arc::new(opened.await.context("opening the model")??);
         let config = cluster_config(&options)?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
-        let meter = Arc::new(Meter::default());
+        let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
         if options.ctx.is_some_and(|ctx| ctx > trained) {
             tracing::warn!(trained, "--ctx is longer than the model was trained for");
@@ -172,6 +179,7 @@ impl Session {
             next_id: AtomicU64::new(0),
             driver,
             cluster: cluster.task,
+            trace,
         })
     }
 
@@ -206,8 +214,12 @@ impl Session {
         Ok(self.engine.submit(id, request).await?)
     }
 
-    /// Ends the driver, which ends every request, then the supervisor and the local workers.
-    pub async fn end(self) {
+    /// Ends the driver, which ends every request, then the supervisor and the local workers; then writes
+    /// the trace, if one was asked for.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub async fn end(self) -> Result<()> {
         self.stop_driver.cancel();
         let both = async {
             // A line that is still open lives until its workers know that it is over.
@@ -218,7 +230,16 @@ impl Session {
         if tokio::time::timeout(END_WITHIN, both).await.is_err() {
             tracing::warn!("local workers did not end in time and are killed");
         }
+        if let (Some((path, file)), Some(trace)) = (self.trace, self.meter.trace()) {
+            trace.write(file).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
     }
+}
+
+fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok((path.clone(), file))
 }
 
 fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {

@@ -163,7 +163,7 @@ impl Draft {
             id,
             sent_at: now,
             n_rows: ubatch.n_rows() as u32,
-            decodes: self.decode_rows > 0,
+            decode_rows: self.decode_rows,
             wanted: self.wanted,
         });
         ubatch

@@ -29,8 +29,8 @@ pub(super) struct InFlight {
     pub id: u64,
     pub sent_at: Micros,
     pub n_rows: u32,
-    /// Whether it carries rows of sequences past their prompt.
-    pub decodes: bool,
+    /// Rows of sequences past their prompt.
+    pub decode_rows: u32,
     /// In the order of the ubatch's parts, as the last stage returns them.
     pub wanted: VecDeque<Wanted>,
 }

@@ -299,6 +299,12 @@ impl Scheduler {
         self.live.get(request).map(|sequence| sequence.tokens.as_slice())
     }
 
+    /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.
+    pub fn decode_rows(&self, ubatch: u64) -> u32 {
+        let in_flight = self.line.iter().flat_map(|line| &line.in_flight);
+        in_flight.rev().find(|u| u.id == ubatch).map_or(0, |u| u.decode_rows)
+    }
+
     /// A snapshot for metrics.
     pub fn stats(&self) -> Stats {
         let decoding = self.live.n_decoding();

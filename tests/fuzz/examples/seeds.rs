@@ -27,7 +27,8 @@ fn gguf() -> Result<(), Box<dyn Error>> {
     for arch in ARCHES {
         // Headers only: weights would be most of the bytes, and nothing looks at them.
         let shape = Shape { n_layer: 1, vocab: 354, ..Shape::named("tiny-moe")? };
-        let shape = if arch.name().ends_with("moe") { shape } else { Shape { experts: None, ..shape } };
+        let shape =
+            if arch.name().ends_with("moe") { shape } else { Shape { experts: None, ..shape } };
         let spec = Spec { arch: *arch, shape, quant: FileType::Q4_K_M, seed: 1, header_only: true };
         let path = corpus.join(arch.name());
         write(&spec, &path)?;
@@ -87,7 +88,14 @@ fn ubatch() -> pb::Ubatch {
             pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1 },
             pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2 },
         ],
-        timings: vec![pb::StageTiming { queue_us: 1, compute_us: 2, wire_bytes: 3 }],
+        timings: vec![pb::StageTiming {
+            queue_us: 1,
+            compute_us: 2,
+            wire_bytes: 3,
+            started_us: 4,
+            receive_us: 5,
+            last_send_us: 6,
+        }],
         ..Default::default()
     }
 }
