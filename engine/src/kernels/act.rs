@@ -43,6 +43,16 @@ impl ActBlock {
         pad: 0,
     };
 
+    /// The `N` groups of four values from group `first` on.
+    ///
+    /// # Panics
+    /// If the block has not as many.
+    #[inline(always)]
+    pub(crate) fn quads<const N: usize>(&self, first: usize) -> &[[i8; 4]; N] {
+        let (quads, _) = self.q.as_chunks::<4>();
+        quads[first..].first_chunk().expect("a block has that many groups of four")
+    }
+
     /// Completes a block from its values, its scale and the sums of its halves.
     #[inline(always)]
     pub(crate) fn new(q: [i8; ACT_BLOCK], d: f32, sums: [i32; 2]) -> Self {

@@ -34,9 +34,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// Tokens that a matmul tile holds in registers at once; results do not depend on it.
     const TILE: usize;
-    /// Greatest code up to which the rows of a tile take each vector of weights together ([`Simd::dots`]),
-    /// rather than row by row all vectors; 0: never. Results do not depend on it.
-    const TOGETHER: u8 = 0;
+    /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
+    /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
+    const TOGETHER: bool = false;
 
     /// The proof value, if this machine has the instructions.
     fn detect() -> Option<Self>;
@@ -112,19 +112,34 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// must have started at [`Simd::signed_start`] of the activations' negated sum.
     fn dot4_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// [`Simd::dot4`] of `T` rows with the same weights: to `acc[t]` is added the product of each vector
-    /// of `w`, whose bytes are at most `max <= TOGETHER`, with the four bytes `x[t][v]`.
+    /// of `w`, whose bytes are at most `max`, with the four bytes `x[t][v]`.
     #[inline(always)]
-    fn dots<const T: usize>(
+    fn dots<const T: usize, const N: usize>(
         self,
         mut acc: [Self::I; T],
-        w: &[Self::I],
+        w: &[Self::I; N],
         max: u8,
-        x: &[&[[i8; 4]]; T],
+        x: &[&[[i8; 4]; N]; T],
     ) -> [Self::I; T] {
         let _ = max;
         for (t, acc) in acc.iter_mut().enumerate() {
             for (v, &w) in w.iter().enumerate() {
                 *acc = self.dot4(*acc, w, self.splat_bytes(&x[t][v]));
+            }
+        }
+        acc
+    }
+    /// [`Simd::dots`] of [`Simd::dot4_signed`].
+    #[inline(always)]
+    fn dots_signed<const T: usize, const N: usize>(
+        self,
+        mut acc: [Self::I; T],
+        w: &[Self::I; N],
+        x: &[&[[i8; 4]; N]; T],
+    ) -> [Self::I; T] {
+        for (t, acc) in acc.iter_mut().enumerate() {
+            for (v, &w) in w.iter().enumerate() {
+                *acc = self.dot4_signed(*acc, w, self.splat_bytes(&x[t][v]));
             }
         }
         acc

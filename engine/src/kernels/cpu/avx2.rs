@@ -28,6 +28,13 @@ macro_rules! isa {
     };
 }
 
+/// Fewest vectors that are worth adding up before they are widened.
+const MIN_GROUP: usize = 4;
+
+/// Rows of a tile from which on widened sums are pinned, vector by vector; the compiler orders fewer of
+/// them better by itself.
+const PINNED_ROWS: usize = 3;
+
 type F = Two<__m256>;
 type I = Two<__m256i>;
 
@@ -73,7 +80,7 @@ impl Simd for Avx2 {
 
     const NAME: &'static str = "avx2";
     const TILE: usize = 4;
-    const TOGETHER: u8 = 31;
+    const TOGETHER: bool = true;
 
     fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
@@ -251,15 +258,26 @@ impl Simd for Avx2 {
         Two(self.dot_signed(acc.0, w.0, x.0), self.dot_signed(acc.1, w.1, x.1))
     }
     #[inline(always)]
-    fn dots<const T: usize>(
+    fn dots<const T: usize, const N: usize>(
         self,
         mut acc: [I; T],
-        w: &[I],
+        w: &[I; N],
         max: u8,
-        x: &[&[[i8; 4]]; T],
+        x: &[&[[i8; 4]; N]; T],
     ) -> [I; T] {
         // Vectors whose 16-bit pair sums may be added up before they are widened.
-        let group = (i16::MAX as usize / (2 * 127 * usize::from(max))).max(1);
+        let group = i16::MAX as usize / (2 * 127 * usize::from(max));
+        if group < MIN_GROUP {
+            for (v, w) in w.iter().enumerate() {
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    *acc = self.dot4(*acc, *w, self.splat_bytes(&x[t][v]));
+                    if T >= PINNED_ROWS {
+                        *acc = isa!(pinned(*acc));
+                    }
+                }
+            }
+            return acc;
+        }
         for (g, w) in w.chunks(group).enumerate() {
             let mut pairs = [isa!(Two(_mm256_setzero_si256(), _mm256_setzero_si256())); T];
             for (v, w) in w.iter().enumerate() {
@@ -275,6 +293,28 @@ impl Simd for Avx2 {
                 let wide =
                     isa!(Two(_mm256_madd_epi16(pairs.0, one), _mm256_madd_epi16(pairs.1, one)));
                 *acc = self.add_i(*acc, wide);
+            }
+        }
+        acc
+    }
+    #[inline(always)]
+    fn dots_signed<const T: usize, const N: usize>(
+        self,
+        mut acc: [I; T],
+        w: &[I; N],
+        x: &[&[[i8; 4]; N]; T],
+    ) -> [I; T] {
+        for (v, w) in w.iter().enumerate() {
+            let high = isa!(_mm256_set1_epi8(-128));
+            let w = isa!(Two(_mm256_xor_si256(w.0, high), _mm256_xor_si256(w.1, high)));
+            let size = isa!(Two(_mm256_abs_epi8(w.0), _mm256_abs_epi8(w.1)));
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let x = self.splat_bytes(&x[t][v]);
+                let x = both!(_mm256_sign_epi8; x, w);
+                *acc = self.dot4(*acc, size, x);
+                if T >= PINNED_ROWS {
+                    *acc = isa!(pinned(*acc));
+                }
             }
         }
         acc

@@ -19,12 +19,12 @@ pub(super) const PREFETCH: usize = 4096;
 
 /// How one panel is multiplied with `T` rows at once.
 pub(super) trait Tile {
-    /// The sixteen outputs of each of the rows `first..first + T` with panel `panel`.
+    /// The sixteen outputs of each of the rows `rows` with panel `panel`.
     fn tile<S: Simd, const T: usize>(
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        first: usize,
+        rows: [usize; T],
     ) -> [S::F; T];
 }
 
@@ -58,18 +58,20 @@ impl<K: Tile> Op for Panels<'_, '_, K> {
             let mut row = chunk.rows.start;
             while row < chunk.rows.end {
                 let left = (chunk.rows.end - row).min(S::TILE);
-                row += match left {
-                    8.. => put::<S, K, 8>(s, chunk, p, panel, row),
-                    4.. => put::<S, K, 4>(s, chunk, p, panel, row),
-                    2.. => put::<S, K, 2>(s, chunk, p, panel, row),
+                match left {
+                    5.. => put::<S, K, 8>(s, chunk, p, panel, row),
+                    3.. => put::<S, K, 4>(s, chunk, p, panel, row),
+                    2 => put::<S, K, 2>(s, chunk, p, panel, row),
                     _ => put::<S, K, 1>(s, chunk, p, panel, row),
-                };
+                }
+                row += left;
             }
         }
     }
 }
 
-/// Computes and writes one tile; returns its rows.
+/// Computes one tile and writes its rows, as many of the `T` as the chunk has: a tile filled up with
+/// its last row costs less than the several smaller ones that would fit.
 #[inline(always)]
 fn put<S: Simd, K: Tile, const T: usize>(
     s: S,
@@ -77,13 +79,17 @@ fn put<S: Simd, K: Tile, const T: usize>(
     p: usize,
     panel: &[u8],
     first: usize,
-) -> usize {
-    let sums = K::tile::<S, T>(s, chunk, panel, first);
-    for (t, sum) in sums.into_iter().enumerate() {
+) {
+    let rows = first..(first + T).min(chunk.rows.end);
+    let mut x = [rows.end - 1; T];
+    for (x, row) in x.iter_mut().zip(rows.clone()) {
+        *x = row;
+    }
+    let sums = K::tile::<S, T>(s, chunk, panel, x);
+    for (row, sum) in rows.zip(sums) {
         let mut values = [0.0; LANES];
         s.store(sum, &mut values);
         // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
-        unsafe { chunk.out.put(first + t, p, &values) };
+        unsafe { chunk.out.put(row, p, &values) };
     }
-    T
 }

@@ -59,10 +59,10 @@ impl<W: Float> Tile for FloatTile<W> {
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        first: usize,
+        rows: [usize; T],
     ) -> [S::F; T] {
         let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
-        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(first + t)[..columns.len()]);
+        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(rows[t])[..columns.len()]);
         let mut total = [s.zero(); T];
         for (r, run) in columns.chunks(RUN).enumerate() {
             let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][r * RUN..][..run.len()]);

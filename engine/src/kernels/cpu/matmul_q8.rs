@@ -13,8 +13,9 @@ use crate::kernels::format::{MAX_SCALES, Offset, PanelFormat, Scales, VECTORS};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::Simd;
 
-/// Rows that wait for the weights rather than for the arithmetic: these never go together.
-const FEW: usize = 2;
+/// Vectors of half a block.
+const HALF: usize = VECTORS / 2;
+const WHOLE: &str = "a block has two halves";
 
 /// Tiles of weights of format `Q`.
 pub(super) struct QuantTile<Q>(PhantomData<Q>);
@@ -25,9 +26,9 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        first: usize,
+        rows: [usize; T],
     ) -> [S::F; T] {
-        let x: [&[ActBlock]; T] = std::array::from_fn(|t| chunk.x.row_blocks(first + t));
+        let x: [&[ActBlock]; T] = std::array::from_fn(|t| chunk.x.row_blocks(rows[t]));
         let mut scales = Scales::<S> { scale: [s.zero(); MAX_SCALES], min: [s.zero(); MAX_SCALES] };
         let mut sums = [s.zero(); T];
         for (u, record) in panel.chunks_exact(Q::RECORD).enumerate() {
@@ -38,7 +39,7 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 s.prefetch(planes, PREFETCH, Q::PLANES);
                 let codes = Q::codes(s, planes);
                 let at = u * Q::BLOCKS + b;
-                if T > FEW && Q::MAX_CODE <= S::TOGETHER {
+                if S::TOGETHER {
                     let x: [&ActBlock; T] = std::array::from_fn(|t| &x[t][at]);
                     sums = block::<S, Q, T>(s, &codes, x, &scales, b, sums);
                 } else {
@@ -79,7 +80,7 @@ fn whole<S: Simd, Q: PanelFormat, const T: usize>(
     b: usize,
     mut sums: [S::F; T],
 ) -> [S::F; T] {
-    let dots = dots::<S, Q, T>(s, codes, x, 0, x.map(|x| x.neg_sum));
+    let dots = dots::<S, Q, T, VECTORS>(s, codes, x, 0, x.map(|x| x.neg_sum));
     for t in 0..T {
         if Q::MINS {
             sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
@@ -100,9 +101,10 @@ fn halves<S: Simd, Q: PanelFormat, const T: usize>(
     b: usize,
     mut sums: [S::F; T],
 ) -> [S::F; T] {
-    let (low, high) = codes.split_at(VECTORS / 2);
-    let low = dots::<S, Q, T>(s, low, x, 0, x.map(|x| x.neg_sum_half[0]));
-    let high = dots::<S, Q, T>(s, high, x, VECTORS / 2, x.map(|x| x.neg_sum_half[1]));
+    let (low, high) = codes.split_at(HALF);
+    let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
+    let low = dots::<S, Q, T, HALF>(s, low, x, 0, x.map(|x| x.neg_sum_half[0]));
+    let high = dots::<S, Q, T, HALF>(s, high, x, HALF, x.map(|x| x.neg_sum_half[1]));
     for t in 0..T {
         if Q::MINS {
             sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
@@ -115,36 +117,29 @@ fn halves<S: Simd, Q: PanelFormat, const T: usize>(
     sums
 }
 
-/// The integer products of the vectors `codes` of a block, which are its vectors `first ..`, with `T`
+/// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`
 /// rows; `neg_sums` are those of the rows' values there.
 #[inline(always)]
-fn dots<S: Simd, Q: PanelFormat, const T: usize>(
+fn dots<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
     s: S,
-    codes: &[S::I],
+    codes: &[S::I; N],
     x: [&ActBlock; T],
     first: usize,
     neg_sums: [i32; T],
 ) -> [S::I; T] {
     let mut acc = [s.splat_i(0); T];
-    let mut quads: [&[[i8; 4]]; T] = [&[]; T];
+    let mut quads = [&[[0; 4]; N]; T];
     // Plain loops: the closures of array functions are not always inlined, which costs every register.
     for t in 0..T {
-        quads[t] = &x[t].q.as_chunks::<4>().0[first..first + codes.len()];
+        quads[t] = x[t].quads(first);
         match Q::OFFSET {
             Offset::None => {}
             Offset::Shift(n) => acc[t] = s.splat_i(neg_sums[t] << n),
             Offset::Signed => acc[t] = s.signed_start(neg_sums[t]),
         }
     }
-    if T > 1 {
-        return s.dots(acc, codes, Q::MAX_CODE, &quads);
+    match Q::OFFSET {
+        Offset::Signed => s.dots_signed(acc, codes, &quads),
+        Offset::None | Offset::Shift(_) => s.dots(acc, codes, Q::MAX_CODE, &quads),
     }
-    for (v, &w) in codes.iter().enumerate() {
-        let x = s.splat_bytes(&quads[0][v]);
-        acc[0] = match Q::OFFSET {
-            Offset::Signed => s.dot4_signed(acc[0], w, x),
-            _ => s.dot4(acc[0], w, x),
-        };
-    }
-    acc
 }
