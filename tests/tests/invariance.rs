@@ -14,8 +14,8 @@ use brigade_tests::line::{Line, LineConfig, into_logits, into_token};
 const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
-/// latent attention with experts.
-const MODELS: [&str; 15] = [
+/// latent attention with experts, rows kept over depth.
+const MODELS: [&str; 16] = [
     "llama",
     "qwen3",
     "granite",
@@ -31,6 +31,7 @@ const MODELS: [&str; 15] = [
     "qwen35",
     "qwen3next",
     "kimi-linear",
+    "kimi-k3",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -113,6 +114,7 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("falcon-h1", KvType::F32),
         ("deepseek2", KvType::F16),
         ("kimi-linear", KvType::F16),
+        ("kimi-k3", KvType::F16),
         ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {
@@ -229,7 +231,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
 fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     let prompt = tokens(300, 4);
     let (head, tail) = prompt.split_at(170);
-    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next"] {
+    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3"] {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let whole = line.logits(&prompt, 512);

@@ -14,6 +14,20 @@ pub struct KdaSpec {
     pub conv_taps: usize,
     /// Epsilon of its norms.
     pub eps: f32,
+    /// Least log decay of a step, below 0, which a sigmoid of the forget gate is a share of; `None`: a
+    /// softplus of it, without bound.
+    pub decay_bound: Option<f32>,
+    /// How the output gate is made.
+    pub gate: KdaGate,
+}
+
+/// Matrices to the output gate of Kimi delta attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KdaGate {
+    /// Two, through the width of a head (`ssm_g_a`, `ssm_g_b`).
+    LowRank,
+    /// One (`ssm_g`).
+    Full,
 }
 
 impl KdaSpec {
@@ -61,8 +75,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_are_as_large_as_kimi_linear_48b_has_them() {
-        let kda = KdaSpec { n_head: 32, head_dim: 128, conv_taps: 4, eps: 1e-5 };
+    fn states_are_as_large_as_kimi_linear_48b_and_k3_have_them() {
+        let mut kda = KdaSpec {
+            n_head: 32,
+            head_dim: 128,
+            conv_taps: 4,
+            eps: 1e-5,
+            decay_bound: None,
+            gate: KdaGate::LowRank,
+        };
         assert_eq!(kda.state(), StateSpec::Slot { conv: 36_864, scan: 524_288 });
+        kda.n_head = 96;
+        assert_eq!(kda.state(), StateSpec::Slot { conv: 110_592, scan: 1_572_864 });
     }
 }

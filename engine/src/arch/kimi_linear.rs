@@ -3,8 +3,8 @@
 //! (arXiv 2510.26692.)
 
 use super::{
-    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, KdaSpec, LayerSpec, MlpSpec, ModelSpec,
-    MoeSpec, OUTPUT, OUTPUT_NORM, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
+    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, KdaGate, KdaSpec, LayerSpec, MlpSpec,
+    ModelSpec, MoeSpec, OUTPUT, OUTPUT_NORM, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
 };
 use crate::error::ModelError;
 use crate::gguf::GgufError;
@@ -47,7 +47,14 @@ fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, ModelError> {
     if n_head == 0 || head_dim == 0 {
         return Err(hp.bad("kda.head_dim", "there must be heads, and none may be empty"));
     }
-    Ok(KdaSpec { n_head, head_dim, conv_taps: hp.conv_taps("ssm.conv_kernel")?, eps })
+    Ok(KdaSpec {
+        n_head,
+        head_dim,
+        conv_taps: hp.conv_taps("ssm.conv_kernel")?,
+        eps,
+        decay_bound: None,
+        gate: KdaGate::LowRank,
+    })
 }
 
 fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {

@@ -12,6 +12,7 @@ mod falcon_h1;
 mod granite;
 mod hparams;
 mod jamba;
+mod kimi_k3;
 mod kimi_linear;
 mod lfm2;
 mod llama;
@@ -21,6 +22,7 @@ mod mla;
 mod nemotron;
 mod qwen;
 mod qwen_next;
+mod residual;
 mod rope;
 mod rwkv7;
 mod spec;
@@ -28,13 +30,15 @@ mod transformer;
 
 use std::ops::Range;
 
-pub use delta_spec::{DeltaNetSpec, KdaSpec};
+pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use hparams::Hparams;
+pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, AttentionSpec, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec,
-    ExpertGroups, HeadSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec,
-    ModelSpec, MoeSpec, NormKind, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
+    ExpertGroups, HeadSpec, LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec,
+    MlpSpec, ModelSpec, MoeSpec, NormKind, Router, SharedExpertSpec, ShortConvSpec, Skeleton,
+    TimeMixSpec,
 };
 
 use crate::error::ModelError;
@@ -50,6 +54,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
     ("jamba", jamba::describe),
+    ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),

@@ -3,8 +3,8 @@
 
 use super::transformer::attention_spec;
 use super::{
-    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    OUTPUT_NORM, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mamba2,
+    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LatentSpec, LayerSpec, MlpSpec, ModelSpec,
+    MoeSpec, OUTPUT_NORM, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mamba2,
 };
 use crate::error::ModelError;
 
@@ -46,7 +46,11 @@ fn ffn(hp: &Hparams<'_>, il: usize, n_ff: usize) -> Result<BlockKind, ModelError
         return Ok(BlockKind::Mlp(MlpSpec { n_ff, suffix: "", activation }));
     }
     let shared = hp.need_u32("expert_shared_feed_forward_length")? as usize;
-    let latent = hp.u32("moe_latent_size")?.filter(|&n| n > 0).map(|n| n as usize);
+    let latent = hp.u32("moe_latent_size")?.filter(|&n| n > 0).map(|n| LatentSpec {
+        width: n as usize,
+        stem: "latent",
+        norm_eps: None,
+    });
     Ok(BlockKind::Moe(MoeSpec {
         activation,
         router: Router::Sigmoid,

@@ -3,7 +3,7 @@
 
 use super::{
     Beside, BlockKind, BlockSpec, ChannelMixSpec, HeadSpec, Hparams, LayerSpec, ModelSpec,
-    NormKind, OUTPUT_NORM, Skeleton, TOKEN_EMBD, TimeMixSpec,
+    NormKind, OUTPUT_NORM, Residual, Skeleton, TOKEN_EMBD, TimeMixSpec,
 };
 use crate::error::ModelError;
 
@@ -61,6 +61,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             norm: NormKind::Layer,
             embedding_norm: true,
             beside: Beside::FirstValue,
+            residual: Residual::Sum,
         },
     })
 }

@@ -1,8 +1,8 @@
 //! The types a model description is made of. Plain data: no weights, no behaviour beyond what
 //! follows from the sizes.
 
-use super::{DeltaNetSpec, KdaSpec, RopeSpec};
-use crate::kernels::{MambaScan, SsdShape};
+use super::{DeltaNetSpec, KdaSpec, Residual, RopeSpec};
+use crate::kernels::{MambaScan, SituBounds, SsdShape};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -37,6 +37,8 @@ pub struct Skeleton {
     pub embedding_norm: bool,
     /// What goes along beside the residual stream.
     pub beside: Beside,
+    /// What blocks and head read of the residual stream.
+    pub residual: Residual,
 }
 
 /// Norms over a row.
@@ -76,12 +78,13 @@ impl ModelSpec {
 
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
     /// stream, then what goes along beside it.
-    pub fn boundary(&self, _cut: usize) -> BoundarySpec {
-        let widths = match self.skeleton.beside {
-            Beside::Nothing => vec![self.n_embd],
-            Beside::FirstValue => vec![self.n_embd; 2],
+    pub fn boundary(&self, cut: usize) -> BoundarySpec {
+        let beside = match self.skeleton.beside {
+            Beside::Nothing => 0,
+            Beside::FirstValue => 1,
         };
-        BoundarySpec { widths }
+        let kept = self.skeleton.residual.n_kept(cut);
+        BoundarySpec { widths: vec![self.n_embd; 1 + beside + kept] }
     }
 
     /// Values that a token carries from layer to layer, at most: those of the widest cut.
@@ -105,7 +108,7 @@ impl BoundarySpec {
 }
 
 /// One layer: residual blocks in order, `x += residual_scale * block(norm(x))` for each; a block that
-/// stands beside another reads the same `norm(x)` as the one before it.
+/// stands beside another reads the same `norm(x)` as the one before it. [`Residual`] has the exception.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// At least one.
@@ -240,6 +243,8 @@ pub struct MlaSpec {
     pub rope: bool,
     /// Epsilon of the norms of compressed rows.
     pub eps: f32,
+    /// Whether the sigmoid of a projection of the block's input (`attn_gate`) multiplies the heads' values.
+    pub gated: bool,
 }
 
 impl MlaSpec {
@@ -250,10 +255,12 @@ impl MlaSpec {
 }
 
 /// What an FFN computes between its way up and its way down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
     SwiGlu,
+    /// SwiGLU with both factors bounded: `b tanh(gate x / b) sigmoid(gate x) * l tanh(up x / l)`.
+    Situ(SituBounds),
     /// `max(up x, 0)²`; there is no gate matrix.
     ReluSquared,
 }
@@ -261,7 +268,7 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate matrix beside the way up.
     pub fn is_gated(self) -> bool {
-        self == Self::SwiGlu
+        self != Self::ReluSquared
     }
 }
 
@@ -324,9 +331,8 @@ pub struct MoeSpec {
     pub norm_weights: bool,
     /// Multiplies the chosen weights, after that division.
     pub weights_scale: f32,
-    /// Width that experts work in, where it is not the model's: a matrix before all of them narrows
-    /// the rows (`ffn_latent_down`), one after their sum widens it (`ffn_latent_up`).
-    pub latent: Option<usize>,
+    /// What experts work in, where it is not the model's width.
+    pub latent: Option<LatentSpec>,
     /// An expert that every token uses.
     pub shared: Option<SharedExpertSpec>,
 }
@@ -348,6 +354,17 @@ impl MoeSpec {
             shared: None,
         }
     }
+}
+
+/// A width of experts' own: a matrix before all of them narrows the rows, one after their sum widens it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// The width.
+    pub width: usize,
+    /// What the tensors are called: `ffn_<stem>_down`, `ffn_<stem>_up` and `ffn_<stem>_norm`.
+    pub stem: &'static str,
+    /// Epsilon of an RMS norm of the experts' sum before it is widened; `None` without it.
+    pub norm_eps: Option<f32>,
 }
 
 /// From a router's logits to the weights of experts.

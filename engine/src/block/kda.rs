@@ -2,7 +2,7 @@
 //! convolutions, a low-rank forget gate for each key channel, the delta rule, and a gated norm.
 
 use super::BlockCx;
-use crate::arch::KdaSpec;
+use crate::arch::{KdaGate, KdaSpec};
 use crate::error::ModelError;
 use crate::kernels::{
     ActRows, Columns, Conv, DeltaRows, DeltaShape, MatmulJob, PackedMatrix, StateAt,
@@ -26,11 +26,38 @@ pub struct Kda {
     rates: Vec<f32>,
     /// To the rate of correction, `[n_head, n_embd]`.
     beta: PackedMatrix,
-    /// To the output gate: `[d, n_embd]`, then `[inner, d]`.
-    gate: [PackedMatrix; 2],
+    /// Least log decay of a step, where there is one.
+    decay_bound: Option<f32>,
+    gate: Gate,
     /// Weight of the norm of a head's output, `[d]`.
     norm: Vec<f32>,
     output: PackedMatrix,
+}
+
+/// To the output gate.
+enum Gate {
+    /// `[d, n_embd]`, then `[inner, d]`.
+    LowRank([PackedMatrix; 2]),
+    /// `[inner, n_embd]`.
+    Full(PackedMatrix),
+}
+
+impl Gate {
+    /// The matrix that multiplies the block's input.
+    fn input(&self) -> &PackedMatrix {
+        match self {
+            Self::LowRank([narrow, _]) => narrow,
+            Self::Full(gate) => gate,
+        }
+    }
+
+    /// The matrix behind that, where there is one.
+    fn widen(&self) -> Option<&PackedMatrix> {
+        match self {
+            Self::LowRank([_, wide]) => Some(wide),
+            Self::Full(_) => None,
+        }
+    }
 }
 
 impl Kda {
@@ -64,6 +91,11 @@ impl Kda {
         let mut low_rank = |a: &str, b: &str| -> Result<[PackedMatrix; 2], ModelError> {
             Ok([loader.matrix(&name(a), d, n_embd)?, loader.matrix(&name(b), inner, d)?])
         };
+        let forget = low_rank("ssm_f_a.weight", "ssm_f_b.weight")?;
+        let gate = match spec.gate {
+            KdaGate::LowRank => Gate::LowRank(low_rank("ssm_g_a.weight", "ssm_g_b.weight")?),
+            KdaGate::Full => Gate::Full(loader.matrix(&name("ssm_g.weight"), inner, n_embd)?),
+        };
         let rates = |per_head: Vec<f32>| {
             per_head.into_iter().flat_map(|rate| std::iter::repeat_n(rate, d)).collect()
         };
@@ -72,10 +104,12 @@ impl Kda {
             eps: spec.eps,
             qkv,
             convs,
-            forget: low_rank("ssm_f_a.weight", "ssm_f_b.weight")?,
-            gate: low_rank("ssm_g_a.weight", "ssm_g_b.weight")?,
+            forget,
+            decay_bound: spec.decay_bound,
+            gate,
             forget_bias: loader.vector(&name("ssm_dt.bias"), inner)?,
-            rates: rates(loader.values(&name("ssm_a"), &[1, n_head])?),
+            // Some files begin the dimensions with a 1.
+            rates: rates(loader.vector(&name("ssm_a"), n_head)?),
             beta: loader.matrix(&name("ssm_beta.weight"), n_head, n_embd)?,
             norm: loader.vector(&name("ssm_norm.weight"), d)?,
             output: loader.matrix(&name("attn_output.weight"), n_embd, inner)?,
@@ -94,17 +128,16 @@ impl Kda {
         let DeltaShape { n_head, d_k: d, .. } = self.shape;
         let inner = n_head * d;
         let mut raw = [0, 1, 2].map(|_| cx.scratch.take(n * inner));
-        let mut low = [0, 1].map(|_| cx.scratch.take(n * d));
+        let mut low = cx.scratch.take(n * d);
+        let mut gate = cx.scratch.take(n * self.gate.input().rows());
         let mut beta = cx.scratch.take(n * n_head);
-        let weights = self.qkv.iter().chain([&self.forget[0], &self.gate[0], &self.beta]);
-        let outs = raw.iter_mut().chain(&mut low).chain([&mut beta]);
-        let mut jobs: Vec<_> =
-            weights.zip(outs).map(|(w, out)| MatmulJob { w, x, rows: 0..n, out }).collect();
+        let outs = raw.iter_mut().chain([&mut low, &mut gate, &mut beta]);
+        let jobs = self.inputs().into_iter().zip(outs);
+        let mut jobs: Vec<_> = jobs.map(|(w, out)| MatmulJob { w, x, rows: 0..n, out }).collect();
         cx.compute.matmul(&mut jobs);
         drop(jobs);
         let [q, k, v] = self.convolve(cx, states, &raw);
-        let [mut decay, gate] = self.gates(cx, &low);
-        cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates);
+        let [decay, gate] = self.gates(cx, low, gate);
         cx.compute.sigmoid(&mut beta);
         let rows = DeltaRows {
             q: Columns::whole(&q, inner),
@@ -123,7 +156,6 @@ impl Kda {
         cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
         drop(x);
         cx.scratch.give_all([y, q, k, v, decay, gate, beta]);
-        cx.scratch.give_all(low);
     }
 
     /// Convolved queries, keys and values; queries and keys of unit length.
@@ -150,28 +182,44 @@ impl Kda {
         out
     }
 
-    /// Forget gate and output gate `[n, inner]` from their narrow halves `[n, d]`.
-    fn gates(&self, cx: &mut BlockCx<'_>, low: &[Vec<f32>; 2]) -> [Vec<f32>; 2] {
-        let wide = [&self.forget[1], &self.gate[1]];
-        let n = low[0].len() / self.shape.d_k;
-        let mut out = wide.map(|w| cx.scratch.take(n * w.rows()));
-        let rows = [0, 1].map(|i| ActRows::new(cx.compute, &low[i], self.shape.d_k, &[wide[i]]));
-        let [forget, gate] = &mut out;
-        cx.compute.matmul(&mut [
-            MatmulJob { w: wide[0], x: &rows[0], rows: 0..n, out: forget },
-            MatmulJob { w: wide[1], x: &rows[1], rows: 0..n, out: gate },
-        ]);
-        out
+    /// Decay factors and output gate `[n, inner]`: from the narrow half of the forget gate, and from that
+    /// of the output gate or from itself.
+    fn gates(&self, cx: &mut BlockCx<'_>, low: Vec<f32>, gate: Vec<f32>) -> [Vec<f32>; 2] {
+        let d = self.shape.d_k;
+        let wide = self.gate.widen();
+        let n = low.len() / d;
+        let mut decay = cx.scratch.take(n * self.forget[1].rows());
+        let mut widened = cx.scratch.take(wide.map_or(0, |w| n * w.rows()));
+        let low_x = ActRows::new(cx.compute, &low, d, &[&self.forget[1]]);
+        let gate_x = wide.map(|w| ActRows::new(cx.compute, &gate, d, &[w]));
+        let mut jobs =
+            vec![MatmulJob { w: &self.forget[1], x: &low_x, rows: 0..n, out: &mut decay }];
+        if let (Some(w), Some(x)) = (wide, &gate_x) {
+            jobs.push(MatmulJob { w, x, rows: 0..n, out: &mut widened });
+        }
+        cx.compute.matmul(&mut jobs);
+        drop(jobs);
+        drop((low_x, gate_x));
+        match self.decay_bound {
+            None => cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates),
+            Some(bound) => {
+                let (bias, rates) = (&self.forget_bias, &self.rates);
+                cx.compute.bounded_decay_factors(&mut decay, bias, rates, bound);
+            }
+        }
+        let (gate, spare) = if wide.is_some() { (widened, gate) } else { (gate, widened) };
+        cx.scratch.give_all([low, spare]);
+        [decay, gate]
     }
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.qkv.iter().chain([&self.forget[0], &self.gate[0], &self.beta]).collect()
+        self.qkv.iter().chain([&self.forget[0], self.gate.input(), &self.beta]).collect()
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        let inner = [&self.forget[1], &self.gate[1], &self.output];
+        let inner = [&self.forget[1], &self.output].into_iter().chain(self.gate.widen());
         self.inputs().into_iter().chain(inner).map(PackedMatrix::nbytes).sum()
     }
 }

@@ -24,6 +24,8 @@ pub struct Mla {
     k_b: Vec<PackedMatrix>,
     /// For each head `[head_dim_v, kv_rank]`.
     v_b: Vec<PackedMatrix>,
+    /// `[n_head * head_dim_v, n_embd]`, where the block has a gate.
+    gate: Option<PackedMatrix>,
     output: PackedMatrix,
 }
 
@@ -40,7 +42,8 @@ enum Query {
 
 impl Mla {
     /// Loads `<stem>.attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
-    /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`.
+    /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`; `attn_gate` of a
+    /// block with a gate.
     pub fn load(
         spec: &MlaSpec,
         stem: &str,
@@ -65,12 +68,17 @@ impl Mla {
                 loader.experts(&name("v_b"), n, spec.head_dim_v, rank)?,
             ],
         };
+        let gate = match spec.gated {
+            true => Some(loader.matrix(&name("gate"), n * spec.head_dim_v, n_embd)?),
+            false => None,
+        };
         Ok(Self {
             query,
             kv_a: loader.matrix(&name("kv_a_mqa"), spec.key_width(), n_embd)?,
             kv_norm: loader.vector(&name("kv_a_norm"), rank)?,
             k_b,
             v_b,
+            gate,
             output: loader.matrix(&name("output"), n_embd, n * spec.head_dim_v)?,
             spec: spec.clone(),
         })
@@ -87,10 +95,16 @@ impl Mla {
         let (n, spec) = (x.n_rows(), &self.spec);
         let mut q = cx.scratch.take(n * self.query.input().rows());
         let mut key = cx.scratch.take(n * spec.key_width());
-        cx.compute.matmul(&mut [
+        let gate_width = self.gate.as_ref().map_or(0, PackedMatrix::rows);
+        let mut gate = cx.scratch.take(n * gate_width);
+        let mut jobs = vec![
             MatmulJob { w: self.query.input(), x, rows: 0..n, out: &mut q },
             MatmulJob { w: &self.kv_a, x, rows: 0..n, out: &mut key },
-        ]);
+        ];
+        let gate_job = self.gate.as_ref().map(|w| MatmulJob { w, x, rows: 0..n, out: &mut gate });
+        jobs.extend(gate_job);
+        cx.compute.matmul(&mut jobs);
+        drop(jobs);
         if let Query::LowRank { norm, b, .. } = &self.query {
             cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
             let narrow = ActRows::new(cx.compute, &q, b.cols(), &[b]);
@@ -104,11 +118,14 @@ impl Mla {
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
         kv.append(cx.compute, cx.parts, cx.sequences, &key, &[]);
         kv.attend(cx.compute, cx.parts, cx.sequences, spec.scale, &q_hat, &mut latent);
-        let heads = self.values(cx, n, &latent);
+        let mut heads = self.values(cx, n, &latent);
+        if self.gate.is_some() {
+            cx.compute.sigmoid_mul(&mut heads, &gate);
+        }
         let x = ActRows::new(cx.compute, &heads, self.output.cols(), &[&self.output]);
         cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
         drop(x);
-        cx.scratch.give_all([q, key, q_hat, latent, heads]);
+        cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
     }
 
     /// Norms the compressed part of each key and rotates the rest, in place.
@@ -165,7 +182,7 @@ impl Mla {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![self.query.input(), &self.kv_a]
+        [self.query.input(), &self.kv_a].into_iter().chain(&self.gate).collect()
     }
 
     /// Bytes of all matrices.
@@ -174,7 +191,8 @@ impl Mla {
             Query::Full(q) => q.nbytes(),
             Query::LowRank { a, b, .. } => a.nbytes() + b.nbytes(),
         };
-        let heads = self.k_b.iter().chain(&self.v_b).chain([&self.kv_a, &self.output]);
+        let heads =
+            self.k_b.iter().chain(&self.v_b).chain([&self.kv_a, &self.output]).chain(&self.gate);
         query + heads.map(PackedMatrix::nbytes).sum::<usize>()
     }
 }

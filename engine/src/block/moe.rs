@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::mlp::activate;
 use super::routing::{Routing, choose};
 use super::{BlockCx, Mlp};
-use crate::arch::{MoeSpec, Router, SharedExpertSpec};
+use crate::arch::{LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
@@ -19,13 +19,21 @@ pub struct Moe {
     spec: MoeSpec,
     router: PackedMatrix,
     selection_bias: Option<Vec<f32>>,
-    /// Down and up, where experts work in another width.
-    latent: Option<[PackedMatrix; 2]>,
+    /// Where experts work in another width.
+    latent: Option<Latent>,
     /// Empty where the activation has no gate.
     gate: Vec<PackedMatrix>,
     up: Vec<PackedMatrix>,
     down: Vec<PackedMatrix>,
     shared: Option<Shared>,
+}
+
+/// The way into the experts' own width and back.
+struct Latent {
+    narrow: PackedMatrix,
+    /// Weight and epsilon of a norm of the experts' sum.
+    norm: Option<(Vec<f32>, f32)>,
+    widen: PackedMatrix,
 }
 
 /// The expert that every token uses.
@@ -46,14 +54,11 @@ impl Moe {
     ) -> Result<Self, ModelError> {
         let n = spec.n_expert;
         let name = |part: &str| format!("{stem}.ffn_{part}.weight");
-        let latent = match spec.latent {
+        let latent = match &spec.latent {
             None => None,
-            Some(width) => Some([
-                loader.matrix(&name("latent_down"), width, n_embd)?,
-                loader.matrix(&name("latent_up"), n_embd, width)?,
-            ]),
+            Some(latent) => Some(Latent::load(latent, stem, n_embd, loader)?),
         };
-        let width = spec.latent.unwrap_or(n_embd);
+        let width = spec.latent.map_or(n_embd, |latent| latent.width);
         let fused = name("gate_up_exps");
         let [gate, up] = match spec.activation.is_gated() {
             true if loader.has(&fused) => loader.fused_experts(&fused, n, spec.n_ff, width)?,
@@ -89,7 +94,7 @@ impl Moe {
             Some(shared) => shared.forward(cx, x, out),
             None => out.fill(0.0),
         }
-        let Some([narrow, widen]) = &self.latent else {
+        let Some(Latent { narrow, norm, widen }) = &self.latent else {
             self.add_experts(cx, x, &routing, out);
             return;
         };
@@ -100,6 +105,9 @@ impl Moe {
         sum.fill(0.0);
         let narrow_x = ActRows::new(cx.compute, &input, narrow.rows(), &[]);
         self.add_experts(cx, &narrow_x, &routing, &mut sum);
+        if let Some((weight, eps)) = norm {
+            cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
+        }
         let sum_x = ActRows::new(cx.compute, &sum, widen.cols(), &[widen]);
         let mut wide = cx.scratch.take(out.len());
         cx.compute.matmul(&mut [MatmulJob { w: widen, x: &sum_x, rows: 0..n, out: &mut wide }]);
@@ -149,7 +157,7 @@ impl Moe {
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         let mut inputs = vec![&self.router];
-        inputs.extend(self.latent.iter().map(|[narrow, _]| narrow));
+        inputs.extend(self.latent.iter().map(|latent| &latent.narrow));
         inputs.extend(self.shared.iter().flat_map(Shared::inputs));
         inputs
     }
@@ -157,7 +165,7 @@ impl Moe {
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
         let experts = [&self.gate, &self.up, &self.down].into_iter().flatten();
-        let latent = self.latent.iter().flatten();
+        let latent = self.latent.iter().flat_map(|latent| [&latent.narrow, &latent.widen]);
         experts.chain(latent).chain([&self.router]).map(PackedMatrix::nbytes).sum::<usize>()
             + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
@@ -178,6 +186,26 @@ impl Moe {
         }
         cx.scratch.give_all([probs]);
         Routing::new(picks, n_expert, self.spec.n_used)
+    }
+}
+
+impl Latent {
+    fn load(
+        spec: &LatentSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.ffn_{}_{part}.weight", spec.stem);
+        let norm = match spec.norm_eps {
+            Some(eps) => Some((loader.vector(&name("norm"), spec.width)?, eps)),
+            None => None,
+        };
+        Ok(Self {
+            narrow: loader.matrix(&name("down"), spec.width, n_embd)?,
+            norm,
+            widen: loader.matrix(&name("up"), n_embd, spec.width)?,
+        })
     }
 }
 

@@ -260,4 +260,14 @@ impl Compute {
         let decay = self.kernels().decay_factors;
         self.each_row(x, bias.len(), "decay_factors", &|_, row| decay(row, bias, rates));
     }
+
+    /// [`Compute::decay_factors`] no smaller than `e^bound` (`bound` below 0):
+    /// `x = exp(bound * sigmoid(-rates * (x + bias)))`.
+    pub fn bounded_decay_factors(&self, x: &mut [f32], bias: &[f32], rates: &[f32], bound: f32) {
+        assert_eq!(bias.len(), rates.len(), "bounded_decay_factors: biases and rates");
+        let decay = self.kernels().bounded_decay_factors;
+        self.each_row(x, bias.len(), "bounded_decay_factors", &|_, row| {
+            decay(row, bias, rates, bound);
+        });
+    }
 }

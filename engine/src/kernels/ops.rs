@@ -188,7 +188,7 @@ impl Compute {
     }
 
     /// Runs `task(range, part)` on consecutive parts of `x`, cut at multiples of the lane count.
-    fn each_span(
+    pub(super) fn each_span(
         &self,
         x: &mut [f32],
         other_len: usize,

@@ -6,6 +6,7 @@ use super::attention::{AttendMerge, AttendTile};
 use super::conv::ConvTile;
 use super::cpu;
 use super::delta::DeltaTile;
+use super::depth::DepthRow;
 use super::error::KernelError;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
@@ -13,6 +14,7 @@ use super::matmul::MatmulChunk;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
+use super::situ::SituBounds;
 use super::ssd::SsdTile;
 use super::wkv7::{Wkv7Head, Wkv7Tile};
 
@@ -39,6 +41,7 @@ pub struct Kernels {
     pub(super) tanh: fn(&mut [f32]),
     pub(super) softplus: fn(&mut [f32]),
     pub(super) relu_squared: fn(&mut [f32]),
+    pub(super) situ_mul: fn(&mut [f32], &[f32], SituBounds),
     pub(super) softmax: fn(&mut [f32]),
     pub(super) rope: fn(&mut RopeRow<'_>),
     pub(super) conv: fn(&mut ConvTile<'_>),
@@ -47,6 +50,8 @@ pub struct Kernels {
     pub(super) delta_plain: fn(DeltaTile<'_>),
     pub(super) delta_chunked: fn(DeltaTile<'_>, usize),
     pub(super) decay_factors: fn(&mut [f32], &[f32], &[f32]),
+    pub(super) bounded_decay_factors: fn(&mut [f32], &[f32], &[f32], f32),
+    pub(super) attend_depth: fn(DepthRow<'_>),
     pub(super) ssd: fn(SsdTile<'_>),
     pub(super) ssd_plain: fn(SsdTile<'_>),
     pub(super) ssd_chunked: fn(SsdTile<'_>, usize),
@@ -83,6 +88,7 @@ impl Kernels {
             tanh: cpu::elementwise::tanh::<S>,
             softplus: cpu::elementwise::softplus::<S>,
             relu_squared: cpu::elementwise::relu_squared::<S>,
+            situ_mul: cpu::situ::situ_mul::<S>,
             softmax: cpu::elementwise::softmax::<S>,
             rope: cpu::rope::rotate::<S>,
             conv: cpu::conv::conv::<S>,
@@ -91,6 +97,8 @@ impl Kernels {
             delta_plain: cpu::delta_plain::delta_plain::<S>,
             delta_chunked: cpu::delta_chunked::delta_chunked::<S>,
             decay_factors: cpu::delta::decay_factors::<S>,
+            bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
+            attend_depth: cpu::depth::attend_depth::<S>,
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,

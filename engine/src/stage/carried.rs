@@ -1,5 +1,6 @@
 //! The rows of a ubatch on their way through the layers: the residual stream, and what the architecture
-//! sends along beside it. All of it crosses a cut, tensor after tensor.
+//! sends along beside it (rows that were kept of it, oldest first). All of it crosses a cut, tensor after
+//! tensor.
 
 use super::head::gather_wanted;
 use crate::arch::BoundarySpec;
@@ -23,6 +24,11 @@ impl Carried {
         }
         beside.reverse();
         Self { hidden, beside }
+    }
+
+    /// Keeps the stream as it is beside it, and goes on with `stream`.
+    pub(super) fn restart(&mut self, stream: Vec<f32>) {
+        self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
     /// One tensor after the other.

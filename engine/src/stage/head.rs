@@ -1,6 +1,7 @@
 //! The end of the line: wanted rows to logits, logits to tokens.
 
-use super::norm::Norm;
+use super::carried::Carried;
+use super::read::Read;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, Want};
 use crate::block::Scratch;
@@ -11,7 +12,7 @@ use crate::state::{PartRows, Sequences};
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
     pub(super) spec: HeadSpec,
-    pub(super) norm: Norm,
+    pub(super) read: Read,
     pub(super) output: PackedMatrix,
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
@@ -38,18 +39,17 @@ pub(super) fn gather_wanted(parts: &[PartRows], n_embd: usize, hidden: &[f32]) -
 }
 
 impl Head {
-    /// What the parts want, from their gathered rows `[n_wanted, n_embd]`.
+    /// What the parts want, from their gathered rows.
     pub(super) fn outputs(
         &mut self,
         compute: &Compute,
         scratch: &mut Scratch,
         sequences: &Sequences,
         parts: &[PartRows],
-        wanted: Vec<f32>,
+        wanted: &Carried,
     ) -> Vec<RowOutput> {
-        let n_embd = self.norm.width();
         let n_vocab = self.output.rows();
-        let n = wanted.len() / n_embd;
+        let n = wanted.hidden.len() / self.read.width();
         if n == 0 {
             return Vec::new();
         }
@@ -71,17 +71,17 @@ impl Head {
         outputs
     }
 
-    /// `[n, n_vocab]` from hidden rows `[n, n_embd]`.
+    /// `[n, n_vocab]` from `n` rows.
     fn logits(
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
-        hidden: Vec<f32>,
+        rows: &Carried,
         n: usize,
     ) -> Vec<f32> {
-        let n_embd = self.norm.width();
+        let n_embd = self.read.width();
         let mut normed = scratch.take(n * n_embd);
-        self.norm.apply(compute, &hidden, &mut normed);
+        self.read.apply(compute, rows, &mut normed);
         let x = ActRows::new(compute, &normed, n_embd, &[&self.output]);
         let mut logits = scratch.take(n * self.output.rows());
         let job = MatmulJob { w: &self.output, x: &x, rows: 0..n, out: &mut logits };
@@ -122,6 +122,7 @@ mod tests {
     use crate::batch::{BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch};
     use crate::kernels;
     use crate::quant::GgmlType;
+    use crate::stage::norm::Norm;
     use crate::state::Prefixes;
 
     const N_EMBD: usize = 4;
@@ -134,7 +135,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&weights);
         Head {
             spec: HeadSpec { norm: crate::arch::OUTPUT_NORM, eps: 1e-5, logit_scale: 1.0 },
-            norm: Norm::plain(N_EMBD, 1e-5),
+            read: Read::new(Norm::plain(N_EMBD, 1e-5), None),
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
             bias: None,
             sampler: Sampler::new(),
@@ -165,7 +166,8 @@ mod tests {
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
         let run = |hidden: &[f32]| {
             let mut scratch = Scratch::default();
-            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, hidden.to_vec())
+            let wanted = Carried { hidden: hidden.to_vec(), beside: Vec::new() };
+            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, &wanted)
         };
         let rows = run(&hidden);
         let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };

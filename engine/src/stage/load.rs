@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::embedding::Embedding;
 use super::head::Head;
 use super::norm::Norm;
+use super::read::{Mix, Read};
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
@@ -109,17 +110,20 @@ fn load_layer(
     blocks: &mut Vec<LoadedBlock>,
 ) -> Result<(), ModelError> {
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
-        let norm = match block.beside {
+        let residual = &spec.skeleton.residual;
+        let read = match block.beside {
             true => None,
             false => {
-                let weight = format!("blk.{layer}.{}", block.norm);
-                Some(load_norm(spec, loader, &weight, block.eps)?)
+                let stem = format!("blk.{layer}.");
+                let score = residual.score(index);
+                Some(load_read(spec, loader, &stem, block.norm, score, block.eps)?)
             }
         };
         blocks.push(LoadedBlock {
             layer,
             index,
-            norm,
+            read,
+            restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
             state: BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)?,
             spec: block.clone(),
@@ -137,11 +141,28 @@ fn load_norm(
     Norm::load(loader, spec.skeleton.norm, weight, spec.n_embd, eps)
 }
 
+/// A norm with the mixture before it, if there is a tensor of scores. Names follow `stem`.
+fn load_read(
+    spec: &ModelSpec,
+    loader: &mut WeightLoader<'_>,
+    stem: &str,
+    norm: &str,
+    score: Option<&str>,
+    eps: f32,
+) -> Result<Read, ModelError> {
+    let mix = match score {
+        Some(score) => Some(Mix::load(loader, &format!("{stem}{score}"), spec.n_embd, eps)?),
+        None => None,
+    };
+    Ok(Read::new(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?, mix))
+}
+
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
+    let head_score = spec.skeleton.residual.head_score();
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     Ok(Head {
         spec: spec.head.clone(),
-        norm: load_norm(spec, loader, spec.head.norm, spec.head.eps)?,
+        read: load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
         output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),

@@ -9,6 +9,7 @@ mod embedding;
 mod head;
 mod load;
 mod norm;
+mod read;
 mod snapshot;
 
 use std::ops::Range;
@@ -26,6 +27,7 @@ use carried::Carried;
 use embedding::Embedding;
 use head::Head;
 use norm::Norm;
+use read::Read;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +76,9 @@ struct LoadedBlock {
     index: usize,
     spec: BlockSpec,
     /// `None` where the block reads what the one before it read.
-    norm: Option<Norm>,
+    read: Option<Read>,
+    /// Whether the stream is kept as it is, and goes on as the block's output.
+    restarts: bool,
     block: Block,
     state: BlockState,
 }
@@ -130,10 +134,9 @@ impl Stage {
         let mut wanted = rows.wanted(&applied.parts, n_rows);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
         self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
-        let wanted = wanted.hidden;
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (scratch, sequences) = (&mut self.scratch, &self.sequences);
-        let rows = head.outputs(&self.compute, scratch, sequences, &applied.parts, wanted);
+        let rows = head.outputs(&self.compute, scratch, sequences, &applied.parts, &wanted);
         Ok(StageOutput::Rows(rows))
     }
 
@@ -217,8 +220,8 @@ impl Stage {
         let mut normed = self.scratch.take(n_rows * n_embd);
         let mut out = self.scratch.take(n_rows * n_embd);
         for block in &mut self.blocks[range] {
-            if let Some(norm) = &block.norm {
-                norm.apply(&self.compute, &rows.hidden, &mut normed);
+            if let Some(read) = &block.read {
+                read.apply(&self.compute, rows, &mut normed);
             }
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
             let mut cx = BlockCx {
@@ -230,7 +233,11 @@ impl Stage {
                 scratch: &mut self.scratch,
             };
             block.block.forward(&mut cx, &mut block.state, &x, &mut out);
-            self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
+            if block.restarts {
+                rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
+            } else {
+                self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
+            }
         }
         self.scratch.give_all([normed, out]);
     }

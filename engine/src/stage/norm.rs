@@ -45,12 +45,15 @@ impl Norm {
 
     /// `out = norm(x)`, row by row.
     pub(super) fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
+        out.copy_from_slice(x);
+        self.apply_inplace(compute, out);
+    }
+
+    /// [`Norm::apply`] with the result in place of `x`.
+    pub(super) fn apply_inplace(&self, compute: &Compute, x: &mut [f32]) {
         match &self.bias {
-            None => compute.rms_norm(x, &self.weight, self.eps, out),
-            Some(bias) => {
-                out.copy_from_slice(x);
-                compute.group_layer_norm(out, &self.weight, bias, self.width(), self.eps);
-            }
+            None => compute.rms_norm_inplace(x, &self.weight, self.eps),
+            Some(bias) => compute.group_layer_norm(x, &self.weight, bias, self.width(), self.eps),
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use super::file_type::Role;
 use super::plan::Plan;
-use super::{Shape, Spec, SynthError, deepseek, delta, hybrids, kimi, mamba2, rwkv, vocab};
+use super::{
+    Experts, Shape, Spec, SynthError, deepseek, delta, hybrids, kimi, kimi_k3, mamba2, rwkv, vocab,
+};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -43,6 +45,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "lfm2", build: hybrids::lfm2 },
     Arch { name: "lfm2moe", build: hybrids::lfm2moe },
     Arch { name: "kimi-linear", build: kimi::kimi_linear },
+    Arch { name: "kimi-k3", build: kimi_k3::kimi_k3 },
     Arch { name: "qwen3next", build: delta::qwen3next },
     Arch { name: "qwen35", build: delta::qwen35 },
     Arch { name: "qwen35moe", build: delta::qwen35moe },
@@ -262,9 +265,13 @@ pub(super) fn dense_or_experts(shape: &Shape, plan: &mut Plan) {
     let Some(experts) = shape.experts else {
         return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
     };
-    let (up, down) =
-        ([shape.n_embd, experts.n_ff, experts.count], [experts.n_ff, shape.n_embd, experts.count]);
     plan.matrix("ffn_gate_inp", Role::Precise, &[shape.n_embd, experts.count], 1.0);
+    gated_experts(plan, shape.n_embd, experts);
+}
+
+/// Experts with gates that work in rows of `width`.
+pub(super) fn gated_experts(plan: &mut Plan, width: usize, experts: Experts) {
+    let (up, down) = ([width, experts.n_ff, experts.count], [experts.n_ff, width, experts.count]);
     plan.matrix("ffn_gate_exps", Role::Expert, &up, 1.0);
     plan.matrix("ffn_up_exps", Role::Expert, &up, 1.0);
     plan.matrix("ffn_down_exps", Role::FfnDown { expert: true }, &down, 1.0);

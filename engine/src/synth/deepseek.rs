@@ -12,13 +12,7 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     let latent = Latent::of(shape);
     base_metadata(shape, plan);
     plan.count("attention.head_count_kv", 1);
-    plan.count("attention.q_lora_rank", latent.q_rank);
-    plan.count("attention.kv_lora_rank", latent.kv_rank);
-    plan.count("attention.key_length", latent.kv_rank + latent.n_pe);
-    plan.count("attention.value_length", latent.kv_rank);
-    plan.count("attention.key_length_mla", shape.head_dim + latent.n_pe);
-    plan.count("attention.value_length_mla", shape.head_dim);
-    plan.count("rope.dimension_count", latent.n_pe);
+    latent.metadata(shape, plan);
     plan.text("rope.scaling.type", "yarn");
     plan.number("rope.scaling.factor", 4.0);
     plan.count("rope.scaling.original_context_length", shape.context.div_ceil(4));
@@ -53,23 +47,34 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 const SIGMOID: usize = 2;
 
 /// Widths of latent attention, in DeepSeek-V3's proportions to a head.
-struct Latent {
+pub(super) struct Latent {
     q_rank: usize,
     kv_rank: usize,
     n_pe: usize,
 }
 
 impl Latent {
-    fn of(shape: &Shape) -> Self {
+    pub(super) fn of(shape: &Shape) -> Self {
         Self {
             q_rank: (12 * shape.head_dim).min(shape.n_embd * 3 / 4),
             kv_rank: 4 * shape.head_dim,
             n_pe: shape.head_dim / 2,
         }
     }
+
+    pub(super) fn metadata(&self, shape: &Shape, plan: &mut Plan) {
+        plan.count("attention.q_lora_rank", self.q_rank);
+        plan.count("attention.kv_lora_rank", self.kv_rank);
+        plan.count("attention.key_length", self.kv_rank + self.n_pe);
+        plan.count("attention.value_length", self.kv_rank);
+        plan.count("attention.key_length_mla", shape.head_dim + self.n_pe);
+        plan.count("attention.value_length_mla", shape.head_dim);
+        plan.count("rope.dimension_count", self.n_pe);
+    }
 }
 
-fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
+/// The tensors of latent attention and of the norm before it.
+pub(super) fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
     let &Latent { q_rank, kv_rank, n_pe } = latent;
     let (n_embd, n_head, dim) = (shape.n_embd, shape.n_head, shape.head_dim);
     plan.norm("attn_norm", n_embd);

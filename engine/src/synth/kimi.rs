@@ -6,11 +6,11 @@ use super::file_type::Role;
 use super::noise::Fill;
 use super::plan::Plan;
 
-const CONV_TAPS: usize = 4;
+pub(super) const CONV_TAPS: usize = 4;
 /// Spread of the decay rates around -1.
 const DECAY_SPREAD: f32 = 0.25;
 /// `expert_gating_func` of a sigmoid router.
-const SIGMOID: usize = 2;
+pub(super) const SIGMOID: usize = 2;
 /// The first layers, without experts.
 const N_DENSE: usize = 1;
 
@@ -42,7 +42,7 @@ pub(super) fn kimi_linear(shape: &Shape, plan: &mut Plan) -> Result<(), String> 
         if is_latent(il) {
             latent_attention(shape, &latent, plan);
         } else {
-            kda(shape, plan);
+            kda(shape, OutputGate::LowRank, plan);
         }
         let dense = Shape { experts: None, ..shape.clone() };
         if il < N_DENSE {
@@ -82,7 +82,14 @@ fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
     plan.matrix("attn_output", Role::AttnOutput, &[n_head * d, n_embd], ATTENTION_GAIN);
 }
 
-fn kda(shape: &Shape, plan: &mut Plan) {
+/// How a KDA mixer's output gate is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum OutputGate {
+    LowRank,
+    Full,
+}
+
+pub(super) fn kda(shape: &Shape, gate: OutputGate, plan: &mut Plan) {
     let (n_embd, d, inner) = (shape.n_embd, shape.head_dim, shape.n_head * shape.head_dim);
     for (part, role) in [("q", Role::Matrix), ("k", Role::AttnK), ("v", Role::AttnV)] {
         plan.matrix(&format!("attn_{part}"), role, &[n_embd, inner], 1.0);
@@ -91,10 +98,19 @@ fn kda(shape: &Shape, plan: &mut Plan) {
     }
     plan.matrix("ssm_f_a", Role::Matrix, &[n_embd, d], 1.0);
     plan.matrix("ssm_f_b", Role::Matrix, &[d, inner], 1.0);
-    plan.matrix("ssm_g_a", Role::Matrix, &[n_embd, d], 1.0);
-    plan.matrix("ssm_g_b", Role::Matrix, &[d, inner], 1.0);
+    if gate == OutputGate::Full {
+        plan.matrix("ssm_g", Role::Matrix, &[n_embd, inner], 1.0);
+    } else {
+        plan.matrix("ssm_g_a", Role::Matrix, &[n_embd, d], 1.0);
+        plan.matrix("ssm_g_b", Role::Matrix, &[d, inner], 1.0);
+    }
     plan.matrix("ssm_beta", Role::Matrix, &[n_embd, shape.n_head], 1.0);
-    plan.precise("ssm_a", &[1, shape.n_head], Fill::Decay(DECAY_SPREAD));
+    // The architectures differ in this too.
+    let rates: &[usize] = match gate {
+        OutputGate::LowRank => &[1, shape.n_head],
+        OutputGate::Full => &[shape.n_head],
+    };
+    plan.precise("ssm_a", rates, Fill::Decay(DECAY_SPREAD));
     plan.bias("ssm_dt", inner);
     plan.norm("ssm_norm", d);
     plan.matrix("attn_output", Role::Matrix, &[inner, n_embd], 1.0);

@@ -10,6 +10,7 @@ mod delta;
 mod file_type;
 mod hybrids;
 mod kimi;
+mod kimi_k3;
 mod mamba2;
 mod noise;
 mod plan;

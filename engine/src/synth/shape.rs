@@ -81,6 +81,11 @@ const fn moe(shape: Shape, count: usize, used: usize, n_ff: usize) -> Shape {
     Shape { experts: Some(Experts { count, used, n_ff }), ..shape }
 }
 
+/// `shape` with a context of a million.
+const fn long(shape: Shape) -> Shape {
+    Shape { context: 1 << 20, ..shape }
+}
+
 /// `shape` with narrow Mamba-2 heads in `n_group` groups.
 const fn groups(shape: Shape, n_group: usize) -> Shape {
     Shape { ssm: Ssm { head_dim: 8, n_state: 16, n_group }, ..shape }
@@ -95,9 +100,11 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("golden-untied", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 2)),
     ("golden-untied-moe", groups(moe(dense([4, 32, 64], [2, 1, 16], 384, false), 4, 2, 32), 2)),
     ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
+    ("golden-deep", moe(dense([9, 24, 48], [2, 2, 8], 384, false), 4, 2, 8)),
     ("golden-rwkv", dense([3, 128, 64], [2, 1, 64], 384, false)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
+    ("tiny-deep", moe(dense([9, 128, 256], [4, 4, 32], 512, false), 8, 2, 64)),
     ("0.1b", dense([12, 768, 2048], [12, 4, 64], 32000, false)),
     ("0.5b", dense([24, 1024, 4096], [16, 4, 64], 32000, false)),
     ("0.5b-moe", moe(dense([12, 1024, 2816], [8, 2, 128], 32000, false), 16, 4, 512)),
@@ -112,6 +119,7 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("8x7b", moe(dense([32, 4096, 14336], [32, 8, 128], 32000, false), 8, 2, 14336)),
     ("30b-a3b", moe(dense([48, 2048, 6144], [32, 4, 128], 151936, false), 128, 8, 768)),
     ("235b-a22b", moe(dense([94, 4096, 12288], [64, 4, 128], 151936, false), 128, 8, 1536)),
+    ("2.8t", long(moe(dense([93, 7168, 33792], [96, 96, 128], 163840, false), 896, 16, 3072))),
 ];
 
 impl Shape {

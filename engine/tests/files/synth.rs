@@ -20,6 +20,7 @@ fn tiny(arch: &str) -> &'static str {
         "nemotron_h_moe",
         "deepseek2",
         "kimi-linear",
+        "kimi-k3",
     ];
     if with_experts.contains(&arch) { "tiny-moe" } else { "tiny" }
 }

@@ -2,7 +2,7 @@
 //! prompt after another the same as both at once.
 
 use super::{Bench, Tensors, bits, noise};
-use crate::arch::{BlockKind, DeltaNetSpec, KdaSpec};
+use crate::arch::{BlockKind, DeltaNetSpec, KdaGate, KdaSpec};
 use crate::batch::SlotId;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
 use crate::state::PartRows;
@@ -108,9 +108,51 @@ fn kda_tensors() -> Tensors {
     tensors
 }
 
+fn kda(gate: KdaGate, decay_bound: Option<f32>) -> BlockKind {
+    let spec = KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6, decay_bound, gate };
+    BlockKind::Kda(spec)
+}
+
+/// As [`kda_tensors`] with the two matrices of the output gate as one.
+fn full_gate_tensors() -> Tensors {
+    let mut tensors = kda_tensors();
+    let mut take = |part: &str| tensors.0.remove(&format!("blk.0.ssm_g_{part}.weight")).unwrap().1;
+    let (a, b) = (take("a"), take("b"));
+    let cell =
+        |row: usize, col: usize| (0..16).map(|i| b[row * 16 + i] * a[i * N_EMBD + col]).sum();
+    let full = (0..32).flat_map(|row| (0..N_EMBD).map(move |col| (row, col)));
+    let full = full.map(|(row, col)| cell(row, col)).collect();
+    tensors.put("blk.0.ssm_g.weight", &[N_EMBD, 32], full);
+    tensors
+}
+
+#[test]
+fn an_output_gate_in_one_matrix_is_the_product_of_two() {
+    for bound in [None, Some(-5.0)] {
+        let two = outputs(&kda(KdaGate::LowRank, bound), &kda_tensors());
+        let one = outputs(&kda(KdaGate::Full, bound), &full_gate_tensors());
+        for (one, two) in one.iter().zip(&two) {
+            let (one, two) = (f32::from_bits(*one), f32::from_bits(*two));
+            assert!((one - two).abs() < 1e-5, "{one} {two}");
+        }
+    }
+}
+
+#[test]
+fn bounded_decays_are_another_function() {
+    let bounded = outputs(&kda(KdaGate::LowRank, Some(-5.0)), &kda_tensors());
+    assert_ne!(bounded, outputs(&kda(KdaGate::LowRank, None), &kda_tensors()));
+    // A bound near 0 forgets nothing, whatever the gate says.
+    let nothing = outputs(&kda(KdaGate::LowRank, Some(-1e-9)), &kda_tensors());
+    assert_ne!(nothing, bounded);
+    let mut other = kda_tensors();
+    other.put("blk.0.ssm_a", &[2], vec![-1.0, -1.5]);
+    assert_eq!(outputs(&kda(KdaGate::LowRank, Some(-1e-9)), &other), nothing);
+}
+
 #[test]
 fn kda_takes_fused_projections_and_both_shapes_of_convolutions() {
-    let kind = BlockKind::Kda(KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6 });
+    let kind = kda(KdaGate::LowRank, None);
     let tensors = kda_tensors();
     let mut other = kda_tensors();
     let mut fused = Vec::new();

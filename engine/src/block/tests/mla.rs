@@ -21,6 +21,7 @@ fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
         scale: 0.7,
         rope,
         eps: EPS,
+        gated: false,
     }
 }
 
@@ -40,6 +41,9 @@ fn tensors(spec: &MlaSpec) -> Tensors {
     add("kv_a_norm", &[spec.kv_rank]);
     add("k_b", &[spec.n_nope, spec.kv_rank, spec.n_head]);
     add("v_b", &[spec.kv_rank, spec.head_dim_v, spec.n_head]);
+    if spec.gated {
+        add("gate", &[N_EMBD, spec.n_head * spec.head_dim_v]);
+    }
     add("output", &[spec.n_head * spec.head_dim_v, N_EMBD]);
     tensors
 }
@@ -123,6 +127,10 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
                 sum.sum::<f64>() / total
             }));
         }
+        if spec.gated {
+            let gate = tensors.times(&name("gate"), 0, &x);
+            heads.iter_mut().zip(gate).for_each(|(head, g)| *head /= 1.0 + (-g).exp());
+        }
         out.extend(tensors.times(&name("output"), 0, &heads));
     }
     out
@@ -185,8 +193,14 @@ fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
 
 #[test]
 fn latent_attention_matches_its_definition() {
-    for (q_rank, rope) in [(None, false), (None, true), (Some(12), true)] {
-        let spec = spec(q_rank, rope);
+    let variants = [
+        (None, false, false),
+        (None, true, false),
+        (Some(12), true, false),
+        (Some(12), false, true),
+    ];
+    for (q_rank, rope, gated) in variants {
+        let spec = MlaSpec { gated, ..spec(q_rank, rope) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }

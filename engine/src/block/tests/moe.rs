@@ -2,9 +2,9 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{
-    Activation, BlockKind, ExpertGroups, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+    Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
-use crate::kernels::available;
+use crate::kernels::{SituBounds, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -18,6 +18,11 @@ fn sigmoid(x: f64) -> f64 {
 fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
     match activation {
         Activation::SwiGlu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
+        Activation::Situ(SituBounds { gate: b, linear }) => {
+            let bounded = |x: f64, bound: f32| f64::from(bound) * (x / f64::from(bound)).tanh();
+            let up = up.iter().map(|u| linear.map_or(*u, |l| bounded(*u, l)));
+            gate.iter().zip(up).map(|(g, u)| bounded(*g, b) * sigmoid(*g) * u).collect()
+        }
         Activation::ReluSquared => up.iter().map(|u| u.max(0.0).powi(2)).collect(),
     }
 }
@@ -51,7 +56,7 @@ fn plain_mlp(tensors: &Tensors, spec: &MlpSpec, x: &[f64]) -> Vec<f64> {
 
 fn moe_tensors(spec: &MoeSpec, fused: bool) -> Tensors {
     let mut tensors = Tensors::default();
-    let width = spec.latent.unwrap_or(N_EMBD);
+    let width = spec.latent.map_or(N_EMBD, |latent| latent.width);
     let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.{part}"), ne);
     add("ffn_gate_inp.weight", &[N_EMBD, N_EXPERT]);
     if spec.activation.is_gated() {
@@ -63,8 +68,12 @@ fn moe_tensors(spec: &MoeSpec, fused: bool) -> Tensors {
         add("exp_probs_b.bias", &[N_EXPERT]);
     }
     if let Some(latent) = spec.latent {
-        add("ffn_latent_down.weight", &[N_EMBD, latent]);
-        add("ffn_latent_up.weight", &[latent, N_EMBD]);
+        let name = |part: &str| format!("ffn_{}_{part}.weight", latent.stem);
+        add(&name("down"), &[N_EMBD, width]);
+        add(&name("up"), &[width, N_EMBD]);
+        if latent.norm_eps.is_some() {
+            add(&name("norm"), &[width]);
+        }
     }
     if let Some(shared) = &spec.shared {
         if shared.gated {
@@ -129,7 +138,7 @@ fn plain_choice(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<(usize, f64
 fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
     let name = |part: &str| format!("blk.0.ffn_{part}.weight");
     let input = match spec.latent {
-        Some(_) => tensors.times(&name("latent_down"), 0, x),
+        Some(latent) => tensors.times(&name(&format!("{}_down", latent.stem)), 0, x),
         None => x.to_vec(),
     };
     let mut sum = vec![0.0; input.len()];
@@ -143,8 +152,14 @@ fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
         let y = tensors.times(&name("down_exps"), expert, &inner);
         sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
     }
-    if spec.latent.is_some() {
-        sum = tensors.times(&name("latent_up"), 0, &sum);
+    if let Some(latent) = spec.latent {
+        if let Some(eps) = latent.norm_eps {
+            let mean = sum.iter().map(|s| s * s).sum::<f64>() / sum.len() as f64;
+            let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+            let weight = tensors.get(&name(&format!("{}_norm", latent.stem)));
+            sum.iter_mut().zip(weight).for_each(|(s, w)| *s *= factor * f64::from(*w));
+        }
+        sum = tensors.times(&name(&format!("{}_up", latent.stem)), 0, &sum);
     }
     if let Some(shared) = &spec.shared {
         let weight = match shared.gated {
@@ -179,7 +194,9 @@ fn check(what: &str, kind: &BlockKind, tensors: &Tensors, plain: impl Fn(&[f64])
 
 #[test]
 fn dense_ffns_match_f64() {
-    for activation in [Activation::SwiGlu, Activation::ReluSquared] {
+    let situ = |linear| Activation::Situ(SituBounds { gate: 4.0, linear });
+    let others = [situ(None), situ(Some(2.5))];
+    for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
         for biases in [false, true] {
             let spec = MlpSpec { activation, ..MlpSpec::swiglu(N_FF) };
             let mut tensors = Tensors::default();
@@ -198,6 +215,9 @@ fn experts_in_every_variant_match_f64() {
     let gated = shared.clone().map(|shared| SharedExpertSpec { gated: true, ..shared });
     let groups = Some(ExpertGroups { count: 4, used: 2 });
     let sigmoid = MoeSpec { router: Router::Sigmoid, selection_bias: true, ..base.clone() };
+    let latent = |width| LatentSpec { width, stem: "latent", norm_eps: None };
+    let normed = LatentSpec { width: 24, stem: "routed", norm_eps: Some(1e-5) };
+    let situ = Activation::Situ(SituBounds { gate: 4.0, linear: Some(25.0) });
     let variants = [
         MoeSpec { norm_weights: false, ..base.clone() },
         MoeSpec { shared: shared.clone(), ..base.clone() },
@@ -207,11 +227,17 @@ fn experts_in_every_variant_match_f64() {
         MoeSpec { groups, norm_weights: false, ..base.clone() },
         MoeSpec {
             activation: relu,
-            latent: Some(24),
+            latent: Some(latent(24)),
             shared: Some(SharedExpertSpec::new(40, relu)),
+            ..sigmoid.clone()
+        },
+        MoeSpec {
+            activation: situ,
+            latent: Some(normed),
+            shared: Some(SharedExpertSpec::new(40, situ)),
             ..sigmoid
         },
-        MoeSpec { latent: Some(16), ..base.clone() },
+        MoeSpec { latent: Some(latent(16)), ..base.clone() },
         base,
     ];
     for spec in &variants {

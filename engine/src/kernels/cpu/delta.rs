@@ -5,7 +5,7 @@
 //! `Sᵀk` and `Sᵀq`; then `e = beta (v - Sᵀk)` and `o = Sᵀq + (k·q) e`. The last update of a part is
 //! made by itself: the same operations, so a cut changes nothing.
 
-use super::exp::{exp, softplus};
+use super::exp::{exp, sigmoid, softplus};
 use super::run;
 use crate::kernels::delta::DeltaTile;
 use crate::kernels::scan::FLUSH_EVERY;
@@ -217,6 +217,36 @@ struct Factors<'a> {
     x: &'a mut [f32],
     bias: &'a [f32],
     rates: &'a [f32],
+}
+
+/// `x = exp(bound * sigmoid(-rates * (x + bias)))`.
+pub(crate) fn bounded_decay_factors<S: Simd>(
+    x: &mut [f32],
+    bias: &[f32],
+    rates: &[f32],
+    bound: f32,
+) {
+    run::<S, _>(BoundedFactors { factors: Factors { x, bias, rates }, bound });
+}
+
+struct BoundedFactors<'a> {
+    factors: Factors<'a>,
+    bound: f32,
+}
+
+impl Op for BoundedFactors<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let Factors { x, bias, rates } = self.factors;
+        let operands = bias.chunks(LANES).zip(rates.chunks(LANES));
+        for (x, (bias, rates)) in x.chunks_mut(LANES).zip(operands) {
+            let gate = s.add(s.load_part(x), s.load_part(bias));
+            let rate = s.sub(s.zero(), s.load_part(rates));
+            let log = s.mul(s.splat(self.bound), sigmoid(s, s.mul(rate, gate)));
+            s.store_part(exp(s, log), x);
+        }
+    }
 }
 
 impl Op for Factors<'_> {

@@ -9,7 +9,7 @@ use crate::kernels::simd::{LANES, Op, Simd};
 
 /// Applies `f` to sixteen values at a time of `out` and `x`.
 #[inline(always)]
-fn zip<S: Simd>(s: S, out: &mut [f32], x: &[f32], f: impl Fn(S::F, S::F) -> S::F) {
+pub(super) fn zip<S: Simd>(s: S, out: &mut [f32], x: &[f32], f: impl Fn(S::F, S::F) -> S::F) {
     assert_eq!(out.len(), x.len(), "operands of an elementwise op");
     let (out_whole, out_tail) = out.as_chunks_mut::<LANES>();
     let (x_whole, x_tail) = x.as_chunks::<LANES>();
@@ -184,7 +184,8 @@ pub(crate) fn softmax<S: Simd>(x: &mut [f32]) {
     run::<S, _>(Softmax(x));
 }
 
-struct Softmax<'a>(&'a mut [f32]);
+/// [`softmax`] within another op.
+pub(super) struct Softmax<'a>(pub(super) &'a mut [f32]);
 
 impl Op for Softmax<'_> {
     type Out = ();

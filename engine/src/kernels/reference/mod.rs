@@ -7,6 +7,8 @@ pub(super) mod attention;
 pub(super) mod conv;
 #[cfg(test)]
 pub(super) mod delta;
+#[cfg(test)]
+pub(super) mod depth;
 pub(super) mod lanes;
 #[cfg(test)]
 pub(super) mod mamba;

@@ -1,5 +1,7 @@
 //! Elementwise ops, norms, softmax and rotation, plainly, in f64.
 
+use crate::kernels::SituBounds;
+
 /// `x / sqrt(mean(x²) + eps) * weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
@@ -33,6 +35,16 @@ pub(crate) fn relu_squared(x: f64) -> f64 {
 pub(crate) fn silu_mul(gate: f32, up: f32) -> f64 {
     let gate = f64::from(gate);
     gate / (1.0 + (-gate).exp()) * f64::from(up)
+}
+
+/// `beta * tanh(g / beta) * sigmoid(g) * linear * tanh(u / linear)`; without `linear`, times `u`.
+pub(crate) fn situ_mul(gate: f32, up: f32, bounds: SituBounds) -> f64 {
+    let bounded = |x: f32, bound: f32| {
+        let (x, bound) = (f64::from(x), f64::from(bound));
+        bound * (x / bound).tanh()
+    };
+    let up = bounds.linear.map_or(f64::from(up), |linear| bounded(up, linear));
+    bounded(gate, bounds.gate) * sigmoid(f64::from(gate)) * up
 }
 
 /// Softmax of a row.

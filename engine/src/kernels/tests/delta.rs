@@ -2,6 +2,7 @@
 
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::kernels::reference::delta::{Delta, delta_scan as plain};
+use crate::kernels::reference::ops;
 use crate::kernels::{
     Columns, Compute, Decay, DeltaRows, DeltaShape, FLUSH_EVERY, KeyHeads, ScanPart, available,
 };
@@ -207,6 +208,28 @@ fn decay_factors_match_f64() {
             let log = f64::from(rates[i % d]) * gate.exp().ln_1p().max(gate);
             // The logarithm's own rounding, carried through the exponential.
             close("decay_factors", *got, log.exp(), log.exp() * 4e-7 * (1.0 - log) + 1e-37);
+        }
+    }
+}
+
+#[test]
+fn bounded_decay_factors_match_f64() {
+    let mut rng = Rng::new(85);
+    for d in [1, 16, 40] {
+        let (x, bias) = (rng.spread(9 * d), rng.values(d));
+        let rates: Vec<f32> = rng.values(d).into_iter().map(|r| -16.0 * r.abs()).collect();
+        let bound = -5.0;
+        let out = same_bits_everywhere("bounded_decay_factors", |compute| {
+            let mut out = x.clone();
+            compute.bounded_decay_factors(&mut out, &bias, &rates, bound);
+            out
+        });
+        for (i, got) in out.iter().enumerate() {
+            let gate = f64::from(x[i] + bias[i % d]);
+            let log = f64::from(bound) * ops::sigmoid(-f64::from(rates[i % d]) * gate);
+            // The product of rate and gate is rounded, then the quotient; an exponential carries both on.
+            close("bounded_decay_factors", *got, log.exp(), log.exp() * 3e-6);
+            assert!((bound.exp() * 0.99..=1.0).contains(got), "{got}");
         }
     }
 }

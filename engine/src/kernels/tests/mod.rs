@@ -5,10 +5,12 @@ mod attention;
 mod conv;
 mod delta;
 mod delta_chunked;
+mod depth;
 mod lanes;
 mod mamba;
 mod matmul;
 mod ops;
+mod situ;
 mod ssd;
 mod wkv7;
 

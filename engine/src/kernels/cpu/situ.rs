@@ -1,0 +1,54 @@
+//! The bounded gate of Kimi K3's FFNs.
+
+use super::elementwise::zip;
+use super::exp::{sigmoid, tanh};
+use super::run;
+use crate::kernels::simd::{Op, Simd};
+use crate::kernels::situ::SituBounds;
+
+/// See [`Compute::situ_mul`](crate::kernels::Compute::situ_mul).
+pub(crate) fn situ_mul<S: Simd>(x: &mut [f32], gates: &[f32], bounds: SituBounds) {
+    run::<S, _>(Situ { x, gates, bounds });
+}
+
+struct Situ<'a> {
+    x: &'a mut [f32],
+    gates: &'a [f32],
+    bounds: SituBounds,
+}
+
+impl Op for Situ<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let SituBounds { gate, linear } = self.bounds;
+        match linear {
+            Some(linear) => zip(
+                s,
+                self.x,
+                self.gates,
+                #[inline(always)]
+                |x, g| s.mul(gated(s, g, gate), bounded(s, x, linear)),
+            ),
+            None => zip(
+                s,
+                self.x,
+                self.gates,
+                #[inline(always)]
+                |x, g| s.mul(gated(s, g, gate), x),
+            ),
+        }
+    }
+}
+
+/// `bound * tanh(g / bound) * sigmoid(g)`.
+#[inline(always)]
+fn gated<S: Simd>(s: S, g: S::F, bound: f32) -> S::F {
+    s.mul(bounded(s, g, bound), sigmoid(s, g))
+}
+
+/// `bound * tanh(x / bound)`.
+#[inline(always)]
+fn bounded<S: Simd>(s: S, x: S::F, bound: f32) -> S::F {
+    s.mul(tanh(s, s.mul(x, s.splat(1.0 / bound))), s.splat(bound))
+}

@@ -1,0 +1,41 @@
+//! Attention over depth: a row reads a mixture of rows that were kept on its way through the layers,
+//! where a model does not just add up what its blocks return.
+
+use super::compute::Compute;
+use super::ops::Rows;
+
+/// One row of [`Compute::attend_depth`].
+pub(super) struct DepthRow<'a> {
+    /// Rows of `d` values.
+    pub(super) sources: &'a [&'a [f32]],
+    /// `[d]`.
+    pub(super) score: &'a [f32],
+    pub(super) eps: f32,
+    /// Room for a weight of each source.
+    pub(super) weights: &'a mut [f32],
+    /// `[d]`.
+    pub(super) out: &'a mut [f32],
+}
+
+impl Compute {
+    /// Each row of `out` (`[n, d]`, `d = score.len()`) as a mixture of that row of all `sources` (`[n, d]`
+    /// each): `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`.
+    /// What is scored is normed, what is mixed is not. Sources are summed in their order.
+    pub fn attend_depth(&self, sources: &[&[f32]], score: &[f32], eps: f32, out: &mut [f32]) {
+        let (d, len) = (score.len(), out.len());
+        assert!(!sources.is_empty(), "attend_depth: no source");
+        assert!(d > 0 && len.is_multiple_of(d), "attend_depth: {len} values in rows of {d}");
+        assert!(sources.iter().all(|source| source.len() == len), "attend_depth: lengths");
+        let attend = self.kernels().attend_depth;
+        let rows = Rows::new(out, d);
+        self.for_rows(len / d, 2 * sources.len() * d, &|range| {
+            let mut weights = vec![0.0; sources.len()];
+            for r in range {
+                let of_row: Vec<_> = sources.iter().map(|source| &source[r * d..][..d]).collect();
+                // SAFETY: `for_rows` hands out each row once.
+                let out = unsafe { rows.rows(r..r + 1) };
+                attend(DepthRow { sources: &of_row, score, eps, weights: &mut weights, out });
+            }
+        });
+    }
+}
