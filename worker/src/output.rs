@@ -51,11 +51,12 @@ impl LaneOut {
                 lane.meter.sent(frame.encoded_len());
                 send(next, frame, &lane.cancel, runtime)
             }
-            (Self::Results(results), StageOutput::Rows(rows)) => result_frames(frame, rows)
-                .try_for_each(|frame| {
+            (Self::Results(results), StageOutput::Rows(rows)) => {
+                result_frames(frame, rows).into_iter().try_for_each(|frame| {
                     lane.meter.sent(frame.encoded_len());
                     send(results, Ok(frame), &lane.cancel, runtime)
-                }),
+                })
+            }
             (Self::Next(_), StageOutput::Rows(_)) => {
                 Err(Some(broken(lane, "it made rows and is not the last")))
             }
@@ -66,23 +67,26 @@ impl LaneOut {
     }
 }
 
-/// All sampled (or failed) rows in one last frame, each logits row in a frame of its own before it.
-fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> impl Iterator<Item = ResultFrame> {
-    let (sampled, logits): (Vec<_>, Vec<_>) =
-        rows.into_iter().partition(|row| !matches!(row.value, RowValue::Logits(_)));
+/// The rows in their order, which is what the coordinator expects: each logits row in a frame of its
+/// own, tokens (or failures) between two of them in one frame, those after the last one in the last
+/// frame.
+fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> Vec<ResultFrame> {
     let pb::Ubatch { id, epoch, lane, timings, .. } = ubatch;
-    let frame = move |rows, last, timings| ResultFrame {
-        id,
-        epoch,
-        lane,
-        rows,
-        last,
-        timings,
-        failure: None,
-    };
-    let singles = logits.into_iter().map(move |row| frame(vec![row_to_wire(row)], false, vec![]));
-    let sampled = sampled.into_iter().map(row_to_wire).collect();
-    singles.chain(std::iter::once(frame(sampled, true, timings)))
+    let frame =
+        |rows, last, timings| ResultFrame { id, epoch, lane, rows, last, timings, failure: None };
+    let (mut frames, mut tokens) = (Vec::new(), Vec::new());
+    for row in rows {
+        if !matches!(row.value, RowValue::Logits(_)) {
+            tokens.push(row_to_wire(row));
+            continue;
+        }
+        if !tokens.is_empty() {
+            frames.push(frame(std::mem::take(&mut tokens), false, Vec::new()));
+        }
+        frames.push(frame(vec![row_to_wire(row)], false, Vec::new()));
+    }
+    frames.push(frame(tokens, true, timings));
+    frames
 }
 
 fn send<T>(

@@ -87,6 +87,32 @@ async fn each_logits_row_is_a_frame() {
 }
 
 #[tokio::test]
+async fn tokens_and_logits_come_in_the_order_of_the_parts() {
+    let Setup { dir, model } = setup();
+    let worker = TestWorker::start(&dir);
+    let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
+    let mut results = line[0].results().await.unwrap();
+    let lane = line[0].open_lane(0).await.unwrap();
+    let parts = vec![
+        part(0, 0, &[1], Want::Sample),
+        part(1, 0, &[2, 3], Want::Logits),
+        part(2, 0, &[NAN_TOKEN], Want::Sample),
+        part(3, 0, &[4], Want::Sample),
+    ];
+    lane.send(ubatch(0, (0..4).map(open).collect(), parts)).await;
+    let mut places = Vec::new();
+    loop {
+        let frame = next(&mut results).await;
+        places.push(frame.rows.iter().map(|row| (row.slot, row.pos)).collect::<Vec<_>>());
+        assert_eq!(frame.timings.len(), usize::from(frame.last));
+        if frame.last {
+            break;
+        }
+    }
+    assert_eq!(places, [vec![(0, 0)], vec![(1, 0)], vec![(1, 1)], vec![(2, 0), (3, 0)]]);
+}
+
+#[tokio::test]
 async fn smaller_wire_types_carry_what_they_can() {
     let Setup { dir, model } = setup();
     for wire_type in [WireType::F16, WireType::Bf16] {
