@@ -8,7 +8,7 @@
 use super::BlockCx;
 use crate::arch::MlaSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, HeadColumns, MatmulJob, PackedMatrix};
 use crate::quant::{self, GgmlType};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
@@ -130,32 +130,39 @@ impl Mla {
 
     /// Norms the compressed part of each key and rotates the rest, in place.
     fn finish_keys(&self, cx: &mut BlockCx<'_>, n: usize, key: &mut [f32]) {
-        let (spec, width) = (&self.spec, self.spec.key_width());
+        let (spec, stride) = (&self.spec, self.spec.key_width());
+        let compressed = HeadColumns { stride, first: 0, width: spec.kv_rank };
         let mut c = cx.scratch.take(n * spec.kv_rank);
-        gather(key, width, 1, spec.kv_rank, &mut c);
+        cx.compute.heads_apart(key, 1, compressed, &mut c);
         cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
-        scatter(&c, 1, spec.kv_rank, key, width);
+        cx.compute.heads_together(&c, 1, compressed, key);
+        let rotated = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
         let mut pe = cx.scratch.take(n * spec.n_pe);
-        gather(&key[spec.kv_rank..], width, 1, spec.n_pe, &mut pe);
+        cx.compute.heads_apart(key, 1, rotated, &mut pe);
         self.rotate(cx, &mut pe);
-        scatter(&pe, 1, spec.n_pe, &mut key[spec.kv_rank..], width);
+        cx.compute.heads_together(&pe, 1, rotated, key);
         cx.scratch.give_all([c, pe]);
     }
 
     /// From `q[n, n_head, n_nope + n_pe]` the queries `[n, n_head, kv_rank + n_pe]`.
     fn absorb(&self, cx: &mut BlockCx<'_>, n: usize, q: &[f32]) -> Vec<f32> {
         let spec = &self.spec;
-        let (heads, width, q_width) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
+        let (heads, stride, q_stride) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
         let mut nope = cx.scratch.take(n * heads * spec.n_nope);
-        gather(q, q_width, heads, spec.n_nope, &mut nope);
+        let columns = HeadColumns { stride: q_stride, first: 0, width: spec.n_nope };
+        cx.compute.heads_apart(q, heads, columns, &mut nope);
         let mut absorbed = cx.scratch.take(n * heads * spec.kv_rank);
         per_head(cx, &self.k_b, &nope, &mut absorbed);
+        // Rotated row by row: heads need not be apart.
         let mut pe = cx.scratch.take(n * heads * spec.n_pe);
-        gather(&q[spec.n_nope..], q_width, 1, spec.n_pe, &mut pe);
+        let columns = HeadColumns { stride: q_stride, first: spec.n_nope, width: spec.n_pe };
+        cx.compute.heads_apart(q, 1, columns, &mut pe);
         self.rotate(cx, &mut pe);
-        let mut q_hat = cx.scratch.take(n * heads * width);
-        scatter(&absorbed, heads, spec.kv_rank, &mut q_hat, width);
-        scatter(&pe, 1, spec.n_pe, &mut q_hat[spec.kv_rank..], width);
+        let mut q_hat = cx.scratch.take(n * heads * stride);
+        let columns = HeadColumns { stride, first: 0, width: spec.kv_rank };
+        cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
+        let columns = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
+        cx.compute.heads_together(&pe, 1, columns, &mut q_hat);
         cx.scratch.give_all([nope, absorbed, pe]);
         q_hat
     }
@@ -163,12 +170,13 @@ impl Mla {
     /// From the attended `[n, n_head, kv_rank]` the heads' values `[n, n_head, head_dim_v]`.
     fn values(&self, cx: &mut BlockCx<'_>, n: usize, latent: &[f32]) -> Vec<f32> {
         let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
+        let whole = |width| HeadColumns { stride: width, first: 0, width };
         let mut by_head = cx.scratch.take(latent.len());
-        gather(latent, rank, heads, rank, &mut by_head);
+        cx.compute.heads_apart(latent, heads, whole(rank), &mut by_head);
         let mut values = cx.scratch.take(n * heads * dim);
         per_head(cx, &self.v_b, &by_head, &mut values);
         let mut out = cx.scratch.take(values.len());
-        scatter(&values, heads, dim, &mut out, dim);
+        cx.compute.heads_together(&values, heads, whole(dim), &mut out);
         cx.scratch.give_all([by_head, values]);
         out
     }
@@ -216,25 +224,6 @@ fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]
     let mut jobs: Vec<_> =
         jobs.map(|(h, (w, out))| MatmulJob { w, x: &x, rows: h * n..(h + 1) * n, out }).collect();
     cx.compute.matmul(&mut jobs);
-}
-
-/// Takes the first `width` of every `stride` values, `[n, n_head, ..]`, head by head into
-/// `to[n_head, n, width]`.
-fn gather(from: &[f32], stride: usize, n_head: usize, width: usize, to: &mut [f32]) {
-    let n = to.len() / (n_head * width);
-    for (i, from) in from.chunks(stride).enumerate() {
-        let at = (i % n_head * n + i / n_head) * width;
-        to[at..at + width].copy_from_slice(&from[..width]);
-    }
-}
-
-/// The way back of [`gather`]: `from[n_head, n, width]` to the first `width` of every `stride`.
-fn scatter(from: &[f32], n_head: usize, width: usize, to: &mut [f32], stride: usize) {
-    let n = from.len() / (n_head * width);
-    for (i, to) in to.chunks_mut(stride).enumerate() {
-        let at = (i % n_head * n + i / n_head) * width;
-        to[..width].copy_from_slice(&from[at..at + width]);
-    }
 }
 
 /// `k_b` and `v_b` from the matrix of older files, in which each head has rows for its keys and then
