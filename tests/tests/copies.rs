@@ -1,5 +1,6 @@
-//! Copies of sequences on real stages, with KV pages, recurrent states, or both: a copy goes on bit for bit as
-//! its source would, and what a stage refuses leaves every sequence as it was.
+//! Copies and snapshots of sequences on real stages, with KV pages, recurrent states, or both: a copy goes on
+//! bit for bit as its source would, what a stage refuses leaves every sequence as it was, and a snapshot
+//! depends on the sequence alone.
 
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
@@ -90,4 +91,39 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
         line.run(vec![close(1)], vec![]);
     }
     assert!(kinds.contains(&Prefixes::All) && kinds.contains(&Prefixes::Whole), "{kinds:?}");
+}
+
+#[test]
+fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
+    let golden = Golden::repository();
+    let prompt = &golden.manifest.tokens[..LEN];
+    let mut n_models = 0;
+    for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
+        let path = golden.folder.join(&entry.file);
+        let alone = {
+            let mut line = Line::open(&path, &LineConfig::default());
+            rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, prompt)]);
+            held(&mut line)
+        };
+        let mut line = Line::open(&path, &LineConfig::default());
+        // Somebody longer was in its pages and its slot.
+        let longer: Vec<u32> = prompt.iter().rev().chain(prompt).copied().collect();
+        rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, &longer)]);
+        // Two neighbours, one of them ahead of it in each ubatch, and the prompt in pieces.
+        let ops = vec![close(0), Line::open_slot(1, None), Line::open_slot(0, None)];
+        let (first, second) = prompt.split_at(LEN - 9);
+        rows(&mut line, ops, vec![part(1, 0, &prompt[5..20]), part(0, 0, first)]);
+        let ops = vec![Line::open_slot(2, None)];
+        let parts = vec![
+            part(2, 0, &prompt[..7]),
+            part(0, first.len(), second),
+            part(1, 15, &prompt[..30]),
+        ];
+        rows(&mut line, ops, parts);
+        let [(before, _), (among, n_open)] = [&alone, &held(&mut line)].map(|held| held[0].clone());
+        assert_eq!(n_open, 3);
+        assert!(before == among, "{name}: two snapshots of one sequence differ");
+        n_models += 1;
+    }
+    assert!(n_models > 5, "{n_models} models");
 }

@@ -7,7 +7,9 @@ mod common;
 use std::ops::Range;
 
 use brigade_engine::state::{merge_snapshots, select_layers};
-use brigade_proto::control::{RestoreHead, RestoreRequest, SnapshotRequest, restore_request};
+use brigade_proto::control::{
+    RestoreHead, RestoreRequest, SnapshotRequest, WeightSource, restore_request,
+};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::CHUNK_BYTES;
 use brigade_proto::pipeline::{self as pb, ResultFrame, row_result};
@@ -33,7 +35,12 @@ struct Line {
 
 impl Line {
     async fn open(workers: &[TestWorker], model: &Model, cuts: &[u32], epoch: u64) -> Self {
-        let (mut clients, _) = real_line(workers, model, cuts, epoch, false).await;
+        let (clients, _) = real_line(workers, model, cuts, epoch, false).await;
+        Self::over(clients).await
+    }
+
+    /// A line of loaded stages.
+    async fn over(mut clients: Vec<Client>) -> Self {
         let results = clients.last_mut().unwrap().results().await.unwrap();
         let lane = clients[0].open_lane(0).await.unwrap();
         Self { clients, results, lane, next_id: 0 }
@@ -216,6 +223,50 @@ async fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert_eq!(first.snapshot(1).await.unwrap_err().kind(), FailureKind::BadMessage);
     assert_eq!(line.snapshots(0).await, good, "the sequence is as it was");
     line.go_on(0).await;
+}
+
+/// A model of the same shape whose last layer has other weights, as a fine-tuned one has.
+fn tuned(path: &std::path::Path) -> std::path::PathBuf {
+    let gguf = brigade_engine::gguf::Gguf::open(path).unwrap();
+    let tensor = gguf.require("blk.3.ffn_down.weight").unwrap();
+    let mut bytes = std::fs::read(path).unwrap();
+    for byte in &mut bytes[tensor.offset as usize..][..tensor.nbytes as usize] {
+        *byte ^= 1;
+    }
+    let tuned = path.with_extension("tuned");
+    std::fs::write(&tuned, bytes).unwrap();
+    tuned
+}
+
+#[tokio::test]
+async fn weights_are_told_apart_wherever_they_come_from() {
+    let dir = scratch();
+    let path = synth_model(&dir, "Q8_0");
+    let [model, tuned] = [path.clone(), tuned(&path)].map(|path| Model::open(&path));
+    assert_eq!(model.header, tuned.header);
+    let workers = real_workers(2);
+    let mut line = Line::open(&workers, &model, &[0, 2, 4], 1).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    let parts = line.snapshots(0).await;
+    let whole = merge_snapshots(&parts).unwrap();
+    // The same weights, pushed.
+    let others = real_workers(2);
+    let (clients, sources) = real_line(&others, &model, &[0, 1, 4], 1, true).await;
+    assert_eq!(sources, [WeightSource::Cache; 2]);
+    let mut line = Line::over(clients).await;
+    line.open_slot(0).await;
+    for (stage, layers) in [0..1, 1..4].into_iter().enumerate() {
+        let part = select_layers(&whole, layers).unwrap();
+        line.clients[stage].restore(0, &part).await.unwrap();
+    }
+    // Other weights in the last layer: the stage that has it refuses, the other has nothing against it.
+    let mut line = Line::open(&others, &tuned, &[0, 2, 4], 2).await;
+    line.open_slot(0).await;
+    line.clients[0].restore(0, &parts[0]).await.unwrap();
+    let failure = line.clients[1].restore(0, &parts[1]).await.unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::Unsupported, "{failure}");
+    assert!(failure.reason.contains("other weights in layer 3"), "{failure}");
 }
 
 #[tokio::test]

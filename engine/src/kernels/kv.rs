@@ -2,8 +2,9 @@
 //!
 //! Layout, head after head: the keys as `[head_dim_k, KV_PAGE]` (lanes are positions, so that scores
 //! need no sum across lanes), then the values as `[KV_PAGE, head_dim_v]` with rows filled up to whole
-//! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no pointers and no positions: a byte copy of a page is a copy of its content,
-//! which is what sequence copies and snapshots are.
+//! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no
+//! pointers and no positions: a byte copy of a page is a copy of its content, which is what sequence
+//! copies and snapshots are.
 
 use super::KV_PAGE;
 use super::attention::AttendPart;
@@ -72,6 +73,24 @@ impl KvLayout {
     /// Elements from one key row to the next, where keys are rows.
     pub(super) fn k_stride(&self) -> usize {
         self.head_dim_k.next_multiple_of(LANES)
+    }
+
+    /// Makes positions `from..` of a page zero: what is there is nobody's, or an earlier sequence's.
+    pub fn clear_tail(&self, page: &mut [u8], from: usize) {
+        let size = self.ty.bytes();
+        for head in page.chunks_exact_mut(self.head_bytes()) {
+            let rows = match self.values {
+                ValuePlace::InKeys => &mut head[from * self.k_stride() * size..],
+                ValuePlace::Apart => {
+                    let (keys, values) = head.split_at_mut(self.head_dim_k * KV_PAGE * size);
+                    for key in keys.chunks_exact_mut(KV_PAGE * size) {
+                        key[from * size..].fill(0);
+                    }
+                    &mut values[from * self.v_stride() * size..]
+                }
+            };
+            rows.fill(0);
+        }
     }
 
     /// Elements that a position's values bring into [`Compute::kv_write`].

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::embedding::Embedding;
+use super::fingerprint;
 use super::head::Head;
 use super::norm::Norm;
 use super::read::{Mix, Read};
@@ -75,6 +76,10 @@ impl Stage {
         }
         let head = if last { Some(load_head(&spec, &mut loader)?) } else { None };
         loader.finish(&arch::stage_tensors(model, &spec, &layers))?;
+        let print = |layer| {
+            Ok((layer as u32, fingerprint::of_layer(model, &spec, source.as_ref(), layer)?))
+        };
+        let prints = layers.clone().map(print).collect::<Result<_, ModelError>>()?;
         let facts = StageFacts {
             weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
                 + head.as_ref().map_or(0, |h| h.output.nbytes() as u64),
@@ -87,6 +92,7 @@ impl Stage {
         Ok(Self {
             spec,
             model_hash: blake3::hash(&model.header_bytes()),
+            prints,
             layers,
             config,
             facts,

@@ -6,6 +6,7 @@
 
 mod carried;
 mod embedding;
+mod fingerprint;
 mod head;
 mod load;
 mod norm;
@@ -22,7 +23,7 @@ use crate::batch::{Boundary, RowOutput, UBatch};
 use crate::block::{Block, BlockCx, Scratch};
 use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
-use crate::state::{Applied, BlockState, PartRows, Sequences, StateAction};
+use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use carried::Carried;
 use embedding::Embedding;
 use head::Head;
@@ -56,6 +57,8 @@ pub struct Stage {
     spec: Arc<ModelSpec>,
     /// Of the metadata and the tensor directory.
     model_hash: blake3::Hash,
+    /// Of its layers' weights.
+    prints: Vec<LayerPrint>,
     layers: Range<usize>,
     config: StageConfig,
     facts: StageFacts,

@@ -7,7 +7,8 @@ use crate::state::{SnapshotReader, SnapshotWriter};
 
 impl Stage {
     /// What a snapshot of this stage belongs to; another model or cache type is refused. Models are
-    /// told apart by the hash of their metadata and tensor directory.
+    /// told apart by the hash of their metadata and tensor directory, those of one shape by the
+    /// fingerprints of their layers.
     fn identity(&self) -> String {
         let (spec, kv_type) = (&self.spec, self.config.kv_type);
         let hash = self.model_hash.to_hex();
@@ -21,7 +22,7 @@ impl Stage {
     pub fn snapshot(&self, slot: SlotId) -> Result<Vec<u8>, SnapshotError> {
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?;
         let history = self.sequences.history(slot);
-        let mut writer = SnapshotWriter::new(&self.identity(), sequence.len, history);
+        let mut writer = SnapshotWriter::new(&self.identity(), sequence.len, history, &self.prints);
         for block in &self.blocks {
             if let Some(state) = block.state.read(slot, sequence) {
                 writer.section(block.layer, block.index, &state);
@@ -44,6 +45,7 @@ impl Stage {
             let why = "it has no tokens, which the last stage needs: merge its snapshot in";
             return Err(SnapshotError::Foreign(why.to_owned()));
         }
+        self.prints.iter().try_for_each(|print| snapshot.check_layer(print))?;
         let restored = crate::state::Sequence { len: snapshot.len, ..sequence };
         let mut sections = Vec::new();
         for block in self.blocks.iter().filter(|b| b.state.n_bytes_of(&restored) > 0) {

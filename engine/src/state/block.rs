@@ -4,7 +4,7 @@ use super::{KvCache, Sequence, SlotStates, StateCopy, StateSpec};
 use crate::arch::BlockKind;
 use crate::batch::SlotId;
 use crate::error::ModelError;
-use crate::kernels::{KvLayout, KvType, ValuePlace};
+use crate::kernels::{KV_PAGE, KvLayout, KvType, ValuePlace};
 
 /// What one loaded block remembers of all sequences.
 pub enum BlockState {
@@ -78,7 +78,8 @@ impl BlockState {
         }
     }
 
-    /// A sequence's state as bytes; `None` for a block without state.
+    /// A sequence's state as bytes, which depend on nothing else: what its last page holds beyond it
+    /// is zeros here. `None` for a block without state.
     pub fn read(&self, slot: SlotId, sequence: &Sequence) -> Option<Vec<u8>> {
         match self {
             Self::None => None,
@@ -86,6 +87,11 @@ impl BlockState {
                 let mut bytes = Vec::with_capacity(self.n_bytes_of(sequence));
                 for block in sequence.used_blocks() {
                     bytes.extend_from_slice(kv.page(*block));
+                }
+                let tail = sequence.len as usize % KV_PAGE;
+                if tail > 0 {
+                    let last = bytes.len() - kv.layout().page_bytes();
+                    kv.layout().clear_tail(&mut bytes[last..], tail);
                 }
                 Some(bytes)
             }

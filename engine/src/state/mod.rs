@@ -15,7 +15,7 @@ pub use kv::KvCache;
 pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
 pub use slots::SlotStates;
-pub use snapshot::{SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
+pub use snapshot::{LayerPrint, SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
 
 use crate::kernels::KvType;
 
@@ -58,8 +58,21 @@ impl StateSpec {
 
     /// Bytes that a sequence takes whatever its length.
     pub fn bytes_per_sequence(&self) -> usize {
+        self.conv_bytes() + self.scan_bytes()
+    }
+
+    /// The part of [`Self::bytes_per_sequence`] that convolutions remember.
+    pub fn conv_bytes(&self) -> usize {
         match self {
-            Self::Slot { conv, scan } => (conv + scan) * size_of::<f32>(),
+            Self::Slot { conv, .. } => conv * size_of::<f32>(),
+            _ => 0,
+        }
+    }
+
+    /// The part of [`Self::bytes_per_sequence`] that the scan carries on.
+    pub fn scan_bytes(&self) -> usize {
+        match self {
+            Self::Slot { scan, .. } => scan * size_of::<f32>(),
             _ => 0,
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{SnapshotReader, SnapshotWriter};
+use super::{LayerPrint, SnapshotReader, SnapshotWriter};
 use crate::error::SnapshotError;
 
 /// The snapshot of a sequence over all layers, from those of a line's stages in any order.
@@ -18,7 +18,7 @@ pub fn merge_snapshots<B: AsRef<[u8]>>(parts: &[B]) -> Result<Vec<u8>, SnapshotE
     let foreign = |why: String| Err(SnapshotError::Foreign(why));
     let Some(first) = readers.first() else { return foreign("it has no parts".to_owned()) };
     let mut history: &[u32] = &[];
-    let mut sections = BTreeMap::new();
+    let (mut layers, mut sections) = (BTreeMap::new(), BTreeMap::new());
     for reader in &readers {
         if (reader.len, &reader.identity) != (first.len, &first.identity) {
             return foreign(format!(
@@ -32,13 +32,15 @@ pub fn merge_snapshots<B: AsRef<[u8]>>(parts: &[B]) -> Result<Vec<u8>, SnapshotE
             }
             history = &reader.history;
         }
+        layers.extend(reader.layers.iter().copied());
         for &(layer, block, state) in reader.sections() {
             if sections.insert((layer, block), state).is_some() {
                 return foreign(format!("two parts hold layer {layer}, block {block}"));
             }
         }
     }
-    let mut writer = SnapshotWriter::new(&first.identity, first.len, history);
+    let layers: Vec<LayerPrint> = layers.into_iter().collect();
+    let mut writer = SnapshotWriter::new(&first.identity, first.len, history, &layers);
     for ((layer, block), state) in sections {
         writer.section(layer as usize, block as usize, state);
     }
@@ -51,7 +53,10 @@ pub fn merge_snapshots<B: AsRef<[u8]>>(parts: &[B]) -> Result<Vec<u8>, SnapshotE
 /// A damaged snapshot. Layers that it lacks are found out where it is restored.
 pub fn select_layers(bytes: &[u8], layers: Range<usize>) -> Result<Vec<u8>, SnapshotError> {
     let reader = SnapshotReader::open(bytes)?;
-    let mut writer = SnapshotWriter::new(&reader.identity, reader.len, &reader.history);
+    let mut prints = reader.layers.clone();
+    prints.retain(|(layer, _)| layers.contains(&(*layer as usize)));
+    let SnapshotReader { identity, len, history, .. } = &reader;
+    let mut writer = SnapshotWriter::new(identity, *len, history, &prints);
     for &(layer, block, state) in reader.sections() {
         if layers.contains(&(layer as usize)) {
             writer.section(layer as usize, block as usize, state);
@@ -67,7 +72,9 @@ mod tests {
     const TOKENS: &[u32] = &[7, 8];
 
     fn part(layers: Range<usize>, history: &[u32]) -> Vec<u8> {
-        let mut writer = SnapshotWriter::new("m", 2, history);
+        let prints: Vec<LayerPrint> =
+            layers.clone().map(|l| (l as u32, blake3::hash(&[l as u8]))).collect();
+        let mut writer = SnapshotWriter::new("m", 2, history, &prints);
         for layer in layers {
             writer.section(layer, 0, &[layer as u8; 3]);
             writer.section(layer, 1, &[]);
@@ -96,8 +103,8 @@ mod tests {
         refused(&[], "no parts");
         refused(&[part(0..2, &[]), part(1..3, TOKENS)], "layer 1");
         refused(&[part(0..2, &[7, 9]), part(2..3, TOKENS)], "different tokens");
-        refused(&[part(0..2, TOKENS), SnapshotWriter::new("n", 2, &[]).finish()], "of n");
-        refused(&[part(0..2, TOKENS), SnapshotWriter::new("m", 3, &[]).finish()], "3 of m");
+        refused(&[part(0..2, TOKENS), SnapshotWriter::new("n", 2, &[], &[]).finish()], "of n");
+        refused(&[part(0..2, TOKENS), SnapshotWriter::new("m", 3, &[], &[]).finish()], "3 of m");
         let mut damaged = part(0..2, TOKENS);
         damaged[20] ^= 1;
         assert!(matches!(merge_snapshots(&[damaged.clone()]), Err(SnapshotError::Damaged(_))));

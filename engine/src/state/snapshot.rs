@@ -1,17 +1,24 @@
 //! The byte form of one sequence's state on one stage.
 //!
 //! Layout, little-endian: magic, version, identity (what the state belongs to), length in
-//! positions, token history, then sections keyed by (layer, block), then a BLAKE3 hash of all
-//! before it. Sections are per layer so that a stage with another cut can take those it owns.
-//! This file knows the frame, not what a section means.
+//! positions, token history, fingerprints of the layers' weights, then sections keyed by (layer,
+//! block), then a BLAKE3 hash of all before it. Fingerprints and sections are per layer so that a
+//! stage with another cut can take those it owns. This file knows the frame, not what a section
+//! means.
 
 use crate::error::SnapshotError;
 
 /// Version written and read.
-pub const SNAPSHOT_VERSION: u32 = 1;
+pub const SNAPSHOT_VERSION: u32 = 2;
 
 const MAGIC: [u8; 4] = *b"BRGS";
 const HASH_BYTES: usize = blake3::OUT_LEN;
+
+/// Bytes of a [`LayerPrint`].
+const PRINT_BYTES: usize = 4 + HASH_BYTES;
+
+/// Which weights a layer has: its number, and a hash of what it computes with.
+pub type LayerPrint = (u32, blake3::Hash);
 
 /// Writes a snapshot section by section.
 pub struct SnapshotWriter {
@@ -20,13 +27,18 @@ pub struct SnapshotWriter {
 
 impl SnapshotWriter {
     /// Starts a snapshot of a sequence of `len` positions. `identity` names the model and the cache
-    /// type; a reader refuses another one.
-    pub fn new(identity: &str, len: u32, history: &[u32]) -> Self {
+    /// type; a reader refuses another one. `layers` are those whose state follows, and those without
+    /// any between them.
+    pub fn new(identity: &str, len: u32, history: &[u32], layers: &[LayerPrint]) -> Self {
         let mut writer = Self { bytes: MAGIC.to_vec() };
         writer.u32(SNAPSHOT_VERSION);
         writer.blob(identity.as_bytes());
         writer.u32(len);
         writer.blob(bytemuck::cast_slice(history));
+        let print = |(layer, hash): &LayerPrint| {
+            layer.to_le_bytes().into_iter().chain(*hash.as_bytes()).collect::<Vec<u8>>()
+        };
+        writer.blob(&layers.iter().flat_map(print).collect::<Vec<u8>>());
         writer
     }
 
@@ -63,6 +75,8 @@ pub struct SnapshotReader<'a> {
     pub len: u32,
     /// The tokens of those positions, where the writing stage kept them.
     pub history: Vec<u32>,
+    /// The layers it was taken from.
+    pub layers: Vec<LayerPrint>,
     sections: Vec<(u32, u32, &'a [u8])>,
 }
 
@@ -106,11 +120,27 @@ impl<'a> SnapshotReader<'a> {
             let n = history.len();
             return Err(SnapshotError::Damaged(format!("{n} tokens for {len} positions")));
         }
+        let layers = prints(cursor.blob()?)?;
         let mut sections = Vec::new();
         while !cursor.rest.is_empty() {
             sections.push((cursor.u32()?, cursor.u32()?, cursor.blob()?));
         }
-        Ok(Self { identity, len, history, sections })
+        Ok(Self { identity, len, history, layers, sections })
+    }
+
+    /// Checks that a layer had these weights when the snapshot was taken.
+    ///
+    /// # Errors
+    /// It had others, or the snapshot was taken from a stage that does not have it.
+    pub fn check_layer(&self, (layer, hash): &LayerPrint) -> Result<(), SnapshotError> {
+        match self.layers.iter().find(|(l, _)| l == layer) {
+            Some((_, found)) if found == hash => Ok(()),
+            Some(_) => {
+                let why = format!("it is of a model with other weights in layer {layer}");
+                Err(SnapshotError::Foreign(why))
+            }
+            None => Err(SnapshotError::Foreign(format!("it has no state of layer {layer}"))),
+        }
     }
 
     /// Layer, block and state of each section, in the order written.
@@ -128,6 +158,19 @@ impl<'a> SnapshotReader<'a> {
             SnapshotError::Foreign(format!("it has no state of layer {layer}, block {block}"))
         })
     }
+}
+
+fn prints(bytes: &[u8]) -> Result<Vec<LayerPrint>, SnapshotError> {
+    let (prints, rest) = bytes.as_chunks::<PRINT_BYTES>();
+    if !rest.is_empty() {
+        return Err(truncated());
+    }
+    let print = |bytes: &[u8; PRINT_BYTES]| {
+        let (layer, hash) = bytes.split_first_chunk::<4>().ok_or_else(truncated)?;
+        let hash = blake3::Hash::from_slice(hash).map_err(|_| truncated())?;
+        Ok((u32::from_le_bytes(*layer), hash))
+    };
+    prints.iter().map(print).collect()
 }
 
 struct Cursor<'a> {
@@ -162,7 +205,8 @@ mod tests {
     use super::*;
 
     fn sample() -> Vec<u8> {
-        let mut writer = SnapshotWriter::new("llama kv f16", 3, &[5, 6, 7]);
+        let layers = [(2, blake3::hash(b"2")), (3, blake3::hash(b"3"))];
+        let mut writer = SnapshotWriter::new("llama kv f16", 3, &[5, 6, 7], &layers);
         writer.section(2, 0, b"abc");
         writer.section(3, 1, b"");
         writer.finish()
@@ -176,6 +220,11 @@ mod tests {
         assert_eq!(reader.section(2, 0), Ok(b"abc".as_slice()));
         assert_eq!(reader.section(3, 1), Ok(b"".as_slice()));
         assert!(matches!(reader.section(4, 0), Err(SnapshotError::Foreign(_))));
+        assert_eq!(reader.check_layer(&(3, blake3::hash(b"3"))), Ok(()));
+        for (layer, word) in [(2, "other weights in layer 2"), (4, "no state of layer 4")] {
+            let refused = reader.check_layer(&(layer, blake3::hash(b"3"))).unwrap_err();
+            assert!(refused.to_string().contains(word), "{refused}");
+        }
     }
 
     #[test]
