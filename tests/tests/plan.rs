@@ -170,7 +170,7 @@ fn facts_of_the_reference_model() {
     assert_eq!(facts.layers.len(), 32);
     assert_eq!(facts.layers[7].elements, 15_204_352);
     assert_eq!(facts.head_elements, 32_768_000);
-    assert_eq!((facts.layers[7].kv_bytes, facts.layers[7].state_bytes), (2 * 4 * 64 * 2, 0));
+    assert_eq!((facts.layers[7].kv_bytes, facts.layers[7].state_bytes()), (2 * 4 * 64 * 2, 0));
     assert_eq!((facts.cut_bytes[0], facts.cut_bytes[1]), (0, 4096));
     // Between four and six bits an element, packing included.
     let bits = 8.0 * facts.layers[7].weight_bytes as f64 / facts.layers[7].elements as f64;
@@ -185,7 +185,8 @@ fn two_rows_of_rwkv7_cross_a_cut() {
     let facts = synthetic("0.6b", "Q8_0", "rwkv7");
     assert_eq!((facts.cut_bytes[0], facts.cut_bytes[1]), (0, 2 * 4096));
     // The last inputs of both blocks, and a square matrix for each of 16 heads.
-    assert_eq!(facts.layers[3].state_bytes, 4 * (2 * 1024 + 16 * 64 * 64));
+    let layer = &facts.layers[3];
+    assert_eq!((layer.conv_bytes, layer.scan_bytes), (4 * 2 * 1024, 4 * 16 * 64 * 64));
 }
 
 #[test]
@@ -243,7 +244,7 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
     let attention = plan(&reference(), &workers(2, 1 << 30), &settings).unwrap();
     assert_eq!((attention.capacity.n_slots, attention.capacity.n_kept), (16, 16));
     let mut recurrent = reference();
-    recurrent.layers.iter_mut().for_each(|layer| layer.state_bytes = 4 << 20);
+    recurrent.layers.iter_mut().for_each(|layer| layer.scan_bytes = 4 << 20);
     let roomy = plan(&recurrent, &workers(2, 16 << 30), &settings).unwrap();
     assert_eq!(roomy.capacity.n_kept, 16);
     let all = roomy.stages.iter().map(|s| s.memory.total()).max().unwrap();
@@ -278,7 +279,8 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
             expert_share: 0.25,
             elements: elements << 20,
             kv_bytes: kv << 10,
-            state_bytes: state << 20,
+            conv_bytes: 0,
+            scan_bytes: state << 20,
         },
     );
     let parts = (prop::collection::vec(layer, 1..8), 0u64..300, 0u64..300);
@@ -328,9 +330,9 @@ fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64
         for l in &model.layers[r.clone()] {
             let positions = u64::from(plan.capacity.n_blocks * s.block_positions);
             bytes += l.weight_bytes + l.kv_bytes * positions;
-            bytes += l.state_bytes * plan.capacity.n_states();
+            bytes += l.state_bytes() * plan.capacity.n_states();
             let read = l.read_bytes(batch) / batch
-                + (l.kv_bytes * u64::from(s.typical_positions) + 2 * l.state_bytes) as f64;
+                + (l.kv_bytes * u64::from(s.typical_positions) + 2 * l.state_bytes()) as f64;
             us += (read / w.gbps).max(l.ops() / w.gops) * 1e-3;
             us += s.prompt_per_generated * l.ops() / w.gops * 1e-3;
         }

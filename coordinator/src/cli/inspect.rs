@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 use super::args::KvArg;
 use super::output;
 use crate::model::Model;
-use crate::plan::{ModelFacts, format_bytes};
+use crate::plan::{ModelFacts, SequenceBytes, format_bytes};
 
 /// Values of an array that are shown.
 const SHOWN_VALUES: usize = 8;
@@ -60,8 +60,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         sum.bytes += t.nbytes;
     }
     let facts = model.facts(args.kv_type.engine())?;
-    let kv_per_token: u64 = facts.layers.iter().map(|l| l.kv_bytes).sum();
-    let state_per_sequence: u64 = facts.layers.iter().map(|l| l.state_bytes).sum();
+    let sequence = SequenceBytes::of(&facts.layers);
     if args.json {
         return output::json(&json!({
             "name": facts.name,
@@ -72,8 +71,10 @@ pub fn execute(args: InspectArgs) -> Result<()> {
             "tied": model.is_tied(),
             "n_ctx_train": facts.n_ctx_train,
             "n_vocab": model.n_vocab(),
-            "kv_bytes_per_token": kv_per_token,
-            "state_bytes_per_sequence": state_per_sequence,
+            "kv_bytes_per_token": sequence.kv_bytes_per_token,
+            "conv_bytes_per_sequence": sequence.conv_bytes,
+            "scan_bytes_per_sequence": sequence.scan_bytes,
+            "state_bytes_per_sequence": sequence.conv_bytes + sequence.scan_bytes,
             "weight_bytes": model.weight_bytes(),
             "tensor_types": types,
             "header_hash": model.header_hash.to_hex().as_str(),
@@ -93,10 +94,8 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         if model.is_tied() { " (the same tensor)" } else { "" }
     ))?;
     output::line(format_args!(
-        "weights {}, KV {} a token, state {} a sequence, trained on {} positions",
+        "weights {}, {sequence}, trained on {} positions",
         format_bytes(model.weight_bytes()),
-        format_bytes(kv_per_token),
-        format_bytes(state_per_sequence),
         facts.n_ctx_train,
     ))?;
     Ok(())
@@ -121,11 +120,13 @@ fn print_tables(types: &BTreeMap<String, TypeSum>, facts: &ModelFacts) -> Result
                 i.to_string(),
                 format_bytes(l.weight_bytes),
                 format_bytes(l.kv_bytes),
-                format_bytes(l.state_bytes),
+                format_bytes(l.conv_bytes),
+                format_bytes(l.scan_bytes),
             ]
         })
         .collect();
-    output::table(&["layer", "weights", "KV a token", "state a sequence"], &rows)
+    let heads = ["layer", "weights", "KV a token", "conv state", "scan state"];
+    output::table(&heads, &rows)
 }
 
 /// A value as JSON; long arrays and strings are cut, with their length said.

@@ -106,7 +106,9 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
             ]
         })
         .collect();
-    output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)
+    output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)?;
+    output::line(format_args!("a sequence: {}", plan.sequence))?;
+    Ok(())
 }
 
 /// What `--json` prints.

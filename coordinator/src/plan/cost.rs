@@ -100,7 +100,7 @@ impl<'a> Costs<'a> {
             settings,
             weights: bytes(|l| l.weight_bytes),
             kv: bytes(|l| l.kv_bytes),
-            state: bytes(|l| l.state_bytes),
+            state: bytes(LayerFacts::state_bytes),
             times: workers.iter().map(times).collect(),
         }
     }
@@ -156,7 +156,7 @@ impl<'a> Costs<'a> {
 fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
     let batch = f64::from(settings.decode_batch);
     let cache = layer.kv_bytes as f64 * f64::from(settings.typical_positions);
-    let state = 2.0 * layer.state_bytes as f64;
+    let state = 2.0 * layer.state_bytes() as f64;
     slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::cost::Costs;
+use super::facts::SequenceBytes;
 use super::place::Placement;
 use super::units::format_bytes;
 use super::{Plan, StagePlan};
@@ -35,6 +36,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         stages,
         unused,
         capacity: placement.capacity,
+        sequence: SequenceBytes::of(&costs.model.layers),
         wished_blocks: placement.wished_blocks,
         settings: *costs.settings,
         notes,
@@ -57,6 +59,7 @@ fn stage_plan(
         embedding: range.start == 0,
         head,
         memory,
+        sequence: SequenceBytes::of(&costs.model.layers[range.clone()]),
         memory_left: facts.memory.saturating_sub(memory.total()),
         time: costs.time(*worker, range),
         ops_per_row: costs.model.layers[range.clone()].iter().map(|l| l.ops()).sum(),

@@ -58,7 +58,9 @@ impl Plan {
             self.settings.ctx,
             self.capacity.n_kept
         )?;
+        writeln!(out, "a sequence: {}", self.sequence)?;
         for (i, stage) in self.stages.iter().enumerate() {
+            writeln!(out, "stage {i} ({}): of a sequence {}", stage.name, stage.sequence)?;
             for reason in &stage.reasons {
                 writeln!(out, "stage {i} ({}): {reason}", stage.name)?;
             }

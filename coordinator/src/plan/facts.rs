@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::units::format_bytes;
+
 /// A model as far as placing it matters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelFacts {
@@ -39,8 +41,10 @@ pub struct LayerFacts {
     pub elements: u64,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
-    /// Recurrent state of a sequence.
-    pub state_bytes: u64,
+    /// What a sequence's convolutions remember.
+    pub conv_bytes: u64,
+    /// What a sequence's scan carries on.
+    pub scan_bytes: u64,
 }
 
 impl LayerFacts {
@@ -51,9 +55,46 @@ impl LayerFacts {
         dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
 
+    /// Recurrent state of a sequence.
+    pub fn state_bytes(&self) -> u64 {
+        self.conv_bytes.saturating_add(self.scan_bytes)
+    }
+
     /// Operations for one row, multiply and add counted as two.
     pub fn ops(&self) -> f64 {
         2.0 * self.elements as f64
+    }
+}
+
+/// What some layers remember of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SequenceBytes {
+    /// KV cache, for each of its positions.
+    pub kv_bytes_per_token: u64,
+    /// Last inputs of the convolutions, whatever its length.
+    pub conv_bytes: u64,
+    /// States of the scans, whatever its length.
+    pub scan_bytes: u64,
+}
+
+impl SequenceBytes {
+    /// The sum over `layers`.
+    pub fn of(layers: &[LayerFacts]) -> Self {
+        let sum = |bytes: fn(&LayerFacts) -> u64| layers.iter().map(bytes).sum();
+        Self {
+            kv_bytes_per_token: sum(|l| l.kv_bytes),
+            conv_bytes: sum(|l| l.conv_bytes),
+            scan_bytes: sum(|l| l.scan_bytes),
+        }
+    }
+}
+
+/// `KV 8.00 KiB a token, conv state 1.37 MiB and scan state 54.00 MiB a sequence`.
+impl std::fmt::Display for SequenceBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = [self.kv_bytes_per_token, self.conv_bytes, self.scan_bytes];
+        let [kv, conv, scan] = bytes.map(format_bytes);
+        write!(f, "KV {kv} a token, conv state {conv} and scan state {scan} a sequence")
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Layers are the architecture's; their bytes are those of the weights as the kernels hold them, and
 //! their operations follow from the matrices' sizes. What a block remembers comes from its
-//! [`StateSpec`](brigade_engine::state::StateSpec), so nothing here knows attention from Mamba.
+//! [`StateSpec`], so nothing here knows attention from Mamba.
 
 use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, TOKEN_EMBD};
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, TensorInfo};
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
+use brigade_engine::state::StateSpec;
 
 use super::facts::{LayerFacts, ModelFacts};
 
@@ -81,10 +82,13 @@ fn ends(
 
 /// A layer that so far has only what it remembers.
 fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
-    let states = || blocks.iter().map(|block| block.kind.state());
+    let sum = |bytes: &dyn Fn(StateSpec) -> usize| {
+        blocks.iter().map(|block| bytes(block.kind.state()) as u64).sum()
+    };
     LayerFacts {
-        kv_bytes: states().map(|state| state.bytes_per_token(kv) as u64).sum(),
-        state_bytes: states().map(|state| state.bytes_per_sequence() as u64).sum(),
+        kv_bytes: sum(&|state| state.bytes_per_token(kv)),
+        conv_bytes: sum(&|state| state.conv_bytes()),
+        scan_bytes: sum(&|state| state.scan_bytes()),
         expert_share: 1.0,
         ..LayerFacts::default()
     }

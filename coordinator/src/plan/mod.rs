@@ -26,7 +26,7 @@ use serde::Serialize;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
-pub use facts::{LayerFacts, LinkFacts, ModelFacts, WorkerFacts};
+pub use facts::{LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
 
@@ -119,6 +119,8 @@ pub struct Plan {
     pub unused: Vec<usize>,
     /// Common to all stages.
     pub capacity: Capacity,
+    /// What all stages together remember of a sequence.
+    pub sequence: SequenceBytes,
     /// KV pages that were wished for ([`PlanSettings::max_seqs`] sequences of full length).
     pub wished_blocks: u32,
     /// As planned for.
@@ -151,6 +153,8 @@ pub struct StagePlan {
     pub head: bool,
     /// Bytes, by what for.
     pub memory: StageMemory,
+    /// What it remembers of a sequence.
+    pub sequence: SequenceBytes,
     /// Bytes of the worker's limit that stay free.
     pub memory_left: u64,
     /// Predicted time for a unit of work.
