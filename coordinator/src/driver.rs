@@ -7,6 +7,8 @@
 
 mod live;
 mod states;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -89,20 +91,7 @@ pub async fn run(
     let EngineEnds { mut submissions, mut states, status } = ends;
     let (transfers, mut transferred) = States::new();
     let ClusterLink { mut events, faults } = link;
-    let mut driver = Driver {
-        sched: Scheduler::new(config.sched),
-        live: HashMap::new(),
-        gone: Vec::new(),
-        line: None,
-        broken: None,
-        down_since: None,
-        in_flight: HashMap::new(),
-        states: transfers,
-        n_vocab: config.n_vocab,
-        meter: config.meter,
-        status,
-        faults,
-    };
+    let mut driver = Driver::new(config, transfers, status, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -199,6 +188,29 @@ struct Driver {
 }
 
 impl Driver {
+    fn new(
+        config: DriverConfig,
+        states: States,
+        status: tokio::sync::watch::Sender<Status>,
+        faults: mpsc::Sender<Fault>,
+    ) -> Self {
+        let DriverConfig { sched, n_vocab, meter } = config;
+        Self {
+            sched: Scheduler::new(sched),
+            live: HashMap::new(),
+            gone: Vec::new(),
+            line: None,
+            broken: None,
+            down_since: None,
+            in_flight: HashMap::new(),
+            states,
+            n_vocab,
+            meter,
+            status,
+            faults,
+        }
+    }
+
     fn now(&self) -> Micros {
         self.meter.now()
     }

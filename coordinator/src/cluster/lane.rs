@@ -176,3 +176,44 @@ pub fn describe(status: &tonic::Status) -> String {
 pub fn describe_failure(failure: &Failure) -> String {
     format!("stage {}: {}", failure.stage, failure.reason)
 }
+
+#[cfg(test)]
+mod silence {
+    //! A line for tests of what is sent: it answers nothing.
+
+    use std::marker::PhantomData;
+
+    use tonic::codec::{DecodeBuf, Decoder};
+    use tonic::{Status, body::Body};
+
+    use super::*;
+    use crate::cluster::place::Identity;
+
+    /// A stream of nothing.
+    struct Nothing<T>(PhantomData<T>);
+
+    impl<T: Send + 'static> Decoder for Nothing<T> {
+        type Item = T;
+        type Error = Status;
+
+        fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<T>, Status> {
+            Ok(None)
+        }
+    }
+
+    fn nothing<T: Send + 'static>() -> Streaming<T> {
+        Streaming::new_empty(Nothing(PhantomData), Body::empty())
+    }
+
+    impl OpenLine {
+        /// A line without stages, and what is sent into it.
+        pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
+            let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
+            let identity = Identity { epoch, coordinator_id: "test".to_string() };
+            let doors = StateDoors::new(identity, Vec::new());
+            let (results, lane) = (nothing(), nothing());
+            let info = Arc::default();
+            (Self { epoch, spec, info, doors, ubatches, results, lane }, sent)
+        }
+    }
+}

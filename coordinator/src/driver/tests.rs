@@ -1,0 +1,104 @@
+//! The driver against a line that the test plays.
+
+use brigade_engine::state::Prefixes;
+use brigade_proto::pipeline::{self as pb, LaneFrame, lane_frame, row_result, seq_op};
+use tokio::sync::{oneshot, watch};
+
+use super::*;
+use crate::handle::SeqEvent;
+use crate::request::{Drawing, Limits};
+use crate::sched::LineSpec;
+
+const N_VOCAB: u32 = 100;
+const N_STAGES: usize = 3;
+
+/// Two sequences at a time.
+const SPEC: LineSpec = LineSpec {
+    n_stages: N_STAGES,
+    n_blocks: 8,
+    n_slots: 2,
+    n_kept: 0,
+    prefixes: Prefixes::All,
+    block_positions: 64,
+    max_positions: 64,
+    max_rows: 16,
+};
+
+/// A driver with a line, and what it sends into that.
+fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
+    let config = DriverConfig {
+        sched: SchedConfig::default(),
+        n_vocab: N_VOCAB,
+        meter: Arc::new(Meter::new(false)),
+    };
+    let (states, _) = States::new();
+    let (status, _) = watch::channel(Status::Stopping);
+    let (faults, _) = mpsc::channel(1);
+    let mut driver = Driver::new(config, states, status, faults);
+    let (line, sent) = OpenLine::of_nobody(1, SPEC);
+    driver.line_event(LineEvent::Up(Box::new(line)));
+    (driver, sent)
+}
+
+/// Submits a prompt of three tokens to be continued.
+fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
+    let limits = Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB };
+    let drawing = Drawing { max_tokens: Some(20), ..Drawing::default() };
+    let request = Request::generate(vec![1, 2, 3], drawing, &limits).unwrap();
+    let (events, receiver) = mpsc::channel(request.max_events());
+    let (verdict, _) = oneshot::channel();
+    let (id, reused) = (RequestId(id), Arc::default());
+    driver.submit(Submission { id, request, events, verdict, reused });
+    receiver
+}
+
+/// The ubatches sent since the last look.
+fn sent(frames: &mut mpsc::Receiver<LaneFrame>) -> Vec<pb::Ubatch> {
+    let frames = std::iter::from_fn(|| frames.try_recv().ok());
+    let ubatch = |frame: LaneFrame| match frame.body {
+        Some(lane_frame::Body::Ubatch(ubatch)) => ubatch,
+        other => panic!("{other:?} was sent"),
+    };
+    frames.map(ubatch).collect()
+}
+
+/// A token for each part of a ubatch.
+fn result(ubatch: &pb::Ubatch) -> LineNews {
+    let row = |part: &pb::SeqPart| pb::RowResult {
+        slot: part.slot,
+        pos: part.pos + part.tokens.len() as u32 - 1,
+        value: Some(row_result::Value::Sampled(pb::Sampled { token: 7, ..Default::default() })),
+    };
+    LineNews::Frame(Box::new(ResultFrame {
+        id: ubatch.id,
+        epoch: ubatch.epoch,
+        rows: ubatch.parts.iter().map(row).collect(),
+        last: true,
+        timings: vec![pb::StageTiming::default(); N_STAGES],
+        ..ResultFrame::default()
+    }))
+}
+
+fn opens(ubatch: &pb::Ubatch) -> bool {
+    ubatch.ops.iter().any(|op| matches!(op.op, Some(seq_op::Op::Open(_))))
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_makes_no_ubatch_overtake_another() {
+    let (mut driver, mut frames) = driver();
+    let leaves = submit(&mut driver, 0);
+    let _stays = submit(&mut driver, 1);
+    let prompts = sent(&mut frames);
+    assert_eq!(prompts.iter().map(|u| u.id).collect::<Vec<_>>(), [0, 1]);
+    // No slot is free for the third before one of the others has ended.
+    let _waits = submit(&mut driver, 2);
+    assert!(sent(&mut frames).is_empty());
+    drop(leaves);
+    // The token finds nobody; the next ubatch of its sequence is among the same actions, and the
+    // slot that it leaves lets the third in.
+    driver.line_news(result(&prompts[0]));
+    let later = sent(&mut frames);
+    assert!(later.len() == 2 && opens(&later[1]), "{later:?}");
+    assert_eq!(later.iter().map(|u| u.id).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(driver.live.len(), 2);
+}
