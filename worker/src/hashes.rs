@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use blake3::Hash;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
@@ -17,6 +18,12 @@ use serde::{Deserialize, Serialize};
 
 /// Tensors at least this long are hashed by several threads each, shorter ones by one each.
 const SPLIT_BYTES: u64 = 8 << 20;
+
+/// Progress is told after as many bytes of a tensor: some tens of milliseconds.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// Progress is logged about as often, at first after as long.
+const LOG_EVERY: Duration = Duration::from_secs(5);
 
 /// Remembered hashes, one small JSON file a model file.
 #[derive(Clone, Debug)]
@@ -172,19 +179,67 @@ fn compute(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Vec<Hash>, HashError> {
     let total: u64 = tensors.iter().map(|t| t.nbytes).sum();
-    let done = AtomicU64::new(0);
+    let (done, log) = (AtomicU64::new(0), ProgressLog::new(model.name()));
+    let told = |nbytes: u64| {
+        let done = done.fetch_add(nbytes, Relaxed) + nbytes;
+        progress(done, total);
+        log.told(done, total);
+    };
     tensors
         .par_iter()
         .map(|tensor| {
             let data = model.data(tensor)?;
             let mut hasher = blake3::Hasher::new();
-            if tensor.nbytes >= SPLIT_BYTES {
-                hasher.update_rayon(data);
-            } else {
-                hasher.update(data);
+            for piece in data.chunks(PIECE_BYTES) {
+                if tensor.nbytes >= SPLIT_BYTES {
+                    hasher.update_rayon(piece);
+                } else {
+                    hasher.update(piece);
+                }
+                told(piece.len() as u64);
             }
-            progress(done.fetch_add(tensor.nbytes, Relaxed) + tensor.nbytes, total);
             Ok(hasher.finalize())
         })
         .collect()
+}
+
+/// Tells the log how far hashing is, now and then: a large file takes minutes.
+struct ProgressLog<'a> {
+    file: &'a str,
+    started: Instant,
+    /// Times that [`LOG_EVERY`] had passed when something was last logged.
+    logged: AtomicU64,
+}
+
+impl<'a> ProgressLog<'a> {
+    fn new(file: &'a str) -> Self {
+        Self { file, started: Instant::now(), logged: AtomicU64::new(0) }
+    }
+
+    fn told(&self, done_bytes: u64, total_bytes: u64) {
+        if self.is_due(self.started.elapsed()) {
+            let percent = 100 * done_bytes / total_bytes.max(1);
+            tracing::info!(file = self.file, done_bytes, total_bytes, percent, "hashing weights");
+        }
+    }
+
+    /// True once for each time [`LOG_EVERY`] passes, whichever thread asks first.
+    fn is_due(&self, elapsed: Duration) -> bool {
+        let turns = (elapsed.as_millis() / LOG_EVERY.as_millis()) as u64;
+        self.logged.fetch_max(turns, Relaxed) < turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_told_at_intervals_and_never_of_what_is_quick() {
+        let log = ProgressLog::new("m.gguf");
+        let due = |seconds: f64| log.is_due(Duration::from_secs_f64(seconds));
+        let told: Vec<bool> =
+            [0.0, 1.0, 4.9, 5.0, 5.1, 9.9, 21.0, 21.0, 24.0, 25.0].map(due).into();
+        assert_eq!(told, [0, 0, 0, 1, 0, 0, 1, 0, 0, 1].map(|n| n == 1));
+    }
 }
