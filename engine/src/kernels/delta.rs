@@ -15,7 +15,7 @@ use super::scan::{ScanPart, States};
 use super::simd::LANES;
 
 /// Strips that one task takes.
-const STRIPS: usize = 2;
+const STRIPS: usize = 8;
 
 /// Which key head a value head uses where there are fewer of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,23 @@
 //! The delta rule as a blocked recurrence: lanes along the value index, a strip of the state in the
-//! first cache over all rows of a part.
+//! first cache over the rows of a block, whose operands are laid out side by side: rows of a ubatch lie
+//! a power of two apart, where a cache keeps only some of them.
 //!
 //! A row's pass over a strip does what the row before left to do (`S += k eᵀ`), decays, and sums
 //! `Sᵀk` and `Sᵀq`; then `e = beta (v - Sᵀk)` and `o = Sᵀq + (k·q) e`. The last update of a part is
 //! made by itself: the same operations, so a cut changes nothing.
 
+#![allow(clippy::needless_range_loop, reason = "closures in iterators are not always inlined here")]
+
 use super::exp::{exp, sigmoid, softplus};
-use super::run;
-use crate::kernels::delta::DeltaTile;
+use super::ssd::{lanes, put};
+use super::{flush_subnormals, run};
+use crate::kernels::delta::{Decay, DeltaTile};
 use crate::kernels::scan::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
+
+/// Rows of a block: their keys, queries and decays (for keys of 128: 24 KiB) stay close. Divides
+/// [`FLUSH_EVERY`].
+const BLOCK: usize = 16;
 
 /// Sixteen columns of a state, a row for each key channel.
 pub(super) type Strip = [[f32; LANES]];
@@ -27,15 +35,100 @@ impl Op for Walk<'_> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let mut tile = self.0;
-        let d_k = tile.shape.d_k;
-        let mut state = std::mem::take(&mut tile.state);
+        let part = *tile.part;
+        let state = std::mem::take(&mut tile.state);
+        let mut work = Work::new(&tile, state.len(), part.n_rows.min(BLOCK));
         let mut done = 0;
+        while done < part.n_rows {
+            let pos = part.first_pos + done;
+            let n = (BLOCK - pos % BLOCK).min(part.n_rows - done);
+            work.load(s, &tile, part.first_row + done, n);
+            done += n;
+            work.flush = (pos + n).is_multiple_of(FLUSH_EVERY);
+            work.finish = work.flush || done == part.n_rows;
+            work.strips(s, &mut tile, state);
+            work.left = !work.finish;
+        }
+    }
+}
+
+/// One block of rows, laid out as the passes read it.
+struct Work {
+    d_k: usize,
+    /// Rows of the block.
+    n: usize,
+    /// The first of them.
+    first_row: usize,
+    /// `[1 + n, d_k]`: keys, from the row before the block on.
+    k: Vec<f32>,
+    /// `[n, d_k]`.
+    q: Vec<f32>,
+    /// Decay factors of a row: `d_k`, or one.
+    decay_len: usize,
+    /// `[n, decay_len]`.
+    decay: Vec<f32>,
+    /// Rates of correction.
+    beta: [f32; BLOCK],
+    /// `k·q`.
+    kq: [f32; BLOCK],
+    /// `[strips]`: corrections of the row before.
+    errors: Vec<[f32; LANES]>,
+    /// Whether the row before the block left its update to do.
+    left: bool,
+    /// Whether the block's last row does its own update.
+    finish: bool,
+    /// Whether the state is rid of subnormals after it.
+    flush: bool,
+}
+
+impl Work {
+    fn new(tile: &DeltaTile<'_>, state_len: usize, n: usize) -> Self {
+        let d_k = tile.shape.d_k;
+        let decay_len = if tile.shape.decay == Decay::PerChannel { d_k } else { 1 };
+        Self {
+            d_k,
+            n: 0,
+            first_row: 0,
+            k: vec![0.0; (1 + n) * d_k],
+            q: vec![0.0; n * d_k],
+            decay_len,
+            decay: vec![0.0; n * decay_len],
+            beta: [0.0; BLOCK],
+            kq: [0.0; BLOCK],
+            errors: vec![[0.0; LANES]; (state_len / d_k).div_ceil(LANES)],
+            left: false,
+            finish: false,
+            flush: false,
+        }
+    }
+
+    /// Takes `n` rows from `first_row` on.
+    #[inline(always)]
+    fn load<S: Simd>(&mut self, s: S, tile: &DeltaTile<'_>, first_row: usize, n: usize) {
+        let d = self.d_k;
+        self.k.copy_within(self.n * d..(self.n + 1) * d, 0);
+        (self.first_row, self.n) = (first_row, n);
+        for t in 0..n {
+            let (k, q, decay) =
+                (tile.k(first_row + t), tile.q(first_row + t), tile.decay(first_row + t));
+            self.k[(1 + t) * d..][..d].copy_from_slice(k);
+            self.q[t * d..][..d].copy_from_slice(q);
+            self.decay[t * decay.len()..][..decay.len()].copy_from_slice(decay);
+            self.beta[t] = tile.beta(first_row + t);
+            self.kq[t] = dot(s, k, q);
+        }
+    }
+
+    /// The block's rows over all strips of the tile's state.
+    #[inline(always)]
+    fn strips<S: Simd>(&mut self, s: S, tile: &mut DeltaTile<'_>, mut state: &mut [f32]) {
+        let (d_k, mut done) = (self.d_k, 0);
         // Two strips at once fill the registers of the sets that have many of them.
         while S::TILE > 4 && state.len() >= 2 * LANES * d_k {
             let (pair, rest) = state.split_at_mut(2 * LANES * d_k);
             let (rows, _) = pair.as_chunks_mut::<LANES>();
             let (a, b) = rows.split_at_mut(d_k);
-            walk(s, &mut tile, done, LANES, [a, b]);
+            self.walk(s, tile, done, LANES, [a, b]);
             done += 2 * LANES;
             state = rest;
         }
@@ -43,8 +136,58 @@ impl Op for Walk<'_> {
             state,
             d_k,
             #[inline(always)]
-            |strip, start, width| walk(s, &mut tile, done + start, width, [strip]),
+            |strip, start, width| self.walk(s, tile, done + start, width, [strip]),
         );
+    }
+
+    /// The block's rows over `W` neighbouring strips, the first at column `start` of the tile and each
+    /// `width` wide.
+    #[inline(always)]
+    fn walk<S: Simd, const W: usize>(
+        &mut self,
+        s: S,
+        tile: &mut DeltaTile<'_>,
+        start: usize,
+        width: usize,
+        mut strips: [&mut Strip; W],
+    ) {
+        let d = self.d_k;
+        let scale = s.splat(1.0 / (d as f32).sqrt());
+        let mut errors = [s.zero(); W];
+        for w in 0..W {
+            errors[w] = s.load(&self.errors[start / LANES + w]);
+        }
+        for t in 0..self.n {
+            let (before, k) = self.k[t * d..][..2 * d].split_at(d);
+            let decay = &self.decay[t * self.decay_len..][..self.decay_len];
+            let (x, left) =
+                (Row { q: &self.q[t * d..][..d], k, decay }, Left { k: before, errors });
+            let sums = match (t > 0 || self.left, self.decay_len == d) {
+                (true, true) => pass::<S, W, true, true>(s, &mut strips, x, left),
+                (true, false) => pass::<S, W, true, false>(s, &mut strips, x, left),
+                (false, true) => pass::<S, W, false, true>(s, &mut strips, x, left),
+                (false, false) => pass::<S, W, false, false>(s, &mut strips, x, left),
+            };
+            let (beta, kq) = (s.splat(self.beta[t]), s.splat(self.kq[t]));
+            let row = self.first_row + t;
+            for w in 0..W {
+                let v = lanes(s, tile.v(row, start + w * LANES, width));
+                errors[w] = s.mul(beta, s.sub(v, sums.by_k[w]));
+                let y = s.mul(s.fma(kq, errors[w], sums.by_q[w]), scale);
+                put(s, y, tile.out(row, start + w * LANES, width));
+            }
+        }
+        for w in 0..W {
+            s.store(errors[w], &mut self.errors[start / LANES + w]);
+        }
+        for (w, strip) in strips.into_iter().enumerate() {
+            if self.finish {
+                finish(s, strip, &self.k[self.n * d..][..d], errors[w]);
+            }
+            if self.flush {
+                flush_subnormals(s, strip);
+            }
+        }
     }
 }
 
@@ -96,46 +239,6 @@ struct Sums<F, const W: usize> {
     by_q: [F; W],
 }
 
-/// All rows of the part over `W` neighbouring strips, the first at column `start` of the tile and
-/// each `width` wide.
-#[inline(always)]
-fn walk<S: Simd, const W: usize>(
-    s: S,
-    tile: &mut DeltaTile<'_>,
-    start: usize,
-    width: usize,
-    mut strips: [&mut Strip; W],
-) {
-    let part = *tile.part;
-    let scale = s.splat(1.0 / (tile.shape.d_k as f32).sqrt());
-    let mut left: Option<Left<'_, S::F, W>> = None;
-    for row in part.first_row..part.first_row + part.n_rows {
-        let x = Row { q: tile.q(row), k: tile.k(row), decay: tile.decay(row) };
-        let none = Left { k: x.k, errors: [s.zero(); W] };
-        let sums = match (left, x.decay.len() == x.k.len()) {
-            (Some(left), true) => pass::<S, W, true, true>(s, &mut strips, x, left),
-            (Some(left), false) => pass::<S, W, true, false>(s, &mut strips, x, left),
-            (None, true) => pass::<S, W, false, true>(s, &mut strips, x, none),
-            (None, false) => pass::<S, W, false, false>(s, &mut strips, x, none),
-        };
-        let (beta, kq) = (s.splat(tile.beta(row)), s.splat(dot(s, x.k, x.q)));
-        let mut errors = [s.zero(); W];
-        for (w, error) in errors.iter_mut().enumerate() {
-            let v = s.load_part(tile.v(row, start + w * LANES, width));
-            *error = s.mul(beta, s.sub(v, sums.by_k[w]));
-            let y = s.mul(s.fma(kq, *error, sums.by_q[w]), scale);
-            s.store_part(y, tile.out(row, start + w * LANES, width));
-        }
-        left = Some(Left { k: x.k, errors });
-        let pos = part.first_pos + (row - part.first_row);
-        if pos % FLUSH_EVERY == FLUSH_EVERY - 1 {
-            finish(s, &mut strips, left.take());
-            strips.iter_mut().for_each(|strip| flush(s, strip));
-        }
-    }
-    finish(s, &mut strips, left);
-}
-
 /// One row over `W` neighbouring strips: what the row before left to do (with `UPDATE`), decay (one
 /// factor for each channel with `CHANNELS`), and the sums `Sᵀk` and `Sᵀq`.
 #[inline(always)]
@@ -148,51 +251,58 @@ fn pass<S: Simd, const W: usize, const UPDATE: bool, const CHANNELS: bool>(
     let n = row.k.len();
     assert!(row.q.len() == n && left.k.len() == n && (!CHANNELS || row.decay.len() == n));
     assert!(strips.iter().all(|strip| strip.len() == n), "strips of {n} channels");
-    let mut sums = Sums { by_k: [s.zero(); W], by_q: [s.zero(); W] };
-    let mut decay = s.splat(row.decay[0]);
-    for i in 0..n {
-        if CHANNELS {
-            decay = s.splat(row.decay[i]);
-        }
-        let (k, q, before) = (s.splat(row.k[i]), s.splat(row.q[i]), s.splat(left.k[i]));
-        for (w, strip) in strips.iter_mut().enumerate() {
-            let mut state = s.load(&strip[i]);
-            if UPDATE {
-                state = s.fma(before, left.errors[w], state);
-            }
-            state = s.mul(state, decay);
-            s.store(state, &mut strip[i]);
-            sums.by_k[w] = s.fma(state, k, sums.by_k[w]);
-            sums.by_q[w] = s.fma(state, q, sums.by_q[w]);
-        }
+    // Channels in turn go to one of two sums: a processor has several operations under way.
+    let mut even = Sums { by_k: [s.zero(); W], by_q: [s.zero(); W] };
+    let mut odd = Sums { by_k: [s.zero(); W], by_q: [s.zero(); W] };
+    for i in (0..n / 2 * 2).step_by(2) {
+        channel::<S, W, UPDATE, CHANNELS>(s, strips, i, &row, &left, &mut even);
+        channel::<S, W, UPDATE, CHANNELS>(s, strips, i + 1, &row, &left, &mut odd);
     }
-    sums
+    if n % 2 == 1 {
+        channel::<S, W, UPDATE, CHANNELS>(s, strips, n - 1, &row, &left, &mut even);
+    }
+    for w in 0..W {
+        even.by_k[w] = s.add(even.by_k[w], odd.by_k[w]);
+        even.by_q[w] = s.add(even.by_q[w], odd.by_q[w]);
+    }
+    even
 }
 
-/// The last update of a part, or the last before a flush.
+/// Key channel `i` of [`pass`].
 #[inline(always)]
-fn finish<S: Simd, const W: usize>(
+fn channel<S: Simd, const W: usize, const UPDATE: bool, const CHANNELS: bool>(
     s: S,
     strips: &mut [&mut Strip; W],
-    left: Option<Left<'_, S::F, W>>,
+    i: usize,
+    row: &Row<'_>,
+    left: &Left<'_, S::F, W>,
+    sums: &mut Sums<S::F, W>,
 ) {
-    let Some(left) = left else { return };
-    for (strip, e) in strips.iter_mut().zip(left.errors) {
-        for (row, k) in strip.iter_mut().zip(left.k) {
-            let state = s.fma(s.splat(*k), e, s.load(row));
-            s.store(state, row);
+    let decay = s.splat(row.decay[if CHANNELS { i } else { 0 }]);
+    let (k, q, before) = (s.splat(row.k[i]), s.splat(row.q[i]), s.splat(left.k[i]));
+    // All loads before the first store: strips lie a multiple of 4 KiB apart, where a processor takes
+    // a load for one of what was just stored.
+    let mut state = [s.zero(); W];
+    for w in 0..W {
+        state[w] = s.load(&strips[w][i]);
+    }
+    for w in 0..W {
+        if UPDATE {
+            state[w] = s.fma(before, left.errors[w], state[w]);
         }
+        state[w] = s.mul(state[w], decay);
+        s.store(state[w], &mut strips[w][i]);
+        sums.by_k[w] = s.fma(state[w], k, sums.by_k[w]);
+        sums.by_q[w] = s.fma(state[w], q, sums.by_q[w]);
     }
 }
 
-/// Subnormal values become zero.
+/// The last update of a part, or the last before a flush: `S += k errorsᵀ`.
 #[inline(always)]
-pub(super) fn flush<S: Simd>(s: S, strip: &mut Strip) {
-    let least = s.splat(f32::MIN_POSITIVE);
-    for row in strip {
-        let x = s.load(row);
-        let size = s.max(x, s.sub(s.zero(), x));
-        s.store(s.select_gt(least, size, s.zero(), x), row);
+fn finish<S: Simd>(s: S, strip: &mut Strip, k: &[f32], errors: S::F) {
+    for (row, k) in strip.iter_mut().zip(k) {
+        let state = s.fma(s.splat(*k), errors, s.load(row));
+        s.store(state, row);
     }
 }
 

@@ -10,29 +10,33 @@
 //! For a pair in different halves of a chunk the product is split at the border between them, so that
 //! a block of `A` is one matrix product; halves are halved again down to sixteen rows.
 
-use super::delta::{Walk, flush, for_strips};
-use super::run;
+#![allow(clippy::needless_range_loop, reason = "closures in iterators are not always inlined here")]
+
+use super::delta::{Walk, for_strips};
+use super::ssd::{lanes as lanes_of, put};
+use super::{flush_subnormals, run};
 use crate::kernels::delta::DeltaTile;
 use crate::kernels::scan::{FLUSH_EVERY, ScanPart};
 use crate::kernels::simd::{LANES, Op, Simd};
 
-/// Rows of a chunk that are multiplied with the state at once.
-const ROWS: usize = 2;
-/// Key channels of the state that take a chunk's corrections at once.
-const CHANNELS: usize = 4;
-
 /// Runs a whole head over its part's rows: whole chunks at multiples of `chunk` rows of absolute
 /// position, what is left before and after them row by row.
 pub(crate) fn delta_chunked<S: Simd>(tile: DeltaTile<'_>, chunk: usize) {
-    run::<S, _>(Chunks { tile, chunk });
+    // As many sums at once as hide an addition's latency: each row has two, of one register or more.
+    if S::TILE >= 8 {
+        run::<S, _>(Chunks::<4> { tile, chunk });
+    } else {
+        run::<S, _>(Chunks::<2> { tile, chunk });
+    }
 }
 
-struct Chunks<'a> {
+/// `R` rows are multiplied at once.
+struct Chunks<'a, const R: usize> {
     tile: DeltaTile<'a>,
     chunk: usize,
 }
 
-impl Op for Chunks<'_> {
+impl<const R: usize> Op for Chunks<'_, R> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
@@ -48,7 +52,7 @@ impl Op for Chunks<'_> {
             let piece = ScanPart { first_pos: pos, first_row, n_rows, ..all };
             if n_rows == chunk {
                 buffers.load(&tile, first_row);
-                buffers.scores(s);
+                buffers.scores::<S, R>(s);
                 buffers.decay_ends(s);
                 let flushed = (pos + chunk).is_multiple_of(FLUSH_EVERY);
                 for_strips(
@@ -56,9 +60,9 @@ impl Op for Chunks<'_> {
                     tile.shape.d_k,
                     #[inline(always)]
                     |strip, start, width| {
-                        buffers.strip(s, &mut tile, first_row, strip, (start, width));
+                        buffers.strip::<S, R>(s, &mut tile, first_row, strip, (start, width));
                         if flushed {
-                            flush(s, strip);
+                            flush_subnormals(s, strip);
                         }
                     },
                 );
@@ -90,9 +94,8 @@ struct Buffers {
     turned: [Vec<f32>; 2],
     /// Keys before some decay, `[rows, d]`.
     before: Vec<f32>,
-    /// Corrections of a strip, and its outputs, `[n, 16]`.
+    /// Corrections of a strip, `[n, 16]`.
     errors: Vec<[f32; LANES]>,
-    outputs: Vec<[f32; LANES]>,
 }
 
 /// Lanes `i .. i + 16` of a row.
@@ -123,7 +126,6 @@ impl Buffers {
             turned: [rows(), rows()],
             before: rows(),
             errors: vec![[0.0; LANES]; n],
-            outputs: vec![[0.0; LANES]; n],
         }
     }
 
@@ -145,11 +147,11 @@ impl Buffers {
 
     /// `A` and `P` of the chunk.
     #[inline(always)]
-    fn scores<S: Simd>(&mut self, s: S) {
+    fn scores<S: Simd, const R: usize>(&mut self, s: S) {
         let mut len = self.n;
         while len > LANES {
             for start in (0..self.n).step_by(len) {
-                self.join(s, start, start + len / 2, start + len);
+                self.join::<S, R>(s, start, start + len / 2, start + len);
             }
             len /= 2;
         }
@@ -160,7 +162,7 @@ impl Buffers {
 
     /// The block of rows `middle..end` against rows `start..middle`.
     #[inline(always)]
-    fn join<S: Simd>(&mut self, s: S, start: usize, middle: usize, end: usize) {
+    fn join<S: Simd, const R: usize>(&mut self, s: S, start: usize, middle: usize, end: usize) {
         let (d, len) = (self.d, end - middle);
         for i in (0..d).step_by(LANES) {
             let mut decay = s.splat(1.0);
@@ -181,17 +183,25 @@ impl Buffers {
                 decay = s.mul(decay, load(s, &self.a, t * d + i));
             }
         }
-        for row in start..middle {
-            let key = &self.before[(row - start) * d..][..d];
+        for row in (start..middle).step_by(R) {
+            let keys: [&[f32]; R] = rows_of(&self.before[(row - start) * d..], d);
             for t in (0..len).step_by(LANES) {
-                let (mut kk, mut qk) = (s.zero(), s.zero());
-                for (i, key) in key.iter().enumerate() {
-                    let key = s.splat(*key);
-                    kk = s.fma(key, load(s, &self.turned[0], i * len + t), kk);
-                    qk = s.fma(key, load(s, &self.turned[1], i * len + t), qk);
+                let mut sums = [[s.zero(); 2]; R];
+                for i in 0..d {
+                    let later = [0, 1].map(
+                        #[inline(always)]
+                        |x| load(s, &self.turned[x], i * len + t),
+                    );
+                    for r in 0..R {
+                        let key = s.splat(keys[r][i]);
+                        sums[r][0] = s.fma(key, later[0], sums[r][0]);
+                        sums[r][1] = s.fma(key, later[1], sums[r][1]);
+                    }
                 }
-                s.store(kk, lanes(&mut self.kk, row * self.n + middle + t));
-                s.store(qk, lanes(&mut self.qk, row * self.n + middle + t));
+                for r in 0..R {
+                    s.store(sums[r][0], lanes(&mut self.kk, (row + r) * self.n + middle + t));
+                    s.store(sums[r][1], lanes(&mut self.qk, (row + r) * self.n + middle + t));
+                }
             }
         }
     }
@@ -215,10 +225,8 @@ impl Buffers {
             let mut decay = s.zero();
             for t in (0..LANES).rev() {
                 let row = start + t;
-                if t + 1 < LANES {
-                    decay = s.mul(decay, s.splat(self.a[(row + 1) * d + i]));
-                }
-                decay = s.add(decay, s.load(&UNIT[t]));
+                let factor = if t + 1 < LANES { self.a[(row + 1) * d + i] } else { 0.0 };
+                decay = s.fma(decay, s.splat(factor), s.load(&UNIT[t]));
                 let by = s.mul(decay, s.splat(keys[t]));
                 let kk = lanes(&mut self.kk, row * self.n + start);
                 s.store(s.fma(by, key_lanes, s.load(kk)), kk);
@@ -252,7 +260,7 @@ impl Buffers {
 
     /// Corrections, outputs and the new state of one strip of value columns.
     #[inline(always)]
-    fn strip<S: Simd>(
+    fn strip<S: Simd, const R: usize>(
         &mut self,
         s: S,
         tile: &mut DeltaTile<'_>,
@@ -260,73 +268,95 @@ impl Buffers {
         strip: &mut [[f32; LANES]],
         (start, width): (usize, usize),
     ) {
-        self.meet_state(s, strip);
         let scale = s.splat(1.0 / (strip.len() as f32).sqrt());
-        for row in 0..self.n {
-            let v = s.load_part(tile.v(first_row + row, start, width));
-            let met = s.load(&self.errors[row]);
-            let error = s.mul(s.splat(self.beta[row]), s.sub(v, met));
-            let (kk, qk) = (&self.kk[row * self.n..][..self.n], &self.qk[row * self.n..][..self.n]);
-            for (later, kk) in self.errors.iter_mut().zip(kk).skip(row + 1) {
-                s.store(s.fma(s.splat(*kk), error, s.load(later)), later);
-            }
-            for (later, qk) in self.outputs.iter_mut().zip(qk).skip(row) {
-                s.store(s.fma(s.splat(*qk), error, s.load(later)), later);
-            }
-            s.store(error, &mut self.errors[row]);
-            let y = s.mul(s.load(&self.outputs[row]), scale);
-            s.store_part(y, tile.out(first_row + row, start, width));
-        }
-        self.move_state(s, strip);
-    }
-
-    /// What the state before the chunk gives to each key (`errors`) and each query (`outputs`).
-    #[inline(always)]
-    fn meet_state<S: Simd>(&mut self, s: S, strip: &[[f32; LANES]]) {
-        let [keys, queries] = &self.turned;
-        for t in (0..self.n).step_by(ROWS) {
-            let mut by = [[s.zero(); 2]; ROWS];
-            let rows: [_; ROWS] = std::array::from_fn(|r| {
-                let row = (t + r) * self.d..(t + r) * self.d + strip.len();
-                (&keys[row.clone()], &queries[row])
-            });
-            for (i, state) in strip.iter().enumerate() {
-                let state = s.load(state);
-                for (by, (keys, queries)) in by.iter_mut().zip(rows) {
-                    by[0] = s.fma(s.splat(keys[i]), state, by[0]);
-                    by[1] = s.fma(s.splat(queries[i]), state, by[1]);
+        for row in (0..self.n).step_by(R) {
+            let mut met = self.meet::<S, R>(s, strip, row);
+            for r in 0..R {
+                let v = lanes_of(s, tile.v(first_row + row + r, start, width));
+                let error = s.mul(s.splat(self.beta[row + r]), s.sub(v, met[r][0]));
+                let at = (row + r) * self.n + row;
+                for later in r..R {
+                    let kk = s.splat(self.kk[at + later]);
+                    let qk = s.splat(self.qk[at + later]);
+                    met[later][0] = s.fma(kk, error, met[later][0]);
+                    met[later][1] = s.fma(qk, error, met[later][1]);
                 }
+                s.store(error, &mut self.errors[row + r]);
+                put(s, s.mul(met[r][1], scale), tile.out(first_row + row + r, start, width));
             }
-            for (r, by) in by.into_iter().enumerate() {
-                s.store(by[0], &mut self.errors[t + r]);
-                s.store(by[1], &mut self.outputs[t + r]);
-            }
+        }
+        if S::TILE >= 8 {
+            self.move_state::<S, 8>(s, strip);
+        } else {
+            self.move_state::<S, 4>(s, strip);
         }
     }
 
-    /// The state after the chunk.
+    /// What the state before the chunk and the corrections of the rows before `row` give to the keys
+    /// and the queries of `R` rows from there on.
     #[inline(always)]
-    fn move_state<S: Simd>(&self, s: S, strip: &mut [[f32; LANES]]) {
+    fn meet<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        strip: &[[f32; LANES]],
+        row: usize,
+    ) -> [[S::F; 2]; R] {
+        let (n, d) = (self.n, self.d);
+        let keys: [&[f32]; R] = rows_of(&self.turned[0][row * d..], d);
+        let queries: [&[f32]; R] = rows_of(&self.turned[1][row * d..], d);
+        let mut met = [[s.zero(); 2]; R];
+        for i in 0..strip.len() {
+            let state = s.load(&strip[i]);
+            for r in 0..R {
+                met[r][0] = s.fma(s.splat(keys[r][i]), state, met[r][0]);
+                met[r][1] = s.fma(s.splat(queries[r][i]), state, met[r][1]);
+            }
+        }
+        for before in 0..row {
+            let error = s.load(&self.errors[before]);
+            let kk = &self.kk[before * n + row..][..R];
+            let qk = &self.qk[before * n + row..][..R];
+            for r in 0..R {
+                met[r][0] = s.fma(s.splat(kk[r]), error, met[r][0]);
+                met[r][1] = s.fma(s.splat(qk[r]), error, met[r][1]);
+            }
+        }
+        met
+    }
+
+    /// The state after the chunk, `C` key channels at once.
+    #[inline(always)]
+    fn move_state<S: Simd, const C: usize>(&self, s: S, strip: &mut [[f32; LANES]]) {
         let (d, whole) = (self.d, &self.a[(self.n - 1) * self.d..]);
-        for (block, rows) in strip.chunks_mut(CHANNELS).enumerate() {
-            let first = block * CHANNELS;
-            let mut sums = [s.zero(); CHANNELS];
-            for (c, (sum, row)) in sums.iter_mut().zip(&*rows).enumerate() {
-                *sum = s.mul(s.splat(whole[first + c]), s.load(row));
+        for first in (0..strip.len()).step_by(C) {
+            let rows = strip.len().min(first + C) - first;
+            let mut sums = [s.zero(); C];
+            for c in 0..rows {
+                sums[c] = s.mul(s.splat(whole[first + c]), s.load(&strip[first + c]));
             }
             // Channels are padded beyond the strip's, so that whole blocks can be read.
-            for (t, error) in self.errors.iter().enumerate() {
-                let error = s.load(error);
-                let keys = &self.before[t * d + first..][..CHANNELS];
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = s.fma(s.splat(*key), error, *sum);
+            for t in 0..self.n {
+                let error = s.load(&self.errors[t]);
+                let keys = &self.before[t * d + first..][..C];
+                for c in 0..C {
+                    sums[c] = s.fma(s.splat(keys[c]), error, sums[c]);
                 }
             }
-            for (sum, row) in sums.into_iter().zip(rows) {
-                s.store(sum, row);
+            for c in 0..rows {
+                s.store(sums[c], &mut strip[first + c]);
             }
         }
     }
+}
+
+/// `R` rows of `d` values.
+#[inline(always)]
+fn rows_of<const R: usize>(x: &[f32], d: usize) -> [&[f32]; R] {
+    let mut rows: [&[f32]; R] = [&[]; R];
+    for r in 0..R {
+        rows[r] = &x[r * d..][..d];
+    }
+    rows
 }
 
 /// One in lane `t`, zero in the others.
