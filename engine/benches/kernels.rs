@@ -1,24 +1,24 @@
 //! Products and attention beside the limits of the machine, measured in the same run:
 //! `cargo bench -p brigade-engine --bench kernels [-- FILTER]`.
 //!
-//! `BRIGADE_BENCH_THREADS` (default 1), `BRIGADE_BENCH_KERNELS` (default the fastest) choose what
-//! runs, `BRIGADE_BENCH_BEST` prints the fastest run instead of the median. Decode lines print bytes of weights a second beside the memory's, prefill lines operations
-//! a second beside the arithmetic's.
+//! Products print bytes of weights a second beside the memory's and operations a second beside the
+//! arithmetic's; `BRIGADE_BENCH_ROWS` is the number of the matrix's rows. [`common`] says what else the
+//! environment chooses.
+
+mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{
-    ActRows, Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix,
-    ValuePlace, probe, select,
+    ActRows, Attend, AttendPart, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix, ValuePlace,
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
+use common::{Bench, beside};
 
 /// Columns of the measured matrices, and rows unless `BRIGADE_BENCH_ROWS` says otherwise.
 const COLS: usize = 4096;
-/// How long a case runs.
-const CASE_TIME: Duration = Duration::from_millis(300);
 /// Copies of the weights, so that decode reads memory and not a cache.
 const COPIES: usize = 48;
 
@@ -42,53 +42,41 @@ const TYPES: [GgmlType; 16] = [
 ];
 
 fn main() {
-    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
-    let threads = std::env::var("BRIGADE_BENCH_THREADS").ok().and_then(|n| n.parse().ok());
-    let kernels = std::env::var("BRIGADE_BENCH_KERNELS").ok();
-    let kernels = select(kernels.as_deref()).expect("a table of this machine");
-    let compute = Compute::new(kernels, threads.unwrap_or(1), None).expect("threads start");
-    println!("table {}, {} threads", kernels.name, compute.pool().threads());
-    for ty in TYPES.into_iter().filter(|ty| ty.name().contains(&filter)) {
-        matmul(&compute, ty);
+    let bench = Bench::start();
+    for ty in TYPES.into_iter().filter(|ty| bench.wants(ty.name())) {
+        matmul(&bench, ty);
     }
-    if "fork-join".contains(&filter) {
-        let threads = compute.pool().threads();
-        let meet = || {
-            let met = AtomicUsize::new(0);
-            compute.pool().run(threads, &|_, _| {
-                met.fetch_add(1, Ordering::SeqCst);
-                while met.load(Ordering::SeqCst) < threads {
-                    std::hint::spin_loop();
-                }
-            });
-        };
-        let seconds = median(|_| (0..1000).for_each(|_| meet()));
-        println!("fork-join in which all threads meet: {:.2} us", seconds * 1e3);
+    if bench.wants("fork-join") {
+        fork_join(&bench);
     }
-    if "attention".contains(&filter) {
+    if bench.wants("attention") {
         for n_rows in [1, 8, 64] {
-            attention(&compute, n_rows, 1024);
+            attention(&bench, n_rows, 1024);
         }
     }
 }
 
-/// Median seconds of a run of `f`; the least, where `BRIGADE_BENCH_BEST` is set (on a busy machine).
-fn median(mut f: impl FnMut(usize)) -> f64 {
-    let (mut times, start) = (Vec::new(), Instant::now());
-    while start.elapsed() < CASE_TIME || times.len() < 5 {
-        let begin = Instant::now();
-        f(times.len());
-        times.push(begin.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    if std::env::var_os("BRIGADE_BENCH_BEST").is_some() { times[0] } else { times[times.len() / 2] }
+fn fork_join(bench: &Bench) {
+    let pool = bench.compute.pool();
+    let meet = || {
+        let met = AtomicUsize::new(0);
+        pool.run(pool.threads(), &|_, _| {
+            met.fetch_add(1, Ordering::SeqCst);
+            while met.load(Ordering::SeqCst) < pool.threads() {
+                std::hint::spin_loop();
+            }
+        });
+    };
+    let seconds = bench.seconds(|_| (0..1000).for_each(|_| meet()));
+    println!("fork-join in which all threads meet: {:.2} us", seconds * 1e3);
 }
 
 fn values(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 7919 % 2039) as f32 / 1019.5 - 1.0) * 0.1).collect()
+    common::values(n, 1).into_iter().map(|v| v * 0.1).collect()
 }
 
-fn matmul(compute: &Compute, ty: GgmlType) {
+fn matmul(bench: &Bench, ty: GgmlType) {
+    let (compute, limits) = (&bench.compute, &bench.limits);
     let n_out =
         std::env::var("BRIGADE_BENCH_ROWS").ok().and_then(|n| n.parse().ok()).unwrap_or(COLS);
     let mut row = vec![0; ty.row_bytes(COLS).expect("whole blocks")];
@@ -106,32 +94,27 @@ fn matmul(compute: &Compute, ty: GgmlType) {
         let x = values(n_rows * COLS);
         let mut out = vec![0.0; n_rows * n_out];
         let act = ActRows::new(compute, &x, COLS, &[&weights[0]]);
-        let seconds = median(|i| {
+        let seconds = bench.seconds(|i| {
             let w = &weights[i % COPIES];
             compute.matmul(&mut [MatmulJob { w, x: &act, rows: 0..n_rows, out: &mut out }]);
         });
         let bytes = weights[0].nbytes() as f64 / seconds;
         let ops = (2 * n_rows * n_out * COLS) as f64 / seconds;
         let (name, peak) = match ty {
-            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => ("f32", probe::f32_peak(compute)),
-            _ => ("int8", probe::int8_peak(compute)),
+            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => ("f32", limits.f32),
+            _ => ("int8", limits.int8),
         };
-        let read = probe::memory_bandwidth(compute).expect("memory to read");
         println!(
-            "{ty:7} rows {n_rows:4}  {:8.3} ms  {:6.2} GB/s = {:3.0} % of read {:5.2}  \
-             {:7.1} GOP/s = {:3.0} % of {name} {:6.1}",
+            "{ty:7} rows {n_rows:4}  {:8.3} ms  {}  {}",
             seconds * 1e3,
-            bytes / 1e9,
-            100.0 * bytes / read,
-            read / 1e9,
-            ops / 1e9,
-            100.0 * ops / peak,
-            peak / 1e9,
+            beside(bytes, "GB/s", limits.memory, "memory"),
+            beside(ops, "GOP/s", peak, name),
         );
     }
 }
 
-fn attention(compute: &Compute, n_rows: usize, context: usize) {
+fn attention(bench: &Bench, n_rows: usize, context: usize) {
+    let compute = &bench.compute;
     let layout = KvLayout {
         n_kv_head: 4,
         head_dim_k: 64,
@@ -152,14 +135,11 @@ fn attention(compute: &Compute, n_rows: usize, context: usize) {
     let attend = Attend { layout: &layout, pool, parts: &[part], n_head, scale: 0.125 };
     let q = values(n_rows * n_head * dim);
     let mut out = vec![0.0; q.len()];
-    let seconds = median(|_| compute.attend(&attend, &q, &mut out));
+    let seconds = bench.seconds(|_| compute.attend(&attend, &q, &mut out));
     let ops = (4 * n_rows * n_head * dim * context) as f64 / seconds;
-    let peak = probe::f32_peak(compute);
     println!(
-        "attention rows {n_rows:4} context {context}  {:8.3} ms  {:7.1} GOP/s = {:3.0} % of f32 {:6.1}",
+        "attention rows {n_rows:4} context {context}  {:8.3} ms  {}",
         seconds * 1e3,
-        ops / 1e9,
-        100.0 * ops / peak,
-        peak / 1e9,
+        beside(ops, "GFLOP/s", bench.limits.f32, "f32"),
     );
 }

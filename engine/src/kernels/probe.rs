@@ -16,10 +16,17 @@ use super::simd::LANES;
 
 /// How long a limit is measured.
 const PROBE_TIME: Duration = Duration::from_millis(100);
-/// Memory read in turn: beyond every cache.
+/// Least memory that is read in turn, and most; between them [`CACHES`] times the last cache.
 const READ_BYTES: usize = 192 << 20;
+const MOST_READ_BYTES: usize = 1 << 30;
+/// How much of the last cache must have been replaced before a byte is read again.
+const CACHES: usize = 4;
 /// Bytes that each thread reads in a slice.
 const READ_SLICE: usize = 16 << 20;
+/// Least bytes that a thread reads again and again.
+const LEAST_SHARE: usize = 4096;
+/// Caches of a processor that are looked at.
+const MAX_CACHES: usize = 8;
 /// Bytes of a chunk of reading.
 const READ_CHUNK: usize = 1 << 20;
 /// Threads beyond which a slice does not grow.
@@ -36,7 +43,8 @@ const FMA_OPS: usize = 2 * LANES;
 /// # Errors
 /// [`KernelError::Memory`] when there is none to read.
 pub fn memory_bandwidth(compute: &Compute) -> Result<f64, KernelError> {
-    let mut bytes = AlignedBytes::zeroed(READ_BYTES)?;
+    let wanted = (CACHES * last_cache_bytes()).clamp(READ_BYTES, MOST_READ_BYTES);
+    let mut bytes = AlignedBytes::zeroed(wanted)?;
     bytes.fill(1);
     let threads = compute.pool().threads();
     let slices: Vec<&[u8]> = bytes.chunks_exact(READ_SLICE * threads.min(MAX_READERS)).collect();
@@ -48,6 +56,32 @@ pub fn memory_bandwidth(compute: &Compute) -> Result<f64, KernelError> {
         });
         slices[0].len()
     }))
+}
+
+/// Bytes a second that all threads together read of `n` bytes that they read again and again: the speed of
+/// the cache that holds them.
+pub fn cache_bandwidth(compute: &Compute, n: usize) -> f64 {
+    let threads = compute.pool().threads();
+    let share = n.div_ceil(threads).max(LEAST_SHARE);
+    let bytes = vec![1u8; share * threads];
+    let (read, times) = (compute.kernels().probe_read, READ_SLICE.div_ceil(share));
+    best_slice(|_| {
+        compute.pool().run(threads, &|i, _| {
+            for _ in 0..times {
+                black_box(read(black_box(&bytes[i * share..][..share])));
+            }
+        });
+        times * bytes.len()
+    })
+}
+
+/// Bytes of the largest cache that the system names; 0 where it names none.
+fn last_cache_bytes() -> usize {
+    let sizes = (0..MAX_CACHES).filter_map(|i| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{i}/size");
+        std::fs::read_to_string(path).ok()?.trim().strip_suffix('K')?.parse::<usize>().ok()
+    });
+    sizes.max().unwrap_or(0).saturating_mul(1024)
 }
 
 /// 8-bit integer operations a second of all threads together, additions and multiplications counted.
@@ -95,7 +129,8 @@ mod tests {
         for kernels in available() {
             let compute = Compute::new(kernels, 1, None).expect("starts");
             let read = memory_bandwidth(&compute).expect("memory");
-            for limit in [read, int8_peak(&compute), f32_peak(&compute)] {
+            let cached = cache_bandwidth(&compute, 1 << 20);
+            for limit in [read, cached, int8_peak(&compute), f32_peak(&compute)] {
                 assert!(limit.is_finite() && limit > 1e6, "{}: {limit}", kernels.name);
             }
         }

@@ -11,6 +11,10 @@ const STRIDE: usize = 64;
 /// Independent chains: enough to cover the latency, few enough for the registers.
 const CHAINS: usize = 12;
 const CHAINS_OF_HALVES: usize = 5;
+/// A tile of products: vectors of weights, rows, greatest code of four bits.
+const VECTORS: usize = 8;
+const ROWS: usize = 4;
+const NARROW: u8 = 15;
 
 /// Reads every byte once; returns something made of them all.
 pub(crate) fn read<S: Simd>(bytes: &[u8]) -> i32 {
@@ -39,7 +43,9 @@ pub(crate) fn dots<S: Simd>(turns: usize) -> usize {
         type Out = usize;
         #[inline(always)]
         fn eval<S: Simd>(self, s: S) -> usize {
-            if S::TILE >= 8 {
+            if S::TOGETHER {
+                dots_together::<S>(s, self.0)
+            } else if S::TILE >= 8 {
                 dot_chains::<S, CHAINS>(s, self.0)
             } else {
                 dot_chains::<S, CHAINS_OF_HALVES>(s, self.0)
@@ -61,6 +67,23 @@ fn dot_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
     }
     black_box(sums.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v)));
     turns * N
+}
+
+/// The products of a tile with narrow codes, which some sets add up before they widen them.
+#[inline(always)]
+fn dots_together<S: Simd>(s: S, turns: usize) -> usize {
+    let w: [S::I; VECTORS] = std::array::from_fn(
+        #[inline(always)]
+        |_| s.splat_i(black_box(0x0102_0304)),
+    );
+    let x = black_box([[[1i8, -2, 3, -4]; VECTORS]; ROWS]);
+    let mut sums = [s.splat_i(0); ROWS];
+    for _ in 0..turns {
+        let x = black_box(&x);
+        sums = s.dots(sums, &w, NARROW, &[&x[0], &x[1], &x[2], &x[3]]);
+    }
+    black_box(sums.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v)));
+    turns * VECTORS * ROWS
 }
 
 /// Does `turns` rounds of independent fused multiply-adds; returns their number.

@@ -1,0 +1,97 @@
+//! What the kernels' benches share: what to run on, the machine's limits, and how a time is taken.
+//!
+//! `BRIGADE_BENCH_THREADS` (default 1) and `BRIGADE_BENCH_KERNELS` (default the fastest table) choose
+//! what runs; `BRIGADE_BENCH_BEST` prints the fastest run instead of the median, for busy machines;
+//! `BRIGADE_BENCH_MS` is how long a case runs.
+
+use std::time::{Duration, Instant};
+
+use brigade_engine::kernels::{Compute, probe, select};
+
+/// How long a case runs where nothing is said.
+const CASE_TIME: Duration = Duration::from_millis(300);
+/// Least runs of a case.
+const LEAST_RUNS: usize = 5;
+
+/// What runs the cases, and how fast it can be.
+pub struct Bench {
+    pub compute: Compute,
+    pub limits: Limits,
+    filter: String,
+    case_time: Duration,
+    best: bool,
+}
+
+/// Limits of the threads in use, measured when the bench starts.
+pub struct Limits {
+    /// Bytes a second read from memory.
+    pub memory: f64,
+    /// 8-bit operations a second.
+    pub int8: f64,
+    /// f32 operations a second.
+    pub f32: f64,
+}
+
+fn variable(name: &str) -> Option<usize> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+impl Bench {
+    /// From the command line and the environment; measures and prints the limits.
+    pub fn start() -> Self {
+        let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
+        let name = std::env::var("BRIGADE_BENCH_KERNELS").ok();
+        let kernels = select(name.as_deref()).expect("a table of this machine");
+        let threads = variable("BRIGADE_BENCH_THREADS").unwrap_or(1);
+        let compute = Compute::new(kernels, threads, None).expect("threads start");
+        let limits = Limits {
+            memory: probe::memory_bandwidth(&compute).expect("memory to read"),
+            int8: probe::int8_peak(&compute),
+            f32: probe::f32_peak(&compute),
+        };
+        println!(
+            "table {}, {} threads; limits: memory read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.1} GFLOP/s",
+            kernels.name,
+            compute.pool().threads(),
+            limits.memory / 1e9,
+            limits.int8 / 1e9,
+            limits.f32 / 1e9,
+        );
+        let case_time = variable("BRIGADE_BENCH_MS").map(|ms| Duration::from_millis(ms as u64));
+        let best = std::env::var_os("BRIGADE_BENCH_BEST").is_some();
+        Self { compute, limits, filter, case_time: case_time.unwrap_or(CASE_TIME), best }
+    }
+
+    /// Whether the filter lets `name` run.
+    pub fn wants(&self, name: &str) -> bool {
+        name.contains(&self.filter)
+    }
+
+    /// Median seconds of a run of `f`, which is told its number; or the least.
+    pub fn seconds(&self, mut f: impl FnMut(usize)) -> f64 {
+        let (mut times, start) = (Vec::new(), Instant::now());
+        while start.elapsed() < self.case_time || times.len() < LEAST_RUNS {
+            let begin = Instant::now();
+            f(times.len());
+            times.push(begin.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        if self.best { times[0] } else { times[times.len() / 2] }
+    }
+}
+
+/// `rate` beside its limit, both in 10^9 a second, and the share.
+pub fn beside(rate: f64, unit: &str, limit: f64, name: &str) -> String {
+    let share = 100.0 * rate / limit;
+    format!("{:7.2} {unit} = {share:3.0} % of {name} {:.1}", rate / 1e9, limit / 1e9)
+}
+
+/// Values between -1 and 1 without a pattern, the same for the same seed.
+pub fn values(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
