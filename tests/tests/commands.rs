@@ -146,6 +146,9 @@ fn bench_rows_have_the_promised_fields() {
             "seconds",
             "tokens_per_second",
             "gb_per_second",
+            "share_of_memory",
+            "gop_per_second",
+            "share_of_peak",
             "wire_bytes_per_token",
         ] {
             assert!(row[field].as_f64().is_some_and(|v| v > 0.0), "{field} in {row}");
@@ -156,6 +159,26 @@ fn bench_rows_have_the_promised_fields() {
     let busy = rows[3]["stage_busy"].as_array().unwrap();
     assert_eq!(busy.len(), 2);
     assert!(busy.iter().all(|b| (0.0..=1.0).contains(&b.as_f64().unwrap())));
+}
+
+#[test]
+fn a_mixed_bench_times_every_token_of_its_streams() {
+    let m = model();
+    let args = ["--workers", "2", "--threads", "1", "--prompt", "48", "--gen", "24"];
+    let mut command = vec!["bench", "-m", &m, "--mixed", "--parallel", "1,2", "--json"];
+    command.extend(args);
+    let rows = json_out(&command);
+    for (row, streams) in rows.as_array().unwrap().iter().zip([1, 2]) {
+        assert_eq!((&row["test"], &row["parallel"]), (&json!("mixed"), &json!(streams)));
+        let mixed = &row["mixed"];
+        assert_eq!(mixed["prompt_tokens"], 48);
+        assert!(mixed["prompts"].as_u64().unwrap() >= 1, "{mixed}");
+        let [during, quiet] = ["during", "quiet"].map(|part| &mixed[part]);
+        let gaps = [during, quiet].map(|gaps| gaps["count"].as_u64().unwrap());
+        assert_eq!(gaps[0] + gaps[1], 23 * streams);
+        let times = ["p50_ms", "p99_ms", "worst_ms"].map(|time| during[time].as_f64().unwrap());
+        assert!(times.is_sorted(), "{mixed}");
+    }
 }
 
 #[test]

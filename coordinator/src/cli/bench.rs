@@ -3,7 +3,11 @@
 //! Each row is the median of `--repeat` measurements. A prefill measurement is the time from
 //! handing in P prompts at once to the last one's first token; a decode measurement is the time of
 //! P sequences drawing `--gen` tokens each after a prompt of one token. Tokens are random, greedy
-//! and run past end-of-generation tokens, so that every measurement does the same work.
+//! and run past end-of-generation tokens, so that every measurement does the same work. With
+//! `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
+
+mod limits;
+mod mixed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +16,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use brigade_engine::batch::SamplingParams;
 use clap::Args;
+use limits::{Limits, Peak};
+use mixed::Mixed;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
@@ -37,7 +43,8 @@ const WARM_UP_PROMPT: u32 = 64;
 Examples:
   brigade bench -m model.gguf --workers 1
   brigade bench -m model.gguf --workers 2 --worker-cpus 0/1 --threads 1 --parallel 1,8,32
-  brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 0 --json")]
+  brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 0 --json
+  brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 256 --parallel 8 --mixed")]
 pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -54,6 +61,9 @@ pub struct BenchArgs {
     /// Measurements a row; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
+    /// Instead of both tests: time between the tokens of decoding sequences while prompts arrive
+    #[arg(long)]
+    mixed: bool,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -81,8 +91,19 @@ struct Row {
     seconds: f64,
     tokens_per_second: f64,
     gb_per_second: f64,
+    /// `gb_per_second` over what the line's cores read; none where they are elsewhere.
+    share_of_memory: Option<f64>,
+    gop_per_second: f64,
+    /// Which arithmetic the products use.
+    peak: Peak,
+    /// `gop_per_second` over what the line's cores compute; none where they are elsewhere.
+    share_of_peak: Option<f64>,
+    /// Of the line's cores together.
+    limits: Option<Limits>,
     stage_busy: Vec<f64>,
     wire_bytes_per_token: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mixed: Option<Mixed>,
 }
 
 /// Runs the command.
@@ -90,22 +111,31 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
     if args.prompt == 0 && args.generate == 0 {
         bail!("nothing to measure: --prompt and --gen are both 0");
     }
+    if args.mixed && (args.prompt == 0 || args.generate < 2) {
+        bail!("--mixed needs --prompt of at least 1 and --gen of at least 2");
+    }
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     let longest = args.prompt.max(args.generate).max(WARM_UP_PROMPT + WARM_UP_TOKENS);
     options.ctx = Some(longest + 1);
-    options.max_seqs = args.parallel.iter().copied().max().unwrap_or(1);
+    let streams = args.parallel.iter().copied().max().unwrap_or(1);
+    options.max_seqs = streams + u32::from(args.mixed);
     options.trace.clone_from(&args.trace);
     with_session(options, async |session| bench(session, &args).await).await
 }
 
 async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
     let info = session.ready().await?;
-    let bench =
-        Bench { session, args, info: &info, facts: session.model.facts(args.kv_type.engine())? };
+    let limits = limits::measure(&info, &args.line).await?;
+    let facts = session.model.facts(args.kv_type.engine())?;
+    let bench = Bench { session, args, info: &info, facts, limits: limits.last().copied() };
     let mut rows = Vec::new();
     for &parallel in &args.parallel {
         bench.measure(Test::Prefill { n_prompt: WARM_UP_PROMPT }, parallel).await?;
         bench.measure(Test::Decode { n_gen: WARM_UP_TOKENS }, parallel).await?;
+        if args.mixed {
+            rows.push(bench.mixed_row(parallel).await?);
+            continue;
+        }
         if args.prompt > 0 {
             rows.push(bench.row(Test::Prefill { n_prompt: args.prompt }, parallel).await?);
         }
@@ -116,8 +146,12 @@ async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
     if args.json {
         return output::json(&rows);
     }
-    print_table(&rows)?;
-    print_limits(&info)
+    if args.mixed {
+        print_mixed(&rows)?;
+    } else {
+        print_table(&rows)?;
+    }
+    print_limits(&info, &limits)
 }
 
 /// What is measured.
@@ -182,6 +216,8 @@ struct Bench<'a> {
     args: &'a BenchArgs,
     info: &'a LineInfo,
     facts: ModelFacts,
+    /// Of all cores that the line uses.
+    limits: Option<Limits>,
 }
 
 impl Bench<'_> {
@@ -218,7 +254,10 @@ impl Bench<'_> {
             samples.push(self.measure(test, parallel).await?);
         }
         samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let sample = &samples[samples.len() / 2];
+        Ok(self.row_of(test, parallel, &samples[samples.len() / 2]))
+    }
+
+    fn row_of(&self, test: Test, parallel: u32, sample: &Sample) -> Row {
         let stretch = summarise(&sample.records);
         let tokens = test.tokens(parallel);
         let bytes: f64 = sample.records.iter().map(|r| self.bytes_read(r, test)).sum();
@@ -226,9 +265,13 @@ impl Bench<'_> {
             Test::Prefill { .. } => 0.0,
             Test::Decode { n_gen } => f64::from(parallel) * self.kv_bytes_read(n_gen),
         };
-        Ok(Row {
+        let quant = self.session.model.quant_name();
+        let peak = Peak::of(&quant);
+        let gb_per_second = (bytes + kv) / sample.seconds / 1e9;
+        let gop_per_second = self.ops(test, parallel) / sample.seconds / 1e9;
+        Row {
             model: self.session.model.name().to_string(),
-            quant: self.session.model.quant_name(),
+            quant,
             workers: self.info.stages.len(),
             threads: self.info.stages.iter().map(|s| s.threads).max().unwrap_or(0),
             parallel,
@@ -236,10 +279,53 @@ impl Bench<'_> {
             tokens,
             seconds: sample.seconds,
             tokens_per_second: tokens as f64 / sample.seconds,
-            gb_per_second: (bytes + kv) / sample.seconds / 1e9,
+            gb_per_second,
+            share_of_memory: self.limits.map(|l| gb_per_second / l.memory_gb_per_second),
+            gop_per_second,
+            peak,
+            share_of_peak: self.limits.map(|l| gop_per_second / l.peak(peak)),
+            limits: self.limits,
             stage_busy: stretch.stage_busy,
             wire_bytes_per_token: stretch.wire_bytes as f64 / tokens as f64,
+            mixed: None,
+        }
+    }
+
+    /// Sequences that draw tokens while prompts arrive. The row's tokens are those drawn; bytes and
+    /// operations are the prompts' too.
+    async fn mixed_row(&self, parallel: u32) -> Result<Row> {
+        let test = Test::Decode { n_gen: self.args.generate };
+        self.session.meter.take();
+        let start = Instant::now();
+        let mut streams = Vec::new();
+        for sequence in 0..parallel {
+            streams.push(self.session.submit(test.request(sequence, self.session)?).await?);
+        }
+        let prefill = Test::Prefill { n_prompt: self.args.prompt };
+        let (times, prompts) = mixed::run(streams, async |i| {
+            // Sequence numbers that no stream has: another prompt each time.
+            let request = prefill.request(parallel + i as u32, self.session)?;
+            self.session.submit(request).await
         })
+        .await?;
+        let sample =
+            Sample { seconds: start.elapsed().as_secs_f64(), records: self.session.meter.take() };
+        let mut row = Row { test: "mixed", ..self.row_of(test, parallel, &sample) };
+        row.gop_per_second += self.ops(prefill, prompts.len() as u32) / row.seconds / 1e9;
+        row.share_of_peak = self.limits.map(|l| row.gop_per_second / l.peak(row.peak));
+        row.mixed = Some(Mixed::of(&times, &prompts, self.args.prompt));
+        Ok(row)
+    }
+
+    /// Operations of the products with weights; the head's are for wanted rows only.
+    fn ops(&self, test: Test, parallel: u32) -> f64 {
+        let layers: f64 = self.facts.layers.iter().map(|l| l.ops()).sum();
+        let rows = test.tokens(parallel) as f64;
+        let wanted = match test {
+            Test::Prefill { .. } => f64::from(parallel),
+            Test::Decode { .. } => rows,
+        };
+        layers * rows + 2.0 * self.facts.head_elements as f64 * wanted
     }
 
     /// Weight bytes that a ubatch reads on all stages. The head is read where a row wants a token:
@@ -276,14 +362,15 @@ fn print_table(rows: &[Row]) -> Result<()> {
         "seconds",
         "t/s",
         "GB/s",
+        "of memory",
+        "of peak",
         "stages busy",
         "wire B/token",
     ];
     let cells: Vec<Vec<String>> = rows
         .iter()
         .map(|r| {
-            let busy: Vec<String> =
-                r.stage_busy.iter().map(|b| format!("{:.0}%", b * 100.0)).collect();
+            let busy: Vec<String> = r.stage_busy.iter().copied().map(percent).collect();
             vec![
                 r.model.clone(),
                 r.quant.clone(),
@@ -295,6 +382,9 @@ fn print_table(rows: &[Row]) -> Result<()> {
                 format!("{:.3}", r.seconds),
                 format!("{:.1}", r.tokens_per_second),
                 format!("{:.2}", r.gb_per_second),
+                r.share_of_memory.map_or("-".to_string(), percent),
+                r.share_of_peak
+                    .map_or("-".to_string(), |s| format!("{} {}", percent(s), r.peak.name())),
                 if busy.is_empty() { "-".to_string() } else { busy.join(" ") },
                 format!("{:.0}", r.wire_bytes_per_token),
             ]
@@ -303,9 +393,56 @@ fn print_table(rows: &[Row]) -> Result<()> {
     output::table(&head, &cells)
 }
 
-fn print_limits(info: &LineInfo) -> Result<()> {
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+fn print_mixed(rows: &[Row]) -> Result<()> {
+    let head = [
+        "model",
+        "quant",
+        "workers",
+        "threads",
+        "streams",
+        "prompts",
+        "tokens each",
+        "first token ms",
+        "gaps",
+        "p50 ms",
+        "p99 ms",
+        "worst ms",
+        "without: p50 ms",
+        "p99 ms",
+        "worst ms",
+    ];
+    let ms = |v: f64| format!("{v:.2}");
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .filter_map(|r| Some((r, r.mixed.as_ref()?)))
+        .map(|(r, m)| {
+            let line = [r.workers, r.threads as usize, r.parallel as usize, m.prompts];
+            let mut cells = vec![r.model.clone(), r.quant.clone()];
+            cells.extend(line.iter().map(ToString::to_string));
+            cells.extend([m.prompt_tokens.to_string(), ms(m.first_token_ms)]);
+            cells.push(m.during.count.to_string());
+            for gaps in [m.during, m.quiet] {
+                cells.extend([gaps.p50_ms, gaps.p99_ms, gaps.worst_ms].map(ms));
+            }
+            cells
+        })
+        .collect();
+    output::table(&head, &cells)
+}
+
+fn print_limits(info: &LineInfo, limits: &[Limits]) -> Result<()> {
     output::line(format_args!(""))?;
-    output::line(format_args!("limits, measured by each worker when it started:"))?;
+    if !limits.is_empty() {
+        output::line(format_args!("limits of this machine, measured before these rows:"))?;
+        limits.iter().try_for_each(Limits::print)?;
+    }
+    output::line(format_args!(
+        "speeds that each worker measured with its own kernels when it started:"
+    ))?;
     for (i, s) in info.stages.iter().enumerate() {
         output::line(format_args!(
             "  stage {i}: layers {}..{}, {} kernels, {} threads, memory read {:.1} GB/s, int8 products {:.0} GOP/s",

@@ -1,0 +1,125 @@
+//! What the machine can do, measured by `bench` itself beside what it does: with one core and with all
+//! that the line uses.
+
+use anyhow::{Context, Result};
+use brigade_engine::kernels::{Compute, probe, select};
+use serde::Serialize;
+
+use crate::cli::args::LineArgs;
+use crate::cli::output;
+use crate::handle::LineInfo;
+
+/// Limits of some cores of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Limits {
+    /// Threads that were measured together, each on a core of its own.
+    pub(super) threads: usize,
+    /// Memory read, 10^9 bytes a second.
+    pub(super) memory_gb_per_second: f64,
+    /// 8-bit products, 10^9 operations a second (a multiply-add is two).
+    pub(super) int8_gop_per_second: f64,
+    /// f32 products, 10^9 operations a second.
+    pub(super) f32_gop_per_second: f64,
+}
+
+/// Which arithmetic bounds a model's products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Peak {
+    /// Weights in blocks of integers.
+    Int8,
+    /// Floating-point weights.
+    F32,
+}
+
+impl Peak {
+    /// Of a model most of whose weights have the type `quant`.
+    pub(super) fn of(quant: &str) -> Self {
+        if ["F32", "F16", "BF16"].contains(&quant) { Self::F32 } else { Self::Int8 }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+impl Limits {
+    /// The arithmetic's.
+    pub(super) fn peak(&self, peak: Peak) -> f64 {
+        match peak {
+            Peak::Int8 => self.int8_gop_per_second,
+            Peak::F32 => self.f32_gop_per_second,
+        }
+    }
+
+    /// Prints them as a line.
+    pub(super) fn print(&self) -> Result<()> {
+        output::line(format_args!(
+            "  {} thread{}: memory read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.1} GOP/s",
+            self.threads,
+            if self.threads == 1 { "" } else { "s" },
+            self.memory_gb_per_second,
+            self.int8_gop_per_second,
+            self.f32_gop_per_second,
+        ))
+    }
+}
+
+/// Measures one core and all cores that the line's threads run on, with the table and on the CPUs that
+/// they use. Empty where workers were started elsewhere: this machine's limits are not theirs.
+///
+/// # Errors
+/// A thread or memory is refused.
+pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limits>> {
+    let Some(table) = info.stages.first().map(|s| s.kernels.clone()) else { return Ok(Vec::new()) };
+    if !line.worker.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted: usize = info.stages.iter().map(|s| s.threads as usize).sum();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = line.worker_cpus.as_ref().map(|lists| {
+        let mut cpus: Vec<usize> =
+            lists.0.iter().take(info.stages.len()).flatten().copied().collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        cpus
+    });
+    let all = wanted.min(cpus.as_ref().map_or(cores, Vec::len)).max(1);
+    // A thread of their own: the probes pin the thread that calls them.
+    let (send, receive) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("limits".into()).spawn(move || {
+        let mut counts = vec![1, all];
+        counts.dedup();
+        let limits = counts.into_iter().map(|n| of_threads(&table, n, cpus.as_deref()));
+        // Nobody waits any more when the command was interrupted.
+        let _ = send.send(limits.collect::<Result<Vec<_>>>());
+    })?;
+    receive.await.context("measuring this machine's limits")?
+}
+
+fn of_threads(table: &str, threads: usize, cpus: Option<&[usize]>) -> Result<Limits> {
+    let compute = Compute::new(select(Some(table))?, threads, cpus)?;
+    compute.pool().pin_caller();
+    Ok(Limits {
+        threads,
+        memory_gb_per_second: probe::memory_bandwidth(&compute)? / 1e9,
+        int8_gop_per_second: probe::int8_peak(&compute) / 1e9,
+        f32_gop_per_second: probe::f32_peak(&compute) / 1e9,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_has_limits() {
+        let limits = of_threads("reference", 1, None).unwrap();
+        assert!(limits.memory_gb_per_second > 0.0, "{limits:?}");
+        assert!(limits.peak(Peak::Int8) > 0.0 && limits.peak(Peak::F32) > 0.0, "{limits:?}");
+        assert_eq!([Peak::of("F16"), Peak::of("Q4_K")], [Peak::F32, Peak::Int8]);
+    }
+}
