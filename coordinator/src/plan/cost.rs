@@ -7,7 +7,8 @@
 //!   together, the KV cache of a typical context, the state both ways) and computing, layer by layer.
 //! - A prompt row takes its operations; its share of the weights' reading is small. The head computes
 //!   nothing for it.
-//! - Sending rows to the next worker overlaps with computing: a stage is as slow as the slower.
+//! - Sending rows to the next worker overlaps with computing: a stage is as slow as the slower. What a row
+//!   sends depends on the cut for architectures whose layers keep rows for later ones.
 
 use std::ops::Range;
 
@@ -62,8 +63,23 @@ pub struct StageTime {
 impl StageTime {
     /// The unit of work: whichever is slower, computing or sending.
     pub fn unit_us(&self, settings: &PlanSettings) -> f64 {
-        let prompt = settings.prompt_per_generated;
-        (self.decode_us + prompt * self.prefill_us).max((1.0 + prompt) * self.send_us)
+        self.computing_us(settings).max(self.sending_us(settings))
+    }
+
+    /// Computing a unit of work.
+    pub fn computing_us(&self, settings: &PlanSettings) -> f64 {
+        self.decode_us + settings.prompt_per_generated * self.prefill_us
+    }
+
+    /// Sending a unit of work on.
+    pub fn sending_us(&self, settings: &PlanSettings) -> f64 {
+        (1.0 + settings.prompt_per_generated) * self.send_us
+    }
+
+    /// What a stage adds to the unevenness of a line: computing and sending count each by itself, so that of
+    /// equally fast cuts those that send less are found too.
+    pub(super) fn squares(&self, settings: &PlanSettings) -> f64 {
+        self.computing_us(settings).powi(2) + self.sending_us(settings).powi(2)
     }
 }
 

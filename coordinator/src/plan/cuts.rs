@@ -66,19 +66,20 @@ pub(super) fn cheapest(
     Some((total, ranges))
 }
 
-/// The cuts with the least slowest stage; among those, the most even ones (least sum of squares).
-/// The first result is the slowest stage's cost.
+/// The cuts with the least slowest stage; among those, the most even ones: with the least sum of `squares`,
+/// which is asked about ranges that can be. The first result is the slowest stage's cost.
 pub(super) fn most_even(
     n_workers: usize,
     n_layers: usize,
     cost: impl Fn(usize, &Range<usize>) -> Option<f64>,
+    squares: impl Fn(usize, &Range<usize>) -> f64,
 ) -> Option<(f64, Vec<Range<usize>>)> {
     let (slowest, _) = cheapest(n_workers, n_layers, Join::Max, &cost)?;
     let limit = slowest * (1.0 + 1e-9);
-    let square = |worker: usize, range: &Range<usize>| {
-        cost(worker, range).filter(|&own| own <= limit).map(|own| own * own)
+    let within = |worker: usize, range: &Range<usize>| {
+        cost(worker, range).filter(|&own| own <= limit).map(|_| squares(worker, range))
     };
-    let (_, ranges) = cheapest(n_workers, n_layers, Join::Sum, square)?;
+    let (_, ranges) = cheapest(n_workers, n_layers, Join::Sum, within)?;
     Some((slowest, ranges))
 }
 
@@ -86,12 +87,16 @@ pub(super) fn most_even(
 mod tests {
     use super::*;
 
+    fn squared(_: usize, range: &Range<usize>) -> f64 {
+        (range.len() * range.len()) as f64
+    }
+
     #[test]
     fn even_costs_are_cut_evenly() {
         let cost = |_: usize, r: &Range<usize>| Some(r.len() as f64);
-        assert_eq!(most_even(3, 9, cost), Some((3.0, vec![0..3, 3..6, 6..9])));
+        assert_eq!(most_even(3, 9, cost, squared), Some((3.0, vec![0..3, 3..6, 6..9])));
         // Any of two 4s and one 2, or 4 3 3: the latter is more even.
-        let (slowest, ranges) = most_even(3, 10, cost).unwrap();
+        let (slowest, ranges) = most_even(3, 10, cost, squared).unwrap();
         let mut sizes: Vec<_> = ranges.iter().map(ExactSizeIterator::len).collect();
         sizes.sort_unstable();
         assert_eq!((slowest, sizes), (4.0, vec![3, 3, 4]));
@@ -99,14 +104,14 @@ mod tests {
 
     #[test]
     fn more_workers_than_layers_leaves_some_unused() {
-        let (slowest, ranges) = most_even(5, 2, |_, r| Some(r.len() as f64)).unwrap();
+        let (slowest, ranges) = most_even(5, 2, |_, r| Some(r.len() as f64), squared).unwrap();
         assert_eq!(slowest, 1.0);
         assert_eq!(ranges.iter().filter(|r| !r.is_empty()).count(), 2);
     }
 
     #[test]
     fn impossible_is_none() {
-        assert_eq!(most_even(2, 4, |_, r| (r.len() < 2).then_some(1.0)), None);
-        assert_eq!(most_even(0, 4, |_, _| Some(1.0)), None);
+        assert_eq!(most_even(2, 4, |_, r| (r.len() < 2).then_some(1.0), squared), None);
+        assert_eq!(most_even(0, 4, |_, _| Some(1.0), squared), None);
     }
 }

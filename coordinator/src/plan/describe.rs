@@ -91,11 +91,27 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
         let layers = (time.decode_us - head) / range.len() as f64;
         reasons.push(format!("the head costs as much as {:.2} layers in decode", head / layers));
     }
-    let computing = time.decode_us + costs.settings.prompt_per_generated * time.prefill_us;
-    if time.unit_us(costs.settings) > computing {
+    if time.sending_us(costs.settings) > time.computing_us(costs.settings) {
         reasons.push("its link is slower than its computing".to_owned());
     }
+    reasons.extend(cut_reason(&costs.model.cut_bytes, range.end));
     reasons
+}
+
+/// What crosses the cut before layer `cut`, where that depends on the cut.
+fn cut_reason(cut_bytes: &[u64], cut: usize) -> Option<String> {
+    let bytes = *cut_bytes.get(cut)?;
+    if cut_bytes[1..].iter().all(|other| *other == bytes) {
+        return None;
+    }
+    let row = format!("a row sends {} over the cut before layer {cut}", format_bytes(bytes));
+    let larger = (cut..).zip(&cut_bytes[cut..]).find(|(_, other)| **other > bytes);
+    Some(match larger {
+        Some((at, more)) => {
+            format!("{row}; from layer {at} on it would be {}", format_bytes(*more))
+        }
+        None => row,
+    })
 }
 
 fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> {

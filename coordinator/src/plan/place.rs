@@ -83,12 +83,16 @@ fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
 /// The best cuts with workers in this order: slowest stage and placement.
 fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
     let cut = |n_blocks: u32, n_kept: u32| {
-        cuts::most_even(order.len(), costs.n_layers(), |place, range| {
+        let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
             let needs = costs.memory(range, capacity(costs, n_blocks, n_kept)).total();
             let fits = needs <= costs.workers[worker].memory;
             fits.then(|| costs.time(worker, range).unit_us(costs.settings))
-        })
+        };
+        let squares = |place: usize, range: &Range<usize>| {
+            costs.time(order[place], range).squares(costs.settings)
+        };
+        cuts::most_even(order.len(), costs.n_layers(), cost, squares)
     };
     let (least, wished) = least_and_wished(costs.settings);
     let fastest = cut(least, 0)?.0;
