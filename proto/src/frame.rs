@@ -77,12 +77,18 @@ pub struct BoundaryShape {
     pub dtype: WireType,
 }
 
-/// Bytes of one value.
-pub fn wire_type_bytes(dtype: WireType) -> Option<usize> {
+/// Values of a Q8_0 block.
+pub const Q8_0_VALUES: usize = 32;
+/// Bytes of a Q8_0 block: the scale and a byte for each value.
+pub const Q8_0_BYTES: usize = 2 + Q8_0_VALUES;
+
+/// Bytes of a boundary row of `width` values; `None` for a type that is none.
+pub fn wire_row_bytes(dtype: WireType, width: usize) -> Option<usize> {
     match dtype {
         WireType::Unspecified => None,
-        WireType::F32 => Some(4),
-        WireType::F16 | WireType::Bf16 => Some(2),
+        WireType::F32 => Some(4 * width),
+        WireType::F16 | WireType::Bf16 => Some(2 * width),
+        WireType::Q80 => Some(width.div_ceil(Q8_0_VALUES) * Q8_0_BYTES),
     }
 }
 
@@ -239,9 +245,8 @@ fn check_boundary(
     equal("boundary.width", boundary.width.into(), width.into())?;
     let unknown = FrameError::Invalid { field: "boundary.dtype", why: "unknown wire type" };
     let dtype = WireType::try_from(boundary.dtype).map_err(|_| unknown.clone())?;
-    let value_bytes = wire_type_bytes(dtype).ok_or(unknown)?;
-    // No overflow: rows and width are both under 2^32 and value_bytes is at most 4.
-    let expected = rows.saturating_mul(width.into()).saturating_mul(value_bytes as u64);
+    let row_bytes = wire_row_bytes(dtype, width as usize).ok_or(unknown)?;
+    let expected = rows.saturating_mul(row_bytes as u64);
     equal("boundary.data bytes", boundary.data.len() as u64, expected)?;
     Ok(Some(BoundaryShape { n_rows: rows as usize, width: width as usize, dtype }))
 }

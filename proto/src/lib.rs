@@ -17,7 +17,7 @@ pub mod net;
 /// - 1: first release.
 /// - 2: Open and Copy name their request; a result row may say why it has no token;
 ///   Snapshot and Restore.
-/// - 3: stage timings say when, and what receiving and sending took.
+/// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
 pub const WIRE_VERSION: u32 = 3;
 
 /// Program version, for logs and refusals; it never decides anything.

@@ -4,7 +4,7 @@
 
 use brigade_proto::control::WireType;
 use brigade_proto::frame::{
-    BoundaryShape, FrameError, FrameLimits, check_ubatch, decode_lane_frame, wire_type_bytes,
+    BoundaryShape, FrameError, FrameLimits, check_ubatch, decode_lane_frame, wire_row_bytes,
 };
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use brigade_proto::pipeline::{
@@ -157,8 +157,8 @@ fn assert_within_limits(ubatch: &Ubatch) {
         assert!(part.pos as usize + part.tokens.len() <= 100);
     }
     let boundary = ubatch.boundary.as_ref().unwrap();
-    let value = wire_type_bytes(WireType::try_from(boundary.dtype).unwrap()).unwrap();
-    assert_eq!(boundary.data.len(), rows * 3 * value);
+    let row = wire_row_bytes(WireType::try_from(boundary.dtype).unwrap(), 3).unwrap();
+    assert_eq!(boundary.data.len(), rows * row);
 }
 
 proptest! {

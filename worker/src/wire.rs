@@ -11,9 +11,10 @@ use brigade_engine::batch::{
     BlockId, Boundary, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
     UBatch, Want,
 };
+use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
 use brigade_proto::control::WireType;
 use brigade_proto::failure::cut_reason;
-use brigade_proto::frame::{BoundaryShape, FrameError};
+use brigade_proto::frame::{BoundaryShape, FrameError, Q8_0_BYTES, Q8_0_VALUES};
 use brigade_proto::pipeline as pb;
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -75,12 +76,15 @@ pub fn boundary_from_wire(raw: &[u8], shape: BoundaryShape, pool: &BufferPool) -
         WireType::Bf16 => {
             data.extend(raw.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()));
         }
+        WireType::Q80 => widen_q8_0(raw, shape.width, &mut data),
         WireType::F32 | WireType::Unspecified => {
             data.extend(raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
     }
     Boundary { n_rows: shape.n_rows, data }
 }
+
+const _: () = assert!(size_of::<BlockQ8_0>() == Q8_0_BYTES);
 
 /// A boundary of rows of `width` values as a wire message of type `dtype`.
 ///
@@ -100,6 +104,7 @@ pub fn boundary_to_wire(
     let (dtype, data) = match dtype {
         WireType::F16 => (dtype, narrow(values, pool, |x| f16::from_f32(x).to_le_bytes())),
         WireType::Bf16 => (dtype, narrow(values, pool, |x| bf16::from_f32(x).to_le_bytes())),
+        WireType::Q80 => (dtype, narrow_q8_0(values, width as usize, pool)),
         WireType::F32 | WireType::Unspecified => {
             let pool = pool.clone();
             (WireType::F32, Bytes::from_owner(PooledBytes { values, pool }))
@@ -115,6 +120,33 @@ fn narrow(values: Vec<f32>, pool: &BufferPool, to_bytes: impl Fn(f32) -> [u8; 2]
     }
     pool.give(values);
     bytes.into()
+}
+
+/// Blocks of a row never hold values of another: what a token becomes does not depend on its neighbours.
+fn narrow_q8_0(values: Vec<f32>, width: usize, pool: &BufferPool) -> Bytes {
+    let row_bytes = width.div_ceil(Q8_0_VALUES) * Q8_0_BYTES;
+    let mut bytes = Vec::with_capacity(values.len() / width.max(1) * row_bytes);
+    for block in values.chunks(width.max(1)).flat_map(|row| row.chunks(Q8_0_VALUES)) {
+        let mut padded = [0.0; Q8_0_VALUES];
+        padded[..block.len()].copy_from_slice(block);
+        bytes.extend_from_slice(bytemuck::bytes_of(&BlockQ8_0::quantize(&padded)));
+    }
+    pool.give(values);
+    bytes.into()
+}
+
+fn widen_q8_0(raw: &[u8], width: usize, data: &mut Vec<f32>) {
+    let row_bytes = width.div_ceil(Q8_0_VALUES) * Q8_0_BYTES;
+    for row in raw.chunks_exact(row_bytes.max(1)) {
+        let mut left = width;
+        for block in row.as_chunks::<Q8_0_BYTES>().0 {
+            let mut values = [0.0; Q8_0_VALUES];
+            bytemuck::pod_read_unaligned::<BlockQ8_0>(block).dequantize(&mut values);
+            let n = left.min(Q8_0_VALUES);
+            data.extend_from_slice(&values[..n]);
+            left -= n;
+        }
+    }
 }
 
 /// The engine's ubatch of a checked frame.

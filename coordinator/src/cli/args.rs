@@ -66,10 +66,13 @@ pub enum KvArg {
 pub enum WireArg {
     /// Exact: results do not depend on the cut.
     F32,
-    /// Half the bytes; results depend on the cut.
+    /// Half the bytes; results depend on the cut, and values beyond 65504 are lost.
     F16,
     /// Half the bytes; results depend on the cut.
     Bf16,
+    /// A little over a quarter of the bytes; results depend on the cut.
+    #[value(name = "q8_0")]
+    Q80,
 }
 
 impl WireArg {
@@ -79,6 +82,7 @@ impl WireArg {
             Self::F32 => WireType::F32,
             Self::F16 => WireType::F16,
             Self::Bf16 => WireType::Bf16,
+            Self::Q80 => WireType::Q80,
         }
     }
 }

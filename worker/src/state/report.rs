@@ -18,7 +18,7 @@ impl Worker {
             .as_ref()
             .map_or(0, |r| r.loaded.facts.weight_bytes + r.loaded.facts.state_bytes);
         let free = memory::available_bytes().map_or(limit, |free| limit.min(free + held));
-        let wire_types = [WireType::F32, WireType::F16, WireType::Bf16];
+        let wire_types = [WireType::F32, WireType::F16, WireType::Bf16, WireType::Q80];
         Capabilities {
             architectures: abilities.architectures,
             quant_types: abilities.quant_types,
