@@ -204,6 +204,83 @@ fn facts_of_a_mixture_of_experts() {
     assert!(four.balance() > 0.95, "{}", four.explain());
 }
 
+/// The published shape of Kimi K3 in its own types, as FFN and mixer sums: 93 layers of 896 experts of which a
+/// token uses 16, a state in three of four, and a cut that carries all that residual attention keeps.
+fn kimi_k3() -> ModelFacts {
+    let (expert_bytes, dense_bytes) = (16_000_000_000, 1_100_000_000);
+    let layer = |i: usize| LayerFacts {
+        weight_bytes: expert_bytes + dense_bytes,
+        expert_bytes,
+        expert_share: 16.0 / 896.0,
+        elements: 1_100_000_000,
+        kv_bytes: if i % 4 == 3 { 2 * 576 } else { 0 },
+        scan_bytes: if i % 4 == 3 { 0 } else { 96 * 128 * 128 * 4 },
+        ..LayerFacts::default()
+    };
+    let vocab = 163_840 * 7_168;
+    ModelFacts {
+        name: "k3".to_owned(),
+        layers: (0..93).map(layer).collect(),
+        embedding_bytes: 2 * vocab,
+        head_bytes: 2 * vocab,
+        head_elements: vocab,
+        cut_bytes: (0..93)
+            .map(|c: u64| if c == 0 { 0 } else { (1 + c.div_ceil(12)) * 28_672 })
+            .collect(),
+        scratch_bytes_per_row: 4_000_000,
+        logits_bytes: 655_360,
+        n_ctx_train: 1 << 20,
+    }
+}
+
+/// Eight servers of 512 GB, joined by links of `gbps`.
+fn servers(gbps: f64) -> Vec<WorkerFacts> {
+    let link = Some(LinkFacts { gbps, latency_us: 100.0 });
+    let server = |i| WorkerFacts {
+        name: format!("server {i}"),
+        memory: 512 << 30,
+        gbps: 300.0,
+        gops: 20_000.0,
+        link,
+    };
+    (0..8).map(server).collect()
+}
+
+#[test]
+fn a_model_of_a_terabyte_is_predicted_over_fast_and_slow_links() {
+    let model = kimi_k3();
+    let settings = PlanSettings { ctx: 8192, max_seqs: 32, ..PlanSettings::default() };
+    println!("| links GB/s | test | parallel | tokens/s | busy, least |");
+    println!("|---|---|---|---|---|");
+    let mut many_prompts = Vec::new();
+    for gbps in [12.5, 1.25, 0.05] {
+        let workers = servers(gbps);
+        let plan = plan(&model, &workers, &settings).unwrap();
+        assert_eq!(plan.stages.len(), 8);
+        let widest = plan.stages.iter().map(|s| s.cut_bytes).max().unwrap() as f64;
+        for p in plan.predict(&model, &workers).unwrap() {
+            let (test, parallel, rate) = (p.test, p.parallel, p.tokens_per_second);
+            let busy = p.stage_busy.iter().copied().fold(1.0, f64::min);
+            println!("| {gbps} | {test} | {parallel} | {rate:.2} | {busy:.3} |");
+            // No token passes the widest cut faster than its link carries it.
+            assert!(rate > 0.0 && rate <= gbps * 1e9 / widest, "{gbps} {test} {parallel}: {rate}");
+            if test == "prefill" && parallel == 32 {
+                many_prompts.push((rate, gbps * 1e9 / widest, busy));
+            }
+            if test == "decode" && parallel == 1 {
+                // One row reads its share of the weights once: no more than 93 layers' worth.
+                let read: f64 = model.layers.iter().map(|l| l.read_bytes(1.0)).sum();
+                let bound = 300e9 / (read + model.head_bytes as f64);
+                assert!((0.5 * bound..=bound).contains(&rate), "{rate} of {bound}");
+            }
+        }
+    }
+    // Fast links leave the stages busy; over a slow one all wait for the bytes of the widest cut.
+    assert!(many_prompts[0].2 > 0.85, "{many_prompts:?}");
+    let (rate, bound, _) = many_prompts[2];
+    assert!(rate > 0.75 * bound, "{many_prompts:?}");
+}
+
 #[test]
 fn every_worker_added_is_predicted_to_make_the_line_faster() {
     let facts = synthetic("0.6b", "Q4_K_M", "llama");

@@ -2,7 +2,9 @@
 //!
 //! A stage's time for a ubatch is taken as reading its weights once plus computing its rows, both at
 //! the worker's measured speed; that is an upper bound, as the two overlap in part. The head computes
-//! for wanted rows only, which are few in prefill, so its operations count in decode alone.
+//! for wanted rows only, which are few in prefill, so its operations count in decode alone, and so do a
+//! stream's cache of a typical length and its state. Of experts, those are read that an even share of
+//! the streams is expected to use. Every link carries the bytes of its own cut.
 
 use brigade_engine::state::Prefixes;
 use serde::Serialize;
@@ -49,25 +51,27 @@ impl Plan {
         let prompt = PROMPT.min(self.settings.ctx.saturating_sub(1)).max(1);
         let mut predictions = Vec::new();
         for &n in &counts {
-            let out = self.sim(&costs, false).run(&Workload::at_once(n, prompt, 1))?;
+            let out = self.sim(&costs, None).run(&Workload::at_once(n, prompt, 1))?;
             let rate = n as f64 * f64::from(prompt) * 1e6 / out.end as f64;
             predictions.push(prediction("prefill", n, rate, &out, out.steady()));
         }
         for &n in &counts {
             let generated = GENERATED.min(self.settings.ctx.saturating_sub(SHORT_PROMPT)).max(2);
-            let out = self.sim(&costs, true).run(&Workload::at_once(n, SHORT_PROMPT, generated))?;
+            let group = (n as f64 / self.stages.len() as f64).max(1.0);
+            let out = self.sim(&costs, Some(group)).run(&Workload::at_once(
+                n,
+                SHORT_PROMPT,
+                generated,
+            ))?;
             let (from, to) = out.steady_decode();
-            let within = |at: &&u64| (from..to).contains(*at);
-            let tokens: usize =
-                out.clients.iter().map(|c| c.received.iter().filter(within).count()).sum();
-            let rate = tokens as f64 * 1e6 / (to - from) as f64;
+            let rate = out.tokens_within(from, to) as f64 * 1e6 / (to - from) as f64;
             predictions.push(prediction("decode", n, rate, &out, (from, to)));
         }
         Ok(predictions)
     }
 
-    /// The line as the simulator knows it. `decode`: every row goes through the head.
-    fn sim(&self, costs: &Costs, decode: bool) -> Sim {
+    /// The line as the simulator knows it. `decode`: single rows of streams, so many to a ubatch.
+    fn sim(&self, costs: &Costs, decode: Option<f64>) -> Sim {
         let stages: Vec<StageModel> =
             self.stages.iter().map(|stage| stage_model(costs, stage, decode)).collect();
         let link = |stage: &StagePlan| {
@@ -95,24 +99,29 @@ impl Plan {
             seed: 0,
             outages: Vec::new(),
             log: false,
+            audit: true,
         }
     }
 }
 
-fn stage_model(costs: &Costs, stage: &StagePlan, decode: bool) -> StageModel {
+fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageModel {
     let worker = &costs.workers[stage.worker];
     let layers = &costs.model.layers[stage.layers.clone()];
     // Rows of a large ubatch use nearly all experts; those of a small one few.
-    let rows = if decode { f64::from(costs.settings.decode_batch) } else { f64::INFINITY };
+    let rows = decode.unwrap_or(f64::INFINITY);
     let mut read: f64 = layers.iter().map(|layer| layer.read_bytes(rows)).sum();
     let mut ops = stage.ops_per_row;
     if stage.head {
         read += costs.model.head_bytes as f64;
-        ops += if decode { 2.0 * costs.model.head_elements as f64 } else { 0.0 };
+        ops += if decode.is_some() { 2.0 * costs.model.head_elements as f64 } else { 0.0 };
     }
+    let typical = f64::from(costs.settings.typical_positions);
+    let of_stream: f64 =
+        layers.iter().map(|l| l.kv_bytes as f64 * typical + 2.0 * l.state_bytes() as f64).sum();
+    let own_read = if decode.is_some() { of_stream } else { 0.0 };
     StageModel {
         fixed_us: read / worker.gbps * 1e-3,
-        per_row_us: ops / worker.gops * 1e-3,
+        per_row_us: (ops / worker.gops + own_read / worker.gbps) * 1e-3,
         jitter: 0.0,
     }
 }

@@ -74,7 +74,8 @@ impl Sizing<'_> {
         let most = self.hard_limit().min(n_decoding).max(1);
         let full = self.spec.n_stages.min(most);
         let rows = |count: usize| (n_decoding.div_ceil(count) as u32).min(self.spec.max_rows);
-        let round = |count: usize| self.decode_round(count, rows(count));
+        let rounds = self.decode_rounds(most, rows);
+        let round = |count: usize| rounds[count - 1];
         // The first count whose round is within `gain` of the shortest of the range.
         let pick = |from: usize, to: usize, gain: f64| {
             let best = (from..=to).map(round).fold(f64::INFINITY, f64::min);
@@ -90,10 +91,24 @@ impl Sizing<'_> {
         Groups { count, rows: rows(count) }
     }
 
-    /// Time in which every group of `rows` sequences gets one token.
-    fn decode_round(&self, count: usize, rows: u32) -> f64 {
-        let trip = self.times.through(rows) + self.times.overhead() + self.times.jitter(rows);
-        trip.max(count as f64 * self.times.slowest(rows))
+    /// Time in which every sequence gets one token, for each number of groups from 1 to `most`.
+    fn decode_rounds(&self, most: usize, rows: impl Fn(usize) -> u32) -> Vec<f64> {
+        // Many numbers of groups give groups of the same size.
+        let mut known: Option<(u32, f64, f64)> = None;
+        let round = |count: usize| {
+            let rows = rows(count);
+            let (_, trip, slowest) = known
+                .filter(|k| k.0 == rows)
+                .unwrap_or_else(|| (rows, self.trip(rows), self.times.slowest(rows)));
+            known = Some((rows, trip, slowest));
+            trip.max(count as f64 * slowest)
+        };
+        (1..=most).map(round).collect()
+    }
+
+    /// Time of one ubatch of `rows` rows from here back to here, if it never waits.
+    fn trip(&self, rows: u32) -> f64 {
+        self.times.through(rows) + self.times.overhead() + self.times.jitter(rows)
     }
 
     /// Prompt rows of a ubatch while nothing decodes: of a burst of `burst` prompt rows, `left` are
@@ -142,8 +157,7 @@ impl Sizing<'_> {
     /// Ubatches in flight while only prompts are computed in chunks of `rows`: a trip's worth at the
     /// pace of the slowest stage, and one waiting.
     pub fn prefill_in_flight(&self, rows: u32) -> usize {
-        let trip = self.times.through(rows) + self.times.overhead() + self.times.jitter(rows);
-        let filling = (trip / self.times.slowest(rows)).ceil() as usize;
+        let filling = (self.trip(rows) / self.times.slowest(rows)).ceil() as usize;
         (filling + 1).max(self.spec.n_stages + 1).min(self.hard_limit())
     }
 }
