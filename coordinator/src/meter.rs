@@ -4,12 +4,16 @@
 //! The driver writes, anyone reads. Times are the driver's clock for departures and arrivals and
 //! the stages' own for compute, so that no clocks need to agree.
 
+mod sizes;
+
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::sched::{Micros, StageTime};
 use crate::trace::Trace;
+
+pub use sizes::{UbatchSize, hop_us, sizes};
 
 /// Records kept; at a thousand ubatches a second that is a minute.
 const MAX_RECORDS: usize = 65_536;

@@ -2,4 +2,5 @@
 
 pub mod golden;
 pub mod line;
+pub mod lines;
 pub mod process;

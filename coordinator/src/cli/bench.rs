@@ -24,7 +24,7 @@ use super::args::{KvArg, LineArgs, ModelArgs};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
 use crate::handle::{LineInfo, SeqEvent};
-use crate::meter::{UbatchRecord, summarise};
+use crate::meter::{UbatchRecord, UbatchSize, hop_us, sizes, summarise};
 use crate::plan::ModelFacts;
 use crate::request::{Drawing, Request};
 
@@ -102,6 +102,12 @@ struct Row {
     limits: Option<Limits>,
     stage_busy: Vec<f64>,
     wire_bytes_per_token: f64,
+    /// `--ubatch`, if it was given.
+    ubatch: Option<u32>,
+    /// What the stages took for ubatches of each size: what a simulation needs.
+    ubatches: Vec<UbatchSize>,
+    /// Microseconds of a hop between two processes.
+    hop_us: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Mixed>,
 }
@@ -287,6 +293,9 @@ impl Bench<'_> {
             limits: self.limits,
             stage_busy: stretch.stage_busy,
             wire_bytes_per_token: stretch.wire_bytes as f64 / tokens as f64,
+            ubatch: self.args.line.ubatch,
+            ubatches: sizes(&sample.records),
+            hop_us: hop_us(&sample.records),
             mixed: None,
         }
     }
