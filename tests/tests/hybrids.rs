@@ -78,3 +78,8 @@ fn sixteen_streams_on_granitehybrid() {
 fn sixteen_streams_on_kimi_linear() {
     streams_with_cancellations("kimi-linear", "tiny-moe");
 }
+
+#[test]
+fn sixteen_streams_on_kimi_k3() {
+    streams_with_cancellations("kimi-k3", "tiny-deep");
+}

@@ -138,6 +138,11 @@ fn a_chat_on_kimi_linear_computes_only_what_is_new_and_says_the_same() {
 }
 
 #[test]
+fn a_chat_on_kimi_k3_computes_only_what_is_new_and_says_the_same() {
+    chat_on_a_hybrid("kimi-k3", "tiny-deep");
+}
+
+#[test]
 fn what_is_kept_gives_way_and_nobody_waits_for_it() {
     // Pages for one sequence: each request takes those of what was kept.
     let server =
