@@ -267,6 +267,15 @@ fn a_model_of_a_terabyte_is_predicted_over_fast_and_slow_links() {
             if test == "prefill" && parallel == 32 {
                 many_prompts.push((rate, gbps * 1e9 / widest, busy));
             }
+            let gaps = (p.gap_p50_ms, p.gap_p99_ms);
+            if test == "prefill" {
+                assert_eq!(gaps, (None, None));
+            } else {
+                // Streams that draw so many tokens together wait about that long for each.
+                let (p50, p99) = (gaps.0.unwrap(), gaps.1.unwrap());
+                let even = parallel as f64 * 1e3 / rate;
+                assert!(p50 <= p99 && (0.9 * even..=1.1 * even).contains(&p50), "{p50} {even}");
+            }
             if test == "decode" && parallel == 1 {
                 // One row reads its share of the weights once: no more than 93 layers' worth.
                 let read: f64 = model.layers.iter().map(|l| l.read_bytes(1.0)).sum();

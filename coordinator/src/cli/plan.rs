@@ -134,11 +134,16 @@ fn print_predictions(predictions: &[Prediction]) -> Result<()> {
                 p.test.to_string(),
                 p.parallel.to_string(),
                 format!("{:.1}", p.tokens_per_second),
+                p.gap_p50_ms.map_or("-".to_owned(), |ms| format!("{ms:.1}")),
+                p.gap_p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.1}")),
                 busy.join(" "),
             ]
         })
         .collect();
-    output::table(&["test", "parallel", "tokens/s", "busy % by stage"], &rows)
+    output::table(
+        &["test", "parallel", "tokens/s", "gap p50 ms", "p99 ms", "busy % by stage"],
+        &rows,
+    )
 }
 
 /// Asks real workers what they can do: those named, or local ones started for the question.

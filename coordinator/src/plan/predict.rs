@@ -32,6 +32,10 @@ pub struct Prediction {
     pub tokens_per_second: f64,
     /// Share of the steady time that each stage computes.
     pub stage_busy: Vec<f64>,
+    /// Median time between two tokens of a stream, in milliseconds; decode only.
+    pub gap_p50_ms: Option<f64>,
+    /// One such time in a hundred is longer.
+    pub gap_p99_ms: Option<f64>,
 }
 
 impl Plan {
@@ -133,5 +137,12 @@ fn prediction(
     out: &Outcome,
     (from, to): (u64, u64),
 ) -> Prediction {
-    Prediction { test, parallel, tokens_per_second, stage_busy: out.busy(from, to) }
+    Prediction {
+        test,
+        parallel,
+        tokens_per_second,
+        stage_busy: out.busy(from, to),
+        gap_p50_ms: out.gap_ms(0.5, from, to),
+        gap_p99_ms: out.gap_ms(0.99, from, to),
+    }
 }

@@ -140,6 +140,14 @@ impl Outcome {
         gaps
     }
 
+    /// The time between two tokens of one client in `from..to` that a share of them does not exceed (0.5:
+    /// the median), in milliseconds; `None` where there are none.
+    pub fn gap_ms(&self, share: f64, from: Micros, to: Micros) -> Option<f64> {
+        let gaps = self.gaps(from, to);
+        let at = (gaps.len().saturating_sub(1) as f64 * share).round() as usize;
+        gaps.get(at).map(|us| *us as f64 * 1e-3)
+    }
+
     /// From when every client has a token to when the first one ends.
     pub fn steady_decode(&self) -> (Micros, Micros) {
         let first = self.clients.iter().filter_map(|c| c.received.first()).max().copied();

@@ -193,22 +193,19 @@ impl Case {
     }
 
     fn row(&self, out: &Outcome) -> Row {
-        let (window, tokens_per_second, gaps) = match self.test {
+        let (window, tokens_per_second) = match self.test {
             Test::Prefill(_) => {
                 let prompts: u64 = out.clients.iter().map(|c| u64::from(c.n_prompt)).sum();
-                (out.steady(), prompts as f64 * 1e6 / out.end as f64, Vec::new())
+                (out.steady(), prompts as f64 * 1e6 / out.end as f64)
             }
             Test::Decode(_) => {
                 let (from, to) = out.steady_decode();
                 let rate = out.tokens_within(from, to) as f64 * 1e6 / (to - from) as f64;
-                ((from, to), rate, out.gaps(from, to))
+                ((from, to), rate)
             }
         };
         let busy = out.busy(window.0, window.1);
-        let gap = |share: f64| {
-            let at = (gaps.len().saturating_sub(1) as f64 * share).round() as usize;
-            gaps.get(at).map(|us| *us as f64 * 1e-3)
-        };
+        let gap = |share| out.gap_ms(share, window.0, window.1);
         Row {
             stages: self.stages,
             link: self.link,
