@@ -343,6 +343,51 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
     assert!(tight.explain().contains("6 sequences are kept"), "{}", tight.explain());
 }
 
+/// Unequal workers of whom one is of no use: whether sequences are kept or not, the best order of the others
+/// is looked for.
+#[test]
+fn keeping_sequences_changes_no_order() {
+    let layer = |weight: u64, expert: u64, elements: u64, kv: u64, scan: u64| LayerFacts {
+        weight_bytes: weight << 20,
+        expert_bytes: expert << 20,
+        expert_share: 0.25,
+        elements: elements << 20,
+        kv_bytes: kv << 10,
+        conv_bytes: 0,
+        scan_bytes: scan << 20,
+    };
+    let model = ModelFacts {
+        layers: vec![
+            layer(191, 6, 1, 1, 0),
+            layer(99, 28, 1, 2, 4),
+            layer(134, 40, 2, 1, 3),
+            layer(1, 0, 1, 0, 0),
+        ],
+        embedding_bytes: 146 << 20,
+        head_bytes: 49 << 20,
+        head_elements: 49 << 20,
+        cut_bytes: vec![0, 1000, 2000, 3000],
+        scratch_bytes_per_row: 1000,
+        logits_bytes: 4000,
+        ..reference()
+    };
+    let worker = |memory: u64, gbps, gops| WorkerFacts {
+        name: format!("{gbps} GB/s"),
+        memory: memory << 20,
+        gbps,
+        gops,
+        link: None,
+    };
+    let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];
+    let settings = PlanSettings { ctx: 256, max_seqs: 4, keep: 0, ..PlanSettings::default() };
+    let none = plan(&model, &workers, &settings).unwrap();
+    let one = plan(&model, &workers, &PlanSettings { keep: 1, ..settings }).unwrap();
+    assert_eq!(one.capacity.n_blocks, none.capacity.n_blocks);
+    let order = |plan: &Plan| plan.stages.iter().map(|s| s.worker).collect::<Vec<_>>();
+    assert_eq!(order(&one), order(&none));
+    assert!(slowest(&one) <= slowest(&none) * (1.0 + 1e-9));
+}
+
 /// Every way to give `n` layers to `w` workers in order, some of them nothing.
 fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
     if w == 1 {
@@ -457,7 +502,7 @@ proptest! {
                 let none = PlanSettings { keep: 0, ..settings };
                 let without = brigade_coordinator::plan::plan(&model, &workers, &none).unwrap();
                 prop_assert_eq!(plan.capacity.n_blocks, without.capacity.n_blocks);
-                prop_assert!(slowest(&plan) <= slowest(&without));
+                prop_assert!(slowest(&plan) <= slowest(&without) * (1.0 + 1e-9));
                 prop_assert!(plan.capacity.n_kept <= keep);
                 for stage in &plan.stages {
                     let limit = workers[stage.worker].memory;

@@ -33,18 +33,22 @@ pub(super) struct Placement {
 /// Chooses, or says what is missing.
 pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let given: Vec<usize> = (0..costs.workers.len()).collect();
-    let mut best = best_in_order(costs, &given);
+    // The order is chosen as if nothing were kept: kept states are to cost no speed.
+    let mut best = best_in_order(costs, &given, 0);
     let idle = |placement: &Placement| placement.ranges.iter().any(Range::is_empty);
     if given.len() <= MAX_PERMUTED && best.as_ref().is_none_or(|(_, placement)| idle(placement)) {
         for_each_order(&mut Vec::new(), &given, &mut |order| {
-            if let Some(found) = best_in_order(costs, order)
+            if let Some(found) = best_in_order(costs, order, 0)
                 && best.as_ref().is_none_or(|(slowest, _)| found.0 < *slowest)
             {
                 best = Some(found);
             }
         });
     }
-    best.map(|(_, placement)| placement).ok_or_else(|| shortage(costs, &given))
+    let keep = costs.settings.keep;
+    best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep))
+        .map(|(_, placement)| placement)
+        .ok_or_else(|| shortage(costs, &given))
 }
 
 /// Calls `visit` with `done` followed by every order of `rest`, in lexicographic order.
@@ -80,8 +84,9 @@ fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
     low
 }
 
-/// The best cuts with workers in this order: slowest stage and placement.
-fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
+/// The best cuts with workers in this order: slowest stage and placement. At most `keep` sequences are
+/// kept, which makes no difference to the slowest stage.
+fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Placement)> {
     let cut = |n_blocks: u32, n_kept: u32| {
         let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
@@ -103,8 +108,8 @@ fn best_in_order(costs: &Costs, order: &[usize]) -> Option<(f64, Placement)> {
     let n_blocks = largest(least, wished, |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
     let slowest = cut(n_blocks, 0)?.0;
     let n_kept = match costs.has_states() {
-        true => largest(0, costs.settings.keep, |n| good(n_blocks, n, slowest)),
-        false => costs.settings.keep,
+        true => largest(0, keep, |n| good(n_blocks, n, slowest)),
+        false => keep,
     };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs, n_blocks, n_kept);
