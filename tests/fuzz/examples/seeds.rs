@@ -26,12 +26,15 @@ fn gguf() -> Result<(), Box<dyn Error>> {
     save("small-headers", &Gguf::from_bytes(small.into(), "small")?.header_bytes())?;
     for arch in ARCHES {
         // Headers only: weights would be most of the bytes, and nothing looks at them.
-        let shape = Shape { n_layer: 1, vocab: 354, ..Shape::named("tiny-moe")? };
-        let shape =
-            if arch.name().ends_with("moe") { shape } else { Shape { experts: None, ..shape } };
-        let spec = Spec { arch: *arch, shape, quant: FileType::Q4_K_M, seed: 1, header_only: true };
         let path = corpus.join(arch.name());
-        write(&spec, &path)?;
+        let header = |shape| {
+            let arch = *arch;
+            let spec = Spec { arch, shape, quant: FileType::Q4_K_M, seed: 1, header_only: true };
+            write(&spec, &path)
+        };
+        let shape = Shape { n_layer: 1, vocab: 354, ..Shape::named("tiny-moe")? };
+        // Some have experts always, some never.
+        header(shape.clone()).or_else(|_| header(Shape { experts: None, ..shape }))?;
         save(&format!("{}-headers", arch.name()), &Gguf::open_header_only(&path)?.header_bytes())?;
     }
     println!("{} seeds in {}", std::fs::read_dir(&corpus)?.count(), corpus.display());
