@@ -3,8 +3,8 @@
 //! (arXiv 2405.04434, arXiv 2412.19437.)
 
 use super::{
-    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec,
-    MoeSpec, OUTPUT_NORM, RopeSpec, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
+    Activation, BlockKind, BlockSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
+    RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, experts, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -30,22 +30,12 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let scale = attention.scale * attention_scale;
         let attention = BlockKind::Mla(MlaSpec { scale, rope: true, ..attention });
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, n_vocab)? };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
         });
     }
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: Some(rope),
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    Ok(ModelSpec { rope: Some(rope), ..ModelSpec::usual(hp, layers, eps)? })
 }
 
 /// Sets the rotation's magnitude as these models want it and returns the factor on their scores.

@@ -3,8 +3,7 @@
 
 use super::transformer::attention_spec;
 use super::{
-    AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec,
-    OUTPUT_NORM, RopeSpec, Skeleton, TOKEN_EMBD, mamba2,
+    AttentionSpec, BlockKind, BlockSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, RopeSpec, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -30,14 +29,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layers = (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?;
     let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
     Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
         rope: Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?),
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
+        ..ModelSpec::usual(hp, layers, eps)?
     })
 }

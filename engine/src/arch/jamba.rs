@@ -3,8 +3,8 @@
 
 use super::transformer::attention_spec;
 use super::{
-    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MlpSpec, ModelSpec, MoeSpec,
-    OUTPUT_NORM, Skeleton, TOKEN_EMBD, experts, mamba,
+    BlockKind, BlockSpec, Hparams, LayerSpec, MambaNorms, MlpSpec, ModelSpec, MoeSpec, experts,
+    mamba,
 };
 use crate::error::ModelError;
 
@@ -17,23 +17,13 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             0 => mixer.clone(),
             _ => BlockKind::Attention(attention_spec(hp, il)?),
         };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         let blocks = vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn(hp, il)?)];
         Ok(LayerSpec { blocks })
     };
     let layers = n_kv_head.iter().take(hp.n_layer()).enumerate();
     let layers = layers.map(|(il, &heads)| layer(il, heads)).collect::<Result<_, ModelError>>()?;
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    ModelSpec::usual(hp, layers, eps)
 }
 
 /// Experts, unnormed, where layer `il` has a router; else a dense FFN.

@@ -3,9 +3,9 @@
 //! layers behind it.
 
 use super::{
-    Activation, BlockKind, BlockSpec, DepthSpec, HeadSpec, Hparams, KdaGate, KdaSpec, LatentSpec,
-    LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec, OUTPUT, OUTPUT_NORM, Residual,
-    SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
+    Activation, BlockKind, BlockSpec, DepthSpec, Hparams, KdaGate, KdaSpec, LatentSpec, LayerSpec,
+    MlaSpec, MlpSpec, ModelSpec, MoeSpec, OUTPUT, Residual, SharedExpertSpec, Skeleton, experts,
+    mla,
 };
 use crate::error::ModelError;
 use crate::gguf::GgufError;
@@ -33,21 +33,14 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             true => dense(hp, il, activation)?,
             false => moe(hp, il, activation, eps)?,
         };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
         });
     }
     Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
         skeleton: Skeleton { residual: residual(hp)?, ..Skeleton::default() },
+        ..ModelSpec::usual(hp, layers, eps)?
     })
 }
 
@@ -143,6 +136,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::arch::TOKEN_EMBD;
     use crate::gguf::{Gguf, GgufWriter};
     use crate::quant::GgmlType;
 

@@ -3,8 +3,8 @@
 //! (arXiv 2510.26692.)
 
 use super::{
-    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, KdaGate, KdaSpec, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT, OUTPUT_NORM, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mla,
+    Activation, BlockKind, BlockSpec, Hparams, KdaGate, KdaSpec, LayerSpec, MlpSpec, ModelSpec,
+    MoeSpec, OUTPUT, SharedExpertSpec, experts, mla,
 };
 use crate::error::ModelError;
 use crate::gguf::GgufError;
@@ -23,22 +23,12 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             _ => BlockKind::Mla(mla::read(hp, il, eps)?),
         };
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il)? };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
         });
     }
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    ModelSpec::usual(hp, layers, eps)
 }
 
 fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, ModelError> {

@@ -5,7 +5,7 @@
 use super::transformer::attention_spec;
 use super::{
     AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, ShortConvSpec, Skeleton, TOKEN_EMBD, experts,
+    RopeSpec, ShortConvSpec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{MAX_CONV_TAPS, RopeLayout};
@@ -34,7 +34,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
                 ..attention_spec(hp, il)?
             }),
         };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         let blocks = vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn(hp, il)?)];
         Ok(LayerSpec { blocks })
     };
@@ -49,15 +49,9 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         None => None,
     };
     Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
         rope,
-        layers,
         head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
+        ..ModelSpec::usual(hp, layers, eps)?
     })
 }
 

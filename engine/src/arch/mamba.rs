@@ -1,10 +1,7 @@
 //! `mamba`: a residual stack of Mamba mixers and nothing else; FalconMamba norms Δ, B and C without
 //! weights (`ssm.dt_b_c_rms`).
 
-use super::{
-    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MambaNorms, MambaSpec, ModelSpec,
-    OUTPUT_NORM, Skeleton, TOKEN_EMBD,
-};
+use super::{BlockKind, BlockSpec, Hparams, LayerSpec, MambaNorms, MambaSpec, ModelSpec};
 use crate::error::ModelError;
 use crate::kernels::MAX_CONV_TAPS;
 
@@ -19,17 +16,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         beside: false,
         kind: BlockKind::Mamba(mixer(hp, norms)?),
     };
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers: vec![LayerSpec { blocks: vec![block] }; hp.n_layer()],
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    ModelSpec::usual(hp, vec![LayerSpec { blocks: vec![block] }; hp.n_layer()], eps)
 }
 
 /// The sizes of a Mamba mixer from `ssm.*`.

@@ -1,10 +1,7 @@
 //! `mamba2`: a residual stack of Mamba-2 mixers, no FFN. Also what hybrids share of it: the keys
 //! `ssm.*`.
 
-use super::{
-    BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, Mamba2Spec, ModelSpec, OUTPUT_NORM,
-    Skeleton, TOKEN_EMBD,
-};
+use super::{BlockKind, BlockSpec, Hparams, LayerSpec, Mamba2Spec, ModelSpec};
 use crate::error::ModelError;
 use crate::kernels::{MAX_CONV_TAPS, SsdShape};
 
@@ -13,20 +10,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |il| {
         let kind = BlockKind::Mamba2(mixer(hp, il, eps)?);
         let norm = "attn_norm.weight";
-        let block = BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = BlockSpec::new(norm, eps, kind);
         Ok(LayerSpec { blocks: vec![block] })
     };
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers: (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    ModelSpec::usual(hp, (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?, eps)
 }
 
 /// The mixer of layer `il`; normed by groups where the file has the norm's weights.

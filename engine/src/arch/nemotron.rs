@@ -3,8 +3,8 @@
 
 use super::transformer::attention_spec;
 use super::{
-    Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LatentSpec, LayerSpec, MlpSpec, ModelSpec,
-    MoeSpec, OUTPUT_NORM, Router, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts, mamba2,
+    Activation, BlockKind, BlockSpec, Hparams, LatentSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
+    Router, SharedExpertSpec, experts, mamba2,
 };
 use crate::error::ModelError;
 
@@ -22,20 +22,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             (n_ff, _) => ffn(hp, il, n_ff)?,
         };
         let norm = "attn_norm.weight";
-        let block = BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = BlockSpec::new(norm, eps, kind);
         Ok(LayerSpec { blocks: vec![block] })
     };
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers: (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    ModelSpec::usual(hp, (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?, eps)
 }
 
 /// Dense, or experts where layer `il` has a router: sigmoid with a bias on the choice, experts that

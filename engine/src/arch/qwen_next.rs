@@ -3,9 +3,8 @@
 //! the others have softmax-routed experts with a gated shared one.
 
 use super::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, HeadSpec, Hparams, LayerSpec,
-    MlpSpec, ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, Skeleton, TOKEN_EMBD,
-    experts, transformer,
+    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, Hparams, LayerSpec, MlpSpec,
+    ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec, experts, transformer,
 };
 use crate::error::ModelError;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
@@ -49,7 +48,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
             let attention = AttentionSpec { rope: true, qk_norm_eps, gated: true, ..attention };
             BlockKind::Attention(attention)
         };
-        let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         let ffn = ffn(hp, il)?;
         layers.push(LayerSpec {
             blocks: vec![
@@ -62,17 +61,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
         Some(head_dim) => Some(RopeSpec::read(hp, RopeLayout::Neox, head_dim, false)?),
         None => None,
     };
-    Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope,
-        layers,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
-        skeleton: Skeleton::default(),
-    })
+    Ok(ModelSpec { rope, ..ModelSpec::usual(hp, layers, eps)? })
 }
 
 fn delta_net(hp: &Hparams<'_>, key_heads: KeyHeads, eps: f32) -> Result<DeltaNetSpec, ModelError> {

@@ -2,8 +2,8 @@
 //! others, so two rows a token cross every cut.
 
 use super::{
-    Beside, BlockKind, BlockSpec, ChannelMixSpec, HeadSpec, Hparams, LayerSpec, ModelSpec,
-    NormKind, OUTPUT_NORM, Residual, Skeleton, TOKEN_EMBD, TimeMixSpec,
+    Beside, BlockKind, BlockSpec, ChannelMixSpec, Hparams, LayerSpec, ModelSpec, NormKind,
+    Residual, Skeleton, TimeMixSpec,
 };
 use crate::error::ModelError;
 
@@ -41,7 +41,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         return Err(hp.bad("feed_forward_length", "must be positive"));
     }
     let channel_mix = ChannelMixSpec { n_embd: hp.n_embd(), n_ff };
-    let block = |norm, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside: false, kind };
+    let block = |norm, kind| BlockSpec::new(norm, eps, kind);
     let layer = LayerSpec {
         blocks: vec![
             block("attn_norm.weight", BlockKind::TimeMix(time_mix)),
@@ -49,19 +49,12 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         ],
     };
     Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
-        embedding_scale: 1.0,
-        rope: None,
-        layers: vec![layer; hp.n_layer()],
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
         skeleton: Skeleton {
             norm: NormKind::Layer,
             embedding_norm: true,
             beside: Beside::FirstValue,
             residual: Residual::Sum,
         },
+        ..ModelSpec::usual(hp, vec![layer; hp.n_layer()], eps)?
     })
 }

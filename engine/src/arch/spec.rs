@@ -1,7 +1,8 @@
 //! The types a model description is made of. Plain data: no weights, no behaviour beyond what
-//! follows from the sizes.
+//! follows from the sizes. Of metadata only what most models have around their layers is read here.
 
-use super::{DeltaNetSpec, KdaSpec, Residual, RopeSpec};
+use super::{DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD};
+use crate::error::ModelError;
 use crate::kernels::{MambaScan, SituBounds, SsdShape};
 use crate::state::{Prefixes, StateSpec};
 
@@ -62,6 +63,29 @@ pub enum Beside {
 }
 
 impl ModelSpec {
+    /// What most models have around `layers`: nothing scaled, nothing rotated, a norm before the head whose
+    /// epsilon is `eps`. Sizes are the metadata's.
+    ///
+    /// # Errors
+    /// The vocabulary's or the context's size is missing or absurd.
+    pub(super) fn usual(
+        hp: &Hparams<'_>,
+        layers: Vec<LayerSpec>,
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            arch: hp.arch().to_owned(),
+            n_embd: hp.n_embd(),
+            n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+            n_ctx_train: hp.need_u32("context_length")?,
+            embedding_scale: 1.0,
+            rope: None,
+            layers,
+            head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+            skeleton: Skeleton::default(),
+        })
+    }
+
     /// Number of layers: a cut may fall before each of them but the first.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
@@ -129,6 +153,13 @@ pub struct BlockSpec {
     pub beside: bool,
     /// What the block computes.
     pub kind: BlockKind,
+}
+
+impl BlockSpec {
+    /// A block on its own whose output is added as it is.
+    pub(super) fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
+        Self { norm, eps, residual_scale: 1.0, beside: false, kind }
+    }
 }
 
 /// Every kind of mixer and FFN.

@@ -3,8 +3,7 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, Skeleton, TOKEN_EMBD, experts,
-    mamba2,
+    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, experts, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -56,15 +55,10 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
         });
     }
     Ok(ModelSpec {
-        arch: hp.arch().to_owned(),
-        n_embd: hp.n_embd(),
-        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
-        n_ctx_train: hp.need_u32("context_length")?,
         embedding_scale: scales.embedding,
         rope,
-        layers,
         head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits },
-        skeleton: Skeleton::default(),
+        ..ModelSpec::usual(hp, layers, eps)?
     })
 }
 
