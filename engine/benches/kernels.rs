@@ -2,7 +2,7 @@
 //! `cargo bench -p brigade-engine --bench kernels [-- FILTER]`.
 //!
 //! Products print bytes of weights a second beside the memory's and operations a second beside the
-//! arithmetic's; `BRIGADE_BENCH_ROWS` is the number of the matrix's rows. [`common`] says what else the
+//! arithmetic's; `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the matrix's sides. [`common`] says what else the
 //! environment chooses.
 
 mod common;
@@ -17,8 +17,9 @@ use brigade_engine::kernels::{
 use brigade_engine::quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
 
-/// Columns of the measured matrices, and rows unless `BRIGADE_BENCH_ROWS` says otherwise.
-const COLS: usize = 4096;
+/// Columns and rows of the measured matrices, unless `BRIGADE_BENCH_COLS` and `BRIGADE_BENCH_ROWS` say
+/// otherwise.
+const SIDE: usize = 4096;
 /// Copies of the weights, so that decode reads memory and not a cache.
 const COPIES: usize = 48;
 
@@ -75,14 +76,18 @@ fn values(n: usize) -> Vec<f32> {
     common::values(n, 1).into_iter().map(|v| v * 0.1).collect()
 }
 
+/// The number that the environment gives under `name`.
+fn side(name: &str) -> usize {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(SIDE)
+}
+
 fn matmul(bench: &Bench, ty: GgmlType) {
     let (compute, limits) = (&bench.compute, &bench.limits);
-    let n_out =
-        std::env::var("BRIGADE_BENCH_ROWS").ok().and_then(|n| n.parse().ok()).unwrap_or(COLS);
-    let mut row = vec![0; ty.row_bytes(COLS).expect("whole blocks")];
-    quantize_row(ty, &values(COLS), &mut row).expect("a type with a quantiser");
+    let (n_out, cols) = (side("BRIGADE_BENCH_ROWS"), side("BRIGADE_BENCH_COLS"));
+    let mut row = vec![0; ty.row_bytes(cols).expect("whole blocks")];
+    quantize_row(ty, &values(cols), &mut row).expect("a type with a quantiser");
     let bytes = row.repeat(n_out);
-    let pack = || PackedMatrix::pack(compute, ty, n_out, COLS, &bytes).expect("packs");
+    let pack = || PackedMatrix::pack(compute, ty, n_out, cols, &bytes).expect("packs");
     let begin = Instant::now();
     for _ in 0..COPIES {
         drop(pack());
@@ -91,15 +96,15 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     println!("{ty:7} packed at {:.2} GB/s", packed / 1e9);
     let weights: Vec<_> = (0..COPIES).map(|_| pack()).collect();
     for n_rows in [1, 8, 32, 256] {
-        let x = values(n_rows * COLS);
+        let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
-        let act = ActRows::new(compute, &x, COLS, &[&weights[0]]);
+        let act = ActRows::new(compute, &x, cols, &[&weights[0]]);
         let seconds = bench.seconds(|i| {
             let w = &weights[i % COPIES];
             compute.matmul(&mut [MatmulJob { w, x: &act, rows: 0..n_rows, out: &mut out }]);
         });
         let bytes = weights[0].nbytes() as f64 / seconds;
-        let ops = (2 * n_rows * n_out * COLS) as f64 / seconds;
+        let ops = (2 * n_rows * n_out * cols) as f64 / seconds;
         let (name, peak) = match ty {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => ("f32", limits.f32),
             _ => ("int8", limits.int8),
