@@ -21,12 +21,13 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::Status as RpcStatus;
 
-use crate::cluster::{LineEvent, OpenLine, lane};
+use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
-use crate::meter::{Meter, StageClock, UbatchRecord};
+use crate::meter::Meter;
 use crate::metrics;
+use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::sched::{
     Action, Event, Micros, Request as SchedRequest, RequestError, RequestId, Results, SchedConfig,
@@ -60,24 +61,6 @@ pub struct DriverConfig {
     pub n_vocab: u32,
     /// Where every ubatch is recorded.
     pub meter: Arc<Meter>,
-}
-
-/// A fault of the line that the driver found, for the supervisor to act on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// Of the line that broke.
-    pub epoch: u64,
-    /// What broke it.
-    pub reason: String,
-}
-
-/// The driver's ends towards the cluster.
-#[derive(Debug)]
-pub struct ClusterLink {
-    /// Lines going up and down.
-    pub events: mpsc::Receiver<LineEvent>,
-    /// Faults found here.
-    pub faults: mpsc::Sender<Fault>,
 }
 
 /// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the

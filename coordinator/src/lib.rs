@@ -7,6 +7,7 @@
 //! [`meter`] and [`trace`] say what a real one did.
 
 pub mod cli;
+pub mod clock;
 pub mod cluster;
 pub mod driver;
 pub mod generation;
@@ -17,6 +18,7 @@ pub mod metrics;
 pub mod model;
 pub mod plan;
 pub mod random;
+pub mod record;
 pub mod request;
 pub mod sched;
 pub mod sim;

@@ -10,47 +10,14 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::sched::{Micros, StageTime};
+use crate::record::UbatchRecord;
+use crate::sched::Micros;
 use crate::trace::Trace;
 
 pub use sizes::{UbatchSize, hop_us, sizes};
 
 /// Records kept; at a thousand ubatches a second that is a minute.
 const MAX_RECORDS: usize = 65_536;
-
-/// One ubatch's trip down the line.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct UbatchRecord {
-    /// Of the line it ran on.
-    pub epoch: u64,
-    /// Consecutive within an epoch.
-    pub id: u64,
-    /// When it left the driver.
-    pub sent: Micros,
-    /// When its last result was back.
-    pub done: Micros,
-    /// Tokens computed.
-    pub n_rows: u32,
-    /// Those of them that are past their prompts.
-    pub decode_rows: u32,
-    /// Per stage, first stage first.
-    pub stages: Vec<StageTime>,
-    /// When that was by each stage's own clock.
-    pub clocks: Vec<StageClock>,
-    /// Bytes each stage received for it, first stage first.
-    pub wire_bytes: Vec<u32>,
-}
-
-/// When one stage had a ubatch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageClock {
-    /// When computing began, since the stage's lane opened, by its own clock.
-    pub started_us: Micros,
-    /// Checking and copying the frame; a part of the time before that.
-    pub receive_us: Micros,
-    /// Encoding the ubatch before this one and handing it to the transport.
-    pub last_send_us: Micros,
-}
 
 /// Records of recent ubatches.
 #[derive(Debug)]
@@ -153,6 +120,7 @@ fn stage_busy(working: &[&UbatchRecord], n_stages: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sched::StageTime;
 
     /// Ubatches through two stages: each stage computes `us`, one ubatch returns every `period`.
     fn line(n: u64, us: Micros, period: Micros) -> Vec<UbatchRecord> {

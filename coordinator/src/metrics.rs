@@ -9,7 +9,7 @@ use metrics::{
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::meter::UbatchRecord;
+use crate::record::UbatchRecord;
 use crate::sched::{Micros, Stats};
 
 /// Bounds in seconds for the time to the first token.

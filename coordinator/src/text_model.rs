@@ -6,6 +6,8 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::text::{ChatTemplate, TemplateInput, TextError, Tokenizer};
 use serde_json::Value;
 
+use crate::clock::unix_now;
+
 /// What turns text into token ids and back.
 #[derive(Debug)]
 pub struct TextModel {
@@ -80,7 +82,7 @@ impl TextModel {
             tools: &[],
             add_generation_prompt: true,
             kwargs: Some(&chat.extra),
-            now: crate::http::unix_now() as i64,
+            now: unix_now() as i64,
         };
         self.tokenizer.encode(&template.render(&input)?, true, true)
     }

@@ -24,8 +24,9 @@ use super::args::{KvArg, LineArgs, ModelArgs};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
 use crate::handle::{LineInfo, SeqEvent};
-use crate::meter::{UbatchRecord, UbatchSize, hop_us, sizes, summarise};
+use crate::meter::{UbatchSize, hop_us, sizes, summarise};
 use crate::plan::ModelFacts;
+use crate::record::UbatchRecord;
 use crate::request::{Drawing, Request};
 
 /// Most sequences at once.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs};
 use super::output;
 use super::session::{Interrupt, Session, SessionOptions};
+use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
 use crate::http::{self, App};
@@ -104,7 +105,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         text: session.model.text.clone(),
         limits: session.limits,
         meta: Arc::new(session.model.meta(session.limits.n_ctx)),
-        created: http::unix_now(),
+        created: clock::unix_now(),
         metrics,
         draining: draining.clone(),
         sequences: Arc::default(),

@@ -187,7 +187,7 @@ mod silence {
     use tonic::{Status, body::Body};
 
     use super::*;
-    use crate::cluster::place::Identity;
+    use crate::cluster::placed::Identity;
 
     /// A stream of nothing.
     struct Nothing<T>(PhantomData<T>);

@@ -9,7 +9,8 @@ use tokio::task::JoinSet;
 
 use super::LineEvent;
 use super::conn::{Conn, WorkerError};
-use super::place::{Identity, Placement};
+use super::place::Placement;
+use super::placed::Identity;
 use super::reconcile::MemberId;
 use crate::handle::Status;
 use crate::model::Model;

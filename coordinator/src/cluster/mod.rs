@@ -5,17 +5,20 @@
 //!
 //! Reading order: [`reconcile`] (what to do next, pure), `supervisor` (does it), `conn` (one
 //! worker), `local` (child processes), `join` (workers that come by themselves), `facts` and `place`
-//! (layers and bytes to workers), `load`, `watch` (who broke it), `lane` (the open line).
+//! (layers and bytes to workers), `placed` (what came of it), `load`, `watch` (who broke it), `lane` (the open
+//! line), `link` (what the driver hears of it).
 
 mod conn;
 mod facts;
 mod hashes;
 mod join;
 pub mod lane;
+mod link;
 mod load;
 mod local;
 mod member;
 mod place;
+mod placed;
 mod push;
 pub mod reconcile;
 mod states;
@@ -34,34 +37,14 @@ use tokio_util::sync::CancellationToken;
 pub use conn::WorkerError;
 pub use facts::worker_facts;
 pub use lane::OpenLine;
+pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
 pub use place::PlaceError;
 pub use states::StateDoors;
 
 use member::{Member, Origin};
 
-use crate::driver::ClusterLink;
-use crate::handle::Status;
 use crate::model::Model;
-
-/// News from the supervisor to the driver.
-#[derive(Debug)]
-pub enum LineEvent {
-    /// Something to show while there is no line.
-    Progress(Status),
-    /// A new line: loaded, empty, ready for ubatch 0.
-    Up(Box<OpenLine>),
-    /// The line is gone and a new one is being built.
-    Down {
-        /// Why.
-        reason: String,
-    },
-    /// There will be no line; the supervisor has ended.
-    Failed {
-        /// Why.
-        reason: String,
-    },
-}
 
 /// Where workers come from.
 #[derive(Clone, Debug)]

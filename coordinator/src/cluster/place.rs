@@ -3,7 +3,6 @@
 //! All stages are prepared at the same time. Nothing is loaded here; that comes when every worker
 //! has accepted its stage.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use brigade_engine::arch;
@@ -24,6 +23,7 @@ use tokio::task::JoinSet;
 use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
+use super::placed::{Identity, PlacedStage};
 use super::reconcile::MemberId;
 use super::states::StateDoors;
 use super::{LineEvent, StageOptions, hashes, push};
@@ -55,26 +55,6 @@ pub enum PlaceError {
     /// A task of this process ended without a result.
     #[error("placing a stage ended unexpectedly")]
     Aborted,
-}
-
-/// Who places, and in which epoch.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// Of the line that is being built.
-    pub epoch: u64,
-    /// Of this process.
-    pub coordinator_id: String,
-}
-
-/// A stage and the worker that has it.
-#[derive(Clone, Debug)]
-pub struct PlacedStage {
-    /// Number of the member.
-    pub member: MemberId,
-    /// Its connection.
-    pub conn: Conn,
-    /// Its layers.
-    pub layers: Range<usize>,
 }
 
 /// A line whose stages have been accepted.

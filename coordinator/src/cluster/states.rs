@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 
 use super::conn::WorkerError;
-use super::place::{Identity, PlacedStage};
+use super::placed::{Identity, PlacedStage};
 
 /// Who has the states of a line's sequences.
 #[derive(Clone, Debug)]

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::conn::{Conn, WorkerError};
 use super::member::{self, Connected, Member, Origin};
 use super::place::{self, PlaceError, Placement};
+use super::placed::Identity;
 use super::reconcile::{self, LineSeen, MemberId, Step};
-use super::{ClusterConfig, LineEvent, Patience, Source, lane, load, watch};
-use crate::driver::Fault;
+use super::{ClusterConfig, Fault, LineEvent, Patience, Source, lane, load, watch};
 use crate::handle::Status;
 use crate::metrics;
 use crate::model::Model;
@@ -198,7 +198,7 @@ impl Supervisor {
             &self.ends.model,
             conns,
             &self.ends.config.stage,
-            place::Identity { epoch: self.epoch, coordinator_id: self.ends.coordinator_id.clone() },
+            Identity { epoch: self.epoch, coordinator_id: self.ends.coordinator_id.clone() },
             &self.ends.events,
         );
         match placed.await {

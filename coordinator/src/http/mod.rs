@@ -21,7 +21,6 @@ mod types;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -39,6 +38,7 @@ pub use error::ApiError;
 pub use serve::{HEAD_WITHIN, serve};
 pub use types::ModelMeta;
 
+use crate::clock;
 use crate::handle::Engine;
 use crate::request::Limits;
 use crate::text_model::TextModel;
@@ -133,12 +133,6 @@ fn body(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     })
 }
 
-/// Seconds since the Unix epoch.
-pub fn unix_now() -> u64 {
-    // A clock before 1970 is shown as 1970.
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
 /// What all objects of one answer carry.
 #[derive(Clone, Debug)]
 struct Stamp {
@@ -152,7 +146,7 @@ impl Stamp {
     fn new(app: &App, prefix: &str) -> Self {
         Self {
             id: format!("{prefix}{}", crate::random::id()),
-            created: unix_now(),
+            created: clock::unix_now(),
             model: app.text.name().to_string(),
             fingerprint: concat!("brigade-", env!("CARGO_PKG_VERSION")).to_string(),
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::UbatchRecord;
+use crate::record::UbatchRecord;
 
 /// Of all hops, one in this many is faster: the time of an undisturbed one.
 const UNDISTURBED: usize = 10;
@@ -76,7 +76,7 @@ pub fn hop_us(records: &[UbatchRecord]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::StageClock;
+    use crate::record::StageClock;
     use crate::sched::StageTime;
 
     fn record(id: u64, n_rows: u32, compute_us: u64) -> UbatchRecord {

@@ -8,14 +8,16 @@ use std::sync::Arc;
 use brigade_engine::batch::{RowOutput, SampledToken, SamplerSetup, UBatch};
 use brigade_engine::state::Prefixes;
 
-use super::kept::KeptId;
-
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
 pub type Micros = u64;
 
 /// The driver's name for a request; unique among those that have not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
+
+/// Names a kept sequence for as long as it is kept; never used twice on a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeptId(pub u64);
 
 /// One sequence that somebody wants computed. `n` completions of a prompt are `n` requests.
 #[derive(Clone, Debug, PartialEq)]

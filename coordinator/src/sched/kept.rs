@@ -9,11 +9,7 @@
 use brigade_engine::batch::{BlockId, SlotId};
 use brigade_engine::state::Prefixes;
 
-use super::events::RequestId;
-
-/// Names a kept sequence for as long as it is kept; never used twice on a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KeptId(pub u64);
+use super::events::{KeptId, RequestId};
 
 /// A kept sequence as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,10 +28,10 @@ use sizing::Sizing;
 
 pub use config::{DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, SchedConfig, Stats};
 pub use events::{
-    Action, Event, FinishReason, LineFault, LineSpec, Micros, Rejection, Request, RequestError,
-    RequestId, Results, StageTime, Work,
+    Action, Event, FinishReason, KeptId, LineFault, LineSpec, Micros, Rejection, Request,
+    RequestError, RequestId, Results, StageTime, Work,
 };
-pub use kept::{KeptId, KeptInfo};
+pub use kept::KeptInfo;
 
 /// Places that are taken though nobody lives in them: a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,8 +8,8 @@
 use brigade_engine::batch::{BlockId, SeqOp, SlotId};
 use brigade_engine::state::Prefixes;
 
-use super::events::{Request, RequestId, Work};
-use super::kept::{KeptId, KeptInfo, NewKept};
+use super::events::{KeptId, Request, RequestId, Work};
+use super::kept::{KeptInfo, NewKept};
 use super::line::Line;
 use super::pages::Holder;
 use super::sequence::Sequence;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::clocks::{Clocks, align, at_stage};
 use super::{MAX_UBATCHES, Trace};
-use crate::meter::UbatchRecord;
+use crate::record::UbatchRecord;
 
 /// Process number of the coordinator; stage `i` is `i + 1`.
 const COORDINATOR: usize = 0;
@@ -205,7 +205,7 @@ fn write_epoch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::StageClock;
+    use crate::record::StageClock;
     use crate::sched::StageTime;
 
     fn record(id: u64) -> UbatchRecord {

@@ -12,7 +12,7 @@
 //! The clocks are taken to run at one rate. Machines whose clocks are not disciplined (by NTP, say) may
 //! drift apart by 50 us a second, which shows in long traces as hops that grow or shrink.
 
-use crate::meter::UbatchRecord;
+use crate::record::UbatchRecord;
 
 /// What makes a stage's times the coordinator's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) fn align(records: &[&UbatchRecord], n_stages: usize) -> Option<Clocks
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::StageClock;
+    use crate::record::StageClock;
     use crate::sched::StageTime;
 
     /// A ubatch that leaves at `sent` and takes `hop` us between stages that compute 1000 us each and are

@@ -16,7 +16,7 @@ mod clocks;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-use crate::meter::UbatchRecord;
+use crate::record::UbatchRecord;
 use crate::sched::Micros;
 
 /// Ubatches kept; some 30 MB of JSON on four stages.

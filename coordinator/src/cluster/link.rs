@@ -1,0 +1,43 @@
+//! What the supervisor and the driver tell each other.
+
+use tokio::sync::mpsc;
+
+use super::lane::OpenLine;
+use crate::handle::Status;
+
+/// News from the supervisor to the driver.
+#[derive(Debug)]
+pub enum LineEvent {
+    /// Something to show while there is no line.
+    Progress(Status),
+    /// A new line: loaded, empty, ready for ubatch 0.
+    Up(Box<OpenLine>),
+    /// The line is gone and a new one is being built.
+    Down {
+        /// Why.
+        reason: String,
+    },
+    /// There will be no line; the supervisor has ended.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A fault of the line that the driver found, for the supervisor to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Of the line that broke.
+    pub epoch: u64,
+    /// What broke it.
+    pub reason: String,
+}
+
+/// The driver's ends towards the cluster.
+#[derive(Debug)]
+pub struct ClusterLink {
+    /// Lines going up and down.
+    pub events: mpsc::Receiver<LineEvent>,
+    /// Faults that it found.
+    pub faults: mpsc::Sender<Fault>,
+}

@@ -1,0 +1,26 @@
+//! A stage that a worker has accepted, and who asked for it.
+
+use std::ops::Range;
+
+use super::conn::Conn;
+use super::reconcile::MemberId;
+
+/// Who places, and in which epoch.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Of the line that is being built.
+    pub epoch: u64,
+    /// Of this process.
+    pub coordinator_id: String,
+}
+
+/// A stage and the worker that has it.
+#[derive(Clone, Debug)]
+pub struct PlacedStage {
+    /// Number of the member.
+    pub member: MemberId,
+    /// Its connection.
+    pub conn: Conn,
+    /// Its layers.
+    pub layers: Range<usize>,
+}
