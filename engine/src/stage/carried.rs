@@ -2,7 +2,7 @@
 //! sends along beside it (rows that were kept of it, oldest first). All of it crosses a cut, tensor after
 //! tensor.
 
-use super::head::gather_wanted;
+use super::wanted::gather_wanted;
 use crate::arch::BoundarySpec;
 use crate::batch::Boundary;
 use crate::state::PartRows;

@@ -2,6 +2,7 @@
 
 use super::carried::Carried;
 use super::read::Read;
+use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, Want};
 use crate::block::Scratch;
@@ -17,25 +18,6 @@ pub(super) struct Head {
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
     pub(super) sampler: Sampler,
-}
-
-/// Rows of a part that pass through the head.
-fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
-    match part.want {
-        Want::Nothing => part.rows.end..part.rows.end,
-        Want::Sample => part.rows.end - 1..part.rows.end,
-        Want::Logits => part.rows.clone(),
-    }
-}
-
-/// The wanted rows of `hidden[n_rows, n_embd]`, in the order of the parts.
-pub(super) fn gather_wanted(parts: &[PartRows], n_embd: usize, hidden: &[f32]) -> Vec<f32> {
-    let mut wanted = Vec::new();
-    for part in parts {
-        let rows = wanted_rows(part);
-        wanted.extend_from_slice(&hidden[rows.start * n_embd..rows.end * n_embd]);
-    }
-    wanted
 }
 
 impl Head {

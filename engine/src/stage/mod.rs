@@ -12,6 +12,7 @@ mod load;
 mod norm;
 mod read;
 mod snapshot;
+mod wanted;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! DeepSeek's architecture: latent attention and experts beside shared ones.
 
 use super::Shape;
-use super::arch::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
 use super::file_type::Role;
+use super::parts::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
 use super::plan::Plan;
 
 /// deepseek2 as V3 has it: low-rank queries, one dense layer before the experts, sigmoid router with

@@ -1,12 +1,12 @@
 //! Architectures with delta-rule layers: which metadata and tensors each has.
 
 use super::Shape;
-use super::arch::{
+use super::file_type::Role;
+use super::noise::Fill;
+use super::parts::{
     ATTENTION_GAIN, EMBEDDING, dense_or_experts, embedding, ffn_matrices, refuse_experts,
     transformer_metadata,
 };
-use super::file_type::Role;
-use super::noise::Fill;
 use super::plan::Plan;
 
 const CONV_TAPS: usize = 4;

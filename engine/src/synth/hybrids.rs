@@ -1,12 +1,12 @@
 //! Architectures with recurrent layers: which metadata and tensors each has.
 
 use super::Shape;
-use super::arch::{
+use super::file_type::Role;
+use super::noise::Fill;
+use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, embedding_matrices, ffn, refuse_experts,
     transformer_metadata,
 };
-use super::file_type::Role;
-use super::noise::Fill;
 use super::plan::Plan;
 
 /// States of a Mamba channel.

@@ -1,9 +1,9 @@
 //! Kimi Linear's architecture: three KDA layers to each of latent attention, experts.
 
 use super::Shape;
-use super::arch::{ATTENTION_GAIN, EMBEDDING, embedding, ffn, ffn_matrices, transformer_metadata};
 use super::file_type::Role;
 use super::noise::Fill;
+use super::parts::{ATTENTION_GAIN, EMBEDDING, embedding, ffn, ffn_matrices, transformer_metadata};
 use super::plan::Plan;
 
 pub(super) const CONV_TAPS: usize = 4;

@@ -1,9 +1,9 @@
 //! Kimi K3's architecture: Kimi Linear's mixers, experts in a narrower space, residual attention over depth.
 
-use super::arch::{EMBEDDING, base_metadata, embedding, ffn_matrices, gated_experts};
 use super::deepseek::{self, Latent};
 use super::file_type::Role;
 use super::kimi::{self, OutputGate};
+use super::parts::{EMBEDDING, base_metadata, embedding, ffn_matrices, gated_experts};
 use super::plan::Plan;
 use super::{Experts, Shape};
 

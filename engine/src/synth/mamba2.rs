@@ -1,11 +1,11 @@
 //! Architectures with Mamba-2 mixers: alone, in turn with attention, or beside it.
 
-use super::arch::{
+use super::file_type::Role;
+use super::noise::Fill;
+use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
     refuse_experts, transformer_metadata,
 };
-use super::file_type::Role;
-use super::noise::Fill;
 use super::plan::Plan;
 use super::{Experts, Shape, Ssm};
 

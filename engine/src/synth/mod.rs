@@ -13,9 +13,11 @@ mod kimi;
 mod kimi_k3;
 mod mamba2;
 mod noise;
+mod parts;
 mod plan;
 mod rwkv;
 mod shape;
+mod transformer;
 mod vocab;
 
 pub use arch::{ARCHES, Arch};

@@ -1,9 +1,9 @@
 //! rwkv7: which metadata and tensors it has.
 
 use super::Shape;
-use super::arch::{EMBEDDING, RMS_EPSILON, embedding, refuse_experts};
 use super::file_type::Role;
 use super::noise::Fill;
+use super::parts::{EMBEDDING, RMS_EPSILON, embedding, refuse_experts};
 use super::plan::Plan;
 
 /// Spread of vectors that are added.

@@ -1,0 +1,23 @@
+//! Which rows of a ubatch pass through the head.
+
+use crate::batch::Want;
+use crate::state::PartRows;
+
+/// Rows of a part that pass through the head.
+pub(super) fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
+    match part.want {
+        Want::Nothing => part.rows.end..part.rows.end,
+        Want::Sample => part.rows.end - 1..part.rows.end,
+        Want::Logits => part.rows.clone(),
+    }
+}
+
+/// The wanted rows of `hidden[n_rows, n_embd]`, in the order of the parts.
+pub(super) fn gather_wanted(parts: &[PartRows], n_embd: usize, hidden: &[f32]) -> Vec<f32> {
+    let mut wanted = Vec::new();
+    for part in parts {
+        let rows = wanted_rows(part);
+        wanted.extend_from_slice(&hidden[rows.start * n_embd..rows.end * n_embd]);
+    }
+    wanted
+}
