@@ -77,6 +77,13 @@ def split(all_verses):
     return train, held
 
 
+def excerpt(all_verses):
+    """Four held-out chapters as prose: what tests measure perplexity on."""
+    chapters = [("Genesis", 40), ("Psalms", 2), ("Isaiah", 1), ("John", 3)]
+    runs = [run for run in split(all_verses)[1] if run[0][:2] in chapters]
+    return " ".join(v[3] for run in runs for v in run)
+
+
 def words_of(text):
     """The words that a question may ask about: longer ones, and names."""
     return [w for w in re.findall(r"[A-Za-z]+", text) if len(w) > 4 or (w[0].isupper() and len(w) > 3)]
@@ -130,3 +137,7 @@ class Chats:
             question, answer = self.turn()
             messages += [("user", question), ("assistant", answer)]
         return messages
+
+
+if __name__ == "__main__":
+    print(excerpt(verses()))

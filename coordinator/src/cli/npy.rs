@@ -1,7 +1,7 @@
-//! Logits rows to a `.npy` file as they come.
+//! Logits rows to a file as they come: a `.npy` file, or one with another header.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -18,17 +18,31 @@ pub struct RowFile {
 }
 
 impl RowFile {
-    /// Starts a file.
+    /// Starts a `.npy` file.
     ///
     /// # Errors
     /// The file system's.
     pub fn create(path: &Path, n_rows: usize, width: usize) -> Result<Self> {
+        let header = |out: &mut BufWriter<File>| npy::write_header(out, &[n_rows, width]);
+        Self::with_header(path, n_rows, width, header)
+    }
+
+    /// Starts a file that begins with what `header` writes.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn with_header(
+        path: &Path,
+        n_rows: usize,
+        width: usize,
+        header: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<Self> {
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
         let created = || format!("cannot write {}", part.display());
         let mut out = BufWriter::new(File::create(&part).with_context(created)?);
-        npy::write_header(&mut out, &[n_rows, width]).with_context(created)?;
+        header(&mut out).with_context(created)?;
         Ok(Self { out, path: path.to_owned(), part, width, left: n_rows })
     }
 

@@ -1,15 +1,23 @@
 //! `brigade perplexity`: how well a model predicts a text.
 //!
 //! The text is cut into chunks of `--ctx` tokens, each computed on its own, with BOS first where
-//! the model wants it; the second half of each chunk is scored, as llama.cpp's tool does it.
+//! the model wants it; the second half of each chunk is scored, as llama.cpp's tool does it. The logits
+//! behind the scores can be saved, and those of another run (another wire type, cache or quantisation)
+//! compared with them.
+
+mod base;
+mod compare;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
-use clap::Args;
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use self::base::{Base, Scored};
+use self::compare::{Difference, Mean, nll};
 use super::args::{KvArg, LineArgs, ModelArgs};
+use super::npy::RowFile;
 use super::session::{Session, SessionOptions, with_session};
 use super::{input, output};
 use crate::handle::SeqEvent;
@@ -23,7 +31,15 @@ const CHUNKS_AT_ONCE: u32 = 4;
 
 /// Measure how well a model predicts a text.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  brigade perplexity -m model.gguf -f wiki.test.raw --ctx 512")]
+#[command(after_help = "\
+Examples:
+  brigade perplexity -m model.gguf -f wiki.test.raw --ctx 512
+
+What a smaller wire type costs, as distance from a run with f32 everywhere:
+  brigade perplexity -m model.gguf -f wiki.test.raw --kv-type f32 --save-logits exact
+  brigade perplexity -m model.gguf -f wiki.test.raw --kv-type f32 --wire-type q8_0 --base exact
+
+A file of logits takes 4 bytes for each scored token and token of the vocabulary.")]
 pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -39,6 +55,12 @@ pub struct PerplexityArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// Write the logits of the scored tokens to a file, for --base
+    #[arg(long, value_name = "FILE")]
+    save_logits: Option<PathBuf>,
+    /// Compare with the logits in this file, saved with the same text, --ctx and --chunks
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -55,35 +77,72 @@ pub async fn execute(args: PerplexityArgs) -> Result<()> {
     with_session(options, async |session| measure(session, &args, &text).await).await
 }
 
-/// Sums over scored tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Score {
-    n: usize,
-    nll: f64,
-    nll_squared: f64,
+/// What comes of the scored rows.
+struct Measured {
+    nll: Mean,
+    saved: Option<RowFile>,
+    base: Option<(Base, Difference)>,
 }
 
-impl Score {
-    fn add(&mut self, other: Self) {
-        self.n += other.n;
-        self.nll += other.nll;
-        self.nll_squared += other.nll_squared;
+impl Measured {
+    fn start(args: &PerplexityArgs, scored: &Scored) -> Result<Self> {
+        let saved = args.save_logits.as_deref().map(|path| base::create(path, scored));
+        let base = args.base.as_deref().map(|path| Base::open(path, scored));
+        let base = base.transpose()?.map(|base| (base, Difference::default()));
+        Ok(Self { nll: Mean::default(), saved: saved.transpose()?, base })
     }
 
-    fn perplexity(&self) -> f64 {
-        (self.nll / self.n as f64).exp()
-    }
-
-    /// Standard error of the perplexity, from that of the mean of the logarithms.
-    fn error(&self) -> f64 {
-        let n = self.n as f64;
-        let mean = self.nll / n;
-        let variance = (self.nll_squared / n - mean * mean).max(0.0);
-        (variance / (n - 1.0).max(1.0)).sqrt() * self.perplexity()
+    /// The next scored row, and the token that came after it.
+    fn row(&mut self, row: &[f32], next: u32) -> Result<()> {
+        self.nll.add(nll(row, next));
+        if let Some(saved) = &mut self.saved {
+            saved.row(row)?;
+        }
+        if let Some((base, difference)) = &mut self.base {
+            difference.add(base.row()?, row, next);
+        }
+        Ok(())
     }
 }
 
 async fn measure(session: &Session, args: &PerplexityArgs, text: &str) -> Result<()> {
+    let scored = Scored {
+        n_vocab: session.limits.n_vocab,
+        chunks: chunks(session, args, text)?,
+        n_ctx: args.ctx,
+    };
+    let n_chunks = scored.chunks.len();
+    let mut measured = Measured::start(args, &scored)?;
+    for (group_index, group) in scored.chunks.chunks(CHUNKS_AT_ONCE as usize).enumerate() {
+        let mut sequences = Vec::new();
+        for chunk in group {
+            let request = Request::logits(chunk.clone(), &session.limits)?;
+            sequences.push((chunk, session.submit(request).await?));
+        }
+        for (i, (chunk, mut sequence)) in sequences.into_iter().enumerate() {
+            let mut expected = 0;
+            while let Some(event) = sequence.next().await {
+                match event {
+                    SeqEvent::Logits { pos, row } => {
+                        ensure!(pos == expected, "logits of position {pos} came, not {expected}");
+                        expected += 1;
+                        if scored.is_scored(pos) {
+                            measured.row(&row, chunk[pos as usize + 1])?;
+                        }
+                    }
+                    SeqEvent::Failed(failure) => return Err(failure.into()),
+                    SeqEvent::Token(_) | SeqEvent::Finished(_) => {}
+                }
+            }
+            let done = group_index * CHUNKS_AT_ONCE as usize + i + 1;
+            eprintln!("[{done}/{n_chunks}] {:.4}", measured.nll.mean().exp());
+        }
+    }
+    report(args, measured, n_chunks)
+}
+
+/// The text as chunks of tokens.
+fn chunks(session: &Session, args: &PerplexityArgs, text: &str) -> Result<Vec<Vec<u32>>> {
     let tokenizer = session.model.text.tokenizer();
     let tokens = tokenizer.encode(text, true, false)?;
     let n_ctx = args.ctx as usize;
@@ -95,74 +154,39 @@ async fn measure(session: &Session, args: &PerplexityArgs, text: &str) -> Result
     if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos()) {
         chunks.iter_mut().for_each(|chunk| chunk[0] = bos);
     }
-    let n_chunks = chunks.len();
-    let mut total = Score::default();
-    for (group_index, group) in chunks.chunks(CHUNKS_AT_ONCE as usize).enumerate() {
-        let mut sequences = Vec::new();
-        for chunk in group {
-            let request = Request::logits(chunk.clone(), &session.limits)?;
-            sequences.push((chunk, session.submit(request).await?));
-        }
-        for (i, (chunk, mut sequence)) in sequences.into_iter().enumerate() {
-            while let Some(event) = sequence.next().await {
-                match event {
-                    SeqEvent::Logits { pos, row } => total.add(score(chunk, pos as usize, &row)),
-                    SeqEvent::Failed(failure) => return Err(failure.into()),
-                    SeqEvent::Token(_) | SeqEvent::Finished(_) => {}
-                }
-            }
-            let done = group_index * CHUNKS_AT_ONCE as usize + i + 1;
-            eprintln!("[{done}/{n_chunks}] {:.4}", total.perplexity());
-        }
+    Ok(chunks)
+}
+
+fn report(args: &PerplexityArgs, measured: Measured, n_chunks: usize) -> Result<()> {
+    let Measured { nll, saved, base } = measured;
+    let perplexity = nll.mean().exp();
+    // From the error of the mean of the logarithms.
+    let error = nll.standard_error() * perplexity;
+    if let Some(saved) = saved {
+        saved.finish()?;
     }
-    let (perplexity, error) = (total.perplexity(), total.error());
+    let base = base.map(|(_, difference)| difference);
     if args.json {
+        let name = |value: Option<clap::builder::PossibleValue>| {
+            value.map(|value| value.get_name().to_owned())
+        };
         return output::json(&json!({
             "perplexity": perplexity,
             "standard_error": error,
             "chunks": n_chunks,
-            "scored_tokens": total.n,
-            "ctx": n_ctx,
+            "scored_tokens": nll.count(),
+            "ctx": args.ctx,
+            "wire_type": name(args.line.wire_type.to_possible_value()),
+            "kv_type": name(args.kv_type.to_possible_value()),
+            "base": base.map(|base| base.json()),
         }));
     }
     output::line(format_args!(
-        "perplexity {perplexity:.4} +/- {error:.4} over {n_chunks} chunks of {n_ctx} tokens"
+        "perplexity {perplexity:.4} +/- {error:.4} over {n_chunks} chunks of {} tokens",
+        args.ctx
     ))?;
-    Ok(())
-}
-
-/// The token after `pos`, if it is one of the scored half.
-fn score(chunk: &[u32], pos: usize, row: &[f32]) -> Score {
-    let first = chunk.len() / 2;
-    match chunk.get(pos + 1) {
-        Some(&next) if pos >= first => {
-            let nll = -log_softmax(row, next as usize);
-            Score { n: 1, nll, nll_squared: nll * nll }
-        }
-        _ => Score::default(),
-    }
-}
-
-/// Logarithm of the probability of `index` under softmax of `row`, summed in f64.
-fn log_softmax(row: &[f32], index: usize) -> f64 {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
-    f64::from(row[index] - max) - sum.ln()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uniform_logits_have_the_vocabulary_as_perplexity() {
-        let row = [0.5f32; 8];
-        let mut total = Score::default();
-        for pos in 0..4 {
-            total.add(score(&[1, 2, 3, 4], pos, &row));
-        }
-        assert_eq!(total.n, 1);
-        assert!((total.perplexity() - 8.0).abs() < 1e-9);
-        assert!(total.error().abs() < 1e-9);
+    match base {
+        Some(base) => output::line(format_args!("{base}")),
+        None => Ok(()),
     }
 }
