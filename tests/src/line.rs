@@ -9,11 +9,14 @@ use brigade_engine::batch::{
     SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{self, Compute, KV_PAGE, KvType};
+use brigade_engine::kernels::{self, Compute, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 
 /// Positions that one slot of a test line may hold.
 pub const SLOT_POSITIONS: usize = 2048;
+
+/// Names the op table of all test lines: `avx512`, `avx2`, `neon` or `reference`.
+const FORCE_KERNELS: &str = "BRIGADE_TEST_KERNELS";
 
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
@@ -29,7 +32,7 @@ pub struct Line {
 pub struct LineConfig {
     /// First layer of every stage but the first.
     pub cuts: Vec<usize>,
-    /// Op table; `None`: the one that serves on this machine.
+    /// Op table; `None`: [`serving`].
     pub kernels: Option<&'static str>,
     /// Compute threads of each stage.
     pub threads: usize,
@@ -41,6 +44,26 @@ impl Default for LineConfig {
     fn default() -> Self {
         Self { cuts: Vec::new(), kernels: None, threads: 1, kv_type: KvType::F32 }
     }
+}
+
+/// Op table that tests run on unless they name one: what `BRIGADE_TEST_KERNELS` names, else the one that
+/// serves on this machine.
+///
+/// # Panics
+/// If this machine has no table of that name; the message lists those that it has.
+pub fn serving() -> &'static Kernels {
+    let forced = forced();
+    kernels::select(forced.as_deref())
+        .unwrap_or_else(|problem| panic!("{FORCE_KERNELS}: {problem}"))
+}
+
+/// Op tables to compare: all that this machine has, or the one that is forced.
+pub fn tables() -> Vec<&'static Kernels> {
+    if forced().is_some() { vec![serving()] } else { kernels::available() }
+}
+
+fn forced() -> Option<String> {
+    std::env::var(FORCE_KERNELS).ok().filter(|name| !name.is_empty())
 }
 
 impl Line {
@@ -149,7 +172,7 @@ pub fn into_token(row: RowOutput) -> SampledToken {
 }
 
 fn load(model: &Arc<Gguf>, layers: Range<usize>, config: &LineConfig) -> Stage {
-    let kernels = kernels::select(config.kernels).unwrap();
+    let kernels = config.kernels.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
     let compute = Compute::new(kernels, config.threads, None).unwrap();
     let stage = StageConfig {
         n_slots: N_SLOTS,

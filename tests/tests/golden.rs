@@ -5,14 +5,16 @@
 //! (llama.cpp rounds activations to 8 bits in larger blocks than we do, and differs from itself by
 //! 1.3e-2 when its ubatch size changes). Logits are the same bits for every number of stages; also at
 //! every cut between layers of two kinds, and of recurrent models in ubatches of 1 and 512.
+//!
+//! On the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names (`avx512`, `avx2`, `neon`,
+//! `reference`).
 
 use brigade_engine::arch::{self, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels;
 use brigade_engine::npy;
 use brigade_engine::state::StateSpec;
 use brigade_tests::golden::{Entry, Golden};
-use brigade_tests::line::{Line, LineConfig};
+use brigade_tests::line::{self, Line, LineConfig};
 
 const F32_LIMIT: f64 = 1e-4;
 const QUANT_LIMIT: f64 = 3e-2;
@@ -20,7 +22,7 @@ const QUANT_ARGMAX_SHARE: f64 = 0.9;
 
 #[test]
 fn golden_models_match_llama_cpp_at_every_number_of_stages() {
-    println!("kernels: {}", kernels::select(None).unwrap().name);
+    println!("kernels: {}", line::serving().name);
     let mut n_checked = 0;
     for golden in Golden::folders() {
         for (name, entry) in &golden.manifest.models {

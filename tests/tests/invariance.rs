@@ -1,14 +1,15 @@
 //! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the
-//! batch or snapshots on the way. Bit for bit, on every op table this machine has.
+//! batch or snapshots on the way. Bit for bit, on every op table this machine has, or on the one that
+//! `BRIGADE_TEST_KERNELS` names.
 
 use std::path::PathBuf;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{self, KvType};
+use brigade_engine::kernels::KvType;
 use brigade_tests::golden::Golden;
-use brigade_tests::line::{Line, LineConfig, into_logits, into_token};
+use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 
 /// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
 const PROMPT: usize = 1_150;
@@ -63,7 +64,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
     for model in MODELS {
         let spec = describe(model);
         let n_layer = spec.n_layer();
-        for table in kernels::available() {
+        for table in line::tables() {
             let config = LineConfig { kernels: Some(table.name), ..LineConfig::default() };
             let whole = bits(&Line::open(&path(model), &config).logits(&prompt, 512));
             assert_eq!(whole.len(), PROMPT * spec.n_vocab);
@@ -88,7 +89,7 @@ fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
     let prompt = tokens(PROMPT, 2);
     for model in ["llama", "llama-q4_k", "granitehybrid", "kimi-linear"] {
         let n_layer = describe(model).n_layer();
-        let serving = kernels::select(None).unwrap().name;
+        let serving = line::serving().name;
         let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
         let mut n_splits = 0;
         for n_stages in [1, 2, 3, n_layer] {
