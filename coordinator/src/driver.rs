@@ -146,6 +146,7 @@ struct Sent {
     at: Micros,
     n_rows: u32,
     decode_rows: u32,
+    gap_bound: Option<Micros>,
 }
 
 struct Driver {
@@ -300,7 +301,8 @@ impl Driver {
         let at = self.now();
         let sent = line.ubatches.try_send(frame);
         let decode_rows = self.sched.decode_rows(id);
-        self.in_flight.insert(id, Sent { at, n_rows, decode_rows });
+        let gap_bound = self.sched.gap_bound(id);
+        self.in_flight.insert(id, Sent { at, n_rows, decode_rows, gap_bound });
         if sent.is_err() {
             self.line_broke("stage 0 takes no more ubatches".to_string());
         }
@@ -385,7 +387,8 @@ impl Driver {
     }
 
     fn record(&mut self, epoch: u64, id: u64, stages: &[StageTime], timings: &[StageTiming]) {
-        let Some(Sent { at: sent, n_rows, decode_rows }) = self.in_flight.remove(&id) else {
+        let Some(Sent { at: sent, n_rows, decode_rows, gap_bound }) = self.in_flight.remove(&id)
+        else {
             return;
         };
         let clock = |t: &StageTiming| StageClock {
@@ -400,6 +403,7 @@ impl Driver {
             done: self.now(),
             n_rows,
             decode_rows,
+            gap_bound,
             stages: stages.to_vec(),
             clocks: timings.iter().map(clock).collect(),
             wire_bytes: timings.iter().map(|t| t.wire_bytes).collect(),

@@ -17,6 +17,8 @@ pub struct UbatchRecord {
     pub n_rows: u32,
     /// Those of them that are past their prompts.
     pub decode_rows: u32,
+    /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
+    pub gap_bound: Option<Micros>,
     /// Per stage, first stage first.
     pub stages: Vec<StageTime>,
     /// When that was by each stage's own clock.

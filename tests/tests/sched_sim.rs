@@ -117,8 +117,11 @@ fn prompts_do_not_stall_streams() {
             let out = run(&equal(n), &streams_and_prompts(streams, prompts));
             let gap = out.clients[..streams].iter().map(|c| c.longest_gap()).max().unwrap();
             println!(
-                "{n} stages, {streams} streams beside {prompts} prompts: longest gap {gap} us"
+                "{n} stages, {streams} streams beside {prompts} prompts: longest gap {gap} us, \
+                 bound {:?}",
+                out.gap_bound
             );
+            assert!(out.gap_bound.is_some_and(|bound| gap <= bound), "{:?}", out.gap_bound);
             // The scheduler's default aim, 200 ms; a decode step alone takes 18 to 32 ms here.
             assert!(gap <= 200_000, "{n} stages, {streams} streams, {prompts} prompts: {gap} us");
             let (from, to) = (2_000_000, out.clients[streams].ended.unwrap().0.max(2_500_000));
@@ -139,6 +142,7 @@ fn a_wished_gap_is_kept() {
         let out = run(&sim, &streams_and_prompts(4, 8));
         let gap = out.clients[..4].iter().map(|c| c.longest_gap()).max().unwrap();
         assert!((gap_us / 2..=gap_us).contains(&gap), "{gap} us for {gap_us}");
+        assert!(out.gap_bound.is_some_and(|bound| gap <= bound), "{:?}", out.gap_bound);
     }
 }
 

@@ -323,7 +323,7 @@ impl Bench<'_> {
         let mut row = Row { test: "mixed", ..self.row_of(test, parallel, &sample) };
         row.gop_per_second += self.ops(prefill, prompts.len() as u32) / row.seconds / 1e9;
         row.share_of_peak = self.limits.map(|l| row.gop_per_second / l.peak(row.peak));
-        row.mixed = Some(Mixed::of(&times, &prompts, self.args.prompt));
+        row.mixed = Some(Mixed::of(&times, &prompts, self.args.prompt, &sample.records));
         Ok(row)
     }
 
@@ -420,6 +420,7 @@ fn print_mixed(rows: &[Row]) -> Result<()> {
         "gaps",
         "p50 ms",
         "p99 ms",
+        "bound ms",
         "worst ms",
         "without: p50 ms",
         "p99 ms",
@@ -435,9 +436,10 @@ fn print_mixed(rows: &[Row]) -> Result<()> {
             cells.extend(line.iter().map(ToString::to_string));
             cells.extend([m.prompt_tokens.to_string(), ms(m.first_token_ms)]);
             cells.push(m.during.count.to_string());
-            for gaps in [m.during, m.quiet] {
-                cells.extend([gaps.p50_ms, gaps.p99_ms, gaps.worst_ms].map(ms));
-            }
+            cells.extend([m.during.p50_ms, m.during.p99_ms].map(ms));
+            cells.push(m.bound_ms.map_or("-".to_string(), ms));
+            cells.push(ms(m.during.worst_ms));
+            cells.extend([m.quiet.p50_ms, m.quiet.p99_ms, m.quiet.worst_ms].map(ms));
             cells
         })
         .collect();

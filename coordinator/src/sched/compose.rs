@@ -45,6 +45,10 @@ pub(super) fn compose(
             draft.take_ready(live, decode_rows);
             draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, groups.rows, limit));
         }
+        if draft.prompt_rows > 0 {
+            let rows = draft.decode_rows + draft.prompt_rows;
+            draft.gap_bound = sizing.gap_bound(rows, groups.rows, limit);
+        }
     }
     // Ops alone are worth a trip only when no other ubatch will come to carry them.
     let only_ops = draft.parts.is_empty();
@@ -73,6 +77,8 @@ struct Draft {
     logits_rows_left: u32,
     decode_rows: u32,
     prompt_rows: u32,
+    /// With prompt rows beside streams: bound of the time between two tokens of a stream.
+    gap_bound: Option<Micros>,
 }
 
 impl Draft {
@@ -86,6 +92,7 @@ impl Draft {
             logits_rows_left: max_logits_rows.max(1),
             decode_rows: 0,
             prompt_rows: 0,
+            gap_bound: None,
         }
     }
 
@@ -164,6 +171,7 @@ impl Draft {
             sent_at: now,
             n_rows: ubatch.n_rows() as u32,
             decode_rows: self.decode_rows,
+            gap_bound: self.gap_bound,
             wanted: self.wanted,
         });
         ubatch

@@ -31,6 +31,8 @@ pub(super) struct InFlight {
     pub n_rows: u32,
     /// Rows of sequences past their prompt.
     pub decode_rows: u32,
+    /// With prompt rows beside streams: bound of the time between two tokens of a stream.
+    pub gap_bound: Option<Micros>,
     /// In the order of the ubatch's parts, as the last stage returns them.
     pub wanted: VecDeque<Wanted>,
 }

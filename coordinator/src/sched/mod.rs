@@ -301,8 +301,17 @@ impl Scheduler {
 
     /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.
     pub fn decode_rows(&self, ubatch: u64) -> u32 {
-        let in_flight = self.line.iter().flat_map(|line| &line.in_flight);
-        in_flight.rev().find(|u| u.id == ubatch).map_or(0, |u| u.decode_rows)
+        self.in_flight(ubatch).map_or(0, |u| u.decode_rows)
+    }
+
+    /// For a ubatch in flight that has prompt rows while sequences decode: at most so long is it from one
+    /// token of a sequence to the next, by the stage times known when it was composed.
+    pub fn gap_bound(&self, ubatch: u64) -> Option<Micros> {
+        self.in_flight(ubatch)?.gap_bound
+    }
+
+    fn in_flight(&self, ubatch: u64) -> Option<&in_flight::InFlight> {
+        self.line.as_ref()?.in_flight.iter().rev().find(|u| u.id == ubatch)
     }
 
     /// A snapshot for metrics.

@@ -134,14 +134,35 @@ impl Sizing<'_> {
         even.next_multiple_of(CHUNK_STEP).min(self.spec.max_rows)
     }
 
+    /// `T`: the longest that a stage may take for a ubatch with prompt rows while groups of
+    /// `group_rows` decode.
+    fn longest_mixed(&self, group_rows: u32, in_flight: usize) -> f64 {
+        let per_gap = self.per_gap(in_flight);
+        match self.config.decode_gap_us {
+            Some(us) => us as f64 / per_gap,
+            None => {
+                let alone = self.times.slowest(group_rows);
+                (DEFAULT_DECODE_GAP_US / per_gap).max(MIXED_STRETCH * alone)
+            }
+        }
+    }
+
+    /// `K + S`: ubatches that a stage may compute between two tokens of a stream.
+    fn per_gap(&self, in_flight: usize) -> f64 {
+        (in_flight + self.spec.n_stages) as f64
+    }
+
+    /// Bound of the time between two tokens of a stream while ubatches of `rows` rows, a prompt's among
+    /// them, are computed beside groups of `group_rows`: `(K + S) * T`, and more only where even the
+    /// fewest prompt rows take longer than `T`. `None` before anything was measured.
+    pub fn gap_bound(&self, rows: u32, group_rows: u32, in_flight: usize) -> Option<Micros> {
+        let longest = self.longest_mixed(group_rows, in_flight).max(self.times.slowest(rows));
+        self.times.measured().then(|| (self.per_gap(in_flight) * longest) as Micros)
+    }
+
     /// Prompt rows beside `decode_rows` of a ubatch while groups of `group_rows` decode.
     pub fn mixed_rows(&self, decode_rows: u32, group_rows: u32, in_flight: usize) -> u32 {
-        let per_gap = (in_flight + self.spec.n_stages) as f64;
-        let gap = self.config.decode_gap_us.map_or(DEFAULT_DECODE_GAP_US, |us: Micros| us as f64);
-        let longest = match self.config.decode_gap_us {
-            Some(_) => gap / per_gap,
-            None => (gap / per_gap).max(MIXED_STRETCH * self.times.slowest(group_rows)),
-        };
+        let longest = self.longest_mixed(group_rows, in_flight);
         let rows = self.times.rows_within(longest).min(f64::from(self.spec.max_rows)) as u32;
         let rows = rows.saturating_sub(decode_rows).max(MIN_CHUNK);
         let wish = self.config.prefill_rows.unwrap_or(rows).max(1);

@@ -104,6 +104,8 @@ pub struct Outcome {
     pub most_kept: u32,
     /// Most ubatches in flight at a time.
     pub most_in_flight: usize,
+    /// Largest bound of the time between two tokens of a stream that a ubatch was composed for.
+    pub gap_bound: Option<Micros>,
     /// Everything that went in and out, if asked for.
     pub log: String,
     busy: Vec<Vec<(Micros, Micros)>>,
@@ -184,6 +186,7 @@ struct Run<'a> {
     n_rows: u64,
     most_kept: u32,
     most_in_flight: usize,
+    gap_bound: Option<Micros>,
     log: String,
 }
 
@@ -215,6 +218,7 @@ impl<'a> Run<'a> {
             n_rows: 0,
             most_kept: 0,
             most_in_flight: 0,
+            gap_bound: None,
             log: String::new(),
         }
     }
@@ -309,6 +313,7 @@ impl<'a> Run<'a> {
         self.n_ubatches += 1;
         self.n_rows += ubatch.n_rows() as u64;
         self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
+        self.gap_bound = self.gap_bound.max(self.scheduler.gap_bound(ubatch.id));
         Ok(())
     }
 
@@ -402,6 +407,7 @@ impl<'a> Run<'a> {
             n_rows: self.n_rows,
             most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
+            gap_bound: self.gap_bound,
             log: self.log,
             busy: self.line.busy().map(<[_]>::to_vec).collect(),
         })

@@ -217,6 +217,7 @@ mod tests {
             done: start + 900,
             n_rows: 5,
             decode_rows: 2,
+            gap_bound: None,
             stages: vec![StageTime { compute_us: 600, queued_us: 50 }],
             clocks: vec![StageClock {
                 started_us: 7_000 + start + 200,

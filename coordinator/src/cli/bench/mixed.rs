@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::handle::{SeqEvent, Sequence};
+use crate::record::UbatchRecord;
 
 /// Times between a stream's tokens, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -36,6 +37,9 @@ pub(super) struct Mixed {
     pub(super) first_token_ms: f64,
     /// Between tokens while a prompt was in work.
     pub(super) during: Gaps,
+    /// What the scheduler holds those under, by the stage times that it had measured: the largest bound of
+    /// any ubatch with prompt rows, milliseconds. None where no such ubatch came to pass.
+    pub(super) bound_ms: Option<f64>,
     /// Between tokens while none was.
     pub(super) quiet: Gaps,
 }
@@ -53,11 +57,13 @@ impl Gaps {
 }
 
 impl Mixed {
-    /// From when each stream's tokens came, and when each prompt was handed in and had its first token.
+    /// From when each stream's tokens came, when each prompt was handed in and had its first token, and
+    /// the ubatches of that time.
     pub(super) fn of(
         streams: &[Vec<Instant>],
         prompts: &[(Instant, Instant)],
         prompt_tokens: u32,
+        records: &[UbatchRecord],
     ) -> Self {
         let (mut during, mut quiet) = (Vec::new(), Vec::new());
         for pair in streams.iter().flat_map(|times| times.windows(2)) {
@@ -71,6 +77,7 @@ impl Mixed {
             prompt_tokens,
             first_token_ms: Gaps::of(waits).p50_ms,
             during: Gaps::of(during),
+            bound_ms: records.iter().filter_map(|r| r.gap_bound).max().map(|us| us as f64 / 1e3),
             quiet: Gaps::of(quiet),
         }
     }
@@ -149,7 +156,10 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let streams = [vec![at(0), at(10), at(60), at(70)], vec![at(5), at(20)]];
-        let mixed = Mixed::of(&streams, &[(at(12), at(50))], 64);
+        let record = |gap_bound| UbatchRecord { gap_bound, ..UbatchRecord::default() };
+        let records = [None, Some(80_000), Some(75_000)].map(record);
+        let mixed = Mixed::of(&streams, &[(at(12), at(50))], 64, &records);
+        assert_eq!(mixed.bound_ms, Some(80.0));
         assert_eq!((mixed.prompts, mixed.prompt_tokens), (1, 64));
         assert_eq!((mixed.during.count, mixed.quiet.count), (2, 2));
         assert!((mixed.during.worst_ms - 50.0).abs() < 1e-6, "{mixed:?}");
@@ -160,6 +170,7 @@ mod tests {
 
     #[test]
     fn no_times_are_no_figures() {
-        assert_eq!(Mixed::of(&[vec![]], &[], 64).during, Gaps::default());
+        let mixed = Mixed::of(&[vec![]], &[], 64, &[]);
+        assert_eq!((mixed.during, mixed.bound_ms), (Gaps::default(), None));
     }
 }
