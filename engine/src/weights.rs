@@ -18,11 +18,19 @@ pub trait TensorSource: Send + Sync {
     /// # Errors
     /// This source does not have it.
     fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError>;
+
+    /// Told that the tensor's data have been packed: the process need not hold what was mapped of them.
+    /// They can be read again.
+    fn release(&self, _tensor: &TensorInfo) {}
 }
 
 impl TensorSource for Gguf {
     fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
         self.data(tensor).map(Cow::Borrowed)
+    }
+
+    fn release(&self, tensor: &TensorInfo) {
+        self.advise_dont_need(tensor);
     }
 }
 

@@ -55,4 +55,15 @@ impl TensorSource for Weights {
                 .ok_or_else(|| GgufError::MissingTensor { name: tensor.name.clone() }),
         }
     }
+
+    fn release(&self, tensor: &TensorInfo) {
+        match self {
+            Self::File(model) => model.advise_dont_need(tensor),
+            Self::Blobs(blobs) => {
+                if let Some(blob) = blobs.get(&tensor.name) {
+                    blob.dont_need();
+                }
+            }
+        }
+    }
 }

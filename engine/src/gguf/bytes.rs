@@ -74,6 +74,11 @@ impl MappedFile {
     pub fn will_need(&self) {
         self.0.will_need(0..self.0.len());
     }
+
+    /// Tells the system that none of it is needed for now; its memory can go to others. A hint.
+    pub fn dont_need(&self) {
+        self.0.dont_need(0..self.0.len());
+    }
 }
 
 impl Deref for MappedFile {

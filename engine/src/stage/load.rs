@@ -12,7 +12,7 @@ use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
 use crate::error::ModelError;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
 use crate::state::{BlockState, Sequences};
@@ -70,16 +70,17 @@ impl Stage {
             }
             false => None,
         };
-        let mut blocks = Vec::new();
+        let tensors = arch::stage_tensors(model, &spec, &layers);
+        let (mut blocks, mut prints) = (Vec::new(), Vec::new());
         for layer in layers.clone() {
             load_layer(&spec, layer, &config, &mut loader, &mut blocks)?;
+            let print = fingerprint::of_layer(model, &spec, source.as_ref(), layer)?;
+            prints.push((layer as u32, print));
+            release(source.as_ref(), &tensors, Some(layer));
         }
         let head = if last { Some(load_head(&spec, &mut loader)?) } else { None };
-        loader.finish(&arch::stage_tensors(model, &spec, &layers))?;
-        let print = |layer| {
-            Ok((layer as u32, fingerprint::of_layer(model, &spec, source.as_ref(), layer)?))
-        };
-        let prints = layers.clone().map(print).collect::<Result<_, ModelError>>()?;
+        loader.finish(&tensors)?;
+        release(source.as_ref(), &tensors, None);
         let facts = StageFacts {
             weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
                 + head.as_ref().map_or(0, |h| h.output.nbytes() as u64),
@@ -106,6 +107,13 @@ impl Stage {
             scratch,
         })
     }
+}
+
+/// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
+/// weights are not held twice.
+fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usize>) {
+    let mine = tensors.iter().filter(|tensor| arch::layer_of(&tensor.name) == layer);
+    mine.for_each(|tensor| source.release(tensor));
 }
 
 fn load_layer(
