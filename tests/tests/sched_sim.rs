@@ -7,7 +7,9 @@
 //! share of the decoding sequences; nobody waits who would have a place if nothing were kept; nothing is
 //! left behind. `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
-use brigade_coordinator::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
+use brigade_coordinator::sim::{
+    LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
+};
 use brigade_engine::state::Prefixes;
 
 /// Random lines tried by each test run; a failure names its seed.
@@ -238,6 +240,51 @@ fn far_stages_get_more_groups() {
     println!("4 stages 2 ms apart, 32 streams: busy {least:.3} to {mean:.3} on average");
     // Four groups of 8 would be busy 32 of 42 ms; five of 6 or 7 are busy 36 of 40.
     assert!(least > 0.88, "{least}");
+}
+
+/// Two stages of kernels that compute rows four at a time, on machines that are not theirs alone.
+fn shared_machines(jitter: f64, spells: Option<Spells>) -> Sim {
+    let mut sim = Sim::equal(2, StageModel { fixed_us: 1_000.0, per_row_us: 5_000.0, jitter });
+    sim.nature = Nature { row_tile: 4, spells };
+    // Stages that vary so much may look unequal.
+    sim.audit = false;
+    sim
+}
+
+/// Tokens a second while all decode, and the busy share of the stage that idles more; `tight`: with no more
+/// groups than stages.
+fn decoded(sim: &Sim, streams: usize, tight: bool) -> (f64, f64) {
+    let mut sim = sim.clone();
+    sim.sched.max_in_flight = tight.then_some(sim.spec.n_stages);
+    let out = run(&sim, &Workload::at_once(streams, 16, 256));
+    let (from, to) = out.steady_decode();
+    let rate = out.tokens_within(from, to) as f64 * 1e6 / (to - from) as f64;
+    (rate, least_and_mean(&out.busy(from, to)).0)
+}
+
+#[test]
+fn stages_that_vary_get_slack() {
+    let spells = Some(Spells { slower: 1.4, every_us: 8e6, last_us: 2e6 });
+    println!("| streams | times | spells | groups as stages: tokens/s | busy | as chosen | busy |");
+    println!("|---|---|---|---|---|---|---|");
+    // Groups of 10 rows are computed as 12; what varies little has little to gain, and spells make a stage
+    // slower than the other whatever the groups.
+    let gains =
+        [(8, 0.99, 0.99), (16, 0.99, 1.03), (20, 1.2, 1.2), (32, 1.03, 1.05), (40, 1.03, 1.05)];
+    for (streams, gain_20, gain_30) in gains {
+        let disturbed = [(0.1, None, 0.99), (0.2, None, gain_20), (0.3, None, gain_30)];
+        for (jitter, spells, gain) in disturbed.into_iter().chain([(0.3, spells, 0.97)]) {
+            let sim = shared_machines(jitter, spells);
+            let (two, busy_two) = decoded(&sim, streams, true);
+            let (chosen, busy) = decoded(&sim, streams, false);
+            let often = if spells.is_some() { "yes" } else { "no" };
+            println!(
+                "| {streams} | ±{:.0} % | {often} | {two:.1} | {busy_two:.3} | {chosen:.1} | {busy:.3} |",
+                jitter * 100.0
+            );
+            assert!(chosen > gain * two, "{streams} streams, ±{jitter}: {chosen} after {two}");
+        }
+    }
 }
 
 #[test]

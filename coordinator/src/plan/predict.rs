@@ -13,7 +13,7 @@ use super::cost::Costs;
 use super::facts::{ModelFacts, WorkerFacts};
 use super::{Plan, StagePlan};
 use crate::sched::{LineSpec, SchedConfig};
-use crate::sim::{LinkModel, Outcome, Sim, StageModel, Workload};
+use crate::sim::{LinkModel, Nature, Outcome, Sim, StageModel, Workload};
 
 /// Prompt length of the prefill predictions, the benchmark's.
 const PROMPT: u32 = 1024;
@@ -100,6 +100,7 @@ impl Plan {
             },
             stages,
             links,
+            nature: Nature::default(),
             seed: 0,
             outages: Vec::new(),
             log: false,

@@ -8,6 +8,7 @@ mod admit;
 mod compose;
 mod config;
 mod events;
+mod groups;
 mod in_flight;
 mod kept;
 mod line;

@@ -4,9 +4,9 @@
 //! With `t(rows)` the slowest stage's time, `S` stages and `o` a trip's time outside the stages:
 //!
 //! - Decode. `D` sequences in `G` groups come round every `max(G * t(D/G), sum over stages of
-//!   t_s(D/G) + o + jitter)`: more groups fill the line, fewer share the fixed cost among more rows.
-//!   `G` is the number that makes this shortest. That is at least `S` on equal stages; where one stage
-//!   is much slower than the others, fewer groups keep it just as busy, and share the fixed cost better.
+//!   t_s(D/G) + o)`, and later where times vary ([`super::groups`]). `G` is the number that makes this
+//!   shortest. That is at least `S` on equal stages; where one stage is much slower than the others, fewer
+//!   groups keep it just as busy, and share the fixed cost better.
 //! - Prefill. `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`: shortest at
 //!   `c = sqrt(R * fixed / ((S - 1) * per_row))`.
 //! - Both. While sequences decode, a ubatch that also carries prompt rows takes at most `T` on any
@@ -14,6 +14,7 @@
 
 use super::SchedConfig;
 use super::events::{LineSpec, Micros};
+use super::groups::Groups;
 use super::timing::LineTimes;
 
 /// Fewest prompt rows beside decode rows: below this a prompt would hardly advance.
@@ -33,27 +34,12 @@ const CHUNK_MAX_FIXED: f64 = 50.0;
 /// Ubatches in flight per stage, at most: bounds queues in the workers and a prompt's lead.
 const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
 
-/// More groups than stages must shorten the round by this share to be worth smaller groups.
-const MORE_GROUPS_GAIN: f64 = 0.02;
-
-/// Fewer groups than stages must shorten it by this share to be worth idle stages.
-const FEWER_GROUPS_GAIN: f64 = 0.10;
-
 /// Aim for the gap between two tokens of a stream while prompts are computed beside it, unless
 /// the stream alone is slower than that: five tokens a second are about reading speed.
 const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
 
 /// Beside decode rows, prompt rows may always stretch a ubatch this many times.
 const MIXED_STRETCH: f64 = 2.0;
-
-/// Sequences per decode ubatch, and how many such ubatches are in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Groups {
-    pub count: usize,
-    /// Largest group; `count * rows` is at least the number of decoding sequences, unless the
-    /// line's limits forbid it.
-    pub rows: u32,
-}
 
 /// The inputs of every choice.
 #[derive(Clone, Copy)]
@@ -64,50 +50,14 @@ pub(super) struct Sizing<'a> {
 }
 
 impl Sizing<'_> {
-    fn hard_limit(&self) -> usize {
+    /// Ubatches in flight, whatever is done.
+    pub fn hard_limit(&self) -> usize {
         let most = self.spec.n_stages * MAX_IN_FLIGHT_PER_STAGE;
         self.config.max_in_flight.unwrap_or(most).max(1)
     }
 
-    /// Splits `n_decoding` sequences into groups.
-    pub fn decode_groups(&self, n_decoding: usize) -> Groups {
-        let most = self.hard_limit().min(n_decoding).max(1);
-        let full = self.spec.n_stages.min(most);
-        let rows = |count: usize| (n_decoding.div_ceil(count) as u32).min(self.spec.max_rows);
-        let rounds = self.decode_rounds(most, rows);
-        let round = |count: usize| rounds[count - 1];
-        // The first count whose round is within `gain` of the shortest of the range.
-        let pick = |from: usize, to: usize, gain: f64| {
-            let best = (from..=to).map(round).fold(f64::INFINITY, f64::min);
-            (from..=to).find(|&count| round(count) * (1.0 - gain) <= best).unwrap_or(from)
-        };
-        let mut count = pick(full, most, MORE_GROUPS_GAIN);
-        if full > 2 {
-            let fewer = pick(2, full - 1, 0.0);
-            if round(fewer) <= round(count) * (1.0 - FEWER_GROUPS_GAIN) {
-                count = fewer;
-            }
-        }
-        Groups { count, rows: rows(count) }
-    }
-
-    /// Time in which every sequence gets one token, for each number of groups from 1 to `most`.
-    fn decode_rounds(&self, most: usize, rows: impl Fn(usize) -> u32) -> Vec<f64> {
-        // Many numbers of groups give groups of the same size.
-        let mut known: Option<(u32, f64, f64)> = None;
-        let round = |count: usize| {
-            let rows = rows(count);
-            let (_, trip, slowest) = known
-                .filter(|k| k.0 == rows)
-                .unwrap_or_else(|| (rows, self.trip(rows), self.times.slowest(rows)));
-            known = Some((rows, trip, slowest));
-            trip.max(count as f64 * slowest)
-        };
-        (1..=most).map(round).collect()
-    }
-
     /// Time of one ubatch of `rows` rows from here back to here, if it never waits.
-    fn trip(&self, rows: u32) -> f64 {
+    pub fn trip(&self, rows: u32) -> f64 {
         self.times.through(rows) + self.times.overhead() + self.times.jitter(rows)
     }
 

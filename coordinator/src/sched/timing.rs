@@ -28,6 +28,30 @@ const N_BUCKETS: usize = 21;
 /// Ubatches of this many rows and more are large.
 const LARGE_ROWS: u32 = 17;
 
+/// Ubatches of more rows than this are not on the line through those of fewer: one row or two wait for
+/// memory.
+const FEW_ROWS: u32 = 2;
+
+/// Measurements of about a size that count as much as the line.
+const AS_THE_LINE: f64 = 4.0;
+
+/// Ubatches after which the last measurements of about a size count half: a machine that was slow then may
+/// not be now, and a size that seemed slow should be tried again.
+const HALF_LIFE: f64 = 128.0;
+
+/// Share by which a size that was not measured lately may be quicker than the line says, at most: it is
+/// tried if that would make it the best.
+const MOST_HOPE: f64 = 0.2;
+
+/// Where times vary by less than this the line is right ...
+const STEADY: f64 = 0.05;
+
+/// ... and what they vary more it may be wrong by so many times.
+const HOPE_OF_VARIATION: f64 = 3.0;
+
+/// Standard deviation over mean deviation, of normal times.
+const SD_OF_DEVIATION: f64 = 1.25;
+
 /// Weight of a new, smaller overhead; larger ones count a tenth of it: the overhead that matters is
 /// the one of an undisturbed trip.
 const OVERHEAD_RECENT: f64 = 0.5;
@@ -61,6 +85,8 @@ struct Bucket {
     us: f64,
     /// Mean of |measured - mean| / mean.
     deviation: f64,
+    /// Which of the stage's ubatches was the last here.
+    last: u64,
 }
 
 impl Bucket {
@@ -83,25 +109,51 @@ struct StageFit {
     buckets: [Bucket; N_BUCKETS],
     /// Through all.
     all: Cost,
+    /// Through those of more than a few rows, once there are some.
+    many: Option<Cost>,
     /// Through those of large ubatches, once there are any.
     large: Option<Cost>,
+    /// Ubatches measured.
+    n_seen: u64,
 }
 
 impl StageFit {
     fn new() -> Self {
-        Self { buckets: [Bucket::default(); N_BUCKETS], all: DEFAULT_COST, large: None }
+        let buckets = [Bucket::default(); N_BUCKETS];
+        Self { buckets, all: DEFAULT_COST, many: None, large: None, n_seen: 0 }
     }
 
     fn add(&mut self, rows: u32, us: f64) {
         let per_row = self.at(rows).per_row;
-        self.buckets[bucket_of(rows)].add(f64::from(rows), us.max(1.0), per_row);
+        self.n_seen += 1;
+        let bucket = &mut self.buckets[bucket_of(rows)];
+        bucket.add(f64::from(rows), us.max(1.0), per_row);
+        bucket.last = self.n_seen;
         self.all = fit(&self.buckets).unwrap_or(self.all);
+        // Through one bucket alone the line would be the prior's.
+        let many = &self.buckets[bucket_of(FEW_ROWS) + 1..];
+        self.many = if many.iter().filter(|b| b.n > 0.0).count() > 1 { fit(many) } else { None };
         self.large = fit(&self.buckets[bucket_of(LARGE_ROWS)..]);
     }
 
     /// The line that `rows` rows are on.
     fn at(&self, rows: u32) -> Cost {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
+    }
+
+    /// What `rows` rows take at best: between the line, less what it may be wrong by, and what was measured
+    /// lately at about that many, carried to them along the line.
+    fn hoped(&self, rows: u32, hope: f64) -> f64 {
+        if hope <= 0.0 {
+            return self.at(rows).of(rows);
+        }
+        let many = self.many.filter(|_| (FEW_ROWS + 1..LARGE_ROWS).contains(&rows));
+        let (line, bucket) = (many.unwrap_or(self.at(rows)), &self.buckets[bucket_of(rows)]);
+        let age = (self.n_seen - bucket.last) as f64;
+        let n = bucket.n.min(1.0 / RECENT) * (-age / HALF_LIFE).exp2();
+        let near = bucket.us + line.per_row * (f64::from(rows) - bucket.rows);
+        let far = (1.0 - hope) * line.of(rows);
+        (near.max(0.0) * n + far * AS_THE_LINE) / (n + AS_THE_LINE)
     }
 
     /// Most rows that take no longer than `us`.
@@ -241,6 +293,21 @@ impl LineTimes {
     pub fn jitter(&self, rows: u32) -> f64 {
         self.stages.iter().map(|s| s.deviation() * s.at(rows).of(rows)).sum()
     }
+
+    /// What the slowest stage, and what all together, may take for `rows` rows by what was measured at about
+    /// that many, or else by the lines, hopefully: as far as the [`variation`](Self::variation) of times allows.
+    pub fn hoped(&self, rows: u32, variation: f64) -> [f64; 2] {
+        let hope = (HOPE_OF_VARIATION * (variation - STEADY)).clamp(0.0, MOST_HOPE);
+        let each = self.stages.iter().map(|s| s.hoped(rows, hope));
+        each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
+    }
+
+    /// Standard deviation of a stage's times over their mean, for ubatches of equal size: the mean of
+    /// all stages.
+    pub fn variation(&self) -> f64 {
+        let sum: f64 = self.stages.iter().map(StageFit::deviation).sum();
+        SD_OF_DEVIATION * sum / self.stages.len().max(1) as f64
+    }
 }
 
 #[cfg(test)]
@@ -304,6 +371,27 @@ mod tests {
         let large = line.slowest_cost(128);
         assert!((large.fixed / large.per_row - 5.0).abs() < 0.5, "{large:?}");
         assert!((line.slowest(1) / 22_000.0 - 1.0).abs() < 0.2, "{}", line.slowest(1));
+    }
+
+    #[test]
+    fn sizes_that_lie_off_the_line_are_believed_once_measured() {
+        let us = |rows: u32| if rows <= 2 { 11_000.0 } else { 5_000.0 * f64::from(rows) };
+        let mut line = LineTimes::new(1);
+        for _ in 0..10 {
+            for rows in [1, 2, 4, 8, 16] {
+                line.observe(rows, 0, &times(&[us(rows)]));
+            }
+        }
+        for rows in [1, 2, 4, 8, 16] {
+            let [found, _] = line.hoped(rows, 0.2);
+            assert!((found / us(rows) - 1.0).abs() < 0.15, "{rows}: {found}");
+        }
+        // What was not measured for long is tried again.
+        let [before, _] = line.hoped(16, 0.2);
+        for _ in 0..10_000 {
+            line.observe(8, 0, &times(&[us(8)]));
+        }
+        assert!(line.hoped(16, 0.2)[0] < 0.9 * before, "{} {before}", line.hoped(16, 0.2)[0]);
     }
 
     #[test]

@@ -19,6 +19,32 @@ pub struct StageModel {
     pub jitter: f64,
 }
 
+/// Times in which another program has a share of a stage's machine: each stage meets its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spells {
+    /// Its computations take this many times as long, those that begin in such a time.
+    pub slower: f64,
+    /// Mean time from the end of one to the beginning of the next.
+    pub every_us: f64,
+    /// Mean length.
+    pub last_us: f64,
+}
+
+/// What may disturb the stages beside their jitter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nature {
+    /// Rows are computed in tiles of so many: others than multiples of it take as long as the next one.
+    pub row_tile: u32,
+    /// Other programs.
+    pub spells: Option<Spells>,
+}
+
+impl Default for Nature {
+    fn default() -> Self {
+        Self { row_tile: 1, spells: None }
+    }
+}
+
 /// What lies between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkModel {
@@ -44,6 +70,8 @@ struct Stage {
     computing: Option<Trip>,
     /// When each computation began and ended.
     busy: Vec<(Micros, Micros)>,
+    /// The slow spell that it is in or that comes next.
+    spell: (f64, f64),
 }
 
 #[derive(Debug)]
@@ -68,21 +96,31 @@ pub(super) struct SimLine {
     link_free: Vec<Micros>,
     events: BTreeMap<(Micros, u64), Event>,
     n_events: u64,
+    nature: Nature,
     rng: Rng,
+    /// Of the spells: lines without them draw the same jitter as ever.
+    spell_rng: Rng,
 }
 
 impl SimLine {
-    pub fn new(stages: &[StageModel], links: &[LinkModel], seed: u64) -> Self {
+    pub fn new(stages: &[StageModel], links: &[LinkModel], nature: Nature, seed: u64) -> Self {
         assert_eq!(links.len(), stages.len() + 1, "a link to each stage and one back");
-        let stage =
-            |&model| Stage { model, queue: VecDeque::new(), computing: None, busy: Vec::new() };
+        let stage = |&model| Stage {
+            model,
+            queue: VecDeque::new(),
+            computing: None,
+            busy: Vec::new(),
+            spell: (0.0, 0.0),
+        };
         Self {
             stages: stages.iter().map(stage).collect(),
             links: links.to_vec(),
             link_free: vec![0; links.len()],
             events: BTreeMap::new(),
             n_events: 0,
+            nature,
             rng: Rng::new(seed),
+            spell_rng: Rng::new(!seed),
         }
     }
 
@@ -144,8 +182,23 @@ impl SimLine {
         self.push(sent + link.latency_us as Micros, Event::Arrives(to, trip));
     }
 
+    /// By how much the stage's machine is slowed at `now`.
+    fn slowness(&mut self, now: Micros, at: usize) -> f64 {
+        let Some(Spells { slower, every_us, last_us }) = self.nature.spells else { return 1.0 };
+        let now = now as f64;
+        let mut spell = self.stages[at].spell;
+        while spell.1 <= now {
+            let begin = spell.1 + 2.0 * every_us * self.spell_rng.unit();
+            spell = (begin, begin + 1.0 + 2.0 * last_us * self.spell_rng.unit());
+        }
+        self.stages[at].spell = spell;
+        if spell.0 <= now { slower } else { 1.0 }
+    }
+
     fn start(&mut self, now: Micros, at: usize) {
-        let vary = 1.0 + self.stages[at].model.jitter * (2.0 * self.rng.unit() - 1.0);
+        let mut vary = 1.0 + self.stages[at].model.jitter * (2.0 * self.rng.unit() - 1.0);
+        vary *= self.slowness(now, at);
+        let tile = self.nature.row_tile.max(1);
         let stage = &mut self.stages[at];
         if stage.computing.is_some() {
             return;
@@ -154,7 +207,10 @@ impl SimLine {
         // A ubatch without rows only changes bookkeeping.
         let compute = match trip.rows {
             0 => 0.0,
-            rows => (stage.model.fixed_us + stage.model.per_row_us * f64::from(rows)) * vary,
+            rows => {
+                let tiles = f64::from(rows.next_multiple_of(tile));
+                (stage.model.fixed_us + stage.model.per_row_us * tiles) * vary
+            }
         };
         let compute_us = compute as Micros;
         trip.times.push(StageTime { compute_us, queued_us: now - trip.arrived });

@@ -12,7 +12,7 @@ mod rng;
 use std::collections::BTreeMap;
 
 pub use clients::{Client, Ending, SimRequest, Workload};
-pub use line::{LinkModel, StageModel};
+pub use line::{LinkModel, Nature, Spells, StageModel};
 pub use rng::Rng;
 
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
@@ -40,7 +40,9 @@ pub struct Sim {
     pub stages: Vec<StageModel>,
     /// One to each stage, one back.
     pub links: Vec<LinkModel>,
-    /// Of the stages' jitter.
+    /// What disturbs the stages.
+    pub nature: Nature,
+    /// Of the stages' jitter and disturbances.
     pub seed: u64,
     /// Times at which the line is lost, and times at which it is back, alternating, ascending.
     pub outages: Vec<(Micros, Micros)>,
@@ -68,6 +70,7 @@ impl Sim {
             },
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],
+            nature: Nature::default(),
             seed: 0,
             outages: Vec::new(),
             log: false,
@@ -204,7 +207,7 @@ impl<'a> Run<'a> {
         Self {
             sim,
             scheduler: Scheduler::new(sim.sched),
-            line: SimLine::new(&sim.stages, &sim.links, sim.seed),
+            line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
             mirror: Mirror::new(sim.spec, workload.stop_every),
             clients: Clients::new(workload),
             world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
