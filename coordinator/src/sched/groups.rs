@@ -151,7 +151,7 @@ mod tests {
         let mut times = LineTimes::new(n_stages);
         for i in 0..400 {
             let rows = sizes[i % sizes.len()];
-            let factor = 1.0 + if i / sizes.len() % 2 == 0 { vary } else { -vary };
+            let factor = 1.0 + if (i / sizes.len()).is_multiple_of(2) { vary } else { -vary };
             let compute_us = (us(rows) * factor) as u64;
             let stage = StageTime { compute_us, queued_us: 0 };
             times.observe(rows, compute_us * n_stages as u64, &vec![stage; n_stages]);
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(choose(&steady, 32), Groups { count: 2, rows: 16 });
         let varying = times(2, 0.1, &[1, 2, 4, 8, 16], by_tiles);
         let chosen = choose(&varying, 32);
-        assert!(chosen.count > 2 && chosen.rows % ROW_TILE == 0, "{chosen:?}");
+        assert!(chosen.count > 2 && chosen.rows.is_multiple_of(ROW_TILE), "{chosen:?}");
         assert_eq!(choose(&varying, 1), Groups { count: 1, rows: 1 });
         assert_eq!(choose(&varying, 2), Groups { count: 2, rows: 1 });
     }
