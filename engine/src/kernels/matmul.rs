@@ -71,7 +71,11 @@ impl OutMatrix<'_> {
 
 /// Bytes of activations that a chunk takes together: they stay in the second-level cache while the
 /// panels pass.
-const ROW_GROUP_BYTES: usize = 512 << 10;
+const ROW_GROUP_BYTES: usize = 256 << 10;
+/// Least rows of a chunk where there are as many: what unpacks a slice of weights is spread over them.
+const MIN_GROUP_ROWS: usize = 64;
+/// Most rows of a chunk, whose sums wait in the first-level cache.
+pub(super) const MAX_GROUP_ROWS: usize = 128;
 /// Chunks that each thread should find, for balance.
 const CHUNKS_PER_THREAD: usize = 8;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
@@ -87,7 +91,7 @@ fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
 fn row_group(w: &PackedMatrix, n_rows: usize) -> usize {
     let bytes = if w.wants_blocks() { size_of::<ActBlock>() } else { ACT_BLOCK * size_of::<f32>() };
     let fit = ROW_GROUP_BYTES / (w.cols() * bytes / ACT_BLOCK).max(1);
-    let n_groups = n_rows.div_ceil(fit.max(MAX_TILE)).max(1);
+    let n_groups = n_rows.div_ceil(fit.clamp(MIN_GROUP_ROWS, MAX_GROUP_ROWS)).max(1);
     n_rows.div_ceil(n_groups).max(1).next_multiple_of(MAX_TILE)
 }
 

@@ -34,6 +34,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// Tokens that a matmul tile holds in registers at once; results do not depend on it.
     const TILE: usize;
+    /// Tokens of a tile where weights are unpacked beforehand: [`Simd::TILE`], or more where that leaves
+    /// registers free.
+    const MANY_TILE: usize = Self::TILE;
     /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
     /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
     const TOGETHER: bool = false;

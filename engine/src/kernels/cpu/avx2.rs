@@ -29,7 +29,7 @@ macro_rules! isa {
 }
 
 /// Fewest vectors that are worth adding up before they are widened.
-const MIN_GROUP: usize = 4;
+const MIN_GROUP: usize = 2;
 
 /// Rows of a tile from which on widened sums are pinned, vector by vector; the compiler orders fewer of
 /// them better by itself.
@@ -41,6 +41,20 @@ type I = Two<__m256i>;
 /// Applies an intrinsic to both registers of each operand.
 macro_rules! both {
     ($f:path; $($arg:expr),+) => { isa!(Two($f($($arg.0),+), $f($($arg.1),+))) };
+}
+
+/// The body once for each `v < n`, at most eight times, written out: the compiler leaves such loops rolled
+/// up, which costs a bounds check and a jump for every few products.
+macro_rules! unrolled {
+    ($v:ident < $n:expr => $body:block) => {
+        unrolled!(@ $v $n, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $v:ident $n:expr, $body:block, $($i:literal)+) => {
+        $({
+            let $v: usize = $i;
+            if $v < $n $body
+        })+
+    };
 }
 
 /// The same value, computed by this point and kept in registers: what stands before and after in the
@@ -57,6 +71,12 @@ fn pinned(mut v: I) -> I {
 }
 
 impl Avx2 {
+    /// The same register twice.
+    #[inline(always)]
+    fn both_halves(self, v: __m256i) -> I {
+        Two(v, v)
+    }
+
     /// `acc` plus the 16-bit pair sums of unsigned `w` and signed `x`, four bytes to a lane.
     #[inline(always)]
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
@@ -80,6 +100,7 @@ impl Simd for Avx2 {
 
     const NAME: &'static str = "avx2";
     const TILE: usize = 4;
+    const MANY_TILE: usize = 6;
     const TOGETHER: bool = true;
 
     fn detect() -> Option<Self> {
@@ -268,33 +289,32 @@ impl Simd for Avx2 {
         // Vectors whose 16-bit pair sums may be added up before they are widened.
         let group = i16::MAX as usize / (2 * 127 * usize::from(max));
         if group < MIN_GROUP {
-            for (v, w) in w.iter().enumerate() {
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    *acc = self.dot4(*acc, *w, self.splat_bytes(&x[t][v]));
+            unrolled!(v < N => {
+                for t in 0..T {
+                    acc[t] = self.dot4(acc[t], w[v], self.splat_bytes(&x[t][v]));
                     if T >= PINNED_ROWS {
-                        *acc = isa!(pinned(*acc));
+                        acc[t] = isa!(pinned(acc[t]));
                     }
                 }
-            }
+            });
             return acc;
         }
-        for (g, w) in w.chunks(group).enumerate() {
-            let mut pairs = [isa!(Two(_mm256_setzero_si256(), _mm256_setzero_si256())); T];
-            for (v, w) in w.iter().enumerate() {
-                for (t, pairs) in pairs.iter_mut().enumerate() {
-                    let x = self.splat_bytes(&x[t][g * group + v]);
-                    let product = both!(_mm256_maddubs_epi16; w, x);
-                    let sum = both!(_mm256_add_epi16; pairs, product);
-                    *pairs = isa!(pinned(sum));
+        let one = self.both_halves(isa!(_mm256_set1_epi16(1)));
+        let mut pairs = [self.splat_i(0); T];
+        unrolled!(v < N => {
+            let (starts, ends) = (v.is_multiple_of(group), v % group == group - 1 || v == N - 1);
+            for t in 0..T {
+                let x = self.splat_bytes(&x[t][v]);
+                let product = both!(_mm256_maddubs_epi16; w[v], x);
+                let sum = if starts { product } else { both!(_mm256_add_epi16; pairs[t], product) };
+                pairs[t] = isa!(pinned(sum));
+            }
+            if ends {
+                for t in 0..T {
+                    acc[t] = self.add_i(acc[t], both!(_mm256_madd_epi16; pairs[t], one));
                 }
             }
-            let one = isa!(_mm256_set1_epi16(1));
-            for (acc, pairs) in acc.iter_mut().zip(pairs) {
-                let wide =
-                    isa!(Two(_mm256_madd_epi16(pairs.0, one), _mm256_madd_epi16(pairs.1, one)));
-                *acc = self.add_i(*acc, wide);
-            }
-        }
+        });
         acc
     }
     #[inline(always)]
@@ -304,19 +324,19 @@ impl Simd for Avx2 {
         w: &[I; N],
         x: &[&[[i8; 4]; N]; T],
     ) -> [I; T] {
-        for (v, w) in w.iter().enumerate() {
-            let high = isa!(_mm256_set1_epi8(-128));
-            let w = isa!(Two(_mm256_xor_si256(w.0, high), _mm256_xor_si256(w.1, high)));
-            let size = isa!(Two(_mm256_abs_epi8(w.0), _mm256_abs_epi8(w.1)));
-            for (t, acc) in acc.iter_mut().enumerate() {
+        let high = self.both_halves(isa!(_mm256_set1_epi8(-128)));
+        unrolled!(v < N => {
+            let w = both!(_mm256_xor_si256; w[v], high);
+            let size = both!(_mm256_abs_epi8; w);
+            for t in 0..T {
                 let x = self.splat_bytes(&x[t][v]);
                 let x = both!(_mm256_sign_epi8; x, w);
-                *acc = self.dot4(*acc, size, x);
+                acc[t] = self.dot4(acc[t], size, x);
                 if T >= PINNED_ROWS {
-                    *acc = isa!(pinned(*acc));
+                    acc[t] = isa!(pinned(acc[t]));
                 }
             }
-        }
+        });
         acc
     }
     #[inline(always)]

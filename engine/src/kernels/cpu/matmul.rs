@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 
 use super::matmul_f32::{Bf16, F16, F32, FloatTile};
+use super::matmul_many::{MANY_ROWS, Sliced, Slices};
 use super::matmul_q8::QuantTile;
 use super::run;
 use crate::kernels::format::{FormatVisitor, PanelFormat, with_format};
@@ -34,15 +35,24 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
     impl<S: Simd> FormatVisitor for Quantised<'_, '_, S> {
         type Out = ();
         fn visit<Q: PanelFormat>(self) {
-            run::<S, _>(Panels::<QuantTile<Q>>(self.0, PhantomData));
+            product::<S, QuantTile<Q>>(self.0);
         }
     }
     match chunk.w.ty() {
-        GgmlType::F32 => run::<S, _>(Panels::<FloatTile<F32>>(chunk, PhantomData)),
-        GgmlType::F16 => run::<S, _>(Panels::<FloatTile<F16>>(chunk, PhantomData)),
-        GgmlType::BF16 => run::<S, _>(Panels::<FloatTile<Bf16>>(chunk, PhantomData)),
+        GgmlType::F32 => product::<S, FloatTile<F32>>(chunk),
+        GgmlType::F16 => product::<S, FloatTile<F16>>(chunk),
+        GgmlType::BF16 => product::<S, FloatTile<Bf16>>(chunk),
         ty => with_format(ty, Quantised::<S>(chunk, PhantomData))
             .expect("a matrix was packed, so its type has a kernel"),
+    }
+}
+
+/// Computes one chunk with weights of kind `K`.
+fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+    if chunk.rows.len() < MANY_ROWS {
+        run::<S, _>(Panels::<K>(chunk, PhantomData));
+    } else {
+        run::<S, _>(Slices::<K>(chunk, PhantomData));
     }
 }
 

@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 
 use super::matmul::{PREFETCH, Tile};
+use super::matmul_many::Sliced;
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::{LANES, Simd};
 
@@ -79,5 +80,49 @@ impl<W: Float> Tile for FloatTile<W> {
             }
         }
         total
+    }
+}
+
+impl<W: Float> Sliced for FloatTile<W> {
+    const COLUMNS: usize = RUN;
+    type Slice<S: Simd> = [S::F; RUN];
+
+    #[inline(always)]
+    fn empty<S: Simd>(s: S) -> [S::F; RUN] {
+        [s.zero(); RUN]
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut [S::F; RUN]) {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
+        for (out, column) in slice.iter_mut().zip(&columns[first..]) {
+            // The next slice, which is needed after all rows of this one.
+            let bytes = size_of_val(column);
+            s.prefetch(bytemuck::bytes_of(column), RUN * bytes, bytes);
+            *out = W::load(s, column);
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        slice: &[S::F; RUN],
+        (first, end): (usize, usize),
+        rows: [usize; T],
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let run = &slice[..end - first];
+        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(rows[t])[first..][..run.len()]);
+        let mut sum = [s.zero(); T];
+        for (k, w) in run.iter().enumerate() {
+            for t in 0..T {
+                sum[t] = s.fma(*w, s.splat(x[t][k]), sum[t]);
+            }
+        }
+        for t in 0..T {
+            sums[t] = s.add(sums[t], sum[t]);
+        }
+        sums
     }
 }

@@ -6,10 +6,12 @@
 //! but its own length.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::matmul::{PREFETCH, Tile};
+use super::matmul_many::Sliced;
 use crate::kernels::act::ActBlock;
-use crate::kernels::format::{MAX_SCALES, Offset, PanelFormat, Scales, VECTORS};
+use crate::kernels::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::Simd;
 
@@ -29,7 +31,7 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         rows: [usize; T],
     ) -> [S::F; T] {
         let x: [&[ActBlock]; T] = std::array::from_fn(|t| chunk.x.row_blocks(rows[t]));
-        let mut scales = Scales::<S> { scale: [s.zero(); MAX_SCALES], min: [s.zero(); MAX_SCALES] };
+        let mut scales = Scales::<S>::zero(s);
         let mut sums = [s.zero(); T];
         for (u, record) in panel.chunks_exact(Q::RECORD).enumerate() {
             let (head, planes) = record.split_at(Q::HEAD);
@@ -39,82 +41,192 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 s.prefetch(planes, PREFETCH, Q::PLANES);
                 let codes = Q::codes(s, planes);
                 let at = u * Q::BLOCKS + b;
-                if S::TOGETHER {
-                    let x: [&ActBlock; T] = std::array::from_fn(|t| &x[t][at]);
-                    sums = block::<S, Q, T>(s, &codes, x, &scales, b, sums);
-                } else {
-                    for t in 0..T {
-                        [sums[t]] = block::<S, Q, 1>(s, &codes, [&x[t][at]], &scales, b, [sums[t]]);
-                    }
-                }
+                let x = std::array::from_fn(|t| &x[t][at]);
+                sums = tile::<S, Q, T, _>(s, &codes, x, &scales, b, sums);
             }
         }
         sums
     }
 }
 
-/// `sums` of `T` rows plus block `b`.
+/// Columns of a slice: of 4-bit codes it takes half of the smallest first-level caches, with the
+/// activations of a tile.
+const SLICE: usize = 512;
+/// Blocks of a slice.
+const SLICE_BLOCKS: usize = SLICE / BLOCK;
+
+/// Unpacked columns of a panel.
+pub(super) struct QuantSlice<S: Simd> {
+    codes: [[S::I; VECTORS]; SLICE_BLOCKS],
+    scales: Scales<S, { 2 * SLICE_BLOCKS }>,
+}
+
+impl<Q: PanelFormat> Sliced for QuantTile<Q> {
+    const COLUMNS: usize = SLICE;
+    type Slice<S: Simd> = QuantSlice<S>;
+
+    #[inline(always)]
+    fn empty<S: Simd>(s: S) -> QuantSlice<S> {
+        QuantSlice { codes: [[s.splat_i(0); VECTORS]; SLICE_BLOCKS], scales: Scales::zero(s) }
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut QuantSlice<S>) {
+        const { assert!(SLICE_BLOCKS.is_multiple_of(Q::BLOCKS)) };
+        let n_scales = if Q::HALVES { 2 * Q::BLOCKS } else { Q::BLOCKS };
+        let records = &panel[first / BLOCK / Q::BLOCKS * Q::RECORD..];
+        let mut scales = Scales::<S>::zero(s);
+        for (u, record) in
+            records.chunks_exact(Q::RECORD).take(SLICE_BLOCKS / Q::BLOCKS).enumerate()
+        {
+            // The next slice, which is needed after all rows of this one.
+            s.prefetch(record, SLICE_BLOCKS / Q::BLOCKS * Q::RECORD, Q::RECORD);
+            let (head, planes) = record.split_at(Q::HEAD);
+            Q::scales(s, head, &mut scales);
+            for i in 0..n_scales {
+                slice.scales.scale[u * n_scales + i] = scales.scale[i];
+                if Q::MINS {
+                    slice.scales.min[u * n_scales + i] = scales.min[i];
+                }
+            }
+            for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                slice.codes[u * Q::BLOCKS + b] = Q::codes(s, planes);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        slice: &QuantSlice<S>,
+        (first, end): (usize, usize),
+        rows: [usize; T],
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let x: [&[ActBlock]; T] =
+            std::array::from_fn(|t| &chunk.x.row_blocks(rows[t])[first / BLOCK..end / BLOCK]);
+        let n_blocks = x[0].len().min(SLICE_BLOCKS);
+        if !S::TOGETHER {
+            for b in 0..n_blocks {
+                let x = std::array::from_fn(|t| &x[t][b]);
+                sums = tile::<S, Q, T, _>(s, &slice.codes[b], x, &slice.scales, b, sums);
+            }
+            return sums;
+        }
+        // All integers, then all floats: either alone finds registers enough.
+        let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
+        let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
+        for b in 0..n_blocks {
+            let x = std::array::from_fn(|t| &x[t][b]);
+            let products = Products::<S, T>::of::<Q>(s, &slice.codes[b], x);
+            low[b].write(products.0[0]);
+            if Q::HALVES {
+                high[b].write(products.0[1]);
+            }
+        }
+        for b in 0..n_blocks {
+            let x = std::array::from_fn(|t| &x[t][b]);
+            let high = if Q::HALVES { high[b] } else { low[b] };
+            // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
+            let products = unsafe { [low[b].assume_init(), high.assume_init()] };
+            sums = Products(products).scaled::<Q, _>(s, x, &slice.scales, b, sums);
+        }
+        sums
+    }
+}
+
+/// `sums` of `T` rows plus block `b`, in the order that registers allow.
 #[inline(always)]
-fn block<S: Simd, Q: PanelFormat, const T: usize>(
+fn tile<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
     s: S,
     codes: &[S::I; VECTORS],
     x: [&ActBlock; T],
-    scales: &Scales<S>,
+    scales: &Scales<S, N>,
+    b: usize,
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    if S::TOGETHER {
+        return block::<S, Q, T, N>(s, codes, x, scales, b, sums);
+    }
+    for t in 0..T {
+        [sums[t]] = block::<S, Q, 1, N>(s, codes, [x[t]], scales, b, [sums[t]]);
+    }
+    sums
+}
+
+/// `sums` of `T` rows plus block `b`.
+#[inline(always)]
+fn block<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; VECTORS],
+    x: [&ActBlock; T],
+    scales: &Scales<S, N>,
     b: usize,
     sums: [S::F; T],
 ) -> [S::F; T] {
-    if Q::HALVES {
-        halves::<S, Q, T>(s, codes, x, scales, b, sums)
-    } else {
-        whole::<S, Q, T>(s, codes, x, scales, b, sums)
-    }
+    Products::of::<Q>(s, codes, x).scaled::<Q, N>(s, x, scales, b, sums)
 }
 
-/// `sums` plus block `b`, which has one scale.
-#[inline(always)]
-fn whole<S: Simd, Q: PanelFormat, const T: usize>(
-    s: S,
-    codes: &[S::I; VECTORS],
-    x: [&ActBlock; T],
-    scales: &Scales<S>,
-    b: usize,
-    mut sums: [S::F; T],
-) -> [S::F; T] {
-    let dots = dots::<S, Q, T, VECTORS>(s, codes, x, 0, x.map(|x| x.neg_sum));
-    for t in 0..T {
-        if Q::MINS {
-            sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
-        }
-        let dot = s.mul(s.to_f32(dots[t]), scales.scale[b]);
-        sums[t] = s.fma(dot, s.splat(x[t].d), sums[t]);
-    }
-    sums
-}
+/// The integer products of a block with `T` rows, of each half or, where these have one scale, of the
+/// whole in the first place.
+#[derive(Clone, Copy)]
+struct Products<S: Simd, const T: usize>([[S::I; T]; 2]);
 
-/// `sums` plus block `b`, each half of which has a scale.
-#[inline(always)]
-fn halves<S: Simd, Q: PanelFormat, const T: usize>(
-    s: S,
-    codes: &[S::I; VECTORS],
-    x: [&ActBlock; T],
-    scales: &Scales<S>,
-    b: usize,
-    mut sums: [S::F; T],
-) -> [S::F; T] {
-    let (low, high) = codes.split_at(HALF);
-    let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
-    let low = dots::<S, Q, T, HALF>(s, low, x, 0, x.map(|x| x.neg_sum_half[0]));
-    let high = dots::<S, Q, T, HALF>(s, high, x, HALF, x.map(|x| x.neg_sum_half[1]));
-    for t in 0..T {
-        if Q::MINS {
-            sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
-            sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
+impl<S: Simd, const T: usize> Products<S, T> {
+    #[inline(always)]
+    fn of<Q: PanelFormat>(s: S, codes: &[S::I; VECTORS], x: [&ActBlock; T]) -> Self {
+        let mut neg_sums = [[0; T]; 2];
+        for t in 0..T {
+            if Q::HALVES {
+                neg_sums[0][t] = x[t].neg_sum_half[0];
+                neg_sums[1][t] = x[t].neg_sum_half[1];
+            } else {
+                neg_sums[0][t] = x[t].neg_sum;
+            }
         }
-        let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
-        let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
-        sums[t] = s.fma(both, s.splat(x[t].d), sums[t]);
+        if !Q::HALVES {
+            let whole = dots::<S, Q, T, VECTORS>(s, codes, x, 0, neg_sums[0]);
+            return Self([whole, [s.splat_i(0); T]]);
+        }
+        let (low, high) = codes.split_at(HALF);
+        let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
+        let low = dots::<S, Q, T, HALF>(s, low, x, 0, neg_sums[0]);
+        let high = dots::<S, Q, T, HALF>(s, high, x, HALF, neg_sums[1]);
+        Self([low, high])
     }
-    sums
+
+    /// `sums` plus these products of block `b`, scaled.
+    #[inline(always)]
+    fn scaled<Q: PanelFormat, const N: usize>(
+        &self,
+        s: S,
+        x: [&ActBlock; T],
+        scales: &Scales<S, N>,
+        b: usize,
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let Self([low, high]) = self;
+        for t in 0..T {
+            let d = s.splat(x[t].d);
+            if !Q::HALVES {
+                if Q::MINS {
+                    sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
+                }
+                let dot = s.mul(s.to_f32(low[t]), scales.scale[b]);
+                sums[t] = s.fma(dot, d, sums[t]);
+                continue;
+            }
+            if Q::MINS {
+                sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
+                sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
+            }
+            let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
+            let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
+            sums[t] = s.fma(both, d, sums[t]);
+        }
+        sums
+    }
 }
 
 /// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`

@@ -20,6 +20,7 @@ pub(super) mod exp;
 pub(super) mod mamba;
 pub(super) mod matmul;
 pub(super) mod matmul_f32;
+pub(super) mod matmul_many;
 pub(super) mod matmul_q8;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;

@@ -41,12 +41,19 @@ pub(crate) enum Offset {
     Signed,
 }
 
-/// Scales and minima of a unit, one vector (of sixteen rows) each.
-pub(crate) struct Scales<S: Simd> {
+/// Scales and minima of a unit, or of `N` scales' worth of units; one vector (of sixteen rows) each.
+pub(crate) struct Scales<S: Simd, const N: usize = MAX_SCALES> {
     /// Factor of block (or half block) `i`.
-    pub(crate) scale: [S::F; MAX_SCALES],
+    pub(crate) scale: [S::F; N],
     /// What is added to every element of block (or half block) `i`.
-    pub(crate) min: [S::F; MAX_SCALES],
+    pub(crate) min: [S::F; N],
+}
+
+impl<S: Simd, const N: usize> Scales<S, N> {
+    #[inline(always)]
+    pub(crate) fn zero(s: S) -> Self {
+        Self { scale: [s.zero(); N], min: [s.zero(); N] }
+    }
 }
 
 /// One weight format. An element is `scale * (code - offset) + min`.

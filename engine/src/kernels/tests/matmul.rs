@@ -3,6 +3,7 @@
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::kernels::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::cpu::matmul_f32::RUN;
+use crate::kernels::cpu::matmul_many::MANY_ROWS;
 use crate::kernels::reference::matmul::{matmul_row, quantize_block, through_8_bits};
 use crate::kernels::{ActRows, Compute, KernelError, MatmulJob, PackedMatrix, available, select};
 use crate::quant::{GgmlType, dequantize_row, quantize_row};
@@ -138,6 +139,27 @@ fn a_row_has_the_same_bits_alone_and_beside_others() {
                 let parts = x.chunks(size * cols).flat_map(|x| multiply(&compute, &w, x));
                 let what = format!("{} {ty} by {size}", kernels.name);
                 same_bits(&what, &parts.collect::<Vec<_>>(), &alone);
+            }
+        }
+    }
+}
+
+/// Many rows are multiplied slice by slice of columns; fewer in tiles that take a panel whole.
+#[test]
+fn many_rows_have_the_bits_of_few() {
+    let mut rng = Rng::new(12);
+    for kernels in available() {
+        let compute = compute(kernels, 2);
+        for ty in FLOATS.into_iter().chain(QUANTS) {
+            for (rows, cols, n) in [(37, 768, 131), (16, 256, 97), (20, 1280, MANY_ROWS)] {
+                let cols = if FLOATS.contains(&ty) { cols + 89 } else { cols };
+                let bytes = quantised(ty, rows, cols, &mut rng);
+                let w = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
+                let x = rng.spread(n * cols);
+                let few = x.chunks(8 * cols).flat_map(|x| multiply(&compute, &w, x));
+                let few: Vec<f32> = few.collect();
+                let what = format!("{} {ty} {rows} x {cols} with {n} rows", kernels.name);
+                same_bits(&what, &multiply(&compute, &w, &x), &few);
             }
         }
     }
