@@ -33,7 +33,7 @@ pub(super) fn compose(
         }
         draft.take_prompts(live, rows);
     } else {
-        let limit = sizing.decode_in_flight(groups);
+        let limit = sizing.decode_in_flight(groups.count);
         if line.in_flight.len() >= limit {
             return None;
         }

@@ -14,7 +14,6 @@
 
 use super::SchedConfig;
 use super::events::{LineSpec, Micros};
-use super::groups::Groups;
 use super::timing::LineTimes;
 
 /// Fewest prompt rows beside decode rows: below this a prompt would hardly advance.
@@ -119,10 +118,10 @@ impl Sizing<'_> {
         rows.min(wish).min(self.spec.max_rows.saturating_sub(decode_rows))
     }
 
-    /// Ubatches in flight while sequences decode in `groups`: one more than there are groups, so that
+    /// Ubatches in flight while sequences decode in `n_groups`: one more than there are groups, so that
     /// prompt rows can fill what they leave idle.
-    pub fn decode_in_flight(&self, groups: Groups) -> usize {
-        (groups.count.max(self.spec.n_stages) + 1).min(self.hard_limit())
+    pub fn decode_in_flight(&self, n_groups: usize) -> usize {
+        (n_groups.max(self.spec.n_stages) + 1).min(self.hard_limit())
     }
 
     /// Ubatches in flight while only prompts are computed in chunks of `rows`: a trip's worth at the
