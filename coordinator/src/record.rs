@@ -1,4 +1,5 @@
-//! What is known of a ubatch when it is back.
+//! What is known of a ubatch when it is back: written by the driver, read by meter, trace and metrics, none of
+//! which it knows.
 
 use crate::sched::{Micros, StageTime};
 

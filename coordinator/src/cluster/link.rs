@@ -1,4 +1,5 @@
-//! What the supervisor and the driver tell each other.
+//! What the supervisor and the driver tell each other: lines up and down one way, faults the other. The only
+//! words they share.
 
 use tokio::sync::mpsc;
 

@@ -1,4 +1,5 @@
-//! A stage that a worker has accepted, and who asked for it.
+//! A stage that a worker has accepted, and who asked for it: what placing leaves behind for the open line and
+//! for reading states. Does not know how it came to be.
 
 use std::ops::Range;
 

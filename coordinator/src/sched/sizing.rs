@@ -1,4 +1,5 @@
-//! How large and how many: decode groups, prefill chunks, ubatches in flight.
+//! How large and how many: prefill chunks, prompt rows beside streams, ubatches in flight. What is said here of
+//! decode groups is decided in [`super::groups`].
 //!
 //! Pure functions of measured costs ([`LineTimes`]), the line's limits and the operator's wishes.
 //! With `t(rows)` the slowest stage's time, `S` stages and `o` a trip's time outside the stages:
