@@ -331,6 +331,19 @@ impl Driver {
                 self.states.push(Due::Opened, kept, Transfer::Load(snapshot, reply));
                 return self.perform(actions);
             }
+            StateCall::Memory { reply } => {
+                // Without a line the reply is dropped, which says so.
+                if let Some(line) = &self.line {
+                    let doors = line.doors.clone();
+                    tokio::spawn(async move {
+                        let memory = doors.memory().await;
+                        let failed = |reason| StateError::Failed { reason };
+                        // Whoever asked may have gone.
+                        let _ = reply.send(memory.map_err(failed));
+                    });
+                }
+                return;
+            }
         };
         self.states.push(due, kept, transfer);
         self.start_transfers();

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
+use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -199,7 +200,20 @@ pub enum StateError {
     },
 }
 
-/// Something to be done with a sequence's state.
+/// What a stage holds, as its worker says, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StageResident {
+    /// Weights as the kernels hold them.
+    pub weight_bytes: u64,
+    /// KV pages and recurrent states.
+    pub state_bytes: u64,
+    /// Resident memory of its process now; 0 where that cannot be known.
+    pub resident_bytes: u64,
+    /// Most that was resident since the process began; 0 where that cannot be known.
+    pub peak_bytes: u64,
+}
+
+/// Something to be asked of the stages: a sequence's state, or what they hold.
 #[derive(Debug)]
 pub enum StateCall {
     /// Read that of a request that has ended; one that runs is cancelled.
@@ -217,6 +231,11 @@ pub enum StateCall {
         snapshot: Vec<u8>,
         /// Told when it is there.
         reply: oneshot::Sender<Result<(), StateError>>,
+    },
+    /// Memory of every stage's process.
+    Memory {
+        /// Told it, first stage first.
+        reply: oneshot::Sender<Result<Vec<StageResident>, StateError>>,
     },
 }
 
@@ -275,6 +294,13 @@ impl Engine {
         let call = StateCall::Load { tokens, snapshot, reply };
         self.states.send(call).await.map_err(|_| line_gone())?;
         loaded.await.map_err(|_| line_gone())?
+    }
+
+    /// What each stage of the line holds now, first stage first.
+    pub async fn memory(&self) -> Result<Vec<StageResident>, StateError> {
+        let (reply, told) = oneshot::channel();
+        self.states.send(StateCall::Memory { reply }).await.map_err(|_| line_gone())?;
+        told.await.map_err(|_| line_gone())?
     }
 
     /// Hands in a request; returns once it is queued or refused.

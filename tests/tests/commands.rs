@@ -154,6 +154,14 @@ fn bench_rows_have_the_promised_fields() {
             assert!(row[field].as_f64().is_some_and(|v| v > 0.0), "{field} in {row}");
         }
         assert!(row["stage_busy"].is_array());
+        for stage in row["memory"].as_array().unwrap() {
+            let [weights, states, resident, peak] =
+                ["weight_bytes", "state_bytes", "resident_bytes", "peak_bytes"]
+                    .map(|field| stage[field].as_u64().unwrap());
+            assert!(weights > 0 && states > 0, "{stage}");
+            assert!(resident > weights && peak >= resident, "{stage}");
+        }
+        assert_eq!(row["memory"].as_array().unwrap().len(), 2);
     }
     assert_eq!((&rows[3]["test"], &rows[3]["tokens"]), (&json!("decode"), &json!(24)));
     let busy = rows[3]["stage_busy"].as_array().unwrap();

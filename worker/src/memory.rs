@@ -15,10 +15,10 @@ pub fn available_bytes() -> Option<u64> {
     Some(cgroup_free(&cgroups, Path::new("/sys/fs/cgroup")).map_or(machine, |c| c.min(machine)))
 }
 
-/// Resident bytes of this process; `None` where that cannot be known.
-pub fn resident_bytes() -> Option<u64> {
+/// Resident bytes of this process, now and at most since it began; `None` where that cannot be known.
+pub fn resident_bytes() -> Option<[u64; 2]> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    kib_field(&status, "VmRSS:")
+    Some([kib_field(&status, "VmRSS:")?, kib_field(&status, "VmHWM:")?])
 }
 
 fn meminfo_available(meminfo: &str) -> Option<u64> {

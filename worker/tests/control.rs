@@ -90,6 +90,10 @@ async fn a_shared_file_needs_neither_hashes_nor_pushes() {
     assert_eq!(reply.weight_bytes, 4 * TENSOR_BYTES);
     let facts = client.load().await.unwrap();
     assert_eq!(facts.metadata_hash, model.header_blob().blake3);
+    let health = client.health().await;
+    let held = [health.weight_bytes, health.state_bytes];
+    assert_eq!(held, [facts.weight_bytes, facts.state_bytes]);
+    assert!(health.memory_used > 0 && health.memory_peak >= health.memory_used, "{health:?}");
     assert_eq!(token_of(&mut client, 7).await, 107);
 }
 
@@ -238,7 +242,8 @@ async fn a_busy_worker_names_its_holder_and_serves_the_next_after_unload() {
     assert!(failure.reason.contains("coordinator first holds this worker"), "{failure}");
     assert_eq!(kind(second.unload().await), FailureKind::Busy);
     first.unload().await.unwrap();
-    assert_eq!(first.health().await.phase(), Phase::Idle);
+    let idle = first.health().await;
+    assert_eq!((idle.phase(), idle.weight_bytes, idle.state_bytes), (Phase::Idle, 0, 0));
     // An epoch that is over is told so.
     let mut stale = Client::connect(&worker, "second", 5).await;
     let failure = stale.prepare(stale.order(&threes, whole(), false)).await.unwrap_err();

@@ -7,6 +7,7 @@
 //! `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
 
 mod limits;
+mod memory;
 mod mixed;
 
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use super::args::{KvArg, LineArgs, ModelArgs};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
-use crate::handle::{LineInfo, SeqEvent};
+use crate::handle::{LineInfo, SeqEvent, StageResident};
 use crate::meter::{UbatchSize, hop_us, sizes, summarise};
 use crate::plan::ModelFacts;
 use crate::record::UbatchRecord;
@@ -109,6 +110,9 @@ struct Row {
     ubatches: Vec<UbatchSize>,
     /// Microseconds of a hop between two processes.
     hop_us: f64,
+    /// What the stages hold after the row was measured, first stage first; the peaks are those since the
+    /// workers began.
+    memory: Vec<StageResident>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Mixed>,
 }
@@ -158,7 +162,8 @@ async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
     } else {
         print_table(&rows)?;
     }
-    print_limits(&info, &limits)
+    print_limits(&info, &limits)?;
+    memory::print(rows.last().map_or(&[], |row| &row.memory))
 }
 
 /// What is measured.
@@ -216,6 +221,7 @@ fn random_tokens(n: u32, sequence: u32, n_vocab: u32) -> Vec<u32> {
 struct Sample {
     seconds: f64,
     records: Vec<UbatchRecord>,
+    memory: Vec<StageResident>,
 }
 
 struct Bench<'a> {
@@ -252,7 +258,8 @@ impl Bench<'_> {
             let name = format!("{} of {each}, {parallel} at once", test.name());
             trace.phase(name, from, self.session.meter.now());
         }
-        Ok(Sample { seconds, records: self.session.meter.take() })
+        let records = self.session.meter.take();
+        Ok(Sample { seconds, records, memory: self.session.engine.memory().await? })
     }
 
     async fn row(&self, test: Test, parallel: u32) -> Result<Row> {
@@ -297,6 +304,7 @@ impl Bench<'_> {
             ubatch: self.args.line.ubatch,
             ubatches: sizes(&sample.records),
             hop_us: hop_us(&sample.records),
+            memory: sample.memory.clone(),
             mixed: None,
         }
     }
@@ -318,8 +326,8 @@ impl Bench<'_> {
             self.session.submit(request).await
         })
         .await?;
-        let sample =
-            Sample { seconds: start.elapsed().as_secs_f64(), records: self.session.meter.take() };
+        let (seconds, records) = (start.elapsed().as_secs_f64(), self.session.meter.take());
+        let sample = Sample { seconds, records, memory: self.session.engine.memory().await? };
         let mut row = Row { test: "mixed", ..self.row_of(test, parallel, &sample) };
         row.gop_per_second += self.ops(prefill, prompts.len() as u32) / row.seconds / 1e9;
         row.share_of_peak = self.limits.map(|l| row.gop_per_second / l.peak(row.peak));

@@ -1,4 +1,4 @@
-//! Sequences' states, read from all stages of a line and put into them.
+//! Sequences' states, read from all stages of a line and put into them, and what the stages hold.
 
 use brigade_engine::batch::SlotId;
 use brigade_engine::state::{merge_snapshots, select_layers};
@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::conn::WorkerError;
 use super::placed::{Identity, PlacedStage};
+use crate::handle::StageResident;
 
 /// Who has the states of a line's sequences.
 #[derive(Clone, Debug)]
@@ -63,6 +64,25 @@ impl StateDoors {
             written.map_err(aborted)??;
         }
         Ok(())
+    }
+
+    /// What each stage's process holds now, first stage first.
+    ///
+    /// # Errors
+    /// Why a worker did not say.
+    pub async fn memory(&self) -> Result<Vec<StageResident>, String> {
+        let mut all = Vec::new();
+        for stage in &self.stages {
+            let conn = &stage.conn;
+            let health = conn.health(0).await.map_err(|why| format!("{}: {why}", conn.name()))?;
+            all.push(StageResident {
+                weight_bytes: health.weight_bytes,
+                state_bytes: health.state_bytes,
+                resident_bytes: health.memory_used,
+                peak_bytes: health.memory_peak,
+            });
+        }
+        Ok(all)
     }
 }
 

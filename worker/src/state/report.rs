@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use brigade_proto::control::{Capabilities, HealthReply, Phase, WireType};
 
-use super::Worker;
+use super::{Inner, Worker};
 use crate::memory;
 
 impl Worker {
@@ -12,11 +12,8 @@ impl Worker {
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
         let limit = self.loader.memory_limit;
-        let held = self
-            .inner()
-            .resident
-            .as_ref()
-            .map_or(0, |r| r.loaded.facts.weight_bytes + r.loaded.facts.state_bytes);
+        let [weights, states] = held(&self.inner());
+        let held = weights + states;
         let free = memory::available_bytes().map_or(limit, |free| limit.min(free + held));
         let wire_types = [WireType::F32, WireType::F16, WireType::Bf16, WireType::Q80];
         Capabilities {
@@ -43,6 +40,8 @@ impl Worker {
         let now = Instant::now();
         inner.session.heartbeat(now, coordinator_id, epoch);
         let reading = inner.meter.read(now);
+        let [weight_bytes, state_bytes] = held(&inner);
+        let [memory_used, memory_peak] = memory::resident_bytes().unwrap_or_default();
         let session = &inner.session;
         let running = session.phase() == Phase::Running;
         HealthReply {
@@ -57,9 +56,18 @@ impl Worker {
             queue_len: if running { reading.queue_len } else { 0 },
             wire_bytes_in: reading.wire_bytes_in,
             wire_bytes_out: reading.wire_bytes_out,
-            memory_used: memory::resident_bytes().unwrap_or(0),
+            memory_used,
             memory_limit: self.loader.memory_limit,
             owner: session.owner().unwrap_or_default().to_owned(),
+            memory_peak,
+            weight_bytes,
+            state_bytes,
         }
     }
+}
+
+/// Bytes of the loaded stage's weights and states; 0 where there is none.
+fn held(inner: &Inner) -> [u64; 2] {
+    let facts = inner.resident.as_ref().map(|r| &r.loaded.facts);
+    facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])
 }
