@@ -36,11 +36,15 @@ fn refusal(args: &[&str]) -> String {
 
 /// A small random model.
 fn model() -> String {
-    let path = scratch("tiny.gguf");
+    synthetic("qwen3")
+}
+
+fn synthetic(arch: &str) -> String {
+    let path = scratch(&format!("{arch}-tiny.gguf"));
     if !path.exists() {
-        let part = scratch(&format!("tiny-{:?}.gguf", std::thread::current().id()));
+        let part = scratch(&format!("{arch}-tiny-{:?}.gguf", std::thread::current().id()));
         let file = part.to_str().unwrap();
-        out(&["synth", "--arch", "qwen3", "--size", "tiny", "--quant", "Q8_0", "--out", file]);
+        out(&["synth", "--arch", arch, "--size", "tiny", "--quant", "Q8_0", "--out", file]);
         std::fs::rename(&part, &path).unwrap();
     }
     path.to_str().unwrap().to_owned()
@@ -167,6 +171,28 @@ fn bench_rows_have_the_promised_fields() {
     let busy = rows[3]["stage_busy"].as_array().unwrap();
     assert_eq!(busy.len(), 2);
     assert!(busy.iter().all(|b| (0.0..=1.0).contains(&b.as_f64().unwrap())));
+}
+
+#[test]
+fn a_bench_at_a_depth_begins_behind_its_contexts() {
+    // Sequences of attention begin with any prefix, recurrent ones with whole ones only.
+    for m in [model(), synthetic("granitehybrid")] {
+        let args = ["--workers", "2", "--threads", "1", "--prompt", "16", "--gen", "8"];
+        let mut command = vec!["bench", "-m", &m, "--depth", "100", "--parallel", "1,3", "--json"];
+        command.extend(args);
+        let rows = json_out(&command);
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 4);
+        for row in rows {
+            let rows_of = |size: &serde_json::Value| {
+                size["rows"].as_f64().unwrap() * size["count"].as_f64().unwrap()
+            };
+            let computed: f64 = row["ubatches"].as_array().unwrap().iter().map(rows_of).sum();
+            assert_eq!(row["depth"], 100);
+            // The contexts are not among what was measured.
+            assert_eq!(computed, row["tokens"].as_f64().unwrap(), "{row}");
+        }
+    }
 }
 
 #[test]
