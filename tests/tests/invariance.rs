@@ -87,21 +87,33 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
 #[test]
 fn every_pair_of_cut_and_ubatch_size_gives_the_same_bits() {
     let prompt = tokens(PROMPT, 2);
-    for model in ["llama", "llama-q4_k", "granitehybrid", "kimi-linear"] {
+    for (model, kv_type) in [
+        ("llama", KvType::F32),
+        ("llama", KvType::Q8_0),
+        ("llama-q4_k", KvType::F32),
+        ("granitehybrid", KvType::F32),
+        ("granitehybrid", KvType::Q8_0),
+        ("kimi-linear", KvType::F32),
+        ("kimi-linear", KvType::Q8_0),
+    ] {
         let n_layer = describe(model).n_layer();
         let serving = line::serving().name;
-        let whole = Line::open(&path(model), &LineConfig::default()).logits(&prompt, PROMPT);
+        let config = LineConfig { kv_type, ..LineConfig::default() };
+        let whole = Line::open(&path(model), &config).logits(&prompt, PROMPT);
         let mut n_splits = 0;
         for n_stages in [1, 2, 3, n_layer] {
             let cuts = Line::even_cuts(n_layer, n_stages);
-            let mut line = Line::open(&path(model), &LineConfig { cuts, ..LineConfig::default() });
+            let mut line = Line::open(&path(model), &LineConfig { cuts, ..config.clone() });
             for n_ubatch in [1, 7, 64, 512] {
                 let cut = line.logits(&prompt, n_ubatch);
-                assert!(bits(&whole) == bits(&cut), "{model}: {n_stages} stages, {n_ubatch} rows");
+                assert!(
+                    bits(&whole) == bits(&cut),
+                    "{model}, KV {kv_type:?}: {n_stages} stages, {n_ubatch} rows"
+                );
                 n_splits += 1;
             }
         }
-        println!("{model} on {serving}: {PROMPT} tokens, {n_splits} splits equal");
+        println!("{model}, KV {kv_type:?} on {serving}: {PROMPT} tokens, {n_splits} splits equal");
     }
 }
 
@@ -111,9 +123,12 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
     let cases = [
         ("llama", KvType::F32),
         ("llama-q4_k", KvType::F16),
+        ("llama-q4_k", KvType::Q8_0),
         ("granitehybrid", KvType::F16),
+        ("granitehybrid", KvType::Q8_0),
         ("falcon-h1", KvType::F32),
         ("deepseek2", KvType::F16),
+        ("deepseek2", KvType::Q8_0),
         ("kimi-linear", KvType::F16),
         ("kimi-k3", KvType::F16),
         ("qwen35", KvType::F32),
@@ -190,8 +205,10 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
     for (model, kv_type) in [
         ("llama", KvType::F32),
         ("llama", KvType::F16),
+        ("llama", KvType::Q8_0),
         ("deepseek2", KvType::F32),
         ("deepseek2", KvType::F16),
+        ("deepseek2", KvType::Q8_0),
     ] {
         let cuts = vec![2];
         let mut line =

@@ -44,15 +44,22 @@ fn refused(tokens: &[u32], more: &[&str], words: &str) {
 
 #[test]
 fn a_run_goes_on_from_a_file_at_another_cut() {
-    let path = file("goes-on.state");
+    for kv_type in ["f16", "q8_0"] {
+        goes_on(kv_type);
+    }
+}
+
+fn goes_on(kv_type: &str) {
+    let path = file(&format!("goes-on-{kv_type}.state"));
     let path = path.to_str().unwrap();
+    let on = |workers| ["--kv-type", kv_type, "--workers", workers];
     // More than one page of positions.
     let prompt: Vec<u32> = (1..90).map(|i| 1 + i % 60).collect();
-    let whole = ids(&run_ids(&prompt, 16, &["--workers", "1"]));
-    let first = ids(&run_ids(&prompt, 8, &["--workers", "2", "--state-out", path]));
+    let whole = ids(&run_ids(&prompt, 16, &on("1")));
+    let first = ids(&run_ids(&prompt, 8, &[&on("2")[..], &["--state-out", path]].concat()));
     assert_eq!(first, whole[..8]);
     let longer = [&prompt[..], &first].concat();
-    let second = run_ids(&longer, 8, &["--workers", "3", "--state-in", path]);
+    let second = run_ids(&longer, 8, &[&on("3")[..], &["--state-in", path]].concat());
     assert_eq!(ids(&second), whole[8..]);
     // The last token drawn has no state yet.
     let told = format!("restored {} tokens, prefill 1 tokens", longer.len() - 1);
@@ -69,7 +76,9 @@ fn a_file_that_does_not_fit_is_refused_with_the_reason() {
     let begin = ["--workers", "2", "--state-in", path];
     refused(&[7, 7, 7], &begin, "0 in common");
     refused(&longer[..5], &begin, "5 in common");
-    refused(&longer, &[&begin[..], &["--kv-type", "f32"]].concat(), "wanted");
+    for kv_type in ["f32", "q8_0"] {
+        refused(&longer, &[&begin[..], &["--kv-type", kv_type]].concat(), "wanted");
+    }
     let mut damaged = fs::read(path).unwrap();
     let middle = damaged.len() / 2;
     damaged[middle] ^= 1;

@@ -46,6 +46,12 @@ fn states(model: &Gguf) -> (Vec<StateSpec>, SequenceBytes) {
     (slots, SequenceBytes::of(&facts.layers))
 }
 
+/// Bytes that a token adds with a KV cache of type `ty`.
+fn kv_bytes(model: &Gguf, ty: KvType) -> u64 {
+    let facts = ModelFacts::from_gguf(model, ty).unwrap();
+    SequenceBytes::of(&facts.layers).kv_bytes_per_token
+}
+
 #[test]
 fn granite_4_h_tiny() {
     let kv_heads: Vec<u32> = (0..40).map(|il| if il % 10 == 5 { 4 } else { 0 }).collect();
@@ -63,12 +69,15 @@ fn granite_4_h_tiny() {
         ("ssm.inner_size", 3072),
         ("ssm.time_step_rank", 48),
     ];
-    let (slots, sequence) = states(&header("granitehybrid", 1536, &keys, &kv_heads));
+    let model = header("granitehybrid", 1536, &keys, &kv_heads);
+    let (slots, sequence) = states(&model);
     assert_eq!(slots, [StateSpec::Slot { conv: 9_984, scan: 393_216 }; 36]);
     assert_eq!(sequence.conv_bytes, 36 * 9_984 * F32);
     assert_eq!(sequence.scan_bytes, 36 * 393_216 * F32);
     // Keys and values of four heads of 128 in four layers.
     assert_eq!(sequence.kv_bytes_per_token, 4 * 2 * 4 * 128 * 2);
+    // A scale for 32 of their elements.
+    assert_eq!(kv_bytes(&model, KvType::Q8_0), 4 * 2 * 4 * (128 + 128 / 32 * 2));
 }
 
 #[test]
@@ -112,11 +121,13 @@ fn kimi_linear_48b() {
         ("expert_shared_count", 1),
         ("expert_gating_func", 2),
     ];
-    let (slots, sequence) = states(&header("kimi-linear", 2304, &keys, &kv_heads));
+    let model = header("kimi-linear", 2304, &keys, &kv_heads);
+    let (slots, sequence) = states(&model);
     assert_eq!(slots, [StateSpec::Slot { conv: 36_864, scan: 524_288 }; 20]);
     assert_eq!(sequence.conv_bytes + sequence.scan_bytes, 20 * (36_864 + 524_288) * F32);
     // One row of 576 values in each of seven layers.
     assert_eq!(sequence.kv_bytes_per_token, 7 * 576 * 2);
+    assert_eq!(kv_bytes(&model, KvType::Q8_0), 7 * (576 + 576 / 32 * 2));
 }
 
 fn json_of(args: &[&str]) -> Value {

@@ -58,7 +58,7 @@ impl CpuBackend {
         let abilities = Abilities {
             architectures: arch::supported().into_iter().map(str::to_owned).collect(),
             quant_types: quant_types(),
-            kv_types: vec![KvType::F32, KvType::F16],
+            kv_types: vec![KvType::F32, KvType::F16, KvType::Q80],
             kernel_tables: kernels::available().iter().map(|k| k.name.to_owned()).collect(),
             kernels: kernels.name.to_owned(),
             threads: threads as u32,
@@ -196,6 +196,7 @@ fn scratch_bytes(model: &ModelSpec, spec: &StageSpec) -> u64 {
 fn engine_kv(kv_type: KvType) -> kernels::KvType {
     match kv_type {
         KvType::F16 => kernels::KvType::F16,
+        KvType::Q80 => kernels::KvType::Q8_0,
         // An unknown type was refused when the order was parsed.
         KvType::F32 | KvType::Unspecified => kernels::KvType::F32,
     }

@@ -247,6 +247,7 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
     let kv_type = match options.kv_type {
         KvArg::F32 => KvType::F32,
         KvArg::F16 => KvType::F16,
+        KvArg::Q80 => KvType::Q80,
     };
     let max_rows = line.ubatch.unwrap_or(DEFAULT_MAX_ROWS).max(options.max_seqs);
     let stage = StageOptions {

@@ -190,6 +190,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
 pub fn engine_kv(kv: KvType) -> kernels::KvType {
     match kv {
         KvType::F32 => kernels::KvType::F32,
+        KvType::Q80 => kernels::KvType::Q8_0,
         KvType::F16 | KvType::Unspecified => kernels::KvType::F16,
     }
 }

@@ -199,7 +199,7 @@ impl BlockKind {
     pub fn state(&self) -> StateSpec {
         match self {
             Self::Attention(a) => {
-                StateSpec::Paged { values_per_token: a.n_kv_head * (a.head_dim_k + a.head_dim_v) }
+                StateSpec::Paged { n_head: a.n_kv_head, per_head: [a.head_dim_k, a.head_dim_v] }
             }
             Self::Mamba(m) => StateSpec::Slot {
                 conv: (m.conv_taps - 1) * m.d_inner,
@@ -212,7 +212,7 @@ impl BlockKind {
                 conv: (m.conv_taps - 1) * m.conv_channels(),
                 scan: m.shape.state_len(),
             },
-            Self::Mla(m) => StateSpec::Paged { values_per_token: m.key_width() },
+            Self::Mla(m) => StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0] },
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
             Self::Mlp(_) | Self::Moe(_) => StateSpec::None,

@@ -5,6 +5,12 @@
 //! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no
 //! pointers and no positions: a byte copy of a page is a copy of its content, which is what sequence
 //! copies and snapshots are.
+//!
+//! In `Q8_0` the elements are signed bytes, and their scales follow in f16, `[blocks, KV_PAGE]` for the
+//! keys and then for the values: the key of a position, and its value, are cut into blocks of
+//! [`SCALE_ELEMS`] elements with a scale each, the last one shorter where a head is no multiple of that.
+
+use std::ops::Range;
 
 use super::KV_PAGE;
 use super::attention::AttendPart;
@@ -19,14 +25,35 @@ pub enum KvType {
     F32,
     /// Rounded to half precision, to nearest even.
     F16,
+    /// In blocks of 32 elements of a head, as ggml's type of this name: a scale in f16, the greatest
+    /// magnitude over 127, and for each element the nearest multiple of it, -127 to 127. A block with an
+    /// element that is infinite, NaN or more than an f16 scale reaches (8.3 million) reads as NaN.
+    Q8_0,
 }
 
+/// Elements of a [`KvType::Q8_0`] block.
+pub(super) const SCALE_ELEMS: usize = 32;
+
 impl KvType {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
+    /// Bytes of `n` elements of a position.
+    pub fn bytes_of(self, n: usize) -> usize {
+        n * self.code_bytes() + self.scales(n) * size_of::<u16>()
+    }
+
+    /// Bytes of an element without its part of a scale.
+    fn code_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 => 2,
+            Self::Q8_0 => 1,
+        }
+    }
+
+    /// Scales of `n` elements of a position.
+    fn scales(self, n: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 => 0,
+            Self::Q8_0 => n.div_ceil(SCALE_ELEMS),
         }
     }
 }
@@ -63,11 +90,29 @@ impl KvLayout {
 
     /// Bytes of one head in a page.
     pub(super) fn head_bytes(&self) -> usize {
-        let per_position = match self.values {
-            ValuePlace::Apart => self.head_dim_k + self.v_stride(),
-            ValuePlace::InKeys => self.k_stride(),
-        };
-        per_position * KV_PAGE * self.ty.bytes()
+        let (k, v) = self.widths();
+        (self.ty.bytes_of(k) + self.ty.bytes_of(v)) * KV_PAGE
+    }
+
+    /// Elements that a head's page has of a position: in keys, in values apart from them.
+    fn widths(&self) -> (usize, usize) {
+        match self.values {
+            ValuePlace::Apart => (self.head_dim_k, self.v_stride()),
+            ValuePlace::InKeys => (self.k_stride(), 0),
+        }
+    }
+
+    /// Where a head's page has the codes of keys, those of values, the scales of keys and those of
+    /// values, as bytes from its start.
+    pub(super) fn planes(&self) -> [Range<usize>; 4] {
+        let (k, v) = self.widths();
+        let codes = |n: usize| n * KV_PAGE * self.ty.code_bytes();
+        let scales = |n: usize| self.ty.scales(n) * KV_PAGE * size_of::<u16>();
+        let mut end = 0;
+        [codes(k), codes(v), scales(k), scales(v)].map(|len| {
+            end += len;
+            end - len..end
+        })
     }
 
     /// Elements from one key row to the next, where keys are rows.
@@ -77,19 +122,14 @@ impl KvLayout {
 
     /// Makes positions `from..` of a page zero: what is there is nobody's, or an earlier sequence's.
     pub fn clear_tail(&self, page: &mut [u8], from: usize) {
-        let size = self.ty.bytes();
+        let [k, v, k_scales, v_scales] = self.planes();
         for head in page.chunks_exact_mut(self.head_bytes()) {
-            let rows = match self.values {
-                ValuePlace::InKeys => &mut head[from * self.k_stride() * size..],
-                ValuePlace::Apart => {
-                    let (keys, values) = head.split_at_mut(self.head_dim_k * KV_PAGE * size);
-                    for key in keys.chunks_exact_mut(KV_PAGE * size) {
-                        key[from * size..].fill(0);
-                    }
-                    &mut values[from * self.v_stride() * size..]
-                }
-            };
-            rows.fill(0);
+            match self.values {
+                ValuePlace::InKeys => clear_rows(&mut head[k.clone()], from),
+                ValuePlace::Apart => clear_across(&mut head[k.clone()], from, self.ty.code_bytes()),
+            }
+            clear_rows(&mut head[v.clone()], from);
+            clear_across(&mut head[k_scales.start..v_scales.end], from, size_of::<u16>());
         }
     }
 
@@ -107,7 +147,7 @@ impl KvLayout {
     }
 
     /// Byte range of head `head` of page `page` in a pool of pages.
-    fn head_range(&self, page: usize, head: usize) -> std::ops::Range<usize> {
+    fn head_range(&self, page: usize, head: usize) -> Range<usize> {
         let start = page * self.page_bytes() + head * self.head_bytes();
         start..start + self.head_bytes()
     }
@@ -115,6 +155,19 @@ impl KvLayout {
     /// Head `head` of page `page` of `pool`.
     pub(super) fn head<'a>(&self, pool: &'a [u8], page: usize, head: usize) -> &'a [u8] {
         &pool[self.head_range(page, head)]
+    }
+}
+
+/// Makes positions `from..` zero where a position's elements lie side by side.
+fn clear_rows(plane: &mut [u8], from: usize) {
+    let row = plane.len() / KV_PAGE;
+    plane[from * row..].fill(0);
+}
+
+/// Makes positions `from..` zero where an element's positions lie side by side, `size` bytes each.
+fn clear_across(plane: &mut [u8], from: usize, size: usize) {
+    for positions in plane.chunks_exact_mut(KV_PAGE * size) {
+        positions[from * size..].fill(0);
     }
 }
 

@@ -105,7 +105,7 @@ impl Kernels {
             wkv7: cpu::wkv7::wkv7::<S>,
             wkv7_prepare: cpu::wkv7::prepare::<S>,
             wkv7_bonus: cpu::wkv7::bonus::<S>,
-            kv_write: cpu::attention::kv_write::<S>,
+            kv_write: cpu::kv::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             probe_read: cpu::probe::read::<S>,
             probe_dots: cpu::probe::dots::<S>,

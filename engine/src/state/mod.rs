@@ -35,8 +35,10 @@ pub enum StateSpec {
     None,
     /// Grows with the sequence, kept in pages of [`crate::kernels::KV_PAGE`] positions.
     Paged {
-        /// Scalars a token adds (keys and values).
-        values_per_token: usize,
+        /// Heads of keys and values.
+        n_head: usize,
+        /// Scalars a token adds to each head: of its key, and of a value apart from it.
+        per_head: [usize; 2],
     },
     /// A fixed size, in f32.
     Slot {
@@ -51,7 +53,9 @@ impl StateSpec {
     /// Bytes that a token adds.
     pub fn bytes_per_token(&self, kv: KvType) -> usize {
         match self {
-            Self::Paged { values_per_token } => values_per_token * kv.bytes(),
+            Self::Paged { n_head, per_head } => {
+                n_head * per_head.map(|n| kv.bytes_of(n)).iter().sum::<usize>()
+            }
             _ => 0,
         }
     }

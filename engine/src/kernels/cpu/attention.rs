@@ -1,112 +1,36 @@
 //! Attention over one span of pages, for up to eight queries that share its reading.
 //!
 //! For each page: scores of its positions (lanes are positions, the sum runs over the head's
-//! elements in order; where keys are rows, lanes are elements and are folded at the end), the greatest score so far, weights `exp(score - greatest)`, and the weighted
-//! sum of values (lanes are elements, the sum runs over positions in order). Sums of earlier pages
-//! are scaled to the new greatest score first.
+//! elements in order; where keys are rows, lanes are elements and are folded at the end), the greatest
+//! score so far, weights `exp(score - greatest)`, and the weighted sum of values (lanes are elements, the
+//! sum runs over positions in order). Sums of earlier pages are scaled to the new greatest score first.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::exp::exp;
+use super::kv::{Element, F16, F32, PageType, Q8};
 use super::run;
 use crate::kernels::KV_PAGE;
 use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
-use crate::kernels::kv::{KvRow, KvType, ValuePlace};
+use crate::kernels::kv::{KvType, ValuePlace};
 use crate::kernels::simd::{LANES, Op, Simd};
 
 /// Vectors of positions in a page.
 const VECTORS: usize = KV_PAGE / LANES;
-
-/// An element type of pages.
-trait Element {
-    type Bits: bytemuck::Pod;
-    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
-    fn store<S: Simd>(s: S, v: S::F, out: &mut [Self::Bits; LANES]);
-}
-
-struct F32;
-impl Element for F32 {
-    type Bits = f32;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
-        s.load(x)
-    }
-    #[inline(always)]
-    fn store<S: Simd>(s: S, v: S::F, out: &mut [f32; LANES]) {
-        s.store(v, out);
-    }
-}
-
-struct F16;
-impl Element for F16 {
-    type Bits = u16;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
-        s.load_f16(x)
-    }
-    #[inline(always)]
-    fn store<S: Simd>(s: S, v: S::F, out: &mut [u16; LANES]) {
-        s.store_f16(v, out);
-    }
-}
-
-/// Writes one position of one head: its keys apart by [`KV_PAGE`], its values side by side.
-pub(crate) fn kv_write<S: Simd>(row: &mut KvRow<'_>) {
-    match row.layout.ty {
-        KvType::F32 => run::<S, _>(Write::<F32>(row, PhantomData)),
-        KvType::F16 => run::<S, _>(Write::<F16>(row, PhantomData)),
-    }
-}
-
-struct Write<'a, 'b, E>(&'a mut KvRow<'b>, PhantomData<E>);
-
-impl<E: Element> Op for Write<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn eval<S: Simd>(self, s: S) {
-        let row = self.0;
-        let stored = |x: &[f32]| {
-            let mut out: [E::Bits; LANES] = bytemuck::Zeroable::zeroed();
-            E::store(s, s.load_part(x), &mut out);
-            out
-        };
-        let to = bytemuck::cast_slice_mut::<u8, E::Bits>(row.to);
-        if row.layout.values == ValuePlace::InKeys {
-            let stride = row.layout.k_stride();
-            let (key, _) = to[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
-            for (k, key) in row.k.chunks(LANES).zip(key) {
-                *key = stored(k);
-            }
-            return;
-        }
-        let (keys, values) = to.split_at_mut(row.layout.head_dim_k * KV_PAGE);
-        for (k, keys) in row.k.chunks(LANES).zip(keys.chunks_mut(LANES * KV_PAGE)) {
-            let stored = stored(k);
-            for (keys, k) in keys.chunks_exact_mut(KV_PAGE).zip(stored) {
-                keys[row.pos] = k;
-            }
-        }
-        // Rows of values are filled up to whole lanes with zeros.
-        let stride = row.layout.v_stride();
-        let (values, _) = values[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
-        for (v, values) in row.v.chunks(LANES).zip(values) {
-            *values = stored(v);
-        }
-    }
-}
 
 /// Fills the states of a tile's queries for its span.
 pub(crate) fn attend<S: Simd>(tile: &mut AttendTile<'_>) {
     match tile.layout.ty {
         KvType::F32 => run::<S, _>(Span::<F32>(tile, PhantomData)),
         KvType::F16 => run::<S, _>(Span::<F16>(tile, PhantomData)),
+        KvType::Q8_0 => run::<S, _>(Span::<Q8>(tile, PhantomData)),
     }
 }
 
-struct Span<'a, 'b, E>(&'a mut AttendTile<'b>, PhantomData<E>);
+struct Span<'a, 'b, T>(&'a mut AttendTile<'b>, PhantomData<T>);
 
-impl<E: Element> Op for Span<'_, '_, E> {
+impl<T: PageType> Op for Span<'_, '_, T> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
@@ -117,10 +41,13 @@ impl<E: Element> Op for Span<'_, '_, E> {
             state[0] = f32::NEG_INFINITY;
         }
         let q = Queries::new(tile);
+        let n_visible = tile.queries.last().map_or(0, |query| query.n_visible);
+        let mut wide = Vec::new();
         for page in tile.pages.clone() {
             let block = tile.blocks[page].0 as usize;
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
-            let head = bytemuck::cast_slice::<u8, E::Bits>(head);
+            let n_seen = (n_visible - page * KV_PAGE).min(KV_PAGE);
+            let head = T::head(s, tile.layout, head, n_seen, &mut wide);
             let (k, v, v_stride) = match tile.layout.values {
                 ValuePlace::InKeys => (head, head, tile.layout.k_stride()),
                 ValuePlace::Apart => {
@@ -128,7 +55,7 @@ impl<E: Element> Op for Span<'_, '_, E> {
                     (k, v, tile.layout.v_stride())
                 }
             };
-            let page = Page::<E> {
+            let page = Page::<T::Read> {
                 start: page * KV_PAGE,
                 k: k.as_chunks().0,
                 v: v.as_chunks().0,

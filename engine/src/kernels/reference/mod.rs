@@ -9,6 +9,8 @@ pub(super) mod conv;
 pub(super) mod delta;
 #[cfg(test)]
 pub(super) mod depth;
+#[cfg(test)]
+pub(super) mod kv;
 pub(super) mod lanes;
 #[cfg(test)]
 pub(super) mod mamba;

@@ -2,11 +2,10 @@
 
 use std::slice::from_ref as one;
 
-use half::f16;
-
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::batch::BlockId;
 use crate::kernels::reference::attention::attend as plain_attend;
+use crate::kernels::reference::kv::kept;
 use crate::kernels::{
     Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, available,
 };
@@ -116,13 +115,9 @@ impl Case {
     /// What the outputs of sequence `s` should be.
     fn plain(&self, s: usize) -> Vec<f64> {
         let (seq, layout) = (&self.sequences[s], &self.layout);
-        let rounded = |x: f32| match layout.ty {
-            KvType::F32 => x,
-            KvType::F16 => f16::from_f32(x).to_f32(),
-        };
         let head = |x: &[f32], dim: usize, row: usize, head: usize| -> Vec<f32> {
             let at = (row * layout.n_kv_head + head) * dim;
-            x[at..at + dim].iter().copied().map(rounded).collect()
+            kept(layout.ty, &x[at..at + dim])
         };
         let group = self.n_head / layout.n_kv_head;
         let mut out = Vec::new();
@@ -156,13 +151,15 @@ fn in_keys(layout: KvLayout) -> KvLayout {
     KvLayout { values: ValuePlace::InKeys, ..layout }
 }
 
+const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
+
 /// Values lie in -1..1, scores within a few units: a weight carries the errors of a sum over the
 /// head, and the weighted mean of values below 1 keeps them.
 const BOUND: f64 = 4e-6;
 
 #[test]
 fn attention_matches_f64() {
-    for ty in [KvType::F32, KvType::F16] {
+    for ty in TYPES {
         for (kv, heads, dk, dv) in
             [(1, 1, 8, 8), (2, 8, 64, 64), (2, 6, 80, 80), (1, 7, 20, 36), (3, 3, 128, 96)]
         {
@@ -186,19 +183,22 @@ fn values_in_keys_match_f64() {
             close("attention", *got, want, BOUND);
         }
     };
-    for ty in [KvType::F32, KvType::F16] {
+    for ty in TYPES {
         for (kv, heads, dk, dv) in [(1, 1, 8, 8), (1, 3, 40, 32), (2, 6, 36, 20), (1, 11, 72, 64)] {
             check(layout(kv, dk, dv, ty), heads, &[150, 1, 64, 65]);
         }
     }
     // As in DeepSeek's models, with fewer heads.
-    check(layout(1, 576, 512, KvType::F16), 9, &[66]);
+    for ty in [KvType::F16, KvType::Q8_0] {
+        check(layout(1, 576, 512, ty), 9, &[66]);
+    }
 }
 
 #[test]
 fn long_contexts_merge_their_spans() {
     long_context(layout(1, 16, 16, KvType::F16));
     long_context(in_keys(layout(1, 24, 16, KvType::F16)));
+    long_context(layout(1, 16, 16, KvType::Q8_0));
 }
 
 /// More than two spans of 1024 positions; the last rows one by one, the others at once.
@@ -219,8 +219,10 @@ fn long_context(layout: KvLayout) {
 
 #[test]
 fn any_cut_and_any_company_give_the_same_bits() {
-    any_cut(layout(2, 64, 64, KvType::F16));
-    any_cut(in_keys(layout(2, 72, 64, KvType::F16)));
+    for ty in [KvType::F16, KvType::Q8_0] {
+        any_cut(layout(2, 64, 64, ty));
+        any_cut(in_keys(layout(2, 72, 64, ty)));
+    }
 }
 
 fn any_cut(layout: KvLayout) {
@@ -253,7 +255,12 @@ fn any_cut(layout: KvLayout) {
 #[test]
 fn later_positions_never_leak_back() {
     // The second run has infinities at later positions, in the same tile and page.
-    for layout in [layout(1, 32, 32, KvType::F32), in_keys(layout(1, 32, 32, KvType::F32))] {
+    for layout in [
+        layout(1, 32, 32, KvType::F32),
+        in_keys(layout(1, 32, 32, KvType::F32)),
+        layout(1, 32, 32, KvType::Q8_0),
+        in_keys(layout(1, 32, 32, KvType::Q8_0)),
+    ] {
         let mut case = Case::new(layout, 2, &[70]);
         for kernels in available() {
             let compute = super::compute(kernels, 1);
@@ -272,7 +279,13 @@ fn later_positions_never_leak_back() {
 
 #[test]
 fn a_copied_page_is_a_copied_context() {
-    let case = Case::new(layout(2, 32, 32, KvType::F16), 4, &[100]);
+    for ty in TYPES {
+        copied_page(layout(2, 32, 32, ty));
+    }
+}
+
+fn copied_page(layout: KvLayout) {
+    let case = Case::new(layout, 4, &[100]);
     let compute = super::compute(available()[0], 1);
     let mut pool = case.pool();
     let out = case.step(&compute, &mut pool, one(&(0..100)));

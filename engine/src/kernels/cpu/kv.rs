@@ -1,0 +1,292 @@
+//! Types of pages: how keys and values are written, and how a head's page is read back.
+//!
+//! Pages of `F32` and `F16` are read as they lie. A page of `Q8_0` is widened once for a tile's queries,
+//! and then read as one of `F32`. An element is its code times its scale, which f32 holds exactly, so
+//! results depend on neither tiles nor neighbours.
+
+use std::marker::PhantomData;
+
+use super::run;
+use crate::kernels::KV_PAGE;
+use crate::kernels::kv::{KvLayout, KvRow, KvType, SCALE_ELEMS, ValuePlace};
+use crate::kernels::simd::{LANES, Op, Simd};
+
+/// Vectors of a block of elements with one scale.
+const SCALE_VECTORS: usize = SCALE_ELEMS / LANES;
+/// Vectors of positions in a page.
+const POSITIONS: usize = KV_PAGE / LANES;
+/// Greatest code of an 8-bit element.
+const MAX_CODE: f32 = 127.0;
+
+/// An element type that pages are read in.
+pub(super) trait Element {
+    type Bits: bytemuck::Pod;
+    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [Self::Bits; LANES]);
+}
+
+pub(super) struct F32;
+impl Element for F32 {
+    type Bits = f32;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [f32; LANES]) {
+        s.store(v, out);
+    }
+}
+
+pub(super) struct F16;
+impl Element for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_f16(x)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(s: S, v: S::F, out: &mut [u16; LANES]) {
+        s.store_f16(v, out);
+    }
+}
+
+/// A type of pages, and what their elements are read as.
+pub(super) trait PageType {
+    type Read: Element;
+    /// Elements of one head's page, laid out as a page of `Read` has them; of rows at least those of the
+    /// first `n_seen` positions. `wide` is memory for a page that has to be widened.
+    fn head<'a, S: Simd>(
+        s: S,
+        layout: &KvLayout,
+        head: &'a [u8],
+        n_seen: usize,
+        wide: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [<Self::Read as Element>::Bits];
+}
+
+impl<E: Element> PageType for E {
+    type Read = E;
+    #[inline(always)]
+    fn head<'a, S: Simd>(
+        _: S,
+        _: &KvLayout,
+        head: &'a [u8],
+        _: usize,
+        _: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [E::Bits] {
+        bytemuck::cast_slice(head)
+    }
+}
+
+pub(super) struct Q8;
+impl PageType for Q8 {
+    type Read = F32;
+    #[inline(always)]
+    fn head<'a, S: Simd>(
+        s: S,
+        layout: &KvLayout,
+        head: &'a [u8],
+        n_seen: usize,
+        wide: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [f32] {
+        let [keys, values, key_scales, value_scales] = layout.planes();
+        wide.resize((keys.len() + values.len()) / LANES, [0.0; LANES]);
+        let (k, v) = wide.split_at_mut(keys.len() / LANES);
+        let codes = |plane| bytemuck::cast_slice::<u8, i8>(plane).as_chunks().0;
+        let (keys, values) = (codes(&head[keys]), codes(&head[values]));
+        let key_scales = scales_of(&head[key_scales]);
+        match layout.values {
+            ValuePlace::InKeys => {
+                widen_rows(s, keys, key_scales, layout.k_stride() / LANES, n_seen, k);
+            }
+            ValuePlace::Apart => {
+                widen_columns(s, keys, key_scales, k);
+                let value_scales = scales_of(&head[value_scales]);
+                widen_rows(s, values, value_scales, layout.v_stride() / LANES, n_seen, v);
+            }
+        }
+        wide.as_flattened()
+    }
+}
+
+/// Scales of each block at all positions of a page.
+type Scales = [[u16; LANES]; POSITIONS];
+
+#[inline(always)]
+fn scales_of(plane: &[u8]) -> &[Scales] {
+    bytemuck::cast_slice::<u8, [u16; LANES]>(plane).as_chunks().0
+}
+
+/// Widens keys that lie across, `[head_dim_k][POSITIONS]` vectors.
+#[inline(always)]
+fn widen_columns<S: Simd>(
+    s: S,
+    codes: &[[i8; LANES]],
+    scales: &[Scales],
+    out: &mut [[f32; LANES]],
+) {
+    const BLOCK: usize = SCALE_ELEMS * POSITIONS;
+    for ((out, codes), scales) in out.chunks_mut(BLOCK).zip(codes.chunks(BLOCK)).zip(scales) {
+        let mut scale = [s.zero(); POSITIONS];
+        for g in 0..POSITIONS {
+            scale[g] = s.load_f16(&scales[g]);
+        }
+        let (out, codes) = (out.as_chunks_mut().0, codes.as_chunks::<POSITIONS>().0);
+        for (out, codes) in out.iter_mut().zip(codes) {
+            let out: &mut [_; POSITIONS] = out;
+            for g in 0..POSITIONS {
+                s.store(s.mul(code(s, &codes[g]), scale[g]), &mut out[g]);
+            }
+        }
+    }
+}
+
+/// Widens the first `n` rows of a page, of `stride` vectors each.
+#[inline(always)]
+fn widen_rows<S: Simd>(
+    s: S,
+    codes: &[[i8; LANES]],
+    scales: &[Scales],
+    stride: usize,
+    n: usize,
+    out: &mut [[f32; LANES]],
+) {
+    for (b, scales) in scales.iter().enumerate() {
+        let mut scale = [0.0; KV_PAGE];
+        for (to, bits) in scale.as_chunks_mut().0.iter_mut().zip(scales) {
+            s.store(s.load_f16(bits), to);
+        }
+        let block = b * SCALE_VECTORS..((b + 1) * SCALE_VECTORS).min(stride);
+        let rows = out.chunks_exact_mut(stride).zip(codes.chunks_exact(stride));
+        for ((out, codes), scale) in rows.zip(&scale[..n]) {
+            let scale = s.splat(*scale);
+            for (out, codes) in out[block.clone()].iter_mut().zip(&codes[block.clone()]) {
+                s.store(s.mul(code(s, codes), scale), out);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn code<S: Simd>(s: S, codes: &[i8; LANES]) -> S::F {
+    s.to_f32(s.load_i8(bytemuck::cast_ref(codes)))
+}
+
+/// Writes one position of one head: its keys apart by [`KV_PAGE`], its values side by side.
+pub(crate) fn kv_write<S: Simd>(row: &mut KvRow<'_>) {
+    match row.layout.ty {
+        KvType::F32 => run::<S, _>(Write::<F32>(row, PhantomData)),
+        KvType::F16 => run::<S, _>(Write::<F16>(row, PhantomData)),
+        KvType::Q8_0 => run::<S, _>(WriteBlocks(row)),
+    }
+}
+
+struct Write<'a, 'b, E>(&'a mut KvRow<'b>, PhantomData<E>);
+
+impl<E: Element> Op for Write<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let row = self.0;
+        let stored = |x: &[f32]| {
+            let mut out: [E::Bits; LANES] = bytemuck::Zeroable::zeroed();
+            E::store(s, s.load_part(x), &mut out);
+            out
+        };
+        let to = bytemuck::cast_slice_mut::<u8, E::Bits>(row.to);
+        if row.layout.values == ValuePlace::InKeys {
+            let stride = row.layout.k_stride();
+            let (key, _) = to[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
+            for (k, key) in row.k.chunks(LANES).zip(key) {
+                *key = stored(k);
+            }
+            return;
+        }
+        let (keys, values) = to.split_at_mut(row.layout.head_dim_k * KV_PAGE);
+        for (k, keys) in row.k.chunks(LANES).zip(keys.chunks_mut(LANES * KV_PAGE)) {
+            let stored = stored(k);
+            for (keys, k) in keys.chunks_exact_mut(KV_PAGE).zip(stored) {
+                keys[row.pos] = k;
+            }
+        }
+        // Rows of values are filled up to whole lanes with zeros.
+        let stride = row.layout.v_stride();
+        let (values, _) = values[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
+        for (v, values) in row.v.chunks(LANES).zip(values) {
+            *values = stored(v);
+        }
+    }
+}
+
+struct WriteBlocks<'a, 'b>(&'a mut KvRow<'b>);
+
+impl Op for WriteBlocks<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let KvRow { layout, pos, k, v, to } = self.0;
+        let [keys, _, key_scales, _] = layout.planes();
+        let (codes, scales) = to.split_at_mut(key_scales.start);
+        let (key_scales, value_scales) =
+            bytemuck::cast_slice_mut::<u8, u16>(scales).split_at_mut(key_scales.len() / 2);
+        let (keys, values) = bytemuck::cast_slice_mut::<u8, i8>(codes).split_at_mut(keys.len());
+        if layout.values == ValuePlace::InKeys {
+            return write_row(s, k, *pos, layout.k_stride(), keys, key_scales);
+        }
+        write_row(s, v, *pos, layout.v_stride(), values, value_scales);
+        let keys = keys.chunks_mut(SCALE_ELEMS * KV_PAGE).zip(key_scales.chunks_exact_mut(KV_PAGE));
+        for (k, (keys, scales)) in k.chunks(SCALE_ELEMS).zip(keys) {
+            let codes;
+            (codes, scales[*pos]) = encode(s, k);
+            for (keys, code) in keys.chunks_exact_mut(KV_PAGE).zip(codes.as_flattened()) {
+                keys[*pos] = *code;
+            }
+        }
+    }
+}
+
+/// Writes one row of `stride` elements, those that `x` lacks as zeros.
+#[inline(always)]
+fn write_row<S: Simd>(
+    s: S,
+    x: &[f32],
+    pos: usize,
+    stride: usize,
+    rows: &mut [i8],
+    scales: &mut [u16],
+) {
+    let row = rows[pos * stride..][..stride].chunks_mut(SCALE_ELEMS);
+    for (x, (row, scales)) in x.chunks(SCALE_ELEMS).zip(row.zip(scales.chunks_exact_mut(KV_PAGE))) {
+        let codes;
+        (codes, scales[pos]) = encode(s, x);
+        row.copy_from_slice(&codes.as_flattened()[..row.len()]);
+    }
+}
+
+/// Codes of a block of up to [`SCALE_ELEMS`] values, then zeros, and the f16 bits of its scale: NaN where
+/// a value is infinite or NaN, so that the block reads as NaN.
+#[inline(always)]
+fn encode<S: Simd>(s: S, x: &[f32]) -> ([[i8; LANES]; SCALE_VECTORS], u16) {
+    let (mut top, mut poison) = (s.zero(), s.zero());
+    let mut parts = [s.zero(); SCALE_VECTORS];
+    for (part, x) in parts.iter_mut().zip(x.chunks(LANES)) {
+        *part = s.load_part(x);
+        top = s.max(top, s.max(*part, s.sub(s.zero(), *part)));
+        poison = s.fma(*part, s.zero(), poison);
+    }
+    let mut bits = [0; LANES];
+    s.store_f16(s.splat(s.max_lane(top) / MAX_CODE + s.sum(poison)), &mut bits);
+    // Codes are of the scale as it is stored; of zero and of infinity they are zeros.
+    let mut scale = [0.0; LANES];
+    s.store(s.load_f16(&bits), &mut scale);
+    let inverse = if scale[0] > 0.0 { 1.0 / scale[0] } else { 0.0 };
+    let (low, high) = (s.splat(-MAX_CODE), s.splat(MAX_CODE));
+    let mut codes = [[0; LANES]; SCALE_VECTORS];
+    for (part, codes) in parts.iter().zip(&mut codes) {
+        // A scale that is subnormal may be far below the exact one.
+        let code = s.max(s.mul(*part, s.splat(inverse)), low);
+        s.store_low_bytes(s.round_i32(s.select_gt(high, code, code, high)), codes);
+    }
+    (codes, bits[0])
+}
