@@ -7,6 +7,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytemuck::Zeroable;
+
 use super::compute::Compute;
 use super::pack::PackedMatrix;
 
@@ -14,7 +16,7 @@ use super::pack::PackedMatrix;
 pub(crate) const ACT_BLOCK: usize = 32;
 
 /// One block of 8-bit activations with what the kernels want to know about it: one cache line.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct ActBlock {
     /// The quantised values.

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::act::{ACT_BLOCK, ActBlock, ActRows};
+use super::act::ActRows;
 use super::compute::Compute;
 use super::pack::PackedMatrix;
 use super::simd::{LANES, MAX_TILE};
@@ -69,13 +69,9 @@ impl OutMatrix<'_> {
     }
 }
 
-/// Bytes of activations that a chunk takes together: they stay in the second-level cache while the
-/// panels pass.
-const ROW_GROUP_BYTES: usize = 256 << 10;
-/// Least rows of a chunk where there are as many: what unpacks a slice of weights is spread over them.
-const MIN_GROUP_ROWS: usize = 64;
-/// Most rows of a chunk, whose sums wait in the first-level cache.
-pub(super) const MAX_GROUP_ROWS: usize = 128;
+/// Most rows of a chunk: a slice of each ([`super::cpu`]'s products of many rows) stays in the
+/// second-level cache while the panels pass.
+const MAX_GROUP_ROWS: usize = 128;
 /// Chunks that each thread should find, for balance.
 const CHUNKS_PER_THREAD: usize = 8;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
@@ -87,11 +83,9 @@ fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
     w.panel_bytes() + rows * w.cols()
 }
 
-/// Rows of a chunk: as many as stay in the cache, evened out over the chunks, in whole tiles.
-fn row_group(w: &PackedMatrix, n_rows: usize) -> usize {
-    let bytes = if w.wants_blocks() { size_of::<ActBlock>() } else { ACT_BLOCK * size_of::<f32>() };
-    let fit = ROW_GROUP_BYTES / (w.cols() * bytes / ACT_BLOCK).max(1);
-    let n_groups = n_rows.div_ceil(fit.clamp(MIN_GROUP_ROWS, MAX_GROUP_ROWS)).max(1);
+/// Rows of a chunk: evened out over the chunks, in whole tiles.
+fn row_group(n_rows: usize) -> usize {
+    let n_groups = n_rows.div_ceil(MAX_GROUP_ROWS).max(1);
     n_rows.div_ceil(n_groups).max(1).next_multiple_of(MAX_TILE)
 }
 
@@ -134,7 +128,7 @@ impl Compute {
 
     fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<Plan> {
         let cost = |job: &MatmulJob<'_>| {
-            let (n_rows, group) = (job.rows.len(), row_group(job.w, job.rows.len()));
+            let (n_rows, group) = (job.rows.len(), row_group(job.rows.len()));
             n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
         };
         let total: usize = jobs.iter().map(cost).sum();
@@ -143,7 +137,7 @@ impl Compute {
         let plan = |job: &MatmulJob<'_>| {
             check(job);
             let (n_panels, n_rows) = (job.w.n_panels(), job.rows.len());
-            let row_group = row_group(job.w, n_rows);
+            let row_group = row_group(n_rows);
             let cost = panel_cost(job.w, row_group.min(n_rows)).max(1);
             let panels_per_chunk = (target / cost).clamp(1, n_panels.max(1));
             let panel_chunks = n_panels.div_ceil(panels_per_chunk);

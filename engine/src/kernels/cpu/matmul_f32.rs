@@ -4,6 +4,7 @@
 //! the same for every row count.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::matmul::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
@@ -86,6 +87,7 @@ impl<W: Float> Tile for FloatTile<W> {
 impl<W: Float> Sliced for FloatTile<W> {
     const COLUMNS: usize = RUN;
     type Slice<S: Simd> = [S::F; RUN];
+    type Row = [f32; RUN];
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> [S::F; RUN] {
@@ -96,28 +98,29 @@ impl<W: Float> Sliced for FloatTile<W> {
     fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut [S::F; RUN]) {
         let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
         for (out, column) in slice.iter_mut().zip(&columns[first..]) {
-            // The next slice, which is needed after all rows of this one.
-            let bytes = size_of_val(column);
-            s.prefetch(bytemuck::bytes_of(column), RUN * bytes, bytes);
+            // The next panel's slice, which is needed after all rows of this one.
+            s.prefetch(bytemuck::bytes_of(column), panel.len(), size_of_val(column));
             *out = W::load(s, column);
         }
     }
 
     #[inline(always)]
+    fn take(chunk: &MatmulChunk<'_>, row: usize, columns: Range<usize>, out: &mut [f32; RUN]) {
+        out[..columns.len()].copy_from_slice(&chunk.x.row(row)[columns]);
+    }
+
+    #[inline(always)]
     fn add<S: Simd, const T: usize>(
         s: S,
-        chunk: &MatmulChunk<'_>,
         slice: &[S::F; RUN],
-        (first, end): (usize, usize),
-        rows: [usize; T],
+        columns: usize,
+        rows: &[[f32; RUN]; T],
         mut sums: [S::F; T],
     ) -> [S::F; T] {
-        let run = &slice[..end - first];
-        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(rows[t])[first..][..run.len()]);
         let mut sum = [s.zero(); T];
-        for (k, w) in run.iter().enumerate() {
+        for (k, w) in slice[..columns].iter().enumerate() {
             for t in 0..T {
-                sum[t] = s.fma(*w, s.splat(x[t][k]), sum[t]);
+                sum[t] = s.fma(*w, s.splat(rows[t][k]), sum[t]);
             }
         }
         for t in 0..T {

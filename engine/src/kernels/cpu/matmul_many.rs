@@ -1,18 +1,27 @@
-//! The frame of products with many rows: panel by panel, and in a panel slice by slice of columns.
-//! A slice is unpacked once, into memory that the first-level cache holds, and all rows of the chunk
-//! are multiplied with it, tile by tile; between slices a row's sum waits in memory.
+//! The frame of products with many rows: slice by slice of columns, and of each slice panel by panel.
+//! The rows' values in a slice are laid side by side first, and stay in the second-level cache while the
+//! panels pass: as they lie in memory, rows whose length is a power of two share a few sets of it. Of a
+//! panel, a slice is unpacked once, into memory that the first-level cache holds, and all rows of the
+//! chunk are multiplied with it, tile by tile; between slices a row's sums wait in memory.
 //!
 //! A row's sum takes the same steps in the same order as in a tile of few rows
 //! ([`super::matmul`]): neither slices nor tiles show in it.
 
 use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Zeroable;
 
 use super::matmul::Tile;
-use crate::kernels::matmul::{MAX_GROUP_ROWS, MatmulChunk};
-use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::matmul::MatmulChunk;
+use crate::kernels::simd::{LANES, MAX_TILE, Op, Simd};
 
 /// Rows from which on unpacking a slice for all of them beats unpacking it for every tile.
 pub(crate) const MANY_ROWS: usize = 48;
+
+/// Most panels that pass before the rows' next slice is taken: their sums share the second-level cache
+/// with the rows.
+const PANELS: usize = 16;
 
 /// How a slice of a panel is unpacked and multiplied.
 pub(super) trait Sliced: Tile {
@@ -20,18 +29,21 @@ pub(super) trait Sliced: Tile {
     const COLUMNS: usize;
     /// An unpacked slice: weights as they are multiplied.
     type Slice<S: Simd>;
+    /// A row's values in a slice, as they are multiplied.
+    type Row: Copy + Zeroable;
 
     /// A slice of zeros.
     fn empty<S: Simd>(s: S) -> Self::Slice<S>;
     /// Unpacks the slice that begins at column `first` of `panel`.
     fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut Self::Slice<S>);
-    /// `sums` of the rows `rows` plus their products with the slice of the columns `first..end`.
+    /// Takes the values of row `row` in `columns`, at most a slice.
+    fn take(chunk: &MatmulChunk<'_>, row: usize, columns: Range<usize>, out: &mut Self::Row);
+    /// `sums` of `T` rows plus their products with the first `columns` of a slice.
     fn add<S: Simd, const T: usize>(
         s: S,
-        chunk: &MatmulChunk<'_>,
         slice: &Self::Slice<S>,
-        columns: (usize, usize),
-        rows: [usize; T],
+        columns: usize,
+        rows: &[Self::Row; T],
         sums: [S::F; T],
     ) -> [S::F; T];
 }
@@ -44,70 +56,71 @@ impl<K: Sliced> Op for Slices<'_, '_, K> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let chunk = self.0;
-        let (n_rows, cols) = (chunk.rows.len(), chunk.w.cols());
+        let cols = chunk.w.cols();
+        // Room for a last tile that is not full, which computes what nobody reads.
+        let n_rows = chunk.rows.len() + MAX_TILE - 1;
+        let mut rows = vec![K::Row::zeroed(); n_rows];
+        let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
         let mut slice = K::empty(s);
-        let mut sums = [s.zero(); MAX_GROUP_ROWS];
-        let sums = &mut sums[..n_rows];
-        for p in chunk.panels.clone() {
-            let panel = chunk.w.panel(p);
+        for first_panel in chunk.panels.clone().step_by(PANELS) {
+            let panels = first_panel..(first_panel + PANELS).min(chunk.panels.end);
             sums.fill(s.zero());
             for first in (0..cols).step_by(K::COLUMNS) {
-                K::unpack(s, panel, first, &mut slice);
-                let columns = (first, (first + K::COLUMNS).min(cols));
-                tiles::<S, K>(s, chunk, &slice, columns, sums);
+                let columns = first..(first + K::COLUMNS).min(cols);
+                for (row, out) in chunk.rows.clone().zip(&mut rows) {
+                    K::take(chunk, row, columns.clone(), out);
+                }
+                for (p, sums) in panels.clone().zip(sums.chunks_exact_mut(n_rows)) {
+                    K::unpack(s, chunk.w.panel(p), first, &mut slice);
+                    tiles::<S, K>(s, &slice, columns.len(), &rows, chunk.rows.len(), sums);
+                }
             }
-            for (row, sum) in chunk.rows.clone().zip(sums.iter()) {
-                let mut values = [0.0; LANES];
-                s.store(*sum, &mut values);
-                // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of
-                // this one.
-                unsafe { chunk.out.put(row, p, &values) };
+            for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
+                for (row, sum) in chunk.rows.clone().zip(sums) {
+                    let mut values = [0.0; LANES];
+                    s.store(*sum, &mut values);
+                    // SAFETY: chunks of a job differ in panels or rows, and this is the only thread
+                    // of this one.
+                    unsafe { chunk.out.put(row, p, &values) };
+                }
             }
         }
     }
 }
 
-/// Adds the products of all rows with a slice to `sums`.
+/// Adds the products of the first `n_rows` of `rows` with a slice to `sums`.
 #[inline(always)]
 fn tiles<S: Simd, K: Sliced>(
     s: S,
-    chunk: &MatmulChunk<'_>,
     slice: &K::Slice<S>,
-    columns: (usize, usize),
+    columns: usize,
+    rows: &[K::Row],
+    n_rows: usize,
     sums: &mut [S::F],
 ) {
     let mut first = 0;
-    while first < sums.len() {
-        let left = sums.len() - first;
+    while first < n_rows {
+        let (rows, sums) = (&rows[first..], &mut sums[first..]);
         first += match S::MANY_TILE {
-            7.. => tile::<S, K, 8>(s, chunk, slice, columns, sums, first),
-            5.. if left > 4 => tile::<S, K, 6>(s, chunk, slice, columns, sums, first),
-            _ => tile::<S, K, 4>(s, chunk, slice, columns, sums, first),
+            7.. => tile::<S, K, 8>(s, slice, columns, rows, sums),
+            5.. if n_rows - first > 4 => tile::<S, K, 6>(s, slice, columns, rows, sums),
+            _ => tile::<S, K, 4>(s, slice, columns, rows, sums),
         };
     }
 }
 
-/// Adds the products of `T` rows from `first` on, or of as many as there are: a tile is filled up with
-/// the last row. Returns `T`.
+/// Adds the products of the first `T` rows. Returns `T`.
 #[inline(always)]
 fn tile<S: Simd, K: Sliced, const T: usize>(
     s: S,
-    chunk: &MatmulChunk<'_>,
     slice: &K::Slice<S>,
-    columns: (usize, usize),
+    columns: usize,
+    rows: &[K::Row],
     sums: &mut [S::F],
-    first: usize,
 ) -> usize {
-    let last = sums.len() - 1;
-    let (mut rows, mut tile) = ([0; T], [s.zero(); T]);
-    for t in 0..T {
-        let i = (first + t).min(last);
-        rows[t] = chunk.rows.start + i;
-        tile[t] = sums[i];
-    }
-    let tile = K::add::<S, T>(s, chunk, slice, columns, rows, tile);
-    for t in 0..T {
-        sums[(first + t).min(last)] = tile[t];
-    }
+    const WHOLE: &str = "rows and sums fill whole tiles";
+    let rows = rows.first_chunk::<T>().expect(WHOLE);
+    let sums = sums.first_chunk_mut::<T>().expect(WHOLE);
+    *sums = K::add::<S, T>(s, slice, columns, rows, *sums);
     T
 }

@@ -7,6 +7,7 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::matmul::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
@@ -64,6 +65,7 @@ pub(super) struct QuantSlice<S: Simd> {
 impl<Q: PanelFormat> Sliced for QuantTile<Q> {
     const COLUMNS: usize = SLICE;
     type Slice<S: Simd> = QuantSlice<S>;
+    type Row = [ActBlock; SLICE_BLOCKS];
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> QuantSlice<S> {
@@ -79,8 +81,8 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         for (u, record) in
             records.chunks_exact(Q::RECORD).take(SLICE_BLOCKS / Q::BLOCKS).enumerate()
         {
-            // The next slice, which is needed after all rows of this one.
-            s.prefetch(record, SLICE_BLOCKS / Q::BLOCKS * Q::RECORD, Q::RECORD);
+            // The next panel's slice, which is needed after all rows of this one.
+            s.prefetch(record, panel.len(), Q::RECORD);
             let (head, planes) = record.split_at(Q::HEAD);
             Q::scales(s, head, &mut scales);
             for i in 0..n_scales {
@@ -96,20 +98,28 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
     }
 
     #[inline(always)]
+    fn take(
+        chunk: &MatmulChunk<'_>,
+        row: usize,
+        columns: Range<usize>,
+        out: &mut [ActBlock; SLICE_BLOCKS],
+    ) {
+        let blocks = columns.start / BLOCK..columns.end / BLOCK;
+        out[..blocks.len()].copy_from_slice(&chunk.x.row_blocks(row)[blocks]);
+    }
+
+    #[inline(always)]
     fn add<S: Simd, const T: usize>(
         s: S,
-        chunk: &MatmulChunk<'_>,
         slice: &QuantSlice<S>,
-        (first, end): (usize, usize),
-        rows: [usize; T],
+        columns: usize,
+        rows: &[[ActBlock; SLICE_BLOCKS]; T],
         mut sums: [S::F; T],
     ) -> [S::F; T] {
-        let x: [&[ActBlock]; T] =
-            std::array::from_fn(|t| &chunk.x.row_blocks(rows[t])[first / BLOCK..end / BLOCK]);
-        let n_blocks = x[0].len().min(SLICE_BLOCKS);
+        let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
         if !S::TOGETHER {
             for b in 0..n_blocks {
-                let x = std::array::from_fn(|t| &x[t][b]);
+                let x = std::array::from_fn(|t| &rows[t][b]);
                 sums = tile::<S, Q, T, _>(s, &slice.codes[b], x, &slice.scales, b, sums);
             }
             return sums;
@@ -118,7 +128,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
         let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
         for b in 0..n_blocks {
-            let x = std::array::from_fn(|t| &x[t][b]);
+            let x = std::array::from_fn(|t| &rows[t][b]);
             let products = Products::<S, T>::of::<Q>(s, &slice.codes[b], x);
             low[b].write(products.0[0]);
             if Q::HALVES {
@@ -126,7 +136,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
             }
         }
         for b in 0..n_blocks {
-            let x = std::array::from_fn(|t| &x[t][b]);
+            let x = std::array::from_fn(|t| &rows[t][b]);
             let high = if Q::HALVES { high[b] } else { low[b] };
             // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
             let products = unsafe { [low[b].assume_init(), high.assume_init()] };
