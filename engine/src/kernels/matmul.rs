@@ -73,9 +73,9 @@ impl OutMatrix<'_> {
 /// second-level cache while the panels pass.
 const MAX_GROUP_ROWS: usize = 128;
 /// Chunks that each thread should find, for balance.
-const CHUNKS_PER_THREAD: usize = 8;
+const CHUNKS_PER_THREAD: usize = 16;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
-const MIN_CHUNK_COST: usize = 48 << 10;
+const MIN_CHUNK_COST: usize = 20 << 10;
 
 /// What a panel costs with `rows` rows, in bytes of memory traffic: reading it once, and 16 * cols
 /// multiply-adds a row, of which a core does about as many as 16 per byte it reads.

@@ -229,13 +229,15 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn store_low_bytes(self, v: I, out: &mut [i8; LANES]) {
-        let mut lanes = [0i32; LANES];
-        let p: *mut __m256i = lanes.as_mut_ptr().cast();
         isa!({
-            _mm256_storeu_si256(p, v.0);
-            _mm256_storeu_si256(p.add(1), v.1);
+            let low = _mm256_set1_epi32(0xff);
+            let words = _mm256_packus_epi32(_mm256_and_si256(v.0, low), _mm256_and_si256(v.1, low));
+            // Quarters of four lanes: 0 2 1 3, each twice after the second packing.
+            let bytes = _mm256_packus_epi16(words, words);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm_storeu_si128(out.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
         });
-        *out = lanes.map(|x| x as i8);
     }
     #[inline(always)]
     fn add_i(self, a: I, b: I) -> I {
@@ -266,9 +268,13 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn sum_i(self, v: I) -> i32 {
-        let mut lanes = [0i32; 8];
-        isa!(_mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_add_epi32(v.0, v.1)));
-        lanes.iter().fold(0, |a, &b| a.wrapping_add(b))
+        isa!({
+            let v = _mm256_add_epi32(v.0, v.1);
+            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v));
+            _mm_cvtsi128_si32(v)
+        })
     }
     #[inline(always)]
     fn dot4(self, acc: I, w: I, x: I) -> I {
