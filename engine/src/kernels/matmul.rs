@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::act::ActRows;
 use super::compute::Compute;
+use super::cpu::matmul_many::MANY_ROWS;
 use super::pack::PackedMatrix;
 use super::simd::{LANES, MAX_TILE};
 
@@ -72,8 +73,10 @@ impl OutMatrix<'_> {
 /// Most rows of a chunk: a slice of each ([`super::cpu`]'s products of many rows) stays in the
 /// second-level cache while the panels pass.
 const MAX_GROUP_ROWS: usize = 128;
-/// Chunks that each thread should find, for balance.
+/// Chunks of few rows that each thread should find, for balance.
 const CHUNKS_PER_THREAD: usize = 16;
+/// The same of many rows, which each chunk first lays side by side.
+const MANY_CHUNKS_PER_THREAD: usize = 6;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
 const MIN_CHUNK_COST: usize = 20 << 10;
 
@@ -132,7 +135,13 @@ impl Compute {
             n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
         };
         let total: usize = jobs.iter().map(cost).sum();
-        let target = (total / (self.pool().threads() * CHUNKS_PER_THREAD)).max(MIN_CHUNK_COST);
+        let most_rows = jobs.iter().map(|job| job.rows.len()).max().unwrap_or(0);
+        let n_chunks = match self.pool().threads() {
+            1 => 1,
+            threads if most_rows < MANY_ROWS => threads * CHUNKS_PER_THREAD,
+            threads => threads * MANY_CHUNKS_PER_THREAD,
+        };
+        let target = (total / n_chunks).max(MIN_CHUNK_COST);
         let mut first_chunk = 0;
         let plan = |job: &MatmulJob<'_>| {
             check(job);
