@@ -5,15 +5,26 @@
 //! form depends on that row alone. A block that holds an infinity or a NaN gets a NaN scale, so that
 //! the damage shows in every product instead of vanishing in an integer.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use bytemuck::Zeroable;
 
 use super::compute::Compute;
+use super::cpu::matmul_many::MANY_ROWS;
 use super::pack::PackedMatrix;
+use super::sliced::{SlicedRows, Spare};
 
 /// Elements that share a scale.
 pub(crate) const ACT_BLOCK: usize = 32;
+
+/// Columns of a slice of 8-bit activations: of 4-bit weights they take half of the smallest first-level
+/// caches, with the activations of a tile.
+pub(crate) const SLICE: usize = 512;
+/// Columns of a slice of f32 activations.
+pub(crate) const FLOAT_SLICE: usize = 256;
+
+/// A row's slice in the 8-bit form.
+pub(super) type BlockSlice = [ActBlock; SLICE / ACT_BLOCK];
+/// A row's slice in f32.
+pub(super) type FloatSlice = [f32; FLOAT_SLICE];
 
 /// One block of 8-bit activations with what the kernels want to know about it: one cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Zeroable)]
@@ -71,31 +82,26 @@ impl ActBlock {
     }
 }
 
-/// Buffers of finished [`ActRows`], kept for the next ones.
-pub(crate) type SpareBlocks = Vec<Vec<ActBlock>>;
-
-/// Buffers kept at most.
-const MAX_SPARE: usize = 8;
+/// Memory of activations that are gone, kept for the next ones.
+#[derive(Default)]
+pub(super) struct SpareRows {
+    blocks: Spare<BlockSlice>,
+    floats: Spare<FloatSlice>,
+}
 
 /// Rows of activations `[n_rows, cols]`, ready for products with given weights.
 pub struct ActRows<'a> {
     x: &'a [f32],
     n_rows: usize,
     cols: usize,
-    blocks: Option<Blocks>,
-}
-
-/// The 8-bit form: rows of `stride` blocks. The stride is one block longer than a row, so that
-/// equal columns of neighbouring rows do not fall on the same cache set.
-struct Blocks {
-    blocks: Vec<ActBlock>,
-    stride: usize,
-    home: Arc<Mutex<SpareBlocks>>,
+    blocks: Option<SlicedRows<BlockSlice>>,
+    floats: Option<SlicedRows<FloatSlice>>,
 }
 
 impl<'a> ActRows<'a> {
     /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`: borrowed as it is,
-    /// and quantised as well if any of them multiplies in integers.
+    /// quantised as well if any of them multiplies in integers, and laid out in slices if any multiplies
+    /// in f32 and there are many rows.
     ///
     /// # Panics
     /// If `x` is not whole rows, or a weight has other columns.
@@ -104,9 +110,12 @@ impl<'a> ActRows<'a> {
         for w in weights {
             assert_eq!(w.cols(), cols, "columns of the weights and of the activations");
         }
-        let mut rows = Self { x, n_rows: x.len() / cols, cols, blocks: None };
+        let mut rows = Self { x, n_rows: x.len() / cols, cols, blocks: None, floats: None };
         if weights.iter().any(|w| w.wants_blocks()) {
             rows.quantize(compute);
+        }
+        if rows.n_rows >= MANY_ROWS && weights.iter().any(|w| !w.wants_blocks()) {
+            rows.lay_out(compute);
         }
         rows
     }
@@ -132,46 +141,56 @@ impl<'a> ActRows<'a> {
         &self.x[r * self.cols..(r + 1) * self.cols]
     }
 
-    /// Row `r` in its 8-bit form.
+    /// Slice `slice` of row `r` and of the rows after it (see [`SlicedRows::slice_from`]), in 8-bit form.
     ///
     /// # Panics
     /// If these rows were not made for integer products.
-    #[inline]
-    pub(crate) fn row_blocks(&self, r: usize) -> &[ActBlock] {
-        let form = self.blocks.as_ref().expect("rows made for these weights have the 8-bit form");
-        &form.blocks[r * form.stride..][..self.cols / ACT_BLOCK]
+    #[inline(always)]
+    pub(super) fn blocks(&self, slice: usize, r: usize) -> &[BlockSlice] {
+        let blocks = self.blocks.as_ref();
+        blocks.expect("rows made for these weights have the 8-bit form").slice_from(slice, r)
     }
 
-    pub(crate) fn has_blocks(&self) -> bool {
-        self.blocks.is_some()
+    /// As [`ActRows::blocks`] in f32.
+    ///
+    /// # Panics
+    /// If these rows were not made for f32 products, or are few.
+    #[inline(always)]
+    pub(super) fn floats(&self, slice: usize, r: usize) -> &[FloatSlice] {
+        let floats = self.floats.as_ref();
+        floats.expect("many rows made for these weights lie in slices").slice_from(slice, r)
+    }
+
+    /// Whether these rows can be multiplied with `w`.
+    pub(super) fn suit(&self, w: &PackedMatrix) -> bool {
+        if w.wants_blocks() {
+            self.blocks.is_some()
+        } else {
+            self.n_rows < MANY_ROWS || self.floats.is_some()
+        }
     }
 
     fn quantize(&mut self, compute: &Compute) {
-        let (n_rows, cols) = (self.n_rows, self.cols);
+        let (x, cols) = (self.x, self.cols);
         assert!(cols.is_multiple_of(ACT_BLOCK), "integer products need rows of whole blocks");
-        let stride = cols / ACT_BLOCK + 1;
-        let home = Arc::clone(&compute.spare);
-        let mut blocks =
-            home.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        blocks.resize(n_rows * stride, ActBlock::ZERO);
-        let out = super::ops::Rows::new(&mut blocks, stride);
         let quantize = compute.kernels().quantize;
-        compute.for_rows(n_rows, cols, &|range| {
-            // SAFETY: `for_rows` hands out each row once.
-            let out = unsafe { out.rows(range.clone()) };
-            for (r, out) in range.zip(out.chunks_exact_mut(stride)) {
-                quantize(&self.x[r * cols..(r + 1) * cols], &mut out[..cols / ACT_BLOCK]);
-            }
-        });
-        self.blocks = Some(Blocks { blocks, stride, home });
+        let slices = (cols.div_ceil(SLICE), SLICE);
+        let spare = &compute.spare.blocks;
+        self.blocks = Some(SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+            let x = &x[r * cols..(r + 1) * cols][i * SLICE..];
+            let x = &x[..x.len().min(SLICE)];
+            quantize(x, &mut out[..x.len() / ACT_BLOCK]);
+        }));
     }
-}
 
-impl Drop for Blocks {
-    fn drop(&mut self) {
-        let mut spare = self.home.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < MAX_SPARE {
-            spare.push(std::mem::take(&mut self.blocks));
-        }
+    fn lay_out(&mut self, compute: &Compute) {
+        let (x, cols) = (self.x, self.cols);
+        let slices = (cols.div_ceil(FLOAT_SLICE), FLOAT_SLICE);
+        let spare = &compute.spare.floats;
+        self.floats = Some(SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+            let x = &x[r * cols..(r + 1) * cols][i * FLOAT_SLICE..];
+            let x = &x[..x.len().min(FLOAT_SLICE)];
+            out[..x.len()].copy_from_slice(x);
+        }));
     }
 }

@@ -1,8 +1,6 @@
 //! The pair that every op runs on: one table, one pool. One per stage.
 
-use std::sync::{Arc, Mutex};
-
-use super::act::SpareBlocks;
+use super::act::SpareRows;
 use super::error::KernelError;
 use super::pool::Pool;
 use super::table::Kernels;
@@ -12,7 +10,7 @@ use super::table::Kernels;
 pub struct Compute {
     kernels: &'static Kernels,
     pool: Pool,
-    pub(super) spare: Arc<Mutex<SpareBlocks>>,
+    pub(super) spare: SpareRows,
 }
 
 impl Compute {
@@ -28,7 +26,7 @@ impl Compute {
     ) -> Result<Self, KernelError> {
         let pool =
             Pool::new(threads, cpus).map_err(|source| KernelError::Threads { threads, source })?;
-        Ok(Self { kernels, pool, spare: Arc::default() })
+        Ok(Self { kernels, pool, spare: SpareRows::default() })
     }
 
     /// The table in use.

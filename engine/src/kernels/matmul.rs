@@ -165,7 +165,7 @@ fn check(job: &MatmulJob<'_>) {
     assert_eq!(w.cols(), x.cols(), "matmul: columns of weights and activations");
     assert!(job.rows.start <= job.rows.end && job.rows.end <= x.n_rows(), "matmul: rows");
     assert_eq!(job.out.len(), job.rows.len() * w.rows(), "matmul: length of the output");
-    assert!(!w.wants_blocks() || x.has_blocks(), "matmul: activations made for other weights");
+    assert!(x.suit(w), "matmul: activations made for other weights");
 }
 
 type SharedParts<'a> = (&'a PackedMatrix, &'a ActRows<'a>, Range<usize>, OutMatrix<'a>);

@@ -34,6 +34,7 @@ mod rope;
 mod scan;
 mod simd;
 mod situ;
+mod sliced;
 mod ssd;
 mod table;
 mod wkv7;

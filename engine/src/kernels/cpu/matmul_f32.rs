@@ -4,15 +4,15 @@
 //! the same for every row count.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use super::matmul::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
+use crate::kernels::act::{FLOAT_SLICE, FloatSlice};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::{LANES, Simd};
 
 /// Columns summed on their own.
-pub(crate) const RUN: usize = 256;
+pub(crate) const RUN: usize = FLOAT_SLICE;
 
 /// A float type of weights.
 pub(super) trait Float {
@@ -87,7 +87,7 @@ impl<W: Float> Tile for FloatTile<W> {
 impl<W: Float> Sliced for FloatTile<W> {
     const COLUMNS: usize = RUN;
     type Slice<S: Simd> = [S::F; RUN];
-    type Row = [f32; RUN];
+    type Row = FloatSlice;
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> [S::F; RUN] {
@@ -105,8 +105,8 @@ impl<W: Float> Sliced for FloatTile<W> {
     }
 
     #[inline(always)]
-    fn take(chunk: &MatmulChunk<'_>, row: usize, columns: Range<usize>, out: &mut [f32; RUN]) {
-        out[..columns.len()].copy_from_slice(&chunk.x.row(row)[columns]);
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [FloatSlice] {
+        chunk.x.floats(slice, chunk.rows.start)
     }
 
     #[inline(always)]
@@ -114,7 +114,7 @@ impl<W: Float> Sliced for FloatTile<W> {
         s: S,
         slice: &[S::F; RUN],
         columns: usize,
-        rows: &[[f32; RUN]; T],
+        rows: &[FloatSlice; T],
         mut sums: [S::F; T],
     ) -> [S::F; T] {
         let mut sum = [s.zero(); T];

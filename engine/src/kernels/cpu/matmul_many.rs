@@ -1,16 +1,13 @@
 //! The frame of products with many rows: slice by slice of columns, and of each slice panel by panel.
-//! The rows' values in a slice are laid side by side first, and stay in the second-level cache while the
-//! panels pass: as they lie in memory, rows whose length is a power of two share a few sets of it. Of a
-//! panel, a slice is unpacked once, into memory that the first-level cache holds, and all rows of the
-//! chunk are multiplied with it, tile by tile; between slices a row's sums wait in memory.
+//! The rows' values in a slice lie side by side ([`crate::kernels::sliced`]), and stay in the second-level
+//! cache while some panels pass. Of a panel, a slice is unpacked once, into memory that the first-level
+//! cache holds, and all rows of the chunk are multiplied with it, tile by tile; between slices a row's
+//! sums wait in memory.
 //!
 //! A row's sum takes the same steps in the same order as in a tile of few rows
 //! ([`super::matmul`]): neither slices nor tiles show in it.
 
 use std::marker::PhantomData;
-use std::ops::Range;
-
-use bytemuck::Zeroable;
 
 use super::matmul::Tile;
 use crate::kernels::matmul::MatmulChunk;
@@ -30,14 +27,14 @@ pub(super) trait Sliced: Tile {
     /// An unpacked slice: weights as they are multiplied.
     type Slice<S: Simd>;
     /// A row's values in a slice, as they are multiplied.
-    type Row: Copy + Zeroable;
+    type Row;
 
-    /// A slice of zeros.
+    /// A slice of nothing.
     fn empty<S: Simd>(s: S) -> Self::Slice<S>;
     /// Unpacks the slice that begins at column `first` of `panel`.
     fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut Self::Slice<S>);
-    /// Takes the values of row `row` in `columns`, at most a slice.
-    fn take(chunk: &MatmulChunk<'_>, row: usize, columns: Range<usize>, out: &mut Self::Row);
+    /// Slice `slice` of the chunk's rows, and of what lies behind them.
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [Self::Row];
     /// `sums` of `T` rows plus their products with the first `columns` of a slice.
     fn add<S: Simd, const T: usize>(
         s: S,
@@ -59,20 +56,16 @@ impl<K: Sliced> Op for Slices<'_, '_, K> {
         let cols = chunk.w.cols();
         // Room for a last tile that is not full, which computes what nobody reads.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
-        let mut rows = vec![K::Row::zeroed(); n_rows];
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
         let mut slice = K::empty(s);
         for first_panel in chunk.panels.clone().step_by(PANELS) {
             let panels = first_panel..(first_panel + PANELS).min(chunk.panels.end);
             sums.fill(s.zero());
-            for first in (0..cols).step_by(K::COLUMNS) {
-                let columns = first..(first + K::COLUMNS).min(cols);
-                for (row, out) in chunk.rows.clone().zip(&mut rows) {
-                    K::take(chunk, row, columns.clone(), out);
-                }
+            for (i, first) in (0..cols).step_by(K::COLUMNS).enumerate() {
+                let (columns, rows) = (K::COLUMNS.min(cols - first), K::rows(chunk, i));
                 for (p, sums) in panels.clone().zip(sums.chunks_exact_mut(n_rows)) {
                     K::unpack(s, chunk.w.panel(p), first, &mut slice);
-                    tiles::<S, K>(s, &slice, columns.len(), &rows, chunk.rows.len(), sums);
+                    tiles::<S, K>(s, &slice, columns, rows, chunk.rows.len(), sums);
                 }
             }
             for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {

@@ -7,11 +7,10 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::ops::Range;
 
 use super::matmul::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
-use crate::kernels::act::ActBlock;
+use crate::kernels::act::{ActBlock, BlockSlice, SLICE};
 use crate::kernels::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::Simd;
@@ -31,28 +30,32 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         panel: &[u8],
         rows: [usize; T],
     ) -> [S::F; T] {
-        let x: [&[ActBlock]; T] = std::array::from_fn(|t| chunk.x.row_blocks(rows[t]));
         let mut scales = Scales::<S>::zero(s);
         let mut sums = [s.zero(); T];
-        for (u, record) in panel.chunks_exact(Q::RECORD).enumerate() {
-            let (head, planes) = record.split_at(Q::HEAD);
-            s.prefetch(head, PREFETCH, Q::HEAD);
-            Q::scales(s, head, &mut scales);
-            for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
-                s.prefetch(planes, PREFETCH, Q::PLANES);
-                let codes = Q::codes(s, planes);
-                let at = u * Q::BLOCKS + b;
-                let x = std::array::from_fn(|t| &x[t][at]);
-                sums = tile::<S, Q, T, _>(s, &codes, x, &scales, b, sums);
+        let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
+        for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
+            let (slice, first) =
+                (g * group * Q::BLOCKS / SLICE_BLOCKS, g * group * Q::BLOCKS % SLICE_BLOCKS);
+            let mut x = [&[][..]; T];
+            for t in 0..T {
+                x[t] = &chunk.x.blocks(slice, rows[t])[0][first..][..group * Q::BLOCKS];
+            }
+            for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
+                let (head, planes) = record.split_at(Q::HEAD);
+                s.prefetch(head, PREFETCH, Q::HEAD);
+                Q::scales(s, head, &mut scales);
+                for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                    s.prefetch(planes, PREFETCH, Q::PLANES);
+                    let codes = Q::codes(s, planes);
+                    let x = std::array::from_fn(|t| &x[t][u * Q::BLOCKS + b]);
+                    sums = tile::<S, Q, T, _>(s, &codes, x, &scales, b, sums);
+                }
             }
         }
         sums
     }
 }
 
-/// Columns of a slice: of 4-bit codes it takes half of the smallest first-level caches, with the
-/// activations of a tile.
-const SLICE: usize = 512;
 /// Blocks of a slice.
 const SLICE_BLOCKS: usize = SLICE / BLOCK;
 
@@ -65,7 +68,7 @@ pub(super) struct QuantSlice<S: Simd> {
 impl<Q: PanelFormat> Sliced for QuantTile<Q> {
     const COLUMNS: usize = SLICE;
     type Slice<S: Simd> = QuantSlice<S>;
-    type Row = [ActBlock; SLICE_BLOCKS];
+    type Row = BlockSlice;
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> QuantSlice<S> {
@@ -98,14 +101,8 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
     }
 
     #[inline(always)]
-    fn take(
-        chunk: &MatmulChunk<'_>,
-        row: usize,
-        columns: Range<usize>,
-        out: &mut [ActBlock; SLICE_BLOCKS],
-    ) {
-        let blocks = columns.start / BLOCK..columns.end / BLOCK;
-        out[..blocks.len()].copy_from_slice(&chunk.x.row_blocks(row)[blocks]);
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
+        chunk.x.blocks(slice, chunk.rows.start)
     }
 
     #[inline(always)]
@@ -113,7 +110,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         s: S,
         slice: &QuantSlice<S>,
         columns: usize,
-        rows: &[[ActBlock; SLICE_BLOCKS]; T],
+        rows: &[BlockSlice; T],
         mut sums: [S::F; T],
     ) -> [S::F; T] {
         let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
