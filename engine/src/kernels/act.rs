@@ -46,16 +46,6 @@ pub(crate) struct ActBlock {
 }
 
 impl ActBlock {
-    pub(crate) const ZERO: Self = Self {
-        q: [0; ACT_BLOCK],
-        d: 0.0,
-        d_sum: 0.0,
-        d_sum_half: [0.0; 2],
-        neg_sum: 0,
-        neg_sum_half: [0; 2],
-        pad: 0,
-    };
-
     /// The `N` groups of four values from group `first` on.
     ///
     /// # Panics

@@ -116,7 +116,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
         if !S::TOGETHER {
             for b in 0..n_blocks {
-                let x = std::array::from_fn(|t| &rows[t][b]);
+                let x = blocks_at(rows, b);
                 sums = tile::<S, Q, T, _>(s, &slice.codes[b], x, &slice.scales, b, sums);
             }
             return sums;
@@ -125,7 +125,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
         let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
         for b in 0..n_blocks {
-            let x = std::array::from_fn(|t| &rows[t][b]);
+            let x = blocks_at(rows, b);
             let products = Products::<S, T>::of::<Q>(s, &slice.codes[b], x);
             low[b].write(products.0[0]);
             if Q::HALVES {
@@ -133,7 +133,7 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
             }
         }
         for b in 0..n_blocks {
-            let x = std::array::from_fn(|t| &rows[t][b]);
+            let x = blocks_at(rows, b);
             let high = if Q::HALVES { high[b] } else { low[b] };
             // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
             let products = unsafe { [low[b].assume_init(), high.assume_init()] };
@@ -141,6 +141,16 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         }
         sums
     }
+}
+
+/// Block `b` of each of the rows.
+#[inline(always)]
+fn blocks_at<const T: usize>(rows: &[BlockSlice; T], b: usize) -> [&ActBlock; T] {
+    let mut blocks = [&rows[0][b]; T];
+    for t in 1..T {
+        blocks[t] = &rows[t][b];
+    }
+    blocks
 }
 
 /// `sums` of `T` rows plus block `b`, in the order that registers allow.

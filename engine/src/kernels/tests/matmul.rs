@@ -1,5 +1,7 @@
 //! Products: every weight type against f64, bit equality over tables, threads, tiles and cuts.
 
+use bytemuck::Zeroable;
+
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::kernels::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::cpu::matmul_f32::RUN;
@@ -209,7 +211,7 @@ fn activations_are_quantised_exactly_as_stated() {
     x[2 * ACT_BLOCK..3 * ACT_BLOCK].iter_mut().enumerate().for_each(|(i, x)| *x = i as f32 - 15.5);
     for kernels in available() {
         for (row, x) in x.chunks_exact(cols).enumerate() {
-            let mut blocks = vec![ActBlock::ZERO; cols / ACT_BLOCK];
+            let mut blocks = vec![ActBlock::zeroed(); cols / ACT_BLOCK];
             (kernels.quantize)(x, &mut blocks);
             for (got, x) in blocks.iter().zip(x.chunks_exact(ACT_BLOCK)) {
                 let want = quantize_block(x);
