@@ -18,6 +18,9 @@ pub const SLOT_POSITIONS: usize = 2048;
 /// Names the op table of all test lines: `avx512`, `avx2`, `neon` or `reference`.
 const FORCE_KERNELS: &str = "BRIGADE_TEST_KERNELS";
 
+/// The op table that every machine has.
+const REFERENCE: &str = "reference";
+
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
 
@@ -57,9 +60,25 @@ pub fn serving() -> &'static Kernels {
         .unwrap_or_else(|problem| panic!("{FORCE_KERNELS}: {problem}"))
 }
 
-/// Op tables to compare: all that this machine has, or the one that is forced.
+/// Op tables to test one by one: all that this machine has, or the one that is forced.
 pub fn tables() -> Vec<&'static Kernels> {
     if forced().is_some() { vec![serving()] } else { kernels::available() }
+}
+
+/// Op tables to compare with each other: all that this machine has, or the one that is forced and
+/// `reference`.
+pub fn compared_tables() -> Vec<&'static Kernels> {
+    let (serving, available) = (serving(), kernels::available());
+    let is_forced = forced().is_some() && serving.name != REFERENCE;
+    available
+        .into_iter()
+        .filter(|t| !is_forced || [serving.name, REFERENCE].contains(&t.name))
+        .collect()
+}
+
+/// What makes a command of the program compute on the table that is forced: nothing where none is.
+pub fn kernels_option() -> Vec<&'static str> {
+    if forced().is_some() { vec!["--kernels", serving().name] } else { Vec::new() }
 }
 
 fn forced() -> Option<String> {

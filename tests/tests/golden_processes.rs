@@ -1,5 +1,7 @@
 //! The golden models through the commands a user runs, over real worker processes: `logits` and
 //! `run --ids` at several numbers of workers give the same bits and llama.cpp's tokens.
+//!
+//! On the op table that each worker finds best, or on the one that `BRIGADE_TEST_KERNELS` names.
 
 use std::path::Path;
 
@@ -7,10 +9,12 @@ use brigade_engine::arch;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::npy;
 use brigade_tests::golden::{Entry, Golden};
+use brigade_tests::line;
 use brigade_tests::process::run;
 
 #[test]
 fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
+    println!("kernels: {}", line::serving().name);
     let folder = std::env::temp_dir().join(format!("brigade-golden-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for golden in Golden::folders() {
@@ -71,9 +75,10 @@ fn list(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed, on the forced op table if there is one; its standard output.
 fn command(args: &[&str]) -> String {
-    let output = run(args);
+    let args = [args, &line::kernels_option()].concat();
+    let output = run(&args);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "brigade {args:?}: {errors}");
     String::from_utf8(output.stdout).unwrap()

@@ -1,13 +1,13 @@
 //! The op tables of one machine agree about whole models: integer parts are exact, floats are added in
 //! another order, and what that makes of the logits stays within the limits stated here.
 //!
+//! All tables that this machine has, or the one that `BRIGADE_TEST_KERNELS` names beside `reference`.
 //! `--nocapture` prints the distances of every golden model.
 
 use brigade_engine::arch;
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels;
 use brigade_tests::golden::Golden;
-use brigade_tests::line::{Line, LineConfig};
+use brigade_tests::line::{self, Line, LineConfig};
 
 /// Limit of ||a - b|| / ||b|| over the logits of 100 positions, models in f32.
 const F32_LIMIT: f64 = 1e-5;
@@ -16,7 +16,7 @@ const QUANT_LIMIT: f64 = 2e-2;
 
 #[test]
 fn golden_models_are_the_same_on_every_table_within_the_stated_distance() {
-    let tables = kernels::available();
+    let tables = line::compared_tables();
     let mut largest = [0.0_f64; 2];
     for golden in Golden::folders() {
         for (name, entry) in &golden.manifest.models {
