@@ -104,15 +104,16 @@ impl KvLayout {
 
     /// Where a head's page has the codes of keys, those of values, the scales of keys and those of
     /// values, as bytes from its start.
+    #[inline]
     pub(super) fn planes(&self) -> [Range<usize>; 4] {
         let (k, v) = self.widths();
         let codes = |n: usize| n * KV_PAGE * self.ty.code_bytes();
         let scales = |n: usize| self.ty.scales(n) * KV_PAGE * size_of::<u16>();
-        let mut end = 0;
-        [codes(k), codes(v), scales(k), scales(v)].map(|len| {
-            end += len;
-            end - len..end
-        })
+        let k_codes = 0..codes(k);
+        let v_codes = k_codes.end..k_codes.end + codes(v);
+        let k_scales = v_codes.end..v_codes.end + scales(k);
+        let v_scales = k_scales.end..k_scales.end + scales(v);
+        [k_codes, v_codes, k_scales, v_scales]
     }
 
     /// Elements from one key row to the next, where keys are rows.

@@ -126,17 +126,15 @@ fn widen_columns<S: Simd>(
     scales: &[Scales],
     out: &mut [[f32; LANES]],
 ) {
-    const BLOCK: usize = SCALE_ELEMS * POSITIONS;
-    for ((out, codes), scales) in out.chunks_mut(BLOCK).zip(codes.chunks(BLOCK)).zip(scales) {
+    let (codes, out) = (codes.as_chunks::<POSITIONS>().0, out.as_chunks_mut::<POSITIONS>().0);
+    for (b, scales) in scales.iter().enumerate() {
         let mut scale = [s.zero(); POSITIONS];
         for g in 0..POSITIONS {
             scale[g] = s.load_f16(&scales[g]);
         }
-        let (out, codes) = (out.as_chunks_mut().0, codes.as_chunks::<POSITIONS>().0);
-        for (out, codes) in out.iter_mut().zip(codes) {
-            let out: &mut [_; POSITIONS] = out;
+        for i in b * SCALE_ELEMS..((b + 1) * SCALE_ELEMS).min(codes.len()) {
             for g in 0..POSITIONS {
-                s.store(s.mul(code(s, &codes[g]), scale[g]), &mut out[g]);
+                s.store(s.mul(code(s, &codes[i][g]), scale[g]), &mut out[i][g]);
             }
         }
     }
@@ -153,16 +151,15 @@ fn widen_rows<S: Simd>(
     out: &mut [[f32; LANES]],
 ) {
     for (b, scales) in scales.iter().enumerate() {
-        let mut scale = [0.0; KV_PAGE];
-        for (to, bits) in scale.as_chunks_mut().0.iter_mut().zip(scales) {
-            s.store(s.load_f16(bits), to);
+        let mut scale = [[0.0; LANES]; POSITIONS];
+        for g in 0..POSITIONS {
+            s.store(s.load_f16(&scales[g]), &mut scale[g]);
         }
-        let block = b * SCALE_VECTORS..((b + 1) * SCALE_VECTORS).min(stride);
-        let rows = out.chunks_exact_mut(stride).zip(codes.chunks_exact(stride));
-        for ((out, codes), scale) in rows.zip(&scale[..n]) {
-            let scale = s.splat(*scale);
-            for (out, codes) in out[block.clone()].iter_mut().zip(&codes[block.clone()]) {
-                s.store(s.mul(code(s, codes), scale), out);
+        let (from, to) = (b * SCALE_VECTORS, ((b + 1) * SCALE_VECTORS).min(stride));
+        for pos in 0..n {
+            let scale = s.splat(scale[pos / LANES][pos % LANES]);
+            for at in pos * stride + from..pos * stride + to {
+                s.store(s.mul(code(s, &codes[at]), scale), &mut out[at]);
             }
         }
     }
