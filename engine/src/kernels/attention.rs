@@ -45,8 +45,8 @@ pub struct Attend<'a> {
 
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
 pub(super) const SPAN_PAGES: usize = 16;
-/// Queries that share the reading of a page.
-pub(super) const TILE_QUERIES: usize = 8;
+/// Queries that share the reading of a page: whole steps of four, six and eight.
+pub(super) const TILE_QUERIES: usize = 24;
 /// Values before the weighted sum in a state: the greatest score, the sum of weights, padding.
 pub(super) const STATE_HEAD: usize = LANES;
 /// Tiles that each thread should find; with fewer, spans are spread as well.

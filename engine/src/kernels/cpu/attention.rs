@@ -1,4 +1,4 @@
-//! Attention over one span of pages, for up to eight queries that share its reading.
+//! Attention over one span of pages, for the queries that share its reading.
 //!
 //! For each page: scores of its positions (lanes are positions, the sum runs over the head's
 //! elements in order; where keys are rows, lanes are elements and are folded at the end), the greatest
@@ -18,6 +18,10 @@ use crate::kernels::simd::{LANES, Op, Simd};
 
 /// Vectors of positions in a page.
 const VECTORS: usize = KV_PAGE / LANES;
+
+/// Queries from which on the next page is asked for before a page is begun: fewer are through with a page
+/// before the next has come, and only wait for the asking.
+const AHEAD_QUERIES: usize = 8;
 
 /// Fills the states of a tile's queries for its span.
 pub(crate) fn attend<S: Simd>(tile: &mut AttendTile<'_>) {
@@ -42,9 +46,13 @@ impl<T: PageType> Op for Span<'_, '_, T> {
         }
         let q = Queries::new(tile);
         let n_visible = tile.queries.last().map_or(0, |query| query.n_visible);
-        let mut wide = Vec::new();
+        let (n_queries, mut wide) = (tile.queries.len(), Vec::new());
         for page in tile.pages.clone() {
             let block = tile.blocks[page].0 as usize;
+            if let Some(next) = tile.blocks.get(page + 1).filter(|_| n_queries >= AHEAD_QUERIES) {
+                let next = tile.layout.head(tile.pool, next.0 as usize, tile.kv_head);
+                s.prefetch(next, 0, next.len());
+            }
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
             let n_seen = (n_visible - page * KV_PAGE).min(KV_PAGE);
             let head = T::head(s, tile.layout, head, n_seen, &mut wide);
@@ -71,11 +79,12 @@ impl<T: PageType> Op for Span<'_, '_, T> {
                 at += if queries[0].n_visible <= page.start {
                     1
                 } else {
-                    // As many sums as the registers hold: sixteen, or four where a vector takes more
+                    // As many sums as the registers hold: sixteen, or six where a vector takes more
                     // than one.
                     match (queries.len(), S::TILE) {
                         (8.., 8..) => page.step::<S, 8, 2>(s, &q, at, queries, states),
                         (4.., 8..) => page.step::<S, 4, 4>(s, &q, at, queries, states),
+                        (6.., _) => page.step::<S, 6, 1>(s, &q, at, queries, states),
                         (4.., _) => page.step::<S, 4, 1>(s, &q, at, queries, states),
                         (2.., 8..) => page.step::<S, 2, 4>(s, &q, at, queries, states),
                         (2.., _) => page.step::<S, 2, 2>(s, &q, at, queries, states),
@@ -259,8 +268,9 @@ impl<E: Element> Page<'_, E> {
                 sums[r][i] = s.mul(s.load(old), correction);
             }
         }
-        for (pos, v) in self.v.chunks_exact(self.v_stride).enumerate().take(shared) {
-            let v = load_all::<S, E, G>(s, &v[g..]);
+        let rows = self.v[g..].chunks(self.v_stride);
+        for (pos, v) in rows.enumerate().take(shared.min(KV_PAGE)) {
+            let v = load_all::<S, E, G>(s, v);
             let mut p = [0.0; R];
             for r in 0..R {
                 p[r] = weights.p[r][pos];
