@@ -102,6 +102,8 @@ struct Plan<'a> {
     q: &'a [f32],
     group: usize,
     state_len: usize,
+    /// Most queries of a tile.
+    most_queries: usize,
     tiles: Vec<Tile>,
 }
 
@@ -202,12 +204,14 @@ impl<'a> Plan<'a> {
             q,
             group: n_head / layout.n_kv_head,
             state_len: STATE_HEAD + layout.v_stride(),
+            most_queries: 0,
             tiles: Vec::new(),
         };
         let mut first_span = 0;
         for (p, part) in attend.parts.iter().enumerate() {
             assert!(part.first_row + part.n_rows <= n_rows, "attend: rows of a part");
             let n_queries = part.n_rows * plan.group;
+            plan.most_queries = plan.most_queries.max(n_queries.min(TILE_QUERIES));
             for kv_head in 0..layout.n_kv_head {
                 for start in (0..n_queries).step_by(TILE_QUERIES) {
                     let queries = start..(start + TILE_QUERIES).min(n_queries);
@@ -223,7 +227,7 @@ impl<'a> Plan<'a> {
 
     /// Values of the states of a tile's span.
     fn span_len(&self) -> usize {
-        TILE_QUERIES * self.state_len
+        self.most_queries * self.state_len
     }
 
     /// Row and query head of query `i` of a tile's part and head.
