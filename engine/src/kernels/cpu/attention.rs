@@ -19,10 +19,6 @@ use crate::kernels::simd::{LANES, Op, Simd};
 /// Vectors of positions in a page.
 const VECTORS: usize = KV_PAGE / LANES;
 
-/// Queries from which on the next page is asked for before a page is begun: fewer are through with a page
-/// before the next has come, and only wait for the asking.
-const AHEAD_QUERIES: usize = 8;
-
 /// Fills the states of a tile's queries for its span.
 pub(crate) fn attend<S: Simd>(tile: &mut AttendTile<'_>) {
     match tile.layout.ty {
@@ -46,14 +42,22 @@ impl<T: PageType> Op for Span<'_, '_, T> {
         }
         let q = Queries::new(tile);
         let n_visible = tile.queries.last().map_or(0, |query| query.n_visible);
-        let (n_queries, mut wide) = (tile.queries.len(), Vec::new());
+        let mut wide = Vec::new();
         for page in tile.pages.clone() {
             let block = tile.blocks[page].0 as usize;
-            if let Some(next) = tile.blocks.get(page + 1).filter(|_| n_queries >= AHEAD_QUERIES) {
-                let next = tile.layout.head(tile.pool, next.0 as usize, tile.kv_head);
-                s.prefetch(next, 0, next.len());
-            }
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
+            let next = tile.blocks.get(page + 1).map(|next| next.0 as usize);
+            let next = next.map(|next| tile.layout.head(tile.pool, next, tile.kv_head));
+            let ahead = match next {
+                Some(next) if T::READ_IN_PLACE => {
+                    next.as_ptr().addr().wrapping_sub(head.as_ptr().addr())
+                }
+                Some(next) => {
+                    s.prefetch(next, 0, next.len());
+                    0
+                }
+                None => 0,
+            };
             let n_seen = (n_visible - page * KV_PAGE).min(KV_PAGE);
             let head = T::head(s, tile.layout, head, n_seen, &mut wide);
             let (k, v, v_stride) = match tile.layout.values {
@@ -70,6 +74,7 @@ impl<T: PageType> Op for Span<'_, '_, T> {
                 v_stride: v_stride / LANES,
                 scale: tile.scale,
                 state_len,
+                ahead,
             };
             let mut at = 0;
             while at < tile.queries.len() {
@@ -108,6 +113,9 @@ struct Page<'a, E: Element> {
     scale: f32,
     /// Values of a query's state.
     state_len: usize,
+    /// Bytes to this head of the next page, which is asked for element by element as this one is read:
+    /// all at once would be more than the core can wait for. 0 where there is none.
+    ahead: usize,
 }
 
 /// A tile's queries in the order in which they meet keys.
@@ -212,7 +220,7 @@ impl<E: Element> Page<'_, E> {
     ) {
         let mut sums = [[s.zero(); G]; R];
         for (q, k) in q.iter().zip(self.k.as_chunks::<VECTORS>().0) {
-            let k = load_all::<S, E, G>(s, &k[g..]);
+            let k = load_all::<S, E, G>(s, &k[g..], self.ahead);
             let q: &[f32; R] = q[at..].first_chunk().expect("R of the tile's queries");
             sums = outer(s, sums, k, q);
         }
@@ -237,7 +245,7 @@ impl<E: Element> Page<'_, E> {
         for (pos, key) in self.k.chunks_exact(n).enumerate().take(visible[R - 1]) {
             let mut sums = [s.zero(); R];
             for (g, key) in key.iter().enumerate() {
-                let key = E::load(s, key);
+                let [key] = load_all::<S, E, 1>(s, std::slice::from_ref(key), self.ahead);
                 for r in 0..R {
                     sums[r] = s.fma(key, s.load(&q[r * n + g]), sums[r]);
                 }
@@ -270,7 +278,7 @@ impl<E: Element> Page<'_, E> {
         }
         let rows = self.v[g..].chunks(self.v_stride);
         for (pos, v) in rows.enumerate().take(shared.min(KV_PAGE)) {
-            let v = load_all::<S, E, G>(s, v);
+            let v = load_all::<S, E, G>(s, v, self.ahead);
             let mut p = [0.0; R];
             for r in 0..R {
                 p[r] = weights.p[r][pos];
@@ -323,9 +331,15 @@ fn outer<S: Simd, const R: usize, const G: usize>(
     sums
 }
 
-/// The first `G` vectors of `x`.
+/// The first `G` vectors of `x`; those `ahead` bytes from them are asked for.
 #[inline(always)]
-fn load_all<S: Simd, E: Element, const G: usize>(s: S, x: &[[E::Bits; LANES]]) -> [S::F; G] {
+fn load_all<S: Simd, E: Element, const G: usize>(
+    s: S,
+    x: &[[E::Bits; LANES]],
+    ahead: usize,
+) -> [S::F; G] {
+    let x = &x[..G];
+    s.prefetch(bytemuck::cast_slice(x), ahead, size_of_val(x));
     let mut out = [s.zero(); G];
     for i in 0..G {
         out[i] = E::load(s, &x[i]);

@@ -54,6 +54,9 @@ impl Element for F16 {
 /// A type of pages, and what their elements are read as.
 pub(super) trait PageType {
     type Read: Element;
+    /// Whether elements are read where they lie in the page.
+    const READ_IN_PLACE: bool;
+
     /// Elements of one head's page, laid out as a page of `Read` has them; of rows at least those of the
     /// first `n_seen` positions. `wide` is memory for a page that has to be widened.
     fn head<'a, S: Simd>(
@@ -67,6 +70,8 @@ pub(super) trait PageType {
 
 impl<E: Element> PageType for E {
     type Read = E;
+    const READ_IN_PLACE: bool = true;
+
     #[inline(always)]
     fn head<'a, S: Simd>(
         _: S,
@@ -82,6 +87,8 @@ impl<E: Element> PageType for E {
 pub(super) struct Q8;
 impl PageType for Q8 {
     type Read = F32;
+    const READ_IN_PLACE: bool = false;
+
     #[inline(always)]
     fn head<'a, S: Simd>(
         s: S,
