@@ -1,7 +1,7 @@
 //! The next ubatch: which decode rows, which prompt rows, which opens, copies and closes.
 //!
 //! Rows of decoding sequences come first, longest waiting first, at most one group's worth; prompt
-//! rows fill up to what [`Sizing`] allows, oldest sequence first. Groups are not remembered: as at
+//! rows fill up to what [`Sizing`] allows, oldest sequence first. Who is in which group is not remembered: as at
 //! most `G` ubatches with decode rows are in flight, and none has more than `D / G` of them, unequal
 //! ubatches even out within one round whatever made them unequal.
 
@@ -11,6 +11,7 @@ use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
 use super::SchedConfig;
 use super::events::{Micros, Work};
+use super::groups::Chosen;
 use super::in_flight::{InFlight, Wanted, WantedKind};
 use super::line::Line;
 use super::sequence::{Live, SeqNo};
@@ -24,7 +25,9 @@ pub(super) fn compose(
     live: &mut Live,
 ) -> Option<UBatch> {
     let sizing = Sizing { times: &line.times, spec: &line.spec, config };
-    let groups = sizing.decode_groups(live.n_decoding());
+    let n_decoding = live.n_decoding();
+    let groups = sizing.decode_groups(n_decoding, line.groups);
+    line.groups = Some(Chosen { n_decoding, groups });
     let mut draft = Draft::new(line.spec.max_rows, config.max_logits_rows);
     if !live.has_streams() {
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());

@@ -4,7 +4,8 @@
 //! of their times, and takes no less than a trip down the line. More groups fill the line, fewer share
 //! the fixed cost among more rows. Stages whose times vary also wait for each other ([`waiting`]), least so
 //! where there are more groups than stages; and of groups that do about as well, those that fill kernels'
-//! tiles are chosen.
+//! tiles are chosen. A choice is kept until another is clearly better: each change of groups leaves some stages
+//! without work until the new groups have spread over the line.
 
 use super::sizing::Sizing;
 
@@ -18,6 +19,10 @@ const MORE_GROUPS_GAIN: f64 = 0.02;
 /// Fewer groups than stages must shorten it by this share to be worth idle stages.
 const FEWER_GROUPS_GAIN: f64 = 0.10;
 
+/// Other groups must shorten the round by this share to replace those that go round: measured times change that
+/// much from one ubatch to the next.
+const CHANGE_GAIN: f64 = 0.02;
+
 /// Sequences per decode ubatch, and how many such ubatches are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Groups {
@@ -25,6 +30,13 @@ pub(super) struct Groups {
     /// Largest group; `count * rows` is at least the number of decoding sequences, unless the
     /// line's limits forbid it.
     pub rows: u32,
+}
+
+/// Groups that go round, and for how many sequences they were chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub n_decoding: usize,
+    pub groups: Groups,
 }
 
 /// A possible choice and the time in which every sequence gets one token.
@@ -37,8 +49,22 @@ struct Round {
 }
 
 impl Sizing<'_> {
-    /// Splits `n_decoding` sequences into groups.
-    pub fn decode_groups(&self, n_decoding: usize) -> Groups {
+    /// Splits `n_decoding` sequences into groups: as `last` if that was for as many and no other choice is clearly
+    /// better now. Fewer groups than stages stay only as long as they are the best.
+    pub fn decode_groups(&self, n_decoding: usize, last: Option<Chosen>) -> Groups {
+        let best = self.best_groups(n_decoding);
+        let enough = self.spec.n_stages.min(n_decoding);
+        let stays = |last: &Chosen| {
+            last.n_decoding == n_decoding && last.groups.count >= enough && last.groups != best
+        };
+        let Some(last) = last.filter(stays) else { return best };
+        let us = |groups| self.round(n_decoding, groups, self.times.variation()).us;
+        let is_better = us(best) < us(last.groups) * (1.0 - CHANGE_GAIN);
+        if is_better { best } else { last.groups }
+    }
+
+    /// The best by what was measured up to now.
+    fn best_groups(&self, n_decoding: usize) -> Groups {
         if n_decoding == 0 {
             return Groups { count: 1, rows: 0 };
         }
@@ -159,7 +185,7 @@ mod tests {
         times
     }
 
-    fn choose(times: &LineTimes, n_decoding: usize) -> Groups {
+    fn choose_after(last: Option<Chosen>, times: &LineTimes, n_decoding: usize) -> Groups {
         let spec = LineSpec {
             n_stages: times.n_stages(),
             n_blocks: 4096,
@@ -171,7 +197,11 @@ mod tests {
             max_rows: 512,
         };
         let config = SchedConfig::default();
-        Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding)
+        Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding, last)
+    }
+
+    fn choose(times: &LineTimes, n_decoding: usize) -> Groups {
+        choose_after(None, times, n_decoding)
     }
 
     /// Two rows wait for memory, more cost arithmetic by tiles of four.
@@ -196,6 +226,25 @@ mod tests {
         assert_eq!(choose(&varying, 32), Groups { count: 2, rows: 16 });
         let alone = times(1, 0.3, &[1, 8, 32], |rows| 20_000.0 + 100.0 * f64::from(rows));
         assert_eq!(choose(&alone, 32), Groups { count: 1, rows: 32 });
+    }
+
+    #[test]
+    fn groups_that_go_round_stay_until_others_are_clearly_better() {
+        let after = |count, rows| Some(Chosen { n_decoding: 32, groups: Groups { count, rows } });
+        // Stages so far apart that four groups of 8 take about as long as two of 16.
+        let mut far = LineTimes::new(2);
+        for rows in [1, 2, 4, 8, 16].repeat(20) {
+            let stage = StageTime { compute_us: 200 * u64::from(rows), queued_us: 0 };
+            far.observe(rows, 1_000_000, &[stage; 2]);
+        }
+        let four = Groups { count: 4, rows: 8 };
+        assert_ne!(choose(&far, 32), four);
+        assert_eq!(choose_after(after(4, 8), &far, 32), four);
+        // Where a ubatch costs something whatever its rows they take longer, and for 31 sequences nothing was chosen.
+        let fixed = times(2, 0.0, &[1, 2, 4, 8, 16], |rows| 8_000.0 + 1_000.0 * f64::from(rows));
+        let best = Groups { count: 2, rows: 16 };
+        assert_eq!(choose_after(after(4, 8), &fixed, 32), best);
+        assert_eq!(choose_after(after(4, 8), &far, 31), choose(&far, 31));
     }
 
     #[test]

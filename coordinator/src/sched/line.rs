@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use brigade_engine::batch::SeqOp;
 
 use super::events::{LineFault, LineSpec, Micros};
+use super::groups::Chosen;
 use super::in_flight::InFlight;
 use super::kept::KeptPool;
 use super::pages::Pages;
@@ -35,6 +36,8 @@ pub(super) struct Line {
     pub in_flight: VecDeque<InFlight>,
     pub next_ubatch: u64,
     pub times: LineTimes,
+    /// How the last ubatch was to be composed of decoding sequences.
+    pub groups: Option<Chosen>,
     /// Something came back, or was sent to an empty line.
     pub last_progress: Micros,
     /// Prompts wait and the last ubatch had no room for them: the next starts with them.
@@ -57,6 +60,7 @@ impl Line {
             in_flight: VecDeque::new(),
             next_ubatch: 0,
             times: LineTimes::new(spec.n_stages),
+            groups: None,
             last_progress: now,
             prefill_owed: false,
             burst_rows: 0,

@@ -326,7 +326,7 @@ impl Scheduler {
         };
         if let Some(line) = &self.line {
             let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
-            stats.groups = sizing.decode_groups(decoding).count;
+            stats.groups = sizing.decode_groups(decoding, line.groups).count;
             stats.in_flight = line.in_flight.len();
             (stats.blocks_used, stats.blocks_total) =
                 (line.blocks.n_running(), line.blocks.total());
