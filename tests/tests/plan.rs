@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use brigade_coordinator::plan::{
-    LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
+    Balance, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
 };
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
@@ -66,6 +66,29 @@ fn prompts_alone_are_shared_by_layers() {
     let settings = PlanSettings { prompt_per_generated: 1e6, ..PlanSettings::default() };
     let plan = plan(&reference(), &workers(2, 4 << 30), &settings).unwrap();
     assert_eq!(layers(&plan), [0..16, 16..32]);
+}
+
+#[test]
+fn each_goal_is_reached_at_the_cost_of_the_other() {
+    let cut_for = |balance: Balance| {
+        let settings = PlanSettings {
+            prompt_per_generated: balance.prompt_per_generated(),
+            typical_positions: 0,
+            ..PlanSettings::default()
+        };
+        plan(&reference(), &workers(2, 4 << 30), &settings).unwrap()
+    };
+    let [prefill, mixed, decode] = [Balance::PREFILL, Balance::MIXED, Balance::DECODE].map(cut_for);
+    let sizes = |plan: &Plan| layers(plan).iter().map(ExactSizeIterator::len).collect::<Vec<_>>();
+    assert_eq!((sizes(&prefill), sizes(&decode)), (vec![16, 16], vec![17, 15]));
+    // 32 of 34 layers' time; with the head worth 2.16 of them, 34.16 of 36.3.
+    let at = |plan: &Plan, balance| (plan.balance_of(balance) * 200.0).round();
+    assert_eq!((at(&prefill, Balance::PREFILL), at(&decode, Balance::PREFILL)), (200.0, 188.0));
+    assert_eq!((at(&prefill, Balance::DECODE), at(&decode, Balance::DECODE)), (188.0, 199.0));
+    // Between the two, what is balanced for counts: no other cut is better at it.
+    assert!(mixed.balance() >= prefill.balance_of(Balance::MIXED));
+    assert!(mixed.balance() >= decode.balance_of(Balance::MIXED));
+    assert!(prefill.describe_balance().starts_with("2.00x of 2 in prefill, 1.88x"));
 }
 
 #[test]

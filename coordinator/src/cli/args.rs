@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::demo;
 use super::units::{self, CpuLists};
-use crate::plan::parse_bytes;
+use crate::plan::{Balance, parse_bytes};
 
 /// Workers started on this machine when nothing is said about workers.
 pub const DEFAULT_LOCAL_WORKERS: usize = 2;
@@ -153,6 +153,10 @@ pub struct LineArgs {
     /// Rows of the largest ubatch [default: chosen from the model and the line]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,
+    /// Cut layers for: prefill, decode, mixed (as many prompt tokens as generated ones), or so many prompt tokens
+    /// for each generated one. Results do not depend on it
+    #[arg(long, value_name = "GOAL", default_value_t = Balance::MIXED)]
+    pub balance: Balance,
 }
 
 fn worker_count(text: &str) -> Result<usize, String> {

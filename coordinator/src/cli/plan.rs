@@ -21,6 +21,7 @@ use crate::plan::{
 #[command(after_help = "\
 Examples:
   brigade plan -m model.gguf --workers 3 --explain
+  brigade plan -m model.gguf --workers 2 --balance prefill
   brigade plan -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
   brigade plan -m model.gguf --cluster machines.toml --json
 
@@ -79,6 +80,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         keep: model.keep(args.keep, args.max_seqs),
         block_positions: KV_PAGE as u32,
         max_rows: args.line.ubatch.unwrap_or(PlanSettings::default().max_rows),
+        prompt_per_generated: args.line.balance.prompt_per_generated(),
         ..PlanSettings::default()
     };
     let facts = model.facts(args.kv_type.engine())?;
@@ -107,6 +109,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         })
         .collect();
     output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)?;
+    output::line(format_args!("balanced for {}: {}", args.line.balance, plan.describe_balance()))?;
     output::line(format_args!("a sequence: {}", plan.sequence))?;
     Ok(())
 }

@@ -258,6 +258,7 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         keep: options.keep,
         max_rows,
         kernels: line.kernels.clone(),
+        balance: line.balance,
     };
     let source = source(line, options.control.is_some(), options.worker_log())?;
     let named = match &source {

@@ -45,6 +45,7 @@ pub use states::StateDoors;
 use member::{Member, Origin};
 
 use crate::model::Model;
+use crate::plan::Balance;
 
 /// Where workers come from.
 #[derive(Clone, Debug)]
@@ -83,6 +84,8 @@ pub struct StageOptions {
     pub max_rows: u32,
     /// Kernel table all stages must use.
     pub kernels: Option<String>,
+    /// What cuts are balanced for.
+    pub balance: Balance,
 }
 
 /// What the supervisor is built from.

@@ -182,6 +182,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
         keep: model.keep(options.keep, options.max_seqs),
         block_positions: KV_PAGE as u32,
         max_rows: options.max_rows,
+        prompt_per_generated: options.balance.prompt_per_generated(),
         ..PlanSettings::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::units::format_bytes;
-use super::{Plan, StagePlan};
+use super::{Balance, Plan, StagePlan};
 
 impl Plan {
     /// A table of the stages, then the reasons.
@@ -13,6 +13,14 @@ impl Plan {
         let _ = self.write_table(&mut text);
         let _ = self.write_reasons(&mut text);
         text
+    }
+
+    /// `1.88x of 2 in prefill, 1.99x in decode`: how many of its stages' worth the line is in either.
+    pub fn describe_balance(&self) -> String {
+        let n = self.stages.len();
+        let [prefill, decode] =
+            [Balance::PREFILL, Balance::DECODE].map(|work| self.balance_of(work) * n as f64);
+        format!("{prefill:.2}x of {n} in prefill, {decode:.2}x in decode")
     }
 
     fn write_table(&self, out: &mut String) -> std::fmt::Result {
@@ -48,12 +56,13 @@ impl Plan {
             u64::from(self.capacity.n_blocks) * u64::from(self.settings.block_positions);
         writeln!(
             out,
-            "{}: {} stages, balanced to {:.2}x of {}; KV cache for {positions} positions, {} sequences of \
+            "{}: {} stages, balanced to {:.2}x of {} ({}); KV cache for {positions} positions, {} sequences of \
              up to {} positions, {} kept beside them",
             self.model,
             self.stages.len(),
             self.balance() * self.stages.len() as f64,
             self.stages.len(),
+            self.describe_balance(),
             self.capacity.n_slots,
             self.settings.ctx,
             self.capacity.n_kept

@@ -5,6 +5,7 @@
 //! Equal workers get equal work, not equal layer counts: the head is worth layers of its own. It
 //! knows no architecture and no network; only [`ModelFacts::from_gguf`] knows files.
 
+mod balance;
 mod cluster_file;
 mod cost;
 mod cuts;
@@ -23,6 +24,7 @@ use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::Prefixes;
 use serde::Serialize;
 
+pub use balance::Balance;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
@@ -71,7 +73,7 @@ pub struct PlanSettings {
     pub decode_batch: u32,
     /// Positions a decoding stream has behind it.
     pub typical_positions: u32,
-    /// Prompt tokens computed for each generated one.
+    /// Prompt tokens computed for each generated one ([`Balance`]).
     pub prompt_per_generated: f64,
 }
 
@@ -85,7 +87,7 @@ impl Default for PlanSettings {
             max_rows: 512,
             decode_batch: 4,
             typical_positions: 512,
-            prompt_per_generated: 1.0,
+            prompt_per_generated: Balance::MIXED.prompt_per_generated(),
         }
     }
 }
@@ -132,7 +134,17 @@ pub struct Plan {
 impl Plan {
     /// Ideal over slowest stage: the share of time that stages compute at best, `0.0..=1.0`.
     pub fn balance(&self) -> f64 {
-        let units: Vec<f64> = self.stages.iter().map(|s| s.time.unit_us(&self.settings)).collect();
+        self.balance_in(self.settings.prompt_per_generated)
+    }
+
+    /// The same if the line did this alone.
+    pub fn balance_of(&self, work: Balance) -> f64 {
+        self.balance_in(work.prompt_per_generated())
+    }
+
+    fn balance_in(&self, prompt_per_generated: f64) -> f64 {
+        let settings = PlanSettings { prompt_per_generated, ..self.settings };
+        let units: Vec<f64> = self.stages.iter().map(|s| s.time.unit_us(&settings)).collect();
         let slowest = units.iter().copied().fold(0.0, f64::max);
         units.iter().sum::<f64>() / (slowest * units.len() as f64)
     }

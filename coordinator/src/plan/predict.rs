@@ -1,8 +1,8 @@
 //! What a planned line would do, by simulating it under the real scheduler.
 //!
 //! A stage's time for a ubatch is taken as reading its weights once plus computing its rows, both at
-//! the worker's measured speed; that is an upper bound, as the two overlap in part. The head computes
-//! for wanted rows only, which are few in prefill, so its operations count in decode alone, and so do a
+//! the worker's measured speed; that is an upper bound, as the two overlap in part. The head is read and
+//! computes for wanted rows only, which are few in prefill, so it counts in decode alone, and so do a
 //! stream's cache of a typical length and its state. Of experts, those are read that an even share of
 //! the streams is expected to use. Every link carries the bytes of its own cut.
 
@@ -116,9 +116,9 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
     let rows = decode.unwrap_or(f64::INFINITY);
     let mut read: f64 = layers.iter().map(|layer| layer.read_bytes(rows)).sum();
     let mut ops = stage.ops_per_row;
-    if stage.head {
+    if stage.head && decode.is_some() {
         read += costs.model.head_bytes as f64;
-        ops += if decode.is_some() { 2.0 * costs.model.head_elements as f64 } else { 0.0 };
+        ops += 2.0 * costs.model.head_elements as f64;
     }
     let typical = f64::from(costs.settings.typical_positions);
     let of_stream: f64 =
