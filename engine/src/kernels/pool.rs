@@ -3,7 +3,7 @@
 //!
 //! Promises: every chunk runs exactly once; [`Pool::run`] returns after the last one; a panic in a
 //! chunk reaches the caller; a thread that the system has not scheduled in time is not waited for
-//! (it simply gets no chunk). It knows nothing of what the chunks compute, and results never depend
+//! (the others compute its share). It knows nothing of what the chunks compute, and results never depend
 //! on which thread claims which chunk.
 
 use std::any::Any;
