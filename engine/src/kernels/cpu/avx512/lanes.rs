@@ -1,8 +1,8 @@
-//! Lanes in one 512-bit register. Needs AVX-512 F, BW, DQ, VL and VNNI.
-
-use std::arch::x86_64::*;
+//! Lanes in one 512-bit register, of the machine or in software, as [`on`](super) says.
 
 use crate::kernels::simd::{LANES, Op, Simd};
+
+on!(import);
 
 /// Proof that this CPU has the instructions of this file.
 #[derive(Clone, Copy)]
@@ -22,15 +22,11 @@ impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
 
-    const NAME: &'static str = "avx512";
+    const NAME: &'static str = on!(name);
     const TILE: usize = 8;
 
     fn detect() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni")
+        let all = on!(detected)
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -38,9 +34,10 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Out {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn enabled<O: Op>(s: Avx512, op: O) -> O::Out {
-            op.eval(s)
+        on! {
+            fn enabled<O: Op>(s: Avx512, op: O) -> O::Out {
+                op.eval(s)
+            }
         }
         isa!(enabled(self, op))
     }
