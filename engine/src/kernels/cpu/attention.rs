@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::exp::exp;
-use super::kv::{Element, F16, F32, PageType, Q8};
+use super::kv::{Element, PageType, Q8};
+use super::matmul_f32::{F16, F32};
 use super::run;
 use crate::kernels::KV_PAGE;
 use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};

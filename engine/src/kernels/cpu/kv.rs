@@ -6,6 +6,7 @@
 
 use std::marker::PhantomData;
 
+use super::matmul_f32::{F16, F32, Float};
 use super::run;
 use crate::kernels::KV_PAGE;
 use crate::kernels::kv::{KvLayout, KvRow, KvType, SCALE_ELEMS, ValuePlace};
@@ -19,32 +20,19 @@ const POSITIONS: usize = KV_PAGE / LANES;
 const MAX_CODE: f32 = 127.0;
 
 /// An element type that pages are read in.
-pub(super) trait Element {
-    type Bits: bytemuck::Pod;
-    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
+pub(super) trait Element: Float {
+    /// Sixteen f32, rounded to this type.
     fn store<S: Simd>(s: S, v: S::F, out: &mut [Self::Bits; LANES]);
 }
 
-pub(super) struct F32;
 impl Element for F32 {
-    type Bits = f32;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
-        s.load(x)
-    }
     #[inline(always)]
     fn store<S: Simd>(s: S, v: S::F, out: &mut [f32; LANES]) {
         s.store(v, out);
     }
 }
 
-pub(super) struct F16;
 impl Element for F16 {
-    type Bits = u16;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
-        s.load_f16(x)
-    }
     #[inline(always)]
     fn store<S: Simd>(s: S, v: S::F, out: &mut [u16; LANES]) {
         s.store_f16(v, out);
@@ -65,7 +53,7 @@ pub(super) trait PageType {
         head: &'a [u8],
         n_seen: usize,
         wide: &'a mut Vec<[f32; LANES]>,
-    ) -> &'a [<Self::Read as Element>::Bits];
+    ) -> &'a [<Self::Read as Float>::Bits];
 }
 
 impl<E: Element> PageType for E {

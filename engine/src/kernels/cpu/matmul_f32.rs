@@ -14,7 +14,7 @@ use crate::kernels::simd::{LANES, Simd};
 /// Columns summed on their own.
 pub(crate) const RUN: usize = FLOAT_SLICE;
 
-/// A float type of weights.
+/// A float type of weights, or of keys and values.
 pub(super) trait Float {
     /// One value in memory.
     type Bits: bytemuck::Pod;
@@ -22,7 +22,7 @@ pub(super) trait Float {
     fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
 }
 
-/// f32 weights.
+/// f32.
 pub(super) struct F32;
 impl Float for F32 {
     type Bits = f32;
@@ -32,7 +32,7 @@ impl Float for F32 {
     }
 }
 
-/// f16 weights.
+/// f16.
 pub(super) struct F16;
 impl Float for F16 {
     type Bits = u16;
@@ -42,7 +42,7 @@ impl Float for F16 {
     }
 }
 
-/// bfloat16 weights.
+/// bfloat16.
 pub(super) struct Bf16;
 impl Float for Bf16 {
     type Bits = u16;
