@@ -116,7 +116,9 @@ fn compare(model: &str, args: &[&str], keep: &str) {
 
 #[test]
 fn a_chat_on_two_workers_computes_only_what_is_new_and_says_the_same() {
-    compare("demo", &["--workers", "2"], "8");
+    for kv_type in ["f16", "q8_0"] {
+        compare(&format!("demo, {kv_type}"), &["--workers", "2", "--kv-type", kv_type], "8");
+    }
 }
 
 /// As the chat above, with a state at the end of each prompt and of each answer.

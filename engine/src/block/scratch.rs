@@ -9,10 +9,17 @@ pub struct Scratch {
 impl Scratch {
     /// A buffer of `len` values, stale ones among them.
     pub fn take(&mut self, len: usize) -> Vec<f32> {
-        let fits = self.spare.iter().position(|b| b.capacity() >= len);
-        let mut buffer = match fits {
+        // The tightest fit: layers that ask for the same lengths in turn get the same buffers again,
+        // with nothing to fill.
+        let fits = (0..self.spare.len()).filter(|i| self.spare[*i].capacity() >= len);
+        let mut buffer = match fits.min_by_key(|i| self.spare[*i].capacity()) {
             Some(i) => self.spare.swap_remove(i),
-            None => self.spare.pop().unwrap_or_default(),
+            None => {
+                let mut buffer = self.spare.pop().unwrap_or_default();
+                buffer.clear();
+                buffer.reserve_exact(len);
+                buffer
+            }
         };
         buffer.resize(len, 0.0);
         buffer
@@ -21,5 +28,34 @@ impl Scratch {
     /// Gives buffers back.
     pub fn give_all<const N: usize>(&mut self, buffers: [Vec<f32>; N]) {
         self.spare.extend(buffers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_that_ask_alike_get_the_same_buffers() {
+        let mut scratch = Scratch::default();
+        let mut layer = || {
+            let (small, large) = (scratch.take(10), scratch.take(1000));
+            let starts = [small.as_ptr(), large.as_ptr()];
+            scratch.give_all([small, large]);
+            starts
+        };
+        let first = layer();
+        assert!((0..5).all(|_| layer() == first));
+    }
+
+    #[test]
+    fn there_are_no_more_buffers_than_were_taken_at_once() {
+        let mut scratch = Scratch::default();
+        for len in 1..100 {
+            let (a, b) = (scratch.take(len), scratch.take(2 * len));
+            assert_eq!([a.len(), b.len()], [len, 2 * len]);
+            scratch.give_all([a, b]);
+            assert!(scratch.spare.len() <= 2);
+        }
     }
 }

@@ -65,7 +65,12 @@ impl OutMatrix<'_> {
         // `start` points to (asserted), and nobody else writes them now (the caller's promise).
         unsafe {
             let to = self.start.add(row * self.cols + col);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
+            if n == LANES {
+                // Of known length, and so without a call.
+                to.cast::<[f32; LANES]>().write_unaligned(*values);
+            } else {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
+            }
         }
     }
 }
