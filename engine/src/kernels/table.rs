@@ -129,7 +129,7 @@ static TABLES: &[Kernels] = &[
     Kernels::of::<cpu::avx2::Avx2>(),
     #[cfg(target_arch = "aarch64")]
     Kernels::of::<cpu::neon::Neon>(),
-    #[cfg(all(test, target_arch = "x86_64"))]
+    #[cfg(all(any(test, feature = "software-tables"), target_arch = "x86_64"))]
     Kernels::of::<cpu::avx512::SoftwareAvx512>(),
     Kernels::of::<Scalar>(),
 ];

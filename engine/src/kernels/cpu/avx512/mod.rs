@@ -2,7 +2,8 @@
 //!
 //! Its lanes stand once, in `lanes.rs`. Tests compile them a second time over the same operations in software
 //! ([`software`]), so that a machine without the instructions tests all that is particular to this table but
-//! the instructions: which are used, in which order, and the kernels' paths for wide registers.
+//! the instructions: which are used, in which order, and the kernels' paths for wide registers. The feature
+//! `software-tables` does so for other crates' tests, on whole models.
 
 /// What is between `lanes.rs` and the machine.
 macro_rules! on {
@@ -29,7 +30,7 @@ mod lanes;
 pub(crate) use lanes::Avx512;
 
 /// What is between `lanes.rs` and the operations in software.
-#[cfg(test)]
+#[cfg(any(test, feature = "software-tables"))]
 macro_rules! on {
     (import) => {
         use super::software::*;
@@ -46,12 +47,12 @@ macro_rules! on {
     };
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "software-tables"))]
 mod software;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "software-tables"))]
 #[path = "lanes.rs"]
 #[allow(clippy::duplicate_mod, reason = "twice over different operations is the point")]
 mod by_software;
-#[cfg(test)]
+#[cfg(any(test, feature = "software-tables"))]
 pub(crate) use by_software::Avx512 as SoftwareAvx512;
