@@ -8,6 +8,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use crate::kernels::cpu::x86;
 use crate::kernels::simd::{LANES, Op, Simd};
 
 /// Proof that this CPU has the instructions of this file.
@@ -351,27 +352,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
-        let start = bytes.as_ptr().wrapping_add(ahead);
-        for at in (0..len).step_by(64) {
-            isa!(_mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()));
-        }
+        x86::prefetch(bytes, ahead, len);
     }
     #[inline(always)]
     fn sum(self, v: F) -> f32 {
-        isa!({
-            let v = _mm256_add_ps(v.0, v.1);
-            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
-        })
+        isa!(x86::sum(v.0, v.1))
     }
     #[inline(always)]
     fn max_lane(self, v: F) -> f32 {
-        isa!({
-            let v = _mm256_max_ps(v.0, v.1);
-            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
-        })
+        isa!(x86::max_lane(v.0, v.1))
     }
 }

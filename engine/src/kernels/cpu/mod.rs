@@ -34,6 +34,8 @@ pub(super) mod ssd;
 pub(super) mod ssd_chunked;
 pub(super) mod ssd_plain;
 pub(super) mod wkv7;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use super::simd::{LANES, Op, Simd};
 

@@ -1,5 +1,6 @@
 //! Lanes in one 512-bit register, of the machine or in software, as [`on`](super) says.
 
+use crate::kernels::cpu::x86;
 use crate::kernels::simd::{LANES, Op, Simd};
 
 on!(import);
@@ -183,27 +184,14 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
-        let start = bytes.as_ptr().wrapping_add(ahead);
-        for at in (0..len).step_by(64) {
-            isa!(_mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()));
-        }
+        x86::prefetch(bytes, ahead, len);
     }
     #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
-        isa!({
-            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
-        })
+        isa!(x86::sum(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)))
     }
     #[inline(always)]
     fn max_lane(self, v: __m512) -> f32 {
-        isa!({
-            let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
-        })
+        isa!(x86::max_lane(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)))
     }
 }

@@ -8,11 +8,8 @@
 
 use half::f16;
 pub(super) use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps,
-    _mm_add_ss, _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_max_ps, _mm_max_ss,
-    _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_max_ps,
-    _mm256_storeu_si256,
+    __m128i, __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_cvtsi32_si128,
+    _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
 };
 
 /// Sixteen f32.
