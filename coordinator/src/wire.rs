@@ -1,4 +1,4 @@
-//! Engine types to and from the pipeline's messages. The only file here that sees both.
+//! Engine types to and from the pipeline's messages: the only place that converts between the two.
 
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,

@@ -1,6 +1,6 @@
-//! Ubatches off the wire, boundaries both ways, rows onto it: the only file here that sees both
-//! wire messages and engine types. What comes in has passed
-//! `brigade_proto::frame`'s checks; lengths are trusted only because of them.
+//! Ubatches off the wire, boundaries both ways, rows onto it: the only place that converts between wire
+//! messages and engine types. What comes in has passed `brigade_proto::frame`'s checks. Lengths are
+//! trusted only because of them.
 //!
 //! Values are little-endian on the wire. An incoming boundary is copied once, into an aligned
 //! buffer of a [`BufferPool`]; an outgoing f32 boundary is not copied at all.

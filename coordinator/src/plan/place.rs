@@ -1,9 +1,9 @@
-//! Choosing order, capacity and cuts together.
+//! Choosing the order of the workers, the size of the KV cache and the cuts together.
 //!
-//! KV cache and speed compete for memory: of the numbers of KV pages up to the wished one, the largest
-//! is taken whose best cuts are not more than [`SPEED_FOR_CAPACITY`] slower than those of the least. What
-//! is left then holds the recurrent states of kept sequences, of which there are fewer before anything else
-//! is.
+//! A large KV cache can force layers onto slower workers. The planner takes the largest number of KV pages, up
+//! to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow as the
+//! smallest number would. The memory that is left then holds recurrent states of kept sequences. Where memory
+//! is short, fewer kept sequences is the first thing that gives way.
 
 use std::ops::Range;
 

@@ -1,10 +1,11 @@
 //! What a planned line would do, by simulating it under the real scheduler.
 //!
-//! A stage's time for a ubatch is taken as reading its weights once plus computing its rows, both at
-//! the worker's measured speed; that is an upper bound, as the two overlap in part. The head is read and
-//! computes for wanted rows only, which are few in prefill, so it counts in decode alone, and so do a
-//! stream's cache of a typical length and its state. Of experts, those are read that an even share of
-//! the streams is expected to use. Every link carries the bytes of its own cut.
+//! A stage's time for a ubatch is the time to read its weights once, plus the time to compute its rows, both at
+//! the worker's measured speed. The two overlap in part, so this is an upper bound.
+//!
+//! Some costs count in decode only: the head, which computes few rows of a prompt, and reading a stream's KV cache
+//! (of a typical length) and its recurrent state. Of a layer's experts, those are read that the ubatch's
+//! rows are expected to choose, if all experts are equally likely. Every link carries the bytes of its own cut.
 
 use brigade_engine::state::Prefixes;
 use serde::Serialize;

@@ -1,9 +1,11 @@
 //! The next ubatch: which decode rows, which prompt rows, which opens, copies and closes.
 //!
-//! Rows of decoding sequences come first, longest waiting first, at most one group's worth; prompt
-//! rows fill up to what [`Sizing`] allows, oldest sequence first. Who is in which group is not remembered: as at
-//! most `G` ubatches with decode rows are in flight, and none has more than `D / G` of them, unequal
-//! ubatches even out within one round whatever made them unequal.
+//! Rows of decoding sequences come first, and of these the longest waiting first. With `D` decoding
+//! sequences in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still
+//! allows, the oldest sequence first.
+//!
+//! Nobody remembers which sequence is in which group. At most `G` ubatches with decode rows are in flight, so
+//! ubatches that have become unequal are equal again after one round.
 
 use std::collections::VecDeque;
 

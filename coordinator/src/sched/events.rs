@@ -1,7 +1,8 @@
 //! What goes into the scheduler and what comes out: its whole vocabulary.
 //!
-//! The driver turns the world into [`Event`]s and [`Action`]s into the world. Text, sockets and
-//! JSON never get here: a request is token ids, and stop strings are the driver's (it cancels).
+//! The driver turns what happens into [`Event`]s, and carries out [`Action`]s. Text, sockets and JSON never
+//! get here: a request is token ids. A stop string is found by whoever reads the stream's text
+//! ([`crate::generation`]); to the scheduler it is a cancelled request.
 
 use std::sync::Arc;
 

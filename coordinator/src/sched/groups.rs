@@ -1,11 +1,14 @@
-//! In how many groups the decoding sequences go round.
+//! In how many groups the decoding sequences go round the line.
 //!
-//! With `t(rows)` the slowest stage's time for a ubatch, a round of groups keeps that stage busy for the sum
-//! of their times, and takes no less than a trip down the line. More groups fill the line, fewer share
-//! the fixed cost among more rows. Stages whose times vary also wait for each other ([`waiting`]), least so
-//! where there are more groups than stages; and of groups that do about as well, those that fill kernels'
-//! tiles are chosen. A choice is kept until another is clearly better: each change of groups leaves some stages
-//! without work until the new groups have spread over the line.
+//! A round is the time in which every sequence gets one token. It cannot be shorter than one ubatch's trip
+//! down the line, nor than the sum of the slowest stage's times for all groups. So the choice is between two
+//! costs. Few groups leave stages idle. Many groups are small, and each pays the fixed cost of a ubatch (reading
+//! the weights) for fewer rows.
+//!
+//! Three more things count. Stages whose times vary wait for each other ([`waiting`]), less so with more groups
+//! than stages. Of numbers that do about as well, one whose groups fill the kernels' tiles is taken. And a choice
+//! stays until another is clearly better, because a change leaves some stages without work until the new
+//! groups have spread over the line.
 
 use super::sizing::Sizing;
 

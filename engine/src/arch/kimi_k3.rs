@@ -1,6 +1,9 @@
-//! `kimi-k3`: Kimi Linear's mixers with bounded decays and gates, bounded FFNs, experts in a narrower space,
-//! and residual attention over depth: what a layer in every so many reads is kept, and goes along to all
-//! layers behind it.
+//! `kimi-k3`: Kimi Linear's mixers with bounded decays and gates, bounded FFNs, and experts that work in a
+//! narrower space than the hidden rows.
+//!
+//! Its residual connections are attention over depth. At fixed intervals a layer's input rows are kept. Every
+//! later layer reads a weighted mixture of the rows kept so far. They therefore cross every cut behind them,
+//! beside the hidden rows.
 
 use super::{
     Activation, BlockKind, BlockSpec, DepthSpec, Hparams, KdaGate, KdaSpec, LatentSpec, LayerSpec,

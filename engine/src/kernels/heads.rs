@@ -5,11 +5,11 @@ use super::compute::Compute;
 /// Some neighbouring columns of rows that lie one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadColumns {
-    /// Values of a row.
+    /// Values from the start of one row to the start of the next.
     pub stride: usize,
-    /// The first column.
+    /// The first of the columns.
     pub first: usize,
-    /// HeadColumns.
+    /// How many columns there are.
     pub width: usize,
 }
 

@@ -19,12 +19,13 @@ pub use snapshot::{LayerPrint, SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter}
 
 use crate::kernels::KvType;
 
-/// Of which prefixes of a sequence a stage still has the state.
+/// Where a copy of a sequence may end, so that another one can go on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefixes {
-    /// Of all: what is remembered is remembered position by position.
+    /// After any position: keys and values are kept for each position by itself.
     All,
-    /// Of the whole sequence only: some block's state has no way back (`StateSpec::Slot`).
+    /// After the last position only: a recurrent state ([`StateSpec::Slot`]) holds the sum of all positions,
+    /// and cannot be taken back to an earlier one.
     Whole,
 }
 

@@ -1,10 +1,13 @@
-//! The delta rule as a blocked recurrence: lanes along the value index, a strip of the state in the
-//! first cache over the rows of a block, whose operands are laid out side by side: rows of a ubatch lie
-//! a power of two apart, where a cache keeps only some of them.
+//! The delta rule as a blocked recurrence. Lanes run along the value index. A strip of the state (sixteen
+//! columns of it) stays in the first-level cache while a block of rows passes over it.
 //!
-//! A row's pass over a strip does what the row before left to do (`S += k eᵀ`), decays, and sums
-//! `Sᵀk` and `Sᵀq`; then `e = beta (v - Sᵀk)` and `o = Sᵀq + (k·q) e`. The last update of a part is
-//! made by itself: the same operations, so a cut changes nothing.
+//! The block's keys, queries and decays are first copied side by side. In a ubatch they lie a power of two
+//! apart, and at such distances a cache can hold only a few of them at once.
+//!
+//! For each row, one pass over the strip does four things: it adds the update that the row before found
+//! (`S += k eᵀ`), applies the decay, and sums `Sᵀk` and `Sᵀq`. Then `e = beta (v - Sᵀk)` is the row's own
+//! update, and `o = Sᵀq + (k·q) e` its output. After the last row of a part the update is added in a pass of its
+//! own. Its operations are the same, so a cut between two rows changes no bit.
 
 #![allow(clippy::needless_range_loop, reason = "closures in iterators are not always inlined here")]
 
