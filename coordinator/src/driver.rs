@@ -43,9 +43,6 @@ const SWEEP_EVERY: Duration = Duration::from_millis(50);
 /// Sweeps between two ticks of the scheduler's clock: one a second.
 const SWEEPS_PER_TICK: u32 = 20;
 
-/// How long requests that were not yet running wait for a broken line before they are given up.
-const WAIT_FOR_REPAIR: Duration = Duration::from_secs(30);
-
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
 
@@ -96,7 +93,7 @@ pub async fn run(
                 driver.sweep();
                 sweeps = (sweeps + 1) % SWEEPS_PER_TICK;
                 if sweeps == 0 {
-                    driver.tick();
+                    driver.step(Event::Tick);
                 }
             }
         }
@@ -159,8 +156,6 @@ struct Driver {
     line: Option<OpenLine>,
     /// When and why the line broke, while the supervisor looks for the reason behind that.
     broken: Option<(Instant, String)>,
-    /// Since when there is no line, after there was one.
-    down_since: Option<Instant>,
     /// Ubatches not yet back.
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
@@ -185,7 +180,6 @@ impl Driver {
             gone: Vec::new(),
             line: None,
             broken: None,
-            down_since: None,
             in_flight: HashMap::new(),
             states,
             n_vocab,
@@ -225,6 +219,12 @@ impl Driver {
                 tracing::debug!(request = request.0, tokens, "begins with a kept sequence");
                 if let Some(live) = self.live.get(&request) {
                     live.reused(tokens);
+                }
+            }
+            Action::Replayed { request, tokens } => {
+                tracing::info!(sequence = request.0, tokens, "goes on: computes again what it had");
+                if let Some(live) = self.live.get(&request) {
+                    live.replayed(tokens);
                 }
             }
             Action::Token { request, token, .. } => {
@@ -274,10 +274,10 @@ impl Driver {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
-        let Submission { id, request, events, verdict, reused } = submission;
+        let Submission { id, request, events, verdict, counts } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict, reused));
+        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict, counts));
         let Request { tokens, work, label } = request;
         self.step(Event::Submit(SchedRequest { id, label, prompt: tokens, work }));
         if let Some(live) = self.live.get_mut(&id) {
@@ -437,7 +437,6 @@ impl Driver {
                 }
                 self.line = Some(*line);
                 self.broken = None;
-                self.down_since = None;
                 self.status.send_replace(Status::Ready(info));
                 self.step(Event::LineUp { epoch, line: spec });
             }
@@ -470,7 +469,6 @@ impl Driver {
         self.states.clear();
         metrics::line_down();
         self.in_flight.clear();
-        self.down_since = Some(Instant::now());
         self.status.send_replace(Status::Down { reason: reason.clone() });
         self.step(Event::LineDown { reason });
     }
@@ -488,15 +486,6 @@ impl Driver {
             self.cancel(request);
         }
         metrics::scheduler(&self.sched.stats());
-    }
-
-    fn tick(&mut self) {
-        self.step(Event::Tick);
-        if self.down_since.is_some_and(|since| since.elapsed() > WAIT_FOR_REPAIR) {
-            let s = WAIT_FOR_REPAIR.as_secs();
-            let reason = format!("the line has not come back within {s} s");
-            self.fail_all(&Failure::LineDown { reason, generated: 0 });
-        }
     }
 
     fn fail_all(&mut self, failure: &Failure) {

@@ -53,6 +53,8 @@ pub struct End {
     pub n_generated: u32,
     /// Tokens of the prompt that were not computed again.
     pub n_reused: u32,
+    /// Positions that were computed again because a line was lost.
+    pub n_recomputed: u32,
     /// From submission to the first token: queue and prefill.
     pub to_first: Duration,
     /// From there to the end.
@@ -191,6 +193,7 @@ impl Generation {
             reason: EndReason::Stop,
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
+            n_recomputed: self.sequence.recomputed(),
             to_first: first - self.submitted,
             after_first: now - first,
         }
@@ -198,8 +201,14 @@ impl Generation {
 
     /// The sequence ended by itself: what was withheld comes out, before the end if there is any.
     fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
-        let (n_generated, n_reused) = (self.n_generated, self.sequence.reused());
-        let end = End { reason, n_generated, n_reused, to_first, after_first };
+        let end = End {
+            reason,
+            n_generated: self.n_generated,
+            n_reused: self.sequence.reused(),
+            n_recomputed: self.sequence.recomputed(),
+            to_first,
+            after_first,
+        };
         let tail = self.decoder.finish();
         let mut text = self.stops.push(&tail).text;
         text.push_str(&self.stops.finish());

@@ -113,7 +113,7 @@ pub struct Finish {
 /// Why a sequence ended before its time.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum Failure {
-    /// A worker died or hung.
+    /// A worker died or hung, and no line came up again for the sequence.
     #[error(
         "the line of workers broke after {generated} generated tokens: {reason}; \
          send the request again"
@@ -176,8 +176,27 @@ pub struct Submission {
     pub events: mpsc::Sender<SeqEvent>,
     /// Whether it was taken.
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
-    /// Where [`Sequence::reused`] is told.
-    pub reused: Arc<AtomicU32>,
+    /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
+    pub counts: Arc<Counts>,
+}
+
+/// Rows of a sequence that were not computed, or computed twice.
+#[derive(Debug, Default)]
+pub struct Counts {
+    reused: AtomicU32,
+    recomputed: AtomicU32,
+}
+
+impl Counts {
+    /// An earlier sequence's state stands for the first `tokens` of the prompt.
+    pub fn set_reused(&self, tokens: u32) {
+        self.reused.store(tokens, Ordering::Release);
+    }
+
+    /// The line was lost, and `tokens` more are computed a second time.
+    pub fn add_recomputed(&self, tokens: u32) {
+        self.recomputed.fetch_add(tokens, Ordering::AcqRel);
+    }
 }
 
 /// Why a sequence's state could not be saved or put back.
@@ -307,12 +326,12 @@ impl Engine {
     pub async fn submit(&self, id: RequestId, request: Request) -> Result<Sequence, SubmitError> {
         let (events, receiver) = mpsc::channel(request.max_events());
         let (verdict, taken) = oneshot::channel();
-        let reused = Arc::new(AtomicU32::new(0));
-        let submission = Submission { id, request, events, verdict, reused: reused.clone() };
+        let counts = Arc::new(Counts::default());
+        let submission = Submission { id, request, events, verdict, counts: counts.clone() };
         let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
-        Ok(Sequence { id, events: receiver, reused, ended: false })
+        Ok(Sequence { id, events: receiver, counts, ended: false })
     }
 }
 
@@ -325,7 +344,7 @@ fn line_gone() -> StateError {
 pub struct Sequence {
     id: RequestId,
     events: mpsc::Receiver<SeqEvent>,
-    reused: Arc<AtomicU32>,
+    counts: Arc<Counts>,
     ended: bool,
 }
 
@@ -337,7 +356,12 @@ impl Sequence {
 
     /// Tokens of the prompt that an earlier sequence's state stood for; settled with the first event.
     pub fn reused(&self) -> u32 {
-        self.reused.load(Ordering::Acquire)
+        self.counts.reused.load(Ordering::Acquire)
+    }
+
+    /// Positions that were computed again because a line was lost.
+    pub fn recomputed(&self) -> u32 {
+        self.counts.recomputed.load(Ordering::Acquire)
     }
 
     /// The next event; `None` after the last one.

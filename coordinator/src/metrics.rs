@@ -26,6 +26,8 @@ const WIRE_BOUNDS: &[f64] =
 
 const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
 const REUSED_TOKENS: &str = "brigade_prompt_tokens_reused_total";
+const REPLAYS: &str = "brigade_sequences_replayed_total";
+const REPLAYED_TOKENS: &str = "brigade_tokens_replayed_total";
 const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
 const REQUESTS: &str = "brigade_requests_total";
 const FIRST_TOKEN: &str = "brigade_time_to_first_token_seconds";
@@ -70,6 +72,8 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
     describe_counter!(REUSED_TOKENS, "Prompt tokens that a kept sequence stood for");
+    describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
+    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
     describe_counter!(GENERATED_TOKENS, "Tokens drawn");
     describe_counter!(REQUESTS, "Sequences by how they ended");
     describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
@@ -110,6 +114,12 @@ pub fn first_token(n_prompt: usize, since_submission: Micros) {
 /// A request begins with a kept sequence of so many tokens.
 pub fn reused(tokens: u32) {
     counter!(REUSED_TOKENS).increment(tokens.into());
+}
+
+/// A sequence goes on after its line was lost, and computes so many positions again.
+pub fn replayed(tokens: u32) {
+    counter!(REPLAYS).increment(1);
+    counter!(REPLAYED_TOKENS).increment(tokens.into());
 }
 
 /// A request drew another token.

@@ -1,5 +1,6 @@
-//! Workers that die or hang under load, in prefill and in decode: every client gets a clear error
-//! soon, the server stays up, and new requests run once the worker is back.
+//! Workers that die or hang under load, in prefill and in decode, where nobody waits for another line
+//! (`--repair-within 0`): every client gets a clear error soon, the server stays up, and new requests run once
+//! the worker is back. What happens where they wait is in `replay.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +33,16 @@ fn decode_request(i: usize) -> Value {
 
 /// Keeps clients busy, loses the middle one of three workers, and says what the clients saw.
 fn lose_a_worker(signal_name: &'static str, request: fn(usize) -> Value) {
-    let server = Arc::new(Server::start(&["--workers", "3", "--max-seqs", "8", "--keep", "0"]));
+    let server = Arc::new(Server::start(&[
+        "--workers",
+        "3",
+        "--max-seqs",
+        "8",
+        "--keep",
+        "0",
+        "--repair-within",
+        "0",
+    ]));
     let before = server.chat(&decode_or_short(0));
     let is_lost = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..CLIENTS)

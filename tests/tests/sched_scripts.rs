@@ -35,6 +35,9 @@ const NO_TOKEN: &str = "NaN";
 /// Scripts run with a queue this short.
 const MAX_WAITING: usize = 2;
 
+/// Scripts wait this long for another line, in seconds.
+const REPAIR_WITHIN_S: u64 = 100;
+
 struct Script {
     scheduler: Scheduler,
     now: u64,
@@ -46,7 +49,11 @@ struct Script {
 
 impl Script {
     fn new() -> Self {
-        let config = SchedConfig { max_waiting: MAX_WAITING, ..SchedConfig::default() };
+        let config = SchedConfig {
+            max_waiting: MAX_WAITING,
+            repair_within_us: REPAIR_WITHIN_S * 1_000_000,
+            ..SchedConfig::default()
+        };
         let scheduler = Scheduler::new(config);
         Self { scheduler, now: 0, epoch: 0, n_stages: 0, wanted: BTreeMap::new() }
     }
@@ -153,6 +160,9 @@ impl Script {
             }
             Action::Reused { request, tokens } => {
                 format!("request {} begins with {tokens} kept tokens", request.0)
+            }
+            Action::Replayed { request, tokens } => {
+                format!("request {} goes on: {tokens} tokens again", request.0)
             }
             Action::Token { request, index, token } => {
                 format!("request {} token {index}: {}", request.0, token.id)

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs};
-use super::output;
 use super::session::{Interrupt, Session, SessionOptions};
+use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
@@ -65,6 +65,10 @@ pub struct ServeArgs {
     /// Requests that may wait for a place; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_WAITING)]
     max_queue: usize,
+    /// How long streams wait for another line when a worker is lost, before they end with an error; 0: they
+    /// end at once. Such as 90s, 5m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
+    repair_within: Duration,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -96,6 +100,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         control,
         patience: Patience::Forever,
         max_waiting: args.max_queue,
+        repair_within: args.repair_within,
         trace: args.trace.clone(),
     })
     .await?;

@@ -24,7 +24,7 @@ use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::meter::Meter;
 use crate::model::Model;
 use crate::request::{Limits, Request};
-use crate::sched::{DEFAULT_MAX_WAITING, SchedConfig};
+use crate::sched::{DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig};
 
 /// Rows of the largest ubatch where nothing is said.
 const DEFAULT_MAX_ROWS: u32 = 512;
@@ -56,6 +56,8 @@ pub struct SessionOptions {
     pub patience: Patience,
     /// Requests that may wait.
     pub max_waiting: usize,
+    /// How long requests wait for another line when theirs is lost.
+    pub repair_within: Duration,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
 }
@@ -74,6 +76,7 @@ impl SessionOptions {
             control: None,
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
+            repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             trace: None,
         }
     }
@@ -162,6 +165,7 @@ impl Session {
         let sched = SchedConfig {
             prefill_rows: options.line.ubatch,
             max_waiting: options.max_waiting,
+            repair_within_us: options.repair_within.as_micros() as u64,
             ..SchedConfig::default()
         };
         let driver_config = DriverConfig { sched, n_vocab: model.n_vocab(), meter: meter.clone() };

@@ -1,4 +1,26 @@
-//! Text forms of CPU lists, token lists and biases, as typed on the command line.
+//! Text forms of CPU lists, token lists, biases and times, as typed on the command line.
+
+use std::time::Duration;
+
+/// Longer times are typing errors: a year.
+const MAX_SECONDS: u64 = 366 * 24 * 3600;
+
+/// A time: `90s`, `5m`, `1h`, `2d`, or a number of seconds.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let seconds = match &text[digits.len()..] {
+        "" | "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3600),
+        "d" => Some(24 * 3600),
+        _ => None,
+    };
+    let value = digits.parse::<u64>().ok().zip(seconds).and_then(|(n, unit)| n.checked_mul(unit));
+    match value {
+        Some(seconds) if seconds <= MAX_SECONDS => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!("{text:?} is not a time such as 90s, 5m or 1h, of a year at most")),
+    }
+}
 
 /// One CPU list: `0`, `0,2` or `4-7`.
 pub fn cpu_list(text: &str) -> Result<Vec<usize>, String> {
@@ -63,6 +85,18 @@ pub fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_units_and_a_limit() {
+        let seconds = |text| duration(text).map(|time| time.as_secs());
+        let good = [("0", 0), ("90s", 90), ("5m", 300), ("1h", 3600), ("366d", MAX_SECONDS)];
+        for (text, expected) in good {
+            assert_eq!(seconds(text), Ok(expected), "{text}");
+        }
+        for text in ["", "s", "-1", "1.5h", "1w", "5 m", "367d", "99999999999999999999h"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn cpus() {

@@ -1,13 +1,12 @@
 //! One submitted request as the driver sees it: where its events go, and its times.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
+use crate::handle::{Counts, Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
 use crate::metrics;
 use crate::request::RequestError;
 use crate::sched::{Micros, Rejection};
@@ -19,7 +18,7 @@ pub(super) struct Live {
     /// Present until the scheduler has taken or refused it.
     verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
     n_prompt: usize,
-    reused: Arc<AtomicU32>,
+    counts: Arc<Counts>,
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
@@ -31,16 +30,22 @@ impl Live {
         n_prompt: usize,
         events: mpsc::Sender<SeqEvent>,
         verdict: oneshot::Sender<Result<(), SubmitError>>,
-        reused: Arc<AtomicU32>,
+        counts: Arc<Counts>,
     ) -> Self {
         let verdict = Some(verdict);
-        Self { events, verdict, n_prompt, reused, submitted: now, first: None, latest: now }
+        Self { events, verdict, n_prompt, counts, submitted: now, first: None, latest: now }
     }
 
     /// Its first tokens need not be computed.
     pub(super) fn reused(&self, tokens: u32) {
         metrics::reused(tokens);
-        self.reused.store(tokens, Ordering::Release);
+        self.counts.set_reused(tokens);
+    }
+
+    /// It has a place again after its line was lost; so many positions are computed a second time.
+    pub(super) fn replayed(&self, tokens: u32) {
+        metrics::replayed(tokens);
+        self.counts.add_recomputed(tokens);
     }
 
     /// The scheduler has it.

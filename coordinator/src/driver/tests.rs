@@ -47,8 +47,8 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
     let request = Request::generate(vec![1, 2, 3], drawing, &limits).unwrap();
     let (events, receiver) = mpsc::channel(request.max_events());
     let (verdict, _) = oneshot::channel();
-    let (id, reused) = (RequestId(id), Arc::default());
-    driver.submit(Submission { id, request, events, verdict, reused });
+    let (id, counts) = (RequestId(id), Arc::default());
+    driver.submit(Submission { id, request, events, verdict, counts });
     receiver
 }
 

@@ -10,7 +10,7 @@ use super::App;
 use super::error::ApiError;
 use super::params::Common;
 use super::trace;
-use super::types::{FinishWord, Timings};
+use super::types::{FinishWord, PromptDetails, Timings, Usage};
 use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
 use crate::handle::{Failure, RequestId};
 use crate::request::{Drawing, Request};
@@ -30,24 +30,36 @@ pub struct Choice {
     pub end: End,
 }
 
-/// Prompt tokens that were not computed again, by prompt: of several choices of a prompt, what all of them
-/// were spared.
+/// What the choices that have ended were spared, and what they had to compute twice.
 #[derive(Debug, Default)]
-pub struct Reused(Vec<Option<u32>>);
+pub struct Ended {
+    /// Prompt tokens that were not computed, by prompt: of several choices of a prompt, what all of them were
+    /// spared.
+    reused: Vec<Option<u32>>,
+    recomputed: u32,
+}
 
-impl Reused {
+impl Ended {
     /// A choice of prompt number `prompt` ended.
     pub fn note(&mut self, prompt: usize, end: &End) {
-        if self.0.len() <= prompt {
-            self.0.resize(prompt + 1, None);
+        if self.reused.len() <= prompt {
+            self.reused.resize(prompt + 1, None);
         }
-        let least = &mut self.0[prompt];
+        let least = &mut self.reused[prompt];
         *least = Some(least.map_or(end.n_reused, |n| n.min(end.n_reused)));
+        self.recomputed = self.recomputed.saturating_add(end.n_recomputed);
     }
 
-    /// Over all prompts.
-    pub fn total(&self) -> u32 {
-        self.0.iter().flatten().sum()
+    /// The counts of a request with so many prompt tokens and drawn tokens.
+    pub fn usage(&self, prompt_tokens: u32, completion_tokens: u32) -> Usage {
+        let cached_tokens = self.reused.iter().flatten().sum();
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
+            prompt_tokens_details: PromptDetails { cached_tokens },
+            recomputed_tokens: self.recomputed,
+        }
     }
 }
 
@@ -139,6 +151,7 @@ fn log_end(sequence: RequestId, end: &End) {
         reason = ?end.reason,
         generated = end.n_generated,
         reused = end.n_reused,
+        recomputed = end.n_recomputed,
         first_ms = end.to_first.as_millis() as u64,
         rest_ms = end.after_first.as_millis() as u64,
         "sequence ended"

@@ -8,12 +8,12 @@ use axum::{Extension, Json};
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::answer::{self, Choice, Reused};
+use super::answer::{self, Choice, Ended};
 use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::params::Common;
 use super::types::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
 };
 use super::{App, Stamp, body, logprobs, sse, trace};
 use crate::generation::{Generation, Part};
@@ -122,11 +122,11 @@ async fn whole(
     generations: Vec<Generation>,
 ) -> Result<Json<ChatCompletion>, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
-    let mut reused = Reused::default();
+    let mut ended = Ended::default();
     for (index, generation) in generations.into_iter().enumerate() {
         let Choice { text, tokens, end } = answer::collect(generation).await?;
         n_generated += end.n_generated;
-        reused.note(0, &end);
+        ended.note(0, &end);
         timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
         choices.push(ChatChoice {
             index,
@@ -142,7 +142,7 @@ async fn whole(
         model: stamp.model,
         system_fingerprint: stamp.fingerprint,
         choices,
-        usage: Usage::new(n_prompt as u32, n_generated, reused.total()),
+        usage: ended.usage(n_prompt as u32, n_generated),
         timings: timings.unwrap_or_default(),
     }))
 }
@@ -179,13 +179,13 @@ impl Chunks {
             out.json(&self.chunk(index, delta)).await?;
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
-        let mut reused = Reused::default();
+        let mut ended = Ended::default();
         let mut parts = answer::merge(generations);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
             match part {
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
-                    reused.note(0, &end);
+                    ended.note(0, &end);
                     open -= 1;
                     let mut chunk = self.chunk(index, ChatDelta::default());
                     chunk.choices[0].finish_reason = Some(answer::finish_word(&end));
@@ -210,7 +210,7 @@ impl Chunks {
         if self.request.common.include_usage {
             let mut chunk = self.chunk(0, ChatDelta::default());
             chunk.choices.clear();
-            chunk.usage = Some(Usage::new(self.n_prompt as u32, n_generated, reused.total()));
+            chunk.usage = Some(ended.usage(self.n_prompt as u32, n_generated));
             out.json(&chunk).await?;
         }
         out.done().await

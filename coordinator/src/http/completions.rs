@@ -9,11 +9,11 @@ use brigade_engine::text::TextError;
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::answer::{self, Choice, Reused};
+use super::answer::{self, Choice, Ended};
 use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::params::{Common, MAX_CHOICES};
-use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs, Usage};
+use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::{App, Stamp, body, logprobs, sse, trace};
 use crate::generation::{Generation, Part, TokenPiece};
 use crate::text_model::TextModel;
@@ -171,12 +171,12 @@ impl Answer {
 
     async fn whole(&self, generations: Vec<Generation>) -> Result<Json<TextCompletion>, ApiError> {
         let mut answer = self.piece(Vec::new());
-        let (mut n_generated, mut reused) = (0, Reused::default());
+        let (mut n_generated, mut ended) = (0, Ended::default());
         for (index, generation) in generations.into_iter().enumerate() {
             let Choice { text, tokens, end } = answer::collect(generation).await?;
             n_generated += end.n_generated;
             let prompt = self.prompt_of(index);
-            reused.note(prompt, &end);
+            ended.note(prompt, &end);
             let n_prompt = self.prompts.tokens[prompt].len();
             answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
             answer.choices.push(TextChoice {
@@ -186,7 +186,7 @@ impl Answer {
                 finish_reason: Some(answer::finish_word(&end)),
             });
         }
-        answer.usage = Some(Usage::new(self.prompts.n_tokens(), n_generated, reused.total()));
+        answer.usage = Some(ended.usage(self.prompts.n_tokens(), n_generated));
         Ok(Json(answer))
     }
 
@@ -202,7 +202,7 @@ impl Answer {
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
-        let mut reused = Reused::default();
+        let mut ended = Ended::default();
         let mut offsets = vec![0; open];
         let mut parts = answer::merge(generations);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
@@ -214,7 +214,7 @@ impl Answer {
                 }
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
-                    reused.note(self.prompt_of(index), &end);
+                    ended.note(self.prompt_of(index), &end);
                     open -= 1;
                     let last = choice(index, String::new(), Some(answer::finish_word(&end)));
                     let mut piece = self.piece(vec![last]);
@@ -234,7 +234,7 @@ impl Answer {
         if self.request.common.include_usage {
             let mut piece = self.piece(Vec::new());
             let n_prompt = self.prompts.n_tokens();
-            piece.usage = Some(Usage::new(n_prompt, n_generated, reused.total()));
+            piece.usage = Some(ended.usage(n_prompt, n_generated));
             out.json(&piece).await?;
         }
         out.done().await

@@ -13,8 +13,9 @@ use tokio_stream::wrappers::ReceiverStream;
 /// Events that wait for a slow client.
 const EVENT_QUEUE: usize = 16;
 
-/// Comments are sent this often while a long prompt is computed, so that no proxy gives up.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Comments are sent this often while there is nothing else to send (a long prompt is computed, or a lost
+/// line is repaired), so that no proxy and no client gives up.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// The client is not there any more.
 #[derive(Debug)]

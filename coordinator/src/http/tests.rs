@@ -75,8 +75,8 @@ async fn perform(
     model: Arc<TextModel>,
     gone: mpsc::Sender<u64>,
 ) {
-    let Submission { id, request, events, verdict, reused } = submission;
-    reused.store(1 + id.0 as u32, std::sync::atomic::Ordering::Release);
+    let Submission { id, request, events, verdict, counts } = submission;
+    counts.set_reused(1 + id.0 as u32);
     if matches!(play, Play::Full) {
         let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };
         verdict.send(Err(error)).unwrap();

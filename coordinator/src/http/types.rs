@@ -13,6 +13,13 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Of the prompt.
     pub prompt_tokens_details: PromptDetails,
+    /// Positions that were computed a second time because a worker was lost; left out where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub recomputed_tokens: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// More about a prompt's tokens.
@@ -20,18 +27,6 @@ pub struct Usage {
 pub struct PromptDetails {
     /// Tokens that an earlier request's state stood for: they were not computed again.
     pub cached_tokens: u32,
-}
-
-impl Usage {
-    /// Counts of one request.
-    pub fn new(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Self {
-        Self {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens.saturating_add(completion_tokens),
-            prompt_tokens_details: PromptDetails { cached_tokens },
-        }
-    }
 }
 
 /// Times of one answer, an extension that llama.cpp's server also has.

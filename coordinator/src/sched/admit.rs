@@ -1,8 +1,10 @@
-//! The waiting queue: first come, first admitted; bounded; says when to come back.
+//! The waiting queue: first come, first admitted; bounded; says when to come back. Requests whose line was lost
+//! stand at its front.
 
 use std::collections::VecDeque;
 
 use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Work};
+use super::replay::Pending;
 
 /// Bounds of the advice in [`Rejection::QueueFull`], seconds.
 const RETRY_AFTER_S: std::ops::RangeInclusive<u64> = 1..=60;
@@ -10,10 +12,12 @@ const RETRY_AFTER_S: std::ops::RangeInclusive<u64> = 1..=60;
 /// Weight of the newest interval between two ends in their running mean.
 const RECENT: f64 = 0.1;
 
-/// Requests that have no place on the line yet.
+/// Requests that have no place on the line.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    queue: VecDeque<Request>,
+    queue: VecDeque<Pending>,
+    /// Those that a line before this one could hold and this one cannot, in order.
+    parked: Vec<Pending>,
     limit: usize,
     last_end: Option<Micros>,
     /// Running mean of the time between two ends of admitted requests, once there were two.
@@ -22,52 +26,87 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub fn new(limit: usize) -> Self {
-        Self { queue: VecDeque::new(), limit, last_end: None, end_interval_us: None }
+        let (queue, parked) = (VecDeque::new(), Vec::new());
+        Self { queue, parked, limit, last_end: None, end_interval_us: None }
     }
 
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.parked.len()
     }
 
     pub fn contains(&self, id: RequestId) -> bool {
-        self.queue.iter().any(|r| r.id == id)
+        self.queue.iter().chain(&self.parked).any(|pending| pending.request.id == id)
     }
 
     /// Appends, or says when a place is likely to be free.
     pub fn push(&mut self, request: Request) -> Result<(), Rejection> {
-        if self.queue.len() >= self.limit {
-            return Err(Rejection::QueueFull {
-                waiting: self.queue.len(),
-                retry_after_s: self.retry_after_s(),
-            });
+        // Whoever had a place does not take one in the queue.
+        let waiting = self.queue.iter().filter(|pending| !pending.interrupted).count();
+        if waiting >= self.limit {
+            return Err(Rejection::QueueFull { waiting, retry_after_s: self.retry_after_s() });
         }
-        self.queue.push_back(request);
+        self.queue.push_back(Pending::new(request));
         Ok(())
     }
 
-    pub fn remove(&mut self, id: RequestId) -> Option<Request> {
-        let at = self.queue.iter().position(|r| r.id == id)?;
+    pub fn remove(&mut self, id: RequestId) -> Option<Pending> {
+        let is = |pending: &Pending| pending.request.id == id;
+        if let Some(at) = self.parked.iter().position(is) {
+            return Some(self.parked.remove(at));
+        }
+        let at = self.queue.iter().position(is)?;
         self.queue.remove(at)
     }
 
-    pub fn front(&self) -> Option<&Request> {
+    pub fn front(&self) -> Option<&Pending> {
         self.queue.front()
     }
 
-    pub fn pop(&mut self) -> Option<Request> {
+    pub fn pop(&mut self) -> Option<Pending> {
         self.queue.pop_front()
     }
 
-    /// Takes out those that can never run on `line`, with the reason.
-    pub fn purge(&mut self, line: &LineSpec) -> Vec<(RequestId, Rejection)> {
+    /// The line was lost: `interrupted`, oldest first, wait for the next one ahead of all others. The
+    /// queue's limit is not for them: they had a place.
+    pub fn line_lost(&mut self, now: Micros, interrupted: Vec<Pending>) {
+        for pending in interrupted.into_iter().rev() {
+            self.queue.push_front(pending);
+        }
+        for pending in self.queue.iter_mut().chain(&mut self.parked) {
+            pending.without_line_since.get_or_insert(now);
+        }
+    }
+
+    /// A line came up. Takes out those that can never run on it, with the reason; but those that waited
+    /// for it since another one was lost go on waiting, for a larger one.
+    pub fn line_came(&mut self, line: &LineSpec) -> Vec<(RequestId, Rejection)> {
         let mut out = Vec::new();
-        self.queue.retain(|request| match check_fits(request, line) {
-            Ok(()) => true,
-            Err(why) => {
-                out.push((request.id, why));
-                false
+        let all = std::mem::take(&mut self.parked).into_iter().chain(self.queue.drain(..));
+        let mut fits = VecDeque::new();
+        for mut pending in all.collect::<Vec<_>>() {
+            match check_fits(&pending.request, line) {
+                Ok(()) => {
+                    pending.without_line_since = None;
+                    fits.push_back(pending);
+                }
+                Err(_) if pending.without_line_since.is_some() => self.parked.push(pending),
+                Err(why) => out.push((pending.request.id, why)),
             }
-        });
+        }
+        self.queue = fits;
+        out
+    }
+
+    /// Takes out those that have waited longer than `within` for a line that can hold them.
+    pub fn give_up(&mut self, now: Micros, within: Micros) -> Vec<Pending> {
+        let late = |pending: &Pending| {
+            pending.without_line_since.is_some_and(|since| now.saturating_sub(since) >= within)
+        };
+        let (mut out, parked) = std::mem::take(&mut self.parked).into_iter().partition(late);
+        self.parked = parked;
+        let (queued, queue): (Vec<_>, Vec<_>) = self.queue.drain(..).partition(late);
+        self.queue = queue.into();
+        out.extend(queued);
         out
     }
 

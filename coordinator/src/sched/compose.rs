@@ -77,6 +77,7 @@ struct Draft {
     /// Sequences whose first row after the prompt is in it.
     first_decodes: Vec<SeqNo>,
     parts: Vec<SeqPart>,
+    computed: Vec<(SeqNo, u32)>,
     wanted: VecDeque<Wanted>,
     rows_left: u32,
     logits_rows_left: u32,
@@ -92,6 +93,7 @@ impl Draft {
             opens: Vec::new(),
             first_decodes: Vec::new(),
             parts: Vec::new(),
+            computed: Vec::new(),
             wanted: VecDeque::new(),
             rows_left: max_rows,
             logits_rows_left: max_logits_rows.max(1),
@@ -120,8 +122,13 @@ impl Draft {
             let Some(sequence) = live.get_mut(no) else { break };
             let mut rows = left.min(sequence.prompt_left());
             if matches!(sequence.work, Work::Logits) {
-                rows = rows.min(self.logits_rows_left);
-                self.logits_rows_left -= rows;
+                match sequence.reported_left() {
+                    0 => {
+                        rows = rows.min(self.logits_rows_left);
+                        self.logits_rows_left -= rows;
+                    }
+                    reported => rows = rows.min(reported),
+                }
             }
             if rows == 0 {
                 break;
@@ -130,9 +137,10 @@ impl Draft {
             self.add(live, no, rows);
             self.prompt_rows += rows;
             left -= rows;
-            if all_sent {
-                live.prefilling.pop_front();
+            if !all_sent {
+                break;
             }
+            live.prefilling.pop_front();
         }
     }
 
@@ -159,6 +167,7 @@ impl Draft {
         let slot = part.slot;
         self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind }));
         self.rows_left -= rows;
+        self.computed.push((no, last + 1));
         self.parts.push(part);
     }
 
@@ -177,6 +186,7 @@ impl Draft {
             n_rows: ubatch.n_rows() as u32,
             decode_rows: self.decode_rows,
             gap_bound: self.gap_bound,
+            computed: self.computed,
             wanted: self.wanted,
         });
         ubatch

@@ -9,6 +9,10 @@ pub const DEFAULT_MAX_WAITING: usize = 256;
 /// bounds what the last stage holds at once (64 MiB with 128k tokens of vocabulary).
 pub const DEFAULT_MAX_LOGITS_ROWS: u32 = 128;
 
+/// How long requests wait for another line after theirs was lost, unless
+/// [`SchedConfig::repair_within_us`] says otherwise: five minutes.
+pub const DEFAULT_REPAIR_WITHIN_US: Micros = 300_000_000;
+
 /// What the operator may fix; `None` leaves it to measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedConfig {
@@ -23,6 +27,8 @@ pub struct SchedConfig {
     pub max_in_flight: Option<usize>,
     /// Most logits rows in one ubatch.
     pub max_logits_rows: u32,
+    /// How long requests wait for another line after theirs was lost.
+    pub repair_within_us: Micros,
 }
 
 impl Default for SchedConfig {
@@ -33,6 +39,7 @@ impl Default for SchedConfig {
             decode_gap_us: None,
             max_in_flight: None,
             max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
+            repair_within_us: DEFAULT_REPAIR_WITHIN_US,
         }
     }
 }
@@ -40,8 +47,10 @@ impl Default for SchedConfig {
 /// What `/metrics` and `/health` want to know.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Requests not yet admitted.
+    /// Requests without a place: not yet admitted, or waiting for another line.
     pub waiting: usize,
+    /// Whether a request that may have broken its lines runs alone, or is the next to do so.
+    pub suspect_alone: bool,
     /// Admitted sequences whose prompt is not yet sent completely.
     pub prefilling: usize,
     /// Admitted sequences past their prompt.

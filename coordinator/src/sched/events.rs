@@ -79,9 +79,9 @@ pub enum Event {
         /// What it can hold.
         line: LineSpec,
     },
-    /// The line is gone, with all it held.
+    /// The line is gone, with all it held. Whoever was on it waits for the next one and goes on there.
     LineDown {
-        /// For the error message of everybody who was on it.
+        /// For the error message of those for whom no other comes.
         reason: String,
     },
     /// Every kept sequence is given up, but those somebody holds on to.
@@ -91,7 +91,8 @@ pub enum Event {
     KeptReady(KeptId),
     /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
     DropKept(KeptId),
-    /// Time passed; send about once a second. Only finds ubatches that are overdue.
+    /// Time passed; send about once a second. Finds ubatches that are overdue, and requests that have
+    /// waited too long for another line.
     Tick,
 }
 
@@ -149,6 +150,14 @@ pub enum Action {
         /// Whose.
         request: RequestId,
         /// How many.
+        tokens: u32,
+    },
+    /// A request has a place again after its line was lost, and computes again what it had before.
+    /// What was reported is not reported again: the next token has the next index.
+    Replayed {
+        /// Whose.
+        request: RequestId,
+        /// Positions that are computed again.
         tokens: u32,
     },
     /// A request's next generated token.
@@ -210,12 +219,12 @@ pub enum FinishReason {
 /// Why a running request ended badly.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The line of workers it ran on is gone.
+    /// The line of workers it ran on is gone, and it cannot go on on another one.
     #[error(
         "the request's pipeline was lost after {generated} generated tokens: {reason}; send it again"
     )]
     LineLost {
-        /// From [`Event::LineDown`].
+        /// From [`Event::LineDown`], and why it was not computed again.
         reason: String,
         /// Tokens already reported.
         generated: u32,

@@ -14,6 +14,7 @@ mod kept;
 mod line;
 mod pages;
 mod pool;
+mod replay;
 mod reuse;
 mod sequence;
 mod sizing;
@@ -24,10 +25,13 @@ use brigade_engine::batch::{RowValue, SampledToken};
 use admit::Waiting;
 use in_flight::InFlight;
 use line::Line;
+use replay::Pending;
 use sequence::{Live, SeqNo};
 use sizing::Sizing;
 
-pub use config::{DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, SchedConfig, Stats};
+pub use config::{
+    DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
+};
 pub use events::{
     Action, Event, FinishReason, KeptId, LineFault, LineSpec, Micros, Rejection, Request,
     RequestError, RequestId, Results, StageTime, Work,
@@ -46,13 +50,15 @@ pub struct Scheduler {
     waiting: Waiting,
     live: Live,
     line: Option<Line>,
+    /// Why the last line was lost.
+    lost: String,
 }
 
 impl Scheduler {
     /// A scheduler without a line: it queues until [`Event::LineUp`].
     pub fn new(config: SchedConfig) -> Self {
         let waiting = Waiting::new(config.max_waiting);
-        Self { config, waiting, live: Live::default(), line: None }
+        Self { config, waiting, live: Live::default(), line: None, lost: String::new() }
     }
 
     /// Handles one event that happened at `now` and returns what to do about it, in order.
@@ -63,7 +69,7 @@ impl Scheduler {
             Event::Cancel(request) => self.cancel(now, request),
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
-            Event::LineDown { reason } => self.line_down(&reason, &mut out),
+            Event::LineDown { reason } => self.line_down(now, reason, &mut out),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
@@ -87,9 +93,12 @@ impl Scheduler {
                 // Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
                 match &mut self.line {
                     Some(line)
-                        if !line.faulted && self.waiting.len() == 0 && line.has_room(&request) =>
+                        if !line.faulted
+                            && self.waiting.front().is_none()
+                            && !self.live.has_suspect()
+                            && line.has_room(&request) =>
                     {
-                        admit(line, &mut self.live, request, out);
+                        admit(line, &mut self.live, Pending::new(request), out);
                         Ok(())
                     }
                     _ => self.waiting.push(request),
@@ -146,30 +155,45 @@ impl Scheduler {
 
     fn line_up(&mut self, now: Micros, epoch: u64, spec: LineSpec, out: &mut Vec<Action>) {
         if self.line.is_some() {
-            self.line_down("it was replaced by a new one", out);
+            self.line_down(now, "it was replaced by a new one".to_owned(), out);
         }
         assert!(
             spec.n_stages > 0 && spec.n_slots > 0 && spec.max_rows > 0,
             "{spec:?} can run nothing"
         );
-        let refused = self.waiting.purge(&spec);
+        let refused = self.waiting.line_came(&spec);
         out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
         self.line = Some(Line::new(epoch, spec, now));
     }
 
-    /// Everybody who had a place loses it; those who wait go on waiting.
-    fn line_down(&mut self, reason: &str, out: &mut Vec<Action>) {
+    /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
+    fn line_down(&mut self, now: Micros, reason: String, out: &mut Vec<Action>) {
         self.line = None;
-        out.extend(self.live.drain().into_iter().map(|sequence| {
-            let error = RequestError::LineLost {
-                reason: reason.to_owned(),
-                generated: sequence.generated(),
-            };
-            Action::Failed { request: sequence.request, error }
+        let mut interrupted = Vec::new();
+        for sequence in self.live.drain() {
+            match Pending::interrupted(sequence, &reason) {
+                Ok(pending) => interrupted.push(pending),
+                Err((request, error)) => out.push(Action::Failed { request, error }),
+            }
+        }
+        self.waiting.line_lost(now, interrupted);
+        self.lost = reason;
+        if self.config.repair_within_us == 0 {
+            self.give_up(now, out);
+        }
+    }
+
+    /// Whoever has waited too long for another line ends.
+    fn give_up(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let within = self.config.repair_within_us;
+        out.extend(self.waiting.give_up(now, within).into_iter().map(|pending| {
+            let (request, error) = pending.given_up(within, &self.lost);
+            Action::Failed { request, error }
         }));
     }
 
     fn tick(&mut self, now: Micros, out: &mut Vec<Action>) {
+        self.give_up(now, out);
         if let Some(line) = &mut self.line
             && !line.faulted
             && let Some(fault) = line.overdue(now)
@@ -225,6 +249,11 @@ impl Scheduler {
         }
         if let Some(done) = line.in_flight.pop_front() {
             line.times.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
+            for (no, end) in done.computed {
+                if let Some(sequence) = self.live.get_mut(no) {
+                    sequence.note_computed(end);
+                }
+            }
         }
         Ok(())
     }
@@ -284,20 +313,17 @@ impl Scheduler {
     /// Admits who fits and sends until the line is full or nothing is left to send.
     fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
-        while let Some(request) = self.waiting.front()
-            && line.has_room(request)
-            && let Some(request) = self.waiting.pop()
+        while let Some(next) = self.waiting.front()
+            && line.has_room(&next.request)
+            && !self.live.has_suspect()
+            && (self.live.len() == 0 || !replay::is_suspect(next.losses))
+            && let Some(next) = self.waiting.pop()
         {
-            admit(line, &mut self.live, request, out);
+            admit(line, &mut self.live, next, out);
         }
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
         }
-    }
-
-    /// All tokens of a live request, prompt first: what a replay on another line needs.
-    pub fn live_tokens(&self, request: RequestId) -> Option<&[u32]> {
-        self.live.get(request).map(|sequence| sequence.tokens.as_slice())
     }
 
     /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.
@@ -320,6 +346,8 @@ impl Scheduler {
         let decoding = self.live.n_decoding();
         let mut stats = Stats {
             waiting: self.waiting.len(),
+            suspect_alone: self.live.has_suspect()
+                || self.waiting.front().is_some_and(|next| replay::is_suspect(next.losses)),
             prefilling: self.live.len() - decoding,
             decoding,
             ..Stats::default()
@@ -369,15 +397,18 @@ impl Scheduler {
 }
 
 /// Gives a request its places and the end of the prefill queue.
-fn admit(line: &mut Line, live: &mut Live, request: Request, out: &mut Vec<Action>) {
+fn admit(line: &mut Line, live: &mut Live, pending: Pending, out: &mut Vec<Action>) {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
-    let sequence = line.admit(request);
+    let again = pending.interrupted;
+    let sequence = line.admit(pending);
     line.burst_rows += u64::from(sequence.prompt_left());
-    if sequence.reused > 0 {
-        let (request, tokens) = (sequence.request, sequence.reused);
-        out.push(Action::Reused { request, tokens });
+    let request = sequence.request;
+    if again {
+        out.push(Action::Replayed { request, tokens: sequence.prompt_left() });
+    } else if sequence.reused > 0 {
+        out.push(Action::Reused { request, tokens: sequence.reused });
     }
     live.insert(sequence);
 }

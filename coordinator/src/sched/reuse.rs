@@ -12,6 +12,7 @@ use super::events::{KeptId, Request, RequestId, Work};
 use super::kept::{KeptInfo, NewKept};
 use super::line::Line;
 use super::pages::Holder;
+use super::replay::Pending;
 use super::sequence::Sequence;
 
 impl Line {
@@ -28,18 +29,17 @@ impl Line {
         self.slots.n_taken() - self.kept.len() as u32
     }
 
-    /// Reserves places for `request`, on every stage at once, and begins it with what is kept of it.
+    /// Reserves places for a request, on every stage at once, and begins it with what is kept of it.
     ///
     /// # Panics
     /// If there is no room ([`Line::has_room`]).
-    pub fn admit(&mut self, request: Request) -> Sequence {
+    pub fn admit(&mut self, pending: Pending) -> Sequence {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
+        let (tokens, generates) = (pending.tokens(), pending.generates());
+        let Pending { request, rows_returned, furthest, losses, .. } = pending;
         let n_pages = self.pages_of(request.positions());
-        let source = match request.work {
-            Work::Generate { .. } => self.kept.best(&request.prompt, self.spec.prefixes),
-            // Every row's logits are wanted: every row must be computed.
-            Work::Logits => None,
-        };
+        // Where every row's logits are wanted, every row must be computed.
+        let source = generates.then(|| self.kept.best(&tokens, self.spec.prefixes)).flatten();
         let (blocks, reused) = match source {
             Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
             None => {
@@ -51,7 +51,8 @@ impl Line {
             request: request.id,
             label: request.label,
             n_prompt: request.prompt.len() as u32,
-            tokens: request.prompt,
+            n_known: tokens.len() as u32,
+            tokens,
             work: request.work,
             slot,
             blocks,
@@ -59,7 +60,10 @@ impl Line {
             opened: reused > 0,
             sent: reused,
             awaiting: false,
-            rows_returned: 0,
+            rows_returned,
+            // What a kept sequence stands for is no progress of this one.
+            furthest: furthest.max(reused),
+            losses,
         }
     }
 

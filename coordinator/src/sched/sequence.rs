@@ -2,12 +2,14 @@
 //!
 //! | state       | `sent`                     | `awaiting` | where it queues |
 //! |-------------|----------------------------|------------|-----------------|
-//! | prefilling  | `< n_prompt`               | no         | `prefilling`    |
+//! | prefilling  | `< n_known`                | no         | `prefilling`    |
 //! | in flight   | `== tokens.len()`          | yes        | nowhere         |
 //! | ready       | `== tokens.len() - 1`      | no         | `ready`         |
-//! | logits tail | `== n_prompt`, [`Work::Logits`] | rows outstanding | nowhere |
+//! | logits tail | `== n_known`, [`Work::Logits`] | rows outstanding | nowhere |
 //!
-//! All of a sequence's tokens are kept until it ends, so that a lost line can be replayed.
+//! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer.
+//! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost line
+//! also what had been generated. These rows are computed as a prompt is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{BlockId, SeqPart, SlotId, Want};
 
 use super::events::{RequestId, Work};
+use super::replay;
 
 /// Admission number: the order of sequences, and a name that is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +31,10 @@ pub(super) struct Sequence {
     pub work: Work,
     /// Prompt, then what was generated.
     pub tokens: Vec<u32>,
+    /// Tokens of the client's prompt.
     pub n_prompt: u32,
+    /// Tokens that are computed as a prompt is: those known at admission.
+    pub n_known: u32,
     pub slot: SlotId,
     pub blocks: Vec<BlockId>,
     /// Tokens of the prompt that a kept sequence stood for.
@@ -41,6 +47,10 @@ pub(super) struct Sequence {
     pub awaiting: bool,
     /// Logits rows reported.
     pub rows_returned: u32,
+    /// Positions that have come back computed, on the line on which most of them did.
+    pub furthest: u32,
+    /// Lines lost under it since it last got further than ever.
+    pub losses: u32,
 }
 
 impl Sequence {
@@ -52,9 +62,9 @@ impl Sequence {
         self.n_tokens() - self.n_prompt
     }
 
-    /// Whether the whole prompt is on its way or through, and tokens are wanted after it.
+    /// Whether all that was known is on its way or through, and tokens are wanted after it.
     pub fn is_decoding(&self) -> bool {
-        self.sent >= self.n_prompt && matches!(self.work, Work::Generate { .. })
+        self.sent >= self.n_known && matches!(self.work, Work::Generate { .. })
     }
 
     /// Whether it is decoding and a token will come after those asked for: a gap would be felt.
@@ -62,18 +72,31 @@ impl Sequence {
         match self.work {
             Work::Generate { max_tokens, .. } => {
                 let asked = self.generated() + u32::from(self.awaiting);
-                self.sent >= self.n_prompt && asked < max_tokens
+                self.sent >= self.n_known && asked < max_tokens
             }
             Work::Logits => false,
         }
     }
 
-    /// Prompt rows not yet sent.
+    /// Rows of what was known that are not yet sent.
     pub fn prompt_left(&self) -> u32 {
-        self.n_prompt.saturating_sub(self.sent)
+        self.n_known.saturating_sub(self.sent)
     }
 
-    /// The next at most `max_rows` rows, marked as sent.
+    /// All rows before position `end` have come back computed.
+    pub fn note_computed(&mut self, end: u32) {
+        if end > self.furthest {
+            (self.furthest, self.losses) = (end, 0);
+        }
+    }
+
+    /// Rows whose logits were reported before the line was lost, and that are not yet sent again.
+    pub fn reported_left(&self) -> u32 {
+        self.rows_returned.saturating_sub(self.sent)
+    }
+
+    /// The next at most `max_rows` rows, marked as sent; no more than [`Sequence::reported_left`] where
+    /// there are such rows.
     ///
     /// # Panics
     /// If a token of it is on its way: a decoding sequence is in at most one ubatch in flight.
@@ -83,6 +106,7 @@ impl Sequence {
         let end = self.n_tokens().min(pos + max_rows);
         assert!(end > pos, "{:?} has nothing to send", self.request);
         let want = match self.work {
+            Work::Logits if self.reported_left() > 0 => Want::Nothing,
             Work::Logits => Want::Logits,
             Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
             Work::Generate { .. } => Want::Nothing,
@@ -131,10 +155,6 @@ impl Live {
         self.seqs.get(&no)
     }
 
-    pub fn get(&self, request: RequestId) -> Option<&Sequence> {
-        self.seqs.get(&self.find(request)?)
-    }
-
     pub fn remove(&mut self, no: SeqNo) -> Option<Sequence> {
         let sequence = self.seqs.remove(&no)?;
         self.by_request.remove(&sequence.request);
@@ -153,6 +173,11 @@ impl Live {
 
     pub fn len(&self) -> usize {
         self.seqs.len()
+    }
+
+    /// Whether one of them may have broken its lines, and has not shown yet that it did not.
+    pub fn has_suspect(&self) -> bool {
+        self.seqs.values().any(|sequence| replay::is_suspect(sequence.losses))
     }
 
     pub fn n_decoding(&self) -> usize {

@@ -107,6 +107,10 @@ pub struct Client {
     pub n_prompt: u32,
     /// Tokens of the prompt that the line did not compute again.
     pub reused: u32,
+    /// Times that it went on after its line was lost.
+    pub replays: u32,
+    /// Tokens that its present line computes as a prompt: the prompt, and what it had before that line.
+    n_known: u32,
     /// When each generated token (or logits row) came.
     pub received: Vec<Micros>,
     /// When and how it ended.
@@ -124,7 +128,8 @@ impl Client {
         }
         let n_prompt = request.prompt;
         let (received, ended, submitted) = (Vec::new(), None, false);
-        Self { request, tokens, n_prompt, reused: 0, received, ended, submitted }
+        let (reused, replays, n_known) = (0, 0, n_prompt);
+        Self { request, tokens, n_prompt, reused, replays, n_known, received, ended, submitted }
     }
 
     fn is_live(&self) -> bool {
@@ -171,6 +176,7 @@ impl Clients {
         client.submitted = true;
         client.tokens.splice(..0, begin);
         client.n_prompt = client.tokens.len() as u32;
+        client.n_known = client.n_prompt;
         let (params, seed) = (SamplingParams::greedy(), index as u64);
         let work = match client.request.max_tokens {
             None => Work::Logits,
@@ -199,6 +205,7 @@ impl Clients {
             Action::Send(_) => return Ok(()),
             Action::LineFault(fault) => return Err(format!("line fault: {fault}")),
             Action::Reused { request, .. }
+            | Action::Replayed { request, .. }
             | Action::Token { request, .. }
             | Action::Logits { request, .. }
             | Action::Finished { request, .. }
@@ -243,15 +250,15 @@ impl Clients {
     pub fn decoding<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
         let past = |open: &OpenSequence<'_>| {
             self.client_of(*open).is_some_and(|client| {
-                client.request.max_tokens.is_some() && open.tokens.len() >= client.n_prompt as usize
+                client.request.max_tokens.is_some() && open.tokens.len() >= client.n_known as usize
             })
         };
         open.filter(past).count()
     }
 
-    /// Whether position `pos` of a sequence on the line is past its prompt.
+    /// Whether position `pos` of a sequence on the line is past what was known when it got its place.
     pub fn is_past_prompt(&self, open: Option<OpenSequence<'_>>, pos: u32) -> bool {
-        open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_prompt)
+        open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_known)
     }
 
     /// Of the live clients in order of submission, the last `waiting` wait: the pages that the others
@@ -295,6 +302,11 @@ impl Client {
                 check(due && (1..self.n_prompt).contains(tokens), || format!("{tokens} reused"))?;
                 self.reused = *tokens;
             }
+            Action::Replayed { tokens, .. } => {
+                self.replays += 1;
+                self.n_known = self.tokens.len() as u32;
+                check((1..=self.n_known).contains(tokens), || format!("{tokens} replayed"))?;
+            }
             Action::Token { index, token, .. } => {
                 let expected = next_token(&self.tokens, stop_every);
                 check(token.id == expected, || format!("token {} for {expected}", token.id))?;
@@ -320,7 +332,13 @@ impl Client {
                 check(*generated == counted, || format!("{generated} reported, {counted} came"))?;
                 self.ended = Some((now, Ending::Finished));
             }
-            Action::Failed { .. } => self.ended = Some((now, Ending::Failed)),
+            Action::Failed { error, .. } => {
+                // Two lost lines are waited out, whatever happens.
+                check(self.replays >= 2, || {
+                    format!("failed after {} replays: {error}", self.replays)
+                })?;
+                self.ended = Some((now, Ending::Failed));
+            }
             Action::Rejected { .. } => self.ended = Some((now, Ending::Rejected)),
             Action::Send(_) | Action::LineFault(_) => {}
         }

@@ -347,7 +347,7 @@ impl<'a> Run<'a> {
     /// No lock-step: with fewer ubatches in flight than stages, nothing that could be sent is held.
     fn check_line(&self, stats: &Stats) -> Result<(), String> {
         let wanted = self.stages_to_fill();
-        if !self.up || self.in_flight.len() >= wanted {
+        if !self.up || stats.suspect_alone || self.in_flight.len() >= wanted {
             return Ok(());
         }
         let unsent = self.clients.unsent(self.mirror.sequences());
@@ -368,6 +368,9 @@ impl<'a> Run<'a> {
         let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
         if stats.kept > n_kept {
             return Err(format!("{} sequences are kept", stats.kept));
+        }
+        if stats.suspect_alone {
+            return Ok(());
         }
         let demand = self.clients.demand(stats.waiting, block_positions);
         let Some((taken, running, next)) = demand.filter(|_| self.up) else { return Ok(()) };

@@ -1,0 +1,101 @@
+//! Requests whose line was lost: what they had, and whether they get another line.
+//!
+//! A sequence's state is gone with its line, but it follows from the tokens: the same tokens give the same
+//! bits on any line, and the draw for a position depends on the seed and the position alone. So a request
+//! that had a place waits for the next line, computes its prompt and its answer so far again as one prompt,
+//! and goes on with the next token. Nothing is reported twice.
+//!
+//! A request may be what breaks the lines. One that was on two of them in a row, and got no further on the
+//! second than before, is a suspect and runs alone. If a third one is lost under it, it ends with the reason,
+//! and nobody else with it.
+
+use super::events::{Micros, Request, RequestError, RequestId, Work};
+use super::sequence::Sequence;
+
+/// A request under which so many lines were lost since it last got further than ever runs alone ...
+const ALONE_AFTER: u32 = 2;
+
+/// ... and ends with an error after so many.
+const MOST_LOSSES: u32 = 3;
+
+/// Whether a request with so many losses in a row may be what breaks the lines.
+pub(super) fn is_suspect(losses: u32) -> bool {
+    losses >= ALONE_AFTER
+}
+
+/// A request without a place: a new one, or one whose line was lost.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub request: Request,
+    /// Tokens reported.
+    pub generated: Vec<u32>,
+    /// Logits rows reported.
+    pub rows_returned: u32,
+    /// Positions that had come back computed, on the line on which most of them did.
+    pub furthest: u32,
+    /// Lines lost under it since it last got further than ever.
+    pub losses: u32,
+    /// Whether it had a place before.
+    pub interrupted: bool,
+    /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
+    pub without_line_since: Option<Micros>,
+}
+
+impl Pending {
+    pub fn new(request: Request) -> Self {
+        Self {
+            request,
+            generated: Vec::new(),
+            rows_returned: 0,
+            furthest: 0,
+            losses: 0,
+            interrupted: false,
+            without_line_since: None,
+        }
+    }
+
+    /// A sequence that was on the line when it was lost for `reason`; an error if it was so too often.
+    pub fn interrupted(
+        sequence: Sequence,
+        reason: &str,
+    ) -> Result<Self, (RequestId, RequestError)> {
+        // Whoever had sent nothing has broken nothing.
+        let losses = sequence.losses + u32::from(sequence.opened);
+        if losses >= MOST_LOSSES {
+            let reason = format!("{reason}; it was on {losses} lines in a row that were lost");
+            let error = RequestError::LineLost { reason, generated: sequence.generated() };
+            return Err((sequence.request, error));
+        }
+        let Sequence { request: id, label, work, tokens: mut prompt, n_prompt, .. } = sequence;
+        let generated = prompt.split_off(n_prompt as usize);
+        Ok(Self {
+            request: Request { id, label, prompt, work },
+            generated,
+            rows_returned: sequence.rows_returned,
+            furthest: sequence.furthest,
+            losses,
+            interrupted: true,
+            without_line_since: None,
+        })
+    }
+
+    /// No line came for it.
+    pub fn given_up(self, within: Micros, reason: &str) -> (RequestId, RequestError) {
+        let reason = match within / 1_000_000 {
+            0 => reason.to_owned(),
+            s => format!("{reason}; no line that can hold it came up within {s} s"),
+        };
+        let generated = self.generated.len() as u32;
+        (self.request.id, RequestError::LineLost { reason, generated })
+    }
+
+    /// All tokens of it that are known.
+    pub fn tokens(&self) -> Vec<u32> {
+        [self.request.prompt.as_slice(), &self.generated].concat()
+    }
+
+    /// Whether it wants tokens, not logits rows.
+    pub fn generates(&self) -> bool {
+        matches!(self.request.work, Work::Generate { .. })
+    }
+}
