@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use brigade_proto::failure::{Failure as RpcFailure, FailureKind};
 use brigade_proto::pipeline::{ResultFrame, StageTiming};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -30,8 +31,8 @@ use crate::metrics;
 use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::sched::{
-    Action, Event, Micros, Request as SchedRequest, RequestError, RequestId, Results, SchedConfig,
-    Scheduler, StageTime,
+    Action, Event, LineFault, Micros, Request as SchedRequest, RequestError, RequestId, Results,
+    SchedConfig, Scheduler, StageTime,
 };
 use crate::wire;
 use live::Live;
@@ -40,8 +41,8 @@ use states::{Done, Due, Outcome, States, Transfer};
 /// How often clients that went away are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
-/// Sweeps between two ticks of the scheduler's clock: one a second.
-const SWEEPS_PER_TICK: u32 = 20;
+/// Sweeps between two ticks of the scheduler's clock, which finds overdue ubatches: four a second.
+const SWEEPS_PER_TICK: u32 = 5;
 
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
@@ -113,15 +114,43 @@ pub async fn run(
 enum LineNews {
     Frame(Box<ResultFrame>),
     /// One of its streams ended.
-    Ended(String),
+    Ended(Break),
+}
+
+/// How the line broke, as far as this side can see.
+#[derive(Clone, Debug)]
+struct Break {
+    reason: String,
+    /// The stage that says that it failed by itself.
+    stage: Option<u32>,
+}
+
+impl Break {
+    fn of(failure: &RpcFailure) -> Self {
+        let by_itself = failure.kind() == FailureKind::Compute;
+        let stage = by_itself.then_some(failure.stage);
+        Self { reason: lane::describe_failure(failure), stage }
+    }
+}
+
+impl From<String> for Break {
+    fn from(reason: String) -> Self {
+        Self { reason, stage: None }
+    }
+}
+
+impl From<&str> for Break {
+    fn from(reason: &str) -> Self {
+        reason.to_string().into()
+    }
 }
 
 /// The next news of the line; never, while there is none. Safe to drop between two.
 async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
     let Some(line) = line else { return std::future::pending().await };
     let ended = |status: Option<RpcStatus>| match status {
-        Some(status) => lane::describe(&status),
-        None => "the line closed its streams".to_string(),
+        Some(status) => Break::of(&RpcFailure::from_status(&status)),
+        None => "the line closed its streams".into(),
     };
     tokio::select! {
         frame = line.results.next() => match frame {
@@ -130,7 +159,7 @@ async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
             None => LineNews::Ended(ended(None)),
         },
         event = line.lane.next() => match event {
-            Some(Ok(_)) => LineNews::Ended("stage 0 opened the lane twice".to_string()),
+            Some(Ok(_)) => LineNews::Ended("stage 0 opened the lane twice".into()),
             Some(Err(status)) => LineNews::Ended(ended(Some(status))),
             None => LineNews::Ended(ended(None)),
         },
@@ -156,6 +185,8 @@ struct Driver {
     line: Option<OpenLine>,
     /// When and why the line broke, while the supervisor looks for the reason behind that.
     broken: Option<(Instant, String)>,
+    /// What broke the last line, until there is another.
+    down_because: Option<String>,
     /// Ubatches not yet back.
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
@@ -180,6 +211,7 @@ impl Driver {
             gone: Vec::new(),
             line: None,
             broken: None,
+            down_because: None,
             in_flight: HashMap::new(),
             states,
             n_vocab,
@@ -202,7 +234,7 @@ impl Driver {
         for action in actions {
             match action {
                 Action::Send(ubatch) => self.send(ubatch),
-                Action::LineFault(fault) => self.line_broke(fault.to_string()),
+                Action::LineFault(fault) => self.line_faulted(&fault),
                 other => self.tell(other),
             }
         }
@@ -304,7 +336,7 @@ impl Driver {
         let gap_bound = self.sched.gap_bound(id);
         self.in_flight.insert(id, Sent { at, n_rows, decode_rows, gap_bound });
         if sent.is_err() {
-            self.line_broke("stage 0 takes no more ubatches".to_string());
+            self.line_broke("stage 0 takes no more ubatches".into());
         }
     }
 
@@ -372,17 +404,17 @@ impl Driver {
     fn line_news(&mut self, news: LineNews) {
         match news {
             LineNews::Frame(frame) => {
-                if let Err(reason) = self.results(*frame) {
-                    self.line_broke(reason);
+                if let Err(how) = self.results(*frame) {
+                    self.line_broke(how);
                 }
             }
-            LineNews::Ended(reason) => self.line_broke(reason),
+            LineNews::Ended(how) => self.line_broke(how),
         }
     }
 
-    fn results(&mut self, frame: ResultFrame) -> Result<(), String> {
+    fn results(&mut self, frame: ResultFrame) -> Result<(), Break> {
         if let Some(failure) = &frame.failure {
-            return Err(lane::describe_failure(failure));
+            return Err(Break::of(failure));
         }
         let rows = wire::rows(frame.rows, self.n_vocab).map_err(|e| e.to_string())?;
         let stages: Vec<StageTime> = frame
@@ -428,7 +460,7 @@ impl Driver {
     fn line_event(&mut self, event: LineEvent) {
         match event {
             LineEvent::Progress(status) => {
-                self.status.send_replace(status);
+                self.status.send_replace(self.repairing(status));
             }
             LineEvent::Up(line) => {
                 let (epoch, spec, info) = (line.epoch, line.spec, line.info.clone());
@@ -437,6 +469,7 @@ impl Driver {
                 }
                 self.line = Some(*line);
                 self.broken = None;
+                self.down_because = None;
                 self.status.send_replace(Status::Ready(info));
                 self.step(Event::LineUp { epoch, line: spec });
             }
@@ -449,12 +482,43 @@ impl Driver {
         }
     }
 
-    /// A fault found on this side. The supervisor finds out who is to blame and takes the line
-    /// down; until then nothing is sent or received any more.
-    fn line_broke(&mut self, reason: String) {
+    /// Progress of a repair is told as such: the model loads because the line broke.
+    fn repairing(&self, status: Status) -> Status {
+        match (&self.down_because, status) {
+            (Some(broke), Status::Loading { what, done_bytes, total_bytes }) => {
+                let share = match total_bytes {
+                    0 => String::new(),
+                    total => format!(" {} %", done_bytes.saturating_mul(100) / total),
+                };
+                Status::Down { reason: format!("{broke}; now: {what}{share}") }
+            }
+            (_, status) => status,
+        }
+    }
+
+    /// The scheduler found that the line broke a promise.
+    fn line_faulted(&mut self, fault: &LineFault) {
+        let stuck_after_us = match fault {
+            // The ubatch is at one of the stages, and was for most of the time.
+            LineFault::Overdue { allowed_us, .. } => Some(allowed_us / 2),
+            LineFault::Unexpected { .. } => self.sched.stuck_after(),
+        };
+        self.report(fault.to_string().into(), stuck_after_us);
+    }
+
+    /// A fault found on this side.
+    fn line_broke(&mut self, how: Break) {
+        let stuck_after_us = self.sched.stuck_after();
+        self.report(how, stuck_after_us);
+    }
+
+    /// The supervisor finds out who is to blame and takes the line down; until then nothing is sent or
+    /// received any more.
+    fn report(&mut self, how: Break, stuck_after_us: Option<Micros>) {
         let Some(line) = self.line.take() else { return };
         self.states.clear();
-        let fault = Fault { epoch: line.epoch, reason: reason.clone() };
+        let Break { reason, stage } = how;
+        let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
         if self.faults.try_send(fault).is_err() {
             tracing::warn!("the supervisor has not taken the last fault yet");
         }
@@ -469,6 +533,7 @@ impl Driver {
         self.states.clear();
         metrics::line_down();
         self.in_flight.clear();
+        self.down_because = Some(reason.clone());
         self.status.send_replace(Status::Down { reason: reason.clone() });
         self.step(Event::LineDown { reason });
     }

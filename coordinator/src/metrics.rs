@@ -65,8 +65,38 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(full(WIRE_SECONDS), WIRE_BOUNDS)?
         .install_recorder()?;
     describe();
-    gauge!(LINE_UP).set(0.0);
+    begin();
     Ok(handle)
+}
+
+/// How a sequence can end, as a label.
+const OUTCOMES: [&str; 6] = ["stop", "length", "logits", "error", "cancelled", "rejected"];
+
+/// Statuses of most responses; others begin when they are first sent.
+const STATUSES: [u16; 6] = [200, 400, 404, 429, 500, 503];
+
+/// Every counter is there at 0 from the start: a rate over one that appears with its first event does not
+/// see that event.
+fn begin() {
+    gauge!(LINE_UP).set(0.0);
+    for name in [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN] {
+        counter!(name).increment(0);
+    }
+    for outcome in OUTCOMES {
+        counter!(REQUESTS, "outcome" => outcome).increment(0);
+    }
+    for status in STATUSES {
+        counter!(HTTP, "status" => status.to_string()).increment(0);
+    }
+}
+
+/// A line of so many stages comes up: their counters begin.
+fn begin_stages(n_stages: usize) {
+    for name in [STAGE_BUSY, STAGE_QUEUED, WIRE_BYTES] {
+        for stage in 0..n_stages {
+            counter!(name, "stage" => stage.to_string()).increment(0);
+        }
+    }
 }
 
 fn describe() {
@@ -171,8 +201,9 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     gauge!(STAGE_MEMORY, "stage" => label).set(health.memory_used as f64);
 }
 
-/// The line is ready.
-pub fn line_up() {
+/// A line of so many stages is ready.
+pub fn line_up(n_stages: usize) {
+    begin_stages(n_stages);
     gauge!(LINE_UP).set(1.0);
 }
 

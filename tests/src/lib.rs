@@ -1,6 +1,8 @@
 //! Shared harness of the end-to-end tests.
 
+pub mod fakes;
 pub mod golden;
 pub mod line;
 pub mod lines;
 pub mod process;
+pub mod up_share;

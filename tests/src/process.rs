@@ -275,6 +275,8 @@ pub struct Streamed {
     pub text: String,
     /// Reason given for the end, if it ended well.
     pub finish_reason: Option<String>,
+    /// Whether a stream was begun; else the request was refused.
+    pub began: bool,
     /// Error told in the stream, or that the request failed at once.
     pub error: Option<String>,
     /// Whether the stream was closed with `[DONE]`.
@@ -317,8 +319,8 @@ fn stream(url: &str, body: &str) -> Streamed {
         Ok(response) => response,
         Err(reason) => return Streamed { error: Some(reason.to_string()), ..Streamed::default() },
     };
-    let mut seen = Streamed::default();
-    if response.status() != 200 {
+    let mut seen = Streamed { began: response.status() == 200, ..Streamed::default() };
+    if !seen.began {
         seen.error = Some(response.body_mut().read_to_string().unwrap_or_default());
         return seen;
     }

@@ -12,8 +12,16 @@ use serde_json::{Value, json};
 /// Requests on the line when a worker is lost.
 const CLIENTS: usize = 6;
 
-/// What the promise of "within 5 s" is given in tests that share their cores with others. The
-/// figure itself is printed.
+/// What README promises: so soon after a worker is lost that is known, and who does not wait for another line
+/// has an error.
+const PROMISED: Duration = Duration::from_secs(5);
+
+/// The promise with slack, twice as long: a hung worker is known by three heartbeats of a second each that
+/// it does not answer, and on a machine whose cores are busy with other tests each of them, and the clients'
+/// own reading, comes late. The figure itself is printed.
+const WITH_SLACK: Duration = Duration::from_secs(2 * PROMISED.as_secs());
+
+/// For what nothing is promised about: a line that is loaded again beside other tests.
 const GENEROUS: Duration = Duration::from_secs(60);
 
 /// A long prompt and one token: the line is busy with prefill.
@@ -69,8 +77,9 @@ fn lose_a_worker(signal_name: &'static str, request: fn(usize) -> Value) {
     for (client, _) in &seen {
         let error = client.error.as_deref().unwrap();
         assert!(error.contains("worker") || error.contains("line"), "says what failed: {error}");
+        assert!(client.done || !client.began, "a stream ended without [DONE]");
     }
-    assert!(slowest < GENEROUS);
+    assert!(slowest < WITH_SLACK, "{slowest:?}, {PROMISED:?} are promised");
     assert!(is_alive(server.process.pid()), "the server stays up");
     if signal_name == "STOP" {
         // Given up, and replaced or killed; if it still exists it may go on.
@@ -149,5 +158,25 @@ fn nothing_is_left_behind() {
     while workers.iter().any(|&pid| is_alive(pid)) {
         assert!(Instant::now() < deadline, "a worker outlived its killed server");
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A rate over a counter that appears with its first event does not see that event.
+#[test]
+fn counters_begin_at_zero() {
+    let server = Server::start(&["--workers", "2"]);
+    let text = get(&server.url("/metrics")).unwrap().body;
+    for name in [
+        "brigade_line_down_total",
+        "brigade_prompt_tokens_total",
+        "brigade_generated_tokens_total",
+        "brigade_requests_total{outcome=\"error\"}",
+        "brigade_http_responses_total{status=\"429\"}",
+        "brigade_stage_busy_microseconds_total{stage=\"1\"}",
+    ] {
+        assert!(
+            text.lines().any(|l| l == format!("{name} 0")),
+            "{name} is not there at 0:\n{text}"
+        );
     }
 }

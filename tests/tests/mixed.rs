@@ -48,7 +48,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
     let config = ClusterConfig {
         source: Source::Remote(addresses.collect()),
         control: None,
-        at_least: workers.len(),
+        expect: 0,
         insecure_network: false,
         patience: Patience::FailFast,
         stage,

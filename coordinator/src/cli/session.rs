@@ -265,16 +265,11 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         balance: line.balance,
     };
     let source = source(line, options.control.is_some(), options.worker_log())?;
-    let named = match &source {
-        Source::Local(local) => local.count,
-        Source::Remote(addresses) => addresses.len(),
-        Source::JoinOnly => 0,
-    };
-    let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let expect = options.control.as_ref().map_or(0, |(_, expected)| *expected);
     Ok(ClusterConfig {
         source,
         control: options.control.as_ref().map(|(address, _)| address.clone()),
-        at_least: named.max(expected),
+        expect,
         insecure_network: line.insecure_network,
         patience: options.patience,
         stage,

@@ -63,6 +63,22 @@ pub enum WorkerError {
         /// With whom.
         reason: String,
     },
+    /// It answers heartbeats and does not get on with what it was asked.
+    #[error("{worker} is stalled: {reason}")]
+    Stalled {
+        /// Its name.
+        worker: String,
+        /// What it was asked.
+        reason: String,
+    },
+    /// It is there, and its stage failed: by itself, or because of a neighbour.
+    #[error("{worker}: its stage failed: {reason}")]
+    StageFailed {
+        /// Its name.
+        worker: String,
+        /// What its stage says.
+        reason: String,
+    },
 }
 
 impl WorkerError {
@@ -186,6 +202,20 @@ impl Conn {
         })
     }
 
+    /// Checks that it takes new work: a draining worker passes every other check.
+    ///
+    /// # Errors
+    /// [`WorkerError::Busy`] while it drains.
+    pub async fn check_takes_work(&self) -> Result<(), WorkerError> {
+        let look = HealthRequest { epoch: 0, coordinator_id: self.coordinator_id.clone() };
+        let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?;
+        if reply.into_inner().draining {
+            let reason = "it drains and takes no new line".to_string();
+            return Err(WorkerError::Busy { worker: self.name.clone(), reason });
+        }
+        Ok(())
+    }
+
     /// What a failed call means.
     pub fn error(&self, status: &Status) -> WorkerError {
         WorkerError::of_failure(&self.name, Failure::from_status(status))
@@ -256,8 +286,7 @@ impl Conn {
             return Some(WorkerError::Lost { worker, reason });
         }
         if reply.phase() == Phase::Failed {
-            let reason = format!("its stage failed: {}", reply.failure);
-            return Some(WorkerError::Lost { worker, reason });
+            return Some(WorkerError::StageFailed { worker, reason: reply.failure.clone() });
         }
         None
     }

@@ -35,6 +35,23 @@ pub fn worker_facts<'a>(
         .collect()
 }
 
+/// Checks that the planner can reckon with what a worker says of itself.
+///
+/// # Errors
+/// What is no such number.
+pub fn check(caps: &Capabilities) -> Result<(), String> {
+    let speeds = [
+        ("memory speed in GB/s", caps.gb_per_second),
+        ("computing speed in GOP/s", caps.gop_per_second),
+    ];
+    for (what, value) in speeds {
+        if !(value.is_finite() && value > 0.0) {
+            return Err(format!("its {what} is {value}; it must be a number above 0"));
+        }
+    }
+    Ok(())
+}
+
 fn are_alike(a: &Capabilities, b: &Capabilities) -> bool {
     a.host_id == b.host_id && a.threads == b.threads && a.kernels == b.kernels
 }
@@ -60,6 +77,14 @@ mod tests {
     #[test]
     fn noise_on_one_machine_is_evened_out() {
         assert_eq!(speeds(&[worker("a", 7.5), worker("a", 5.0)]), [7.5, 7.5]);
+    }
+
+    #[test]
+    fn speeds_that_are_no_numbers_are_named() {
+        assert_eq!(check(&worker("a", 7.5)), Ok(()));
+        for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            assert!(check(&worker("a", bad)).unwrap_err().contains("memory speed"));
+        }
     }
 
     #[test]

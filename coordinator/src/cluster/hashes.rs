@@ -8,7 +8,7 @@ use brigade_worker::config::default_cache_dir;
 use brigade_worker::hashes::{HashError, HashStore};
 use tokio::sync::mpsc;
 
-use super::LineEvent;
+use super::link::LineEvent;
 use crate::handle::Status;
 use crate::model::Model;
 

@@ -32,6 +32,11 @@ pub struct Fault {
     pub epoch: u64,
     /// What broke it.
     pub reason: String,
+    /// Stage that says that it failed by itself, and not because of a neighbour.
+    pub stage: Option<u32>,
+    /// A stage that has computed one ubatch for longer than this, in microseconds, is stuck; `None`
+    /// where nothing was measured yet.
+    pub stuck_after_us: Option<u64>,
 }
 
 /// The driver's ends towards the cluster.

@@ -2,18 +2,24 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use brigade_proto::control::{LoadRequest, LoadedFacts, WeightSource, load_event};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use super::LineEvent;
 use super::conn::{Conn, WorkerError};
+use super::link::LineEvent;
 use super::place::Placement;
 use super::placed::Identity;
 use super::reconcile::MemberId;
 use crate::handle::Status;
 use crate::model::Model;
+
+/// How long a worker that loads may say nothing: one large tensor from a slow disk, or the memory of all
+/// its KV pages, takes well under this.
+const LOADS_SOMETHING_WITHIN: Duration = Duration::from_secs(120);
 
 /// Loads all stages of a placement, and checks that each was built from this model's metadata.
 ///
@@ -83,7 +89,13 @@ impl Loading {
         let failed = |s: tonic::Status| conn.error(&s);
         let mut stream = conn.control().load(request).await.map_err(failed)?.into_inner();
         let mut before = 0;
-        while let Some(event) = stream.message().await.map_err(failed)? {
+        let stalled = |_| WorkerError::Stalled {
+            worker: conn.name().to_string(),
+            reason: format!("it loaded nothing for {} s", LOADS_SOMETHING_WITHIN.as_secs()),
+        };
+        loop {
+            let event = timeout(LOADS_SOMETHING_WITHIN, stream.message()).await.map_err(stalled)?;
+            let Some(event) = event.map_err(failed)? else { break };
             match event.event {
                 Some(load_event::Event::Progress(p)) => {
                     let more = p.done_bytes.saturating_sub(before);

@@ -4,6 +4,7 @@
 //! has accepted its stage.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use brigade_engine::arch;
 use brigade_engine::error::ModelError;
@@ -19,30 +20,37 @@ use brigade_worker::host::host_id;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use super::config::StageOptions;
 use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
+use super::link::LineEvent;
 use super::placed::{Identity, PlacedStage};
 use super::reconcile::MemberId;
 use super::states::StateDoors;
-use super::{LineEvent, StageOptions, hashes, push};
+use super::{hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
 use crate::plan::{Plan, PlanError, PlanSettings, plan};
 use crate::sched::LineSpec;
 
+/// How long a worker may take to accept a stage, its files apart.
+const PREPARE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Bytes a second that a worker at least compares its own copy of a model at: a slow disk.
+const SLOWEST_DISK: u64 = 50_000_000;
+
+/// When one worker has failed, how long the others' failures are waited for: so that all are known at once.
+const OTHERS_FAIL_WITHIN: Duration = Duration::from_millis(500);
+
 /// Why layers could not be placed.
 #[derive(Debug, Error)]
 pub enum PlaceError {
-    /// A worker cannot or will not take its stage.
-    #[error("{error}")]
-    Worker {
-        /// Which member.
-        member: MemberId,
-        /// Why.
-        error: WorkerError,
-    },
+    /// Workers that cannot or will not take their stages, and why.
+    #[error("{}", .0.iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("; "))]
+    Workers(Vec<(MemberId, WorkerError)>),
     /// The model does not fit the workers.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -121,14 +129,9 @@ pub async fn place(
     identity: Identity,
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<Placement, PlaceError> {
-    let needs = requirements(model, options);
-    for (member, conn) in &conns {
-        conn.check(&needs).map_err(|error| PlaceError::Worker { member: *member, error })?;
-    }
     warn_about_kernels(&conns, options);
-    let facts = worker_facts(conns.iter().map(|(_, c)| (c.name(), c.capabilities())));
     let settings = settings(model, options);
-    let plan = plan(&model.facts(engine_kv(options.kv_type))?, &facts, &settings)?;
+    let plan = plan_over(model, conns.iter().map(|(_, conn)| conn), options)?;
     tracing::info!("plan:\n{}", plan.explain());
     let stages: Vec<PlacedStage> = plan
         .stages
@@ -146,7 +149,22 @@ pub async fn place(
     Ok(placement)
 }
 
-fn requirements(model: &Model, options: &StageOptions) -> Requirements {
+/// The cuts over these workers, in this order.
+///
+/// # Errors
+/// [`PlaceError::Plan`] where they do not suffice, and what would help.
+pub fn plan_over<'a>(
+    model: &Model,
+    conns: impl Iterator<Item = &'a Conn>,
+    options: &StageOptions,
+) -> Result<Plan, PlaceError> {
+    let facts = worker_facts(conns.map(|conn| (conn.name(), conn.capabilities())));
+    let settings = settings(model, options);
+    Ok(plan(&model.facts(engine_kv(options.kv_type))?, &facts, &settings)?)
+}
+
+/// What a model and a run ask of every worker.
+pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
     let mut quant_types: Vec<String> =
         model.gguf.tensors().iter().map(|t| t.ty.to_string()).collect();
     quant_types.sort_unstable();
@@ -224,15 +242,34 @@ async fn prepare_all(
         tasks.spawn(async move {
             let result = prepare(&model, &stage, request, &events).await;
             result.map_err(|error| match error {
-                PrepareError::Worker(error) => PlaceError::Worker { member: stage.member, error },
-                PrepareError::Hash(error) => error.into(),
+                PrepareError::Worker(error) => Refusal::Worker(stage.member, error),
+                PrepareError::Hash(error) => Refusal::Hash(error),
             })
         });
     }
-    while let Some(done) = tasks.join_next().await {
-        done.map_err(|_| PlaceError::Aborted)??;
+    let mut failed = Vec::new();
+    loop {
+        // Nobody's bytes are waited for when the attempt is lost; who else fails, fails about now.
+        let next = match failed.is_empty() {
+            true => tasks.join_next().await,
+            false => timeout(OTHERS_FAIL_WITHIN, tasks.join_next()).await.unwrap_or(None),
+        };
+        match next {
+            None => break,
+            Some(done) => match done.map_err(|_| PlaceError::Aborted)? {
+                Ok(()) => {}
+                Err(Refusal::Worker(member, error)) => failed.push((member, error)),
+                Err(Refusal::Hash(error)) => return Err(error.into()),
+            },
+        }
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(PlaceError::Workers(failed)) }
+}
+
+/// Why a stage was not prepared.
+enum Refusal {
+    Worker(MemberId, WorkerError),
+    Hash(HashError),
 }
 
 fn prepare_request(
@@ -303,7 +340,7 @@ async fn prepare(
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<(), PrepareError> {
     let conn = &stage.conn;
-    let mut reply = call_prepare(conn, &request).await?;
+    let mut reply = call_prepare(conn, &request, PREPARE_WITHIN).await?;
     if reply.needs_hashes {
         let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), events.clone());
         let hashes = hashed.await.map_err(PrepareError::Hash)?;
@@ -312,7 +349,9 @@ async fn prepare(
                 blob.blake3 = hash.as_bytes().to_vec().into();
             }
         }
-        reply = call_prepare(conn, &request).await?;
+        let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
+        let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
+        reply = call_prepare(conn, &request, within).await?;
     }
     let job = push::Job {
         epoch: request.epoch,
@@ -325,11 +364,18 @@ async fn prepare(
     Ok(())
 }
 
-async fn call_prepare(conn: &Conn, request: &PrepareRequest) -> Result<PrepareReply, WorkerError> {
+async fn call_prepare(
+    conn: &Conn,
+    request: &PrepareRequest,
+    within: Duration,
+) -> Result<PrepareReply, WorkerError> {
     let mut control = conn.control();
     let call = async {
         let reply = control.prepare(request.clone()).await;
         reply.map(tonic::Response::into_inner).map_err(|s| conn.error(&s))
     };
-    conn.while_alive(call).await
+    timeout(within, conn.while_alive(call)).await.unwrap_or_else(|_| {
+        let reason = format!("it did not accept its stage within {} s", within.as_secs());
+        Err(WorkerError::Stalled { worker: conn.name().to_string(), reason })
+    })
 }

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::LineEvent;
 use super::conn::{Conn, WorkerError};
+use super::link::LineEvent;
 use crate::handle::Status;
 use crate::model::Model;
 

@@ -1,172 +1,248 @@
-//! Desired state against observed state: at most one next step.
+//! Desired state against observed state: one next step.
 //!
-//! Pure. The supervisor observes, asks [`next`], performs the step, and observes again; whatever
-//! went wrong in between is just another observation.
+//! Pure, and without a clock: durations come in. The supervisor observes, asks [`next`], performs the
+//! step, hears news, and observes again; whatever went wrong in between is just another observation.
+//!
+//! The promise: **a line that can be up is up**. As soon as those that are connected and trusted have the
+//! memory, the line is built over them, after a named time for others that are worth waiting for. Who broke
+//! lines lately, refuses, hangs or is full is used only where the others do not suffice, and never waited
+//! for.
 
 use std::time::Duration;
 
-/// How long a lost worker that is not ours to restart is waited for before the line is planned
-/// without it.
-pub const WAIT_FOR_LOST: Duration = Duration::from_secs(20);
+/// How long a worker that was lost from a running line is waited for before the others go on without it,
+/// if they have the memory and nobody stands in for it.
+pub const WAIT_FOR_LOST: Duration = Duration::from_secs(10);
 
-/// Number of a member in the supervisor's list.
+/// How long named workers are waited for before the first line is built without them.
+pub const WAIT_AT_START: Duration = Duration::from_secs(15);
+
+/// How long a worker that is just being dialled is waited for: it may be about to answer.
+pub const SETTLE: Duration = Duration::from_secs(1);
+
+/// Number of a member; never used twice by a supervisor. Lower ones come first in the line.
 pub type MemberId = usize;
 
-/// What is known of one worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberSeen {
+/// Where a member stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
     /// Not connected; the next attempt is due in this long.
     Absent {
         /// Zero: now.
         retry_in: Duration,
-        /// Since it was lost or first wanted.
-        absent_for: Duration,
-        /// Whether a line may be built without it after [`WAIT_FOR_LOST`].
-        optional: bool,
+    },
+    /// Being started or dialled, for so long.
+    Connecting {
+        /// Since the attempt began.
+        since: Duration,
     },
     /// Handshake done, capabilities known and sufficient.
     Connected,
 }
 
+/// What is known of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberSeen {
+    /// Which.
+    pub id: MemberId,
+    /// Where it stands.
+    pub presence: Presence,
+    /// Since it was last of use, or first wanted; a refusal does not begin this anew.
+    pub missing_for: Duration,
+    /// Named by the user or a child of ours: never forgotten.
+    pub named: bool,
+    /// Named, or was connected before: worth waiting for.
+    pub known: bool,
+    /// How often it broke lines lately; 0: trusted.
+    pub doubts: u32,
+    /// It answered that it has no time for us (another coordinator has it, it drains).
+    pub busy: bool,
+    /// It refused for a reason that does not pass by itself.
+    pub refuses: bool,
+}
+
 /// What is known of the line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineSeen {
-    /// Nothing is placed.
-    Down,
-    /// Layers are placed and their bytes are where they are needed.
-    Placed,
-    /// All stages have loaded.
-    Loaded,
+    /// Nothing runs; the next line may be built in this long.
+    Down {
+        /// Zero: now.
+        retry_in: Duration,
+    },
+    /// Layers are being placed, loaded and connected.
+    Building,
     /// Ubatches flow.
     Up,
-    /// It was placed, loaded or up, and something in it failed.
-    Broken {
-        /// What.
-        reason: String,
-    },
+}
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Goal {
+    /// Workers to wait for before the first line.
+    pub expect: usize,
+    /// Nobody who is named may be missing: a command that measures or prints, with somebody waiting.
+    pub all_named: bool,
+    /// Workers may join.
+    pub joins: bool,
+    /// Whether there was ever a line.
+    pub was_up: bool,
+    /// Workers in the last line that was up.
+    pub last_line: usize,
 }
 
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Tell the driver, close lanes, free what can be freed.
-    TakeDown {
-        /// For everybody who was on the line.
-        reason: String,
-    },
-    /// Start or dial these members.
+    /// These left and are not ours to bring back.
+    Forget(Vec<MemberId>),
+    /// Start or dial these members, in the background.
     Connect(Vec<MemberId>),
+    /// Build a line over these members, in the background.
+    Build(Vec<MemberId>),
     /// Nothing can be done before something happens or this long has passed.
-    Wait(Duration),
-    /// Cut the layers over the connected members and bring them their bytes.
-    Place,
-    /// Load all stages.
-    Load,
-    /// Open the lane.
-    Open,
-    /// All is well: wait for news.
-    Watch,
+    Wait {
+        /// At most.
+        within: Duration,
+        /// Why there is no line yet, for people; `None` where there is one or it is being built.
+        lacking: Option<String>,
+    },
+    /// Nothing that may still happen would bring a line up.
+    GiveUp(String),
 }
 
 /// Longest wait before looking again though nothing happened.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The next step towards a line over at least `wanted` members.
-pub fn next(wanted: usize, members: &[MemberSeen], line: &LineSeen) -> Step {
-    if let LineSeen::Broken { reason } = line {
-        return Step::TakeDown { reason: reason.clone() };
+/// The next step towards a line. `enough` says whether the model fits on these members, or why not.
+pub fn next(
+    goal: &Goal,
+    members: &[MemberSeen],
+    line: LineSeen,
+    enough: &mut dyn FnMut(&[MemberId]) -> Result<(), String>,
+) -> Step {
+    let ids = |which: &dyn Fn(&MemberSeen) -> bool| -> Vec<MemberId> {
+        members.iter().filter(|m| which(m)).map(|m| m.id).collect()
+    };
+    let left = ids(&|m| is_absent(m) && !m.named && (!m.known || m.missing_for >= WAIT_FOR_LOST));
+    if !left.is_empty() {
+        return Step::Forget(left);
     }
-    match line {
-        LineSeen::Placed => return Step::Load,
-        LineSeen::Loaded => return Step::Open,
-        LineSeen::Up => return Step::Watch,
-        LineSeen::Down | LineSeen::Broken { .. } => {}
-    }
-    let due: Vec<MemberId> = members
-        .iter()
-        .enumerate()
-        .filter(|(_, m)| matches!(m, MemberSeen::Absent { retry_in, .. } if retry_in.is_zero()))
-        .map(|(id, _)| id)
-        .collect();
+    let due = ids(&|m| m.presence == Presence::Absent { retry_in: Duration::ZERO });
     if !due.is_empty() {
         return Step::Connect(due);
     }
-    let connected = members.iter().filter(|m| **m == MemberSeen::Connected).count();
-    let waited_for = members.iter().any(|m| match m {
-        MemberSeen::Connected => false,
-        MemberSeen::Absent { absent_for, optional, .. } => !optional || *absent_for < WAIT_FOR_LOST,
+    let retries = members.iter().filter_map(|m| match m.presence {
+        Presence::Absent { retry_in } => Some(retry_in),
+        _ => None,
     });
-    if connected >= wanted.max(1) && !waited_for {
-        return Step::Place;
+    let look_again = retries.min().unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+    let wait = |within: Duration, lacking| Step::Wait { within: within.min(look_again), lacking };
+    match line {
+        LineSeen::Building | LineSeen::Up => wait(LOOK_AGAIN, None),
+        LineSeen::Down { retry_in } if !retry_in.is_zero() => {
+            wait(retry_in, Some("trying again in a moment".to_string()))
+        }
+        LineSeen::Down { .. } => match choose(goal, members, enough) {
+            Choice::Build(who) => Step::Build(who),
+            Choice::Wait(within, lacking) => wait(within, Some(lacking)),
+            Choice::Hopeless(why) => Step::GiveUp(why),
+        },
     }
-    Step::Wait(shortest_wait(members))
 }
 
-fn shortest_wait(members: &[MemberSeen]) -> Duration {
-    members
-        .iter()
-        .filter_map(|m| match m {
-            MemberSeen::Absent { retry_in, .. } => Some(*retry_in),
-            MemberSeen::Connected => None,
-        })
-        .min()
-        .map_or(LOOK_AGAIN, |d| d.min(LOOK_AGAIN))
+fn is_absent(member: &MemberSeen) -> bool {
+    matches!(member.presence, Presence::Absent { .. })
+}
+
+enum Choice {
+    Build(Vec<MemberId>),
+    Wait(Duration, String),
+    Hopeless(String),
+}
+
+/// Over whom a line is built now, or what is waited for.
+fn choose(
+    goal: &Goal,
+    members: &[MemberSeen],
+    enough: &mut dyn FnMut(&[MemberId]) -> Result<(), String>,
+) -> Choice {
+    let connected: Vec<&MemberSeen> =
+        members.iter().filter(|m| m.presence == Presence::Connected).collect();
+    let wanted = if goal.was_up { 1 } else { goal.expect.max(1) };
+    if connected.len() < wanted {
+        let why = format!("{} of {wanted} workers are there", connected.len());
+        return lacking(goal, members, why);
+    }
+    let who = match trusted_first(goal, &connected, enough) {
+        Ok(who) => who,
+        Err(why) => return lacking(goal, members, why),
+    };
+    let waits = members.iter().filter_map(|m| worth_waiting(goal, m, who.len()));
+    match waits.min() {
+        Some(time) => Choice::Wait(time, "waiting for workers that may come".to_string()),
+        None => Choice::Build(who),
+    }
+}
+
+/// All who are trusted, and as few as will do of the others, those who broke least first.
+fn trusted_first(
+    goal: &Goal,
+    connected: &[&MemberSeen],
+    enough: &mut dyn FnMut(&[MemberId]) -> Result<(), String>,
+) -> Result<Vec<MemberId>, String> {
+    let doubted = |m: &MemberSeen| !goal.all_named && is_doubted(goal, m);
+    let mut who: Vec<MemberId> = Vec::new();
+    who.extend(connected.iter().filter(|m| !doubted(m)).map(|m| m.id));
+    let mut others: Vec<&MemberSeen> = connected.iter().copied().filter(|m| doubted(m)).collect();
+    others.sort_by_key(|m| (m.doubts, m.id));
+    let mut others = others.into_iter();
+    loop {
+        let why = match who.is_empty() {
+            true => "no worker is there".to_string(),
+            false => match enough(&who) {
+                Ok(()) => break,
+                Err(why) => why,
+            },
+        };
+        let next = others.next().ok_or(why)?;
+        who.push(next.id);
+    }
+    who.sort_unstable();
+    Ok(who)
+}
+
+/// Whether others are preferred to it.
+fn is_doubted(goal: &Goal, member: &MemberSeen) -> bool {
+    member.doubts > 0 || (member.busy && member.missing_for >= patience(goal))
+}
+
+fn patience(goal: &Goal) -> Duration {
+    if goal.was_up { WAIT_FOR_LOST } else { WAIT_AT_START }
+}
+
+/// How much longer a line over `n` others waits for this member; `None`: not at all.
+fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration> {
+    if goal.all_named && member.named && member.presence != Presence::Connected {
+        return Some(LOOK_AGAIN);
+    }
+    let settling = match member.presence {
+        Presence::Connected => return None,
+        Presence::Connecting { since } => SETTLE.checked_sub(since).filter(|d| !d.is_zero()),
+        Presence::Absent { .. } => None,
+    };
+    let stands_in = goal.was_up && n >= goal.last_line;
+    let waited_for = member.known && !stands_in && !member.refuses && !is_doubted(goal, member);
+    let left = patience(goal).checked_sub(member.missing_for).filter(|d| !d.is_zero());
+    settling.max(left.filter(|_| waited_for))
+}
+
+/// Those who are there do not suffice.
+fn lacking(goal: &Goal, members: &[MemberSeen], why: String) -> Choice {
+    let is_settled = |m: &MemberSeen| m.presence == Presence::Connected || m.refuses;
+    let hopeless = !goal.joins && !goal.was_up && members.iter().all(is_settled);
+    if hopeless { Choice::Hopeless(why) } else { Choice::Wait(LOOK_AGAIN, why) }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SOON: Duration = Duration::from_millis(300);
-
-    fn absent(retry_in: Duration, absent_for: Duration, optional: bool) -> MemberSeen {
-        MemberSeen::Absent { retry_in, absent_for, optional }
-    }
-
-    #[test]
-    fn a_start_goes_connect_place_load_open_watch() {
-        let new = absent(Duration::ZERO, Duration::ZERO, false);
-        assert_eq!(next(2, &[new.clone(), new], &LineSeen::Down), Step::Connect(vec![0, 1]));
-        let both = [MemberSeen::Connected, MemberSeen::Connected];
-        assert_eq!(next(2, &both, &LineSeen::Down), Step::Place);
-        assert_eq!(next(2, &both, &LineSeen::Placed), Step::Load);
-        assert_eq!(next(2, &both, &LineSeen::Loaded), Step::Open);
-        assert_eq!(next(2, &both, &LineSeen::Up), Step::Watch);
-    }
-
-    #[test]
-    fn a_broken_line_is_taken_down_before_anything_else() {
-        let lost = absent(Duration::ZERO, Duration::ZERO, false);
-        let line = LineSeen::Broken { reason: "stage 1".into() };
-        assert_eq!(
-            next(2, &[MemberSeen::Connected, lost.clone()], &line),
-            Step::TakeDown { reason: "stage 1".into() }
-        );
-        assert_eq!(
-            next(2, &[MemberSeen::Connected, lost], &LineSeen::Down),
-            Step::Connect(vec![1])
-        );
-    }
-
-    #[test]
-    fn backoff_is_waited_out() {
-        let members = [MemberSeen::Connected, absent(SOON, SOON, false)];
-        assert_eq!(next(2, &members, &LineSeen::Down), Step::Wait(SOON));
-    }
-
-    #[test]
-    fn an_optional_member_is_waited_for_and_then_left_out() {
-        let members = [MemberSeen::Connected, absent(SOON, SOON, true)];
-        assert_eq!(next(1, &members, &LineSeen::Down), Step::Wait(SOON));
-        let members = [MemberSeen::Connected, absent(SOON, WAIT_FOR_LOST, true)];
-        assert_eq!(next(1, &members, &LineSeen::Down), Step::Place);
-        let members = [MemberSeen::Connected, absent(SOON, WAIT_FOR_LOST, false)];
-        assert_eq!(next(1, &members, &LineSeen::Down), Step::Wait(SOON));
-    }
-
-    #[test]
-    fn nobody_there_means_waiting_for_joins() {
-        assert_eq!(next(2, &[], &LineSeen::Down), Step::Wait(LOOK_AGAIN));
-        assert_eq!(next(2, &[MemberSeen::Connected], &LineSeen::Down), Step::Wait(LOOK_AGAIN));
-    }
-}
+#[path = "reconcile/tests.rs"]
+mod tests;

@@ -1,74 +1,123 @@
-//! Who broke the line? The driver only sees a stream end; here processes and heartbeats are asked.
+//! Who broke the line? The driver only sees a stream end or a ubatch stay away; here processes and
+//! heartbeats are asked, and what the failing stage itself said.
+//!
+//! A stage that computes is not a stage that hangs: how long a ubatch may take is measured, grows with its
+//! rows, and comes with the fault. Before anything was measured nobody is called stuck.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use brigade_proto::control::HealthReply;
 use tokio::task::JoinSet;
 
-use super::conn::Conn;
+use super::link::Fault;
 use super::member::Member;
 use super::reconcile::MemberId;
-
-/// A ubatch takes well under this; where the line broke and one stage has been at it for longer,
-/// that stage is stuck.
-const STUCK_AFTER_US: u64 = 10_000_000;
 
 /// How soon after its streams a child's process is seen to have ended.
 const CHILD_ENDS_WITHIN: Duration = Duration::from_millis(200);
 
-/// A reason with the name of the worker it is about.
-pub fn blame(member: &Member, how: &str) -> String {
-    let name = member.conn().map_or("a worker", Conn::name);
-    format!("{name}: {how}")
+/// A member that is to blame for a broken line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Culprit {
+    /// Which.
+    pub member: MemberId,
+    /// What it did, for everybody who was on the line.
+    pub how: String,
+    /// Whether it is gone or stuck, and no call to it is of use; else it failed and may do better.
+    pub is_gone: bool,
 }
 
-/// Members that are to blame, and the reason for everybody on the line; `None` where all look well.
+/// Members of `line` (first stage first) that are to blame for a fault; none where all look well.
 /// A child that has ended shows at once, a silent worker within a heartbeat.
-pub async fn find_culprit(members: &mut [Member]) -> Option<(Vec<MemberId>, String)> {
-    if let Ok((id, how)) = tokio::time::timeout(CHILD_ENDS_WITHIN, child_ended(members)).await {
-        return Some((vec![id], blame(&members[id], &how)));
+pub async fn find_culprits(
+    members: &mut BTreeMap<MemberId, Member>,
+    line: &[MemberId],
+    fault: &Fault,
+) -> Vec<Culprit> {
+    let ended = tokio::time::timeout(CHILD_ENDS_WITHIN, child_ended(members));
+    if let Ok((member, how)) = ended.await
+        && line.contains(&member)
+    {
+        return vec![Culprit { member, how, is_gone: true }];
     }
-    let silent = silent(members).await;
-    let (id, why) = silent.first()?;
-    let reason = blame(&members[*id], why);
-    Some((silent.into_iter().map(|(id, _)| id).collect(), reason))
+    let stage = fault.stage.and_then(|stage| line.get(stage as usize));
+    if let Some(&member) = stage {
+        return vec![Culprit { member, how: fault.reason.clone(), is_gone: false }];
+    }
+    silent(members, line, fault.stuck_after_us).await
 }
 
-/// Connected members that do not answer now or are stuck in a ubatch, with the reason.
-pub async fn silent(members: &[Member]) -> Vec<(MemberId, String)> {
+/// Members of `line` that do not answer now, or have computed one ubatch for longer than any may take.
+pub async fn silent(
+    members: &BTreeMap<MemberId, Member>,
+    line: &[MemberId],
+    stuck_after_us: Option<u64>,
+) -> Vec<Culprit> {
     let mut looks = JoinSet::new();
-    for (id, member) in members.iter().enumerate() {
-        if let Some(conn) = member.conn().cloned() {
+    for id in line {
+        if let Some(conn) = members.get(id).and_then(Member::conn).cloned() {
+            let id = *id;
             looks.spawn(async move { (id, conn.health(0).await) });
         }
     }
     let mut silent = Vec::new();
     while let Some(look) = looks.join_next().await {
-        match look {
-            Ok((id, Err(reason))) => silent.push((id, reason)),
-            Ok((id, Ok(health))) if health.computing_us > STUCK_AFTER_US => {
-                let ms = health.computing_us / 1000;
-                silent.push((id, format!("it has been computing one ubatch for {ms} ms")));
-            }
-            Ok(_) | Err(_) => {}
-        }
+        // A look ends without a result only when the process is ending.
+        let Ok((member, health)) = look else { continue };
+        let how = match health {
+            Err(reason) => Some(reason),
+            Ok(health) => stuck(&health, stuck_after_us),
+        };
+        silent.extend(how.map(|how| Culprit { member, how, is_gone: true }));
     }
+    silent.sort_by_key(|culprit| culprit.member);
     silent
 }
 
+/// Whether a stage has computed one ubatch for longer than any may take.
+fn stuck(health: &HealthReply, stuck_after_us: Option<u64>) -> Option<String> {
+    let after = stuck_after_us?;
+    let ms = health.computing_us / 1000;
+    let why = format!(
+        "it has been computing one ubatch for {ms} ms, {} ms at most are expected",
+        after / 1000
+    );
+    (health.computing_us > after).then_some(why)
+}
+
 /// The first child that ends by itself, and how.
-pub async fn child_ended(members: &mut [Member]) -> (MemberId, String) {
+pub async fn child_ended(members: &mut BTreeMap<MemberId, Member>) -> (MemberId, String) {
     poll_fn(|cx| {
-        for (id, member) in members.iter_mut().enumerate() {
+        for (id, member) in members.iter_mut() {
             if let Some(child) = member.child_mut()
                 && let Poll::Ready(how) = pin!(child.ended()).poll(cx)
             {
-                return Poll::Ready((id, how));
+                return Poll::Ready((*id, how));
             }
         }
         Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_is_stuck_only_beyond_what_was_measured() {
+        let computing = |seconds: u64| HealthReply {
+            computing_us: seconds * 1_000_000,
+            ..HealthReply::default()
+        };
+        // A large prefill on a slow machine: 12 s, where 40 s are within what such ubatches take.
+        assert_eq!(stuck(&computing(12), Some(40_000_000)), None);
+        assert!(stuck(&computing(41), Some(40_000_000)).unwrap().contains("41000 ms"));
+        // Nothing was measured: nobody knows what is too long.
+        assert_eq!(stuck(&computing(300), None), None);
+    }
 }

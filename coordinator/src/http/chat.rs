@@ -218,7 +218,8 @@ impl Chunks {
 
     async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), sse::Gone> {
         tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-        out.json(&ApiError::from(failure).body()).await
+        out.json(&ApiError::from(failure).body()).await?;
+        out.done().await
     }
 
     fn chunk(&self, index: usize, delta: ChatDelta) -> ChatChunk {

@@ -224,7 +224,8 @@ impl Answer {
                 }
                 Err(failure) => {
                     tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-                    return out.json(&ApiError::from(failure).body()).await;
+                    out.json(&ApiError::from(failure).body()).await?;
+                    return out.done().await;
                 }
             }
             if open == 0 {

@@ -297,10 +297,19 @@ async fn a_broken_line_ends_answers_with_an_error() {
     let (status, body) = post(&server, "/v1/completions", json!({ "prompt": "a" })).await;
     assert_eq!(status, 503);
     assert!(body["error"]["message"].as_str().unwrap().contains("stage 1 died"));
-    let request = json!({ "prompt": "a", "stream": true });
-    let lines = stream(&server, "/v1/completions", request).await;
-    let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
-    assert!(last["error"]["message"].as_str().unwrap().contains("stage 1 died"));
+    for (path, what) in [
+        ("/v1/completions", json!({ "prompt": "a", "stream": true })),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "a" }], "stream": true }),
+        ),
+    ] {
+        let lines = stream(&server, path, what).await;
+        let [.., error, end] = &lines[..] else { panic!("{lines:?}") };
+        let error: Value = serde_json::from_str(error).unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().contains("stage 1 died"));
+        assert_eq!(end, "[DONE]", "clients read until then");
+    }
 }
 
 #[tokio::test]

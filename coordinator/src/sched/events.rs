@@ -91,7 +91,7 @@ pub enum Event {
     KeptReady(KeptId),
     /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
     DropKept(KeptId),
-    /// Time passed; send about once a second. Finds ubatches that are overdue, and requests that have
+    /// Time passed; send a few times a second. Finds ubatches that are overdue, and requests that have
     /// waited too long for another line.
     Tick,
 }

@@ -10,6 +10,7 @@ use brigade_engine::batch::{BlockId, SlotId};
 use brigade_engine::state::Prefixes;
 
 use super::events::{KeptId, RequestId};
+use super::sequence::SeqNo;
 
 /// A kept sequence as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(super) struct Kept {
     pub tokens: Vec<u32>,
     /// Whose end it is; `None` for a prompt's end, or if it came from elsewhere.
     pub request: Option<RequestId>,
+    /// The running sequence that it was; as `request`.
+    left_by: Option<SeqNo>,
     /// Whether the stages hold its state already.
     pub filled: bool,
     /// Somebody reads or fills it on the stages: it must not go.
@@ -64,6 +67,7 @@ pub(super) struct NewKept {
     pub blocks: Vec<BlockId>,
     pub tokens: Vec<u32>,
     pub request: Option<RequestId>,
+    pub left_by: Option<SeqNo>,
     pub filled: bool,
 }
 
@@ -91,10 +95,21 @@ impl KeptPool {
     pub fn insert(&mut self, new: NewKept) -> KeptId {
         let id = KeptId(self.next);
         self.next += 1;
-        let NewKept { slot, blocks, tokens, request, filled } = new;
+        let NewKept { slot, blocks, tokens, request, left_by, filled } = new;
         // Whoever fills it holds on to it meanwhile.
         let pinned = !filled;
-        self.all.push(Kept { id, slot, blocks, tokens, request, filled, pinned, last_use: 0 });
+        let last_use = 0;
+        self.all.push(Kept {
+            id,
+            slot,
+            blocks,
+            tokens,
+            request,
+            left_by,
+            filled,
+            pinned,
+            last_use,
+        });
         self.touch(id);
         id
     }
@@ -129,6 +144,11 @@ impl KeptPool {
         may_go.min_by_key(|kept| kept.last_use).map(|kept| kept.id)
     }
 
+    /// The tokens of what a running sequence left behind, while that is kept.
+    pub fn left_by(&self, no: SeqNo) -> Option<Vec<u32>> {
+        self.all.iter().find(|kept| kept.left_by == Some(no)).map(|kept| kept.tokens.clone())
+    }
+
     /// One with exactly these tokens.
     pub fn same(&self, tokens: &[u32]) -> Option<KeptId> {
         self.all.iter().find(|kept| kept.tokens == tokens).map(|kept| kept.id)
@@ -153,7 +173,8 @@ mod tests {
         let mut pool = KeptPool::default();
         for (slot, tokens) in (0..).map(SlotId).zip(all) {
             let tokens = tokens.to_vec();
-            pool.insert(NewKept { slot, blocks: vec![], tokens, request: None, filled: true });
+            let (blocks, request, left_by) = (vec![], None, None);
+            pool.insert(NewKept { slot, blocks, tokens, request, left_by, filled: true });
         }
         pool
     }

@@ -16,8 +16,9 @@ use super::timing::LineTimes;
 /// A ubatch may take this many times what is predicted before the line counts as hung ...
 const OVERDUE_FACTOR: f64 = 20.0;
 
-/// ... plus this: a machine that swaps or is shared is not hung.
-const OVERDUE_SLACK_US: f64 = 10e6;
+/// ... plus this: a machine that is shared is not hung. As long as heartbeats may be missed, so that
+/// clients hear of a stuck stage as soon as of a dead one.
+const OVERDUE_SLACK_US: f64 = 3e6;
 
 /// Allowance before anything was measured: the first ubatch may read all weights from a disk.
 const OVERDUE_UNMEASURED_US: Micros = 600_000_000;
@@ -80,11 +81,9 @@ impl Line {
         let oldest = self.in_flight.front()?;
         let since = self.last_progress.max(oldest.sent_at);
         let waited_us = now.saturating_sub(since);
-        let allowed_us = if self.times.measured() {
-            let predicted = self.times.through(oldest.n_rows) + self.times.overhead();
-            (OVERDUE_FACTOR * predicted + OVERDUE_SLACK_US) as Micros
-        } else {
-            OVERDUE_UNMEASURED_US
+        let allowed_us = match self.times.measured() {
+            true => allowed(self.times.surely_through(oldest.n_rows) + self.times.overhead()),
+            false => OVERDUE_UNMEASURED_US,
         };
         (waited_us > allowed_us).then_some(LineFault::Overdue {
             ubatch: oldest.id,
@@ -92,4 +91,15 @@ impl Line {
             allowed_us,
         })
     }
+
+    /// A stage that computes one ubatch for longer than this is stuck, by the largest that is in flight;
+    /// `None` before anything was measured.
+    pub fn stuck_after(&self) -> Option<Micros> {
+        let rows = self.in_flight.iter().map(|u| u.n_rows).max().unwrap_or(self.spec.max_rows);
+        self.times.measured().then(|| allowed(self.times.surely_slowest(rows)))
+    }
+}
+
+fn allowed(expected_us: f64) -> Micros {
+    (OVERDUE_FACTOR * expected_us + OVERDUE_SLACK_US) as Micros
 }

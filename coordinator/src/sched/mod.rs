@@ -120,7 +120,7 @@ impl Scheduler {
     /// A live sequence is kept, or its places are freed.
     fn end(&mut self, now: Micros, no: SeqNo) {
         if let Some(sequence) = self.live.remove(no) {
-            self.with_line(|line| line.retire(sequence));
+            self.with_line(|line| line.retire(no, sequence));
             self.waiting.note_end(now);
         }
     }
@@ -289,9 +289,13 @@ impl Scheduler {
         out.push(Action::Finished { request, reason, generated });
     }
 
-    /// A row that gives no token ends its sequence, if that has not ended by itself, and no other.
+    /// A row that gives no token ends its sequence, if that has not ended by itself, and no other. Nothing
+    /// that it left behind begins another.
     fn no_token(&mut self, now: Micros, no: SeqNo, reason: String, out: &mut Vec<Action>) {
-        let Some(sequence) = self.live.remove(no) else { return };
+        let Some(sequence) = self.live.remove(no) else {
+            // It ended meanwhile, and what it left behind may be kept.
+            return self.with_line(|line| line.discard_kept(no));
+        };
         self.with_line(|line| line.discard(&sequence));
         self.waiting.note_end(now);
         let error = RequestError::NoToken { reason, generated: sequence.generated() };
@@ -324,6 +328,12 @@ impl Scheduler {
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
         }
+    }
+
+    /// Microseconds of computing one ubatch after which a stage of this line is stuck, for the ubatches in
+    /// flight; `None` where nothing was measured yet, or there is no line.
+    pub fn stuck_after(&self) -> Option<Micros> {
+        self.line.as_ref()?.stuck_after()
     }
 
     /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.

@@ -13,7 +13,7 @@ use super::kept::{KeptInfo, NewKept};
 use super::line::Line;
 use super::pages::Holder;
 use super::replay::Pending;
-use super::sequence::Sequence;
+use super::sequence::{SeqNo, Sequence};
 
 impl Line {
     /// Whether a slot and all pages that `request` may ever need are free, or held for kept sequences
@@ -122,9 +122,17 @@ impl Line {
         self.release(sequence);
     }
 
+    /// The same for one that had ended and was kept when its numbers came.
+    pub fn discard_kept(&mut self, no: SeqNo) {
+        let Some(tokens) = self.kept.left_by(no) else { return };
+        for id in self.kept.covered_by(&tokens, Prefixes::All) {
+            self.evict(id);
+        }
+    }
+
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
     /// are no hindrance: whatever is copied from it comes after them.
-    pub fn retire(&mut self, sequence: Sequence) {
+    pub fn retire(&mut self, no: SeqNo, sequence: Sequence) {
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
         }
@@ -145,7 +153,15 @@ impl Line {
         let request = Some(sequence.request);
         // Before it is one of them, so that it is not the one to go.
         self.limit_kept(self.spec.n_kept.saturating_sub(1));
-        self.kept.insert(NewKept { slot: sequence.slot, blocks, tokens, request, filled: true });
+        let slot = sequence.slot;
+        self.kept.insert(NewKept {
+            slot,
+            blocks,
+            tokens,
+            request,
+            left_by: Some(no),
+            filled: true,
+        });
     }
 
     fn worth_keeping(&self, sequence: &Sequence) -> bool {
@@ -187,7 +203,8 @@ impl Line {
         let (tokens, copied) = (prompt.to_vec(), blocks.clone());
         let (src, request) = (sequence.slot, sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
-        self.kept.insert(NewKept { slot, blocks, tokens, request: None, filled: true });
+        let request = None;
+        self.kept.insert(NewKept { slot, blocks, tokens, request, left_by: None, filled: true });
     }
 
     /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
@@ -209,7 +226,8 @@ impl Line {
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (opened, request) = (blocks.clone(), "kept".into());
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
-        let new = NewKept { slot, blocks, tokens: tokens.clone(), request: None, filled: false };
+        let (copy, request, left_by) = (tokens.clone(), None, None);
+        let new = NewKept { slot, blocks, tokens: copy, request, left_by, filled: false };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }

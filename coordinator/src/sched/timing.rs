@@ -141,6 +141,14 @@ impl StageFit {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
     }
 
+    /// What `rows` rows surely do not take much more than: by the line, or, where it goes far beyond what
+    /// was measured, as if all that the largest measured one took grew with its rows.
+    fn surely(&self, rows: u32) -> f64 {
+        let by_line = self.at(rows).of(rows);
+        let Some(largest) = self.buckets.iter().rfind(|b| b.n > 0.0) else { return by_line };
+        by_line.max(largest.us * f64::from(rows) / largest.rows)
+    }
+
     /// What `rows` rows take at best: between the line, less what it may be wrong by, and what was measured
     /// lately at about that many, carried to them along the line.
     fn hoped(&self, rows: u32, hope: f64) -> f64 {
@@ -277,6 +285,16 @@ impl LineTimes {
     /// What all stages together take for `rows` rows, one after the other.
     pub fn through(&self, rows: u32) -> f64 {
         self.stages.iter().map(|s| s.at(rows).of(rows)).sum()
+    }
+
+    /// What all stages together surely do not take much more than: for deadlines.
+    pub fn surely_through(&self, rows: u32) -> f64 {
+        self.stages.iter().map(|s| s.surely(rows)).sum()
+    }
+
+    /// The same of the slowest stage.
+    pub fn surely_slowest(&self, rows: u32) -> f64 {
+        self.stages.iter().map(|s| s.surely(rows)).fold(0.0, f64::max)
     }
 
     /// Most rows that no stage computes on for longer than `us`.

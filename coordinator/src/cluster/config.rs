@@ -1,0 +1,65 @@
+//! What a cluster is asked for: where its workers come from, what every stage is told, how long to try.
+
+use brigade_proto::address::Address;
+use brigade_proto::control::{KvType, WireType};
+
+use super::local::LocalOptions;
+use crate::plan::Balance;
+
+/// Where workers come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Children of this process.
+    Local(LocalOptions),
+    /// Workers that listen somewhere, in the line's order.
+    Remote(Vec<Address>),
+    /// Only those that join.
+    JoinOnly,
+}
+
+/// What to do about workers that cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Give up at once: a command with somebody waiting.
+    FailFast,
+    /// Try again with growing pauses, and go without those that others can stand in for: a server.
+    Forever,
+}
+
+/// What every stage is told.
+#[derive(Clone, Debug)]
+pub struct StageOptions {
+    /// Type of KV cache values.
+    pub kv_type: KvType,
+    /// Type of boundary values between stages.
+    pub wire_type: WireType,
+    /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
+    pub ctx: Option<u32>,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Sequences kept beside those for later requests; `None`: as many as suit the model.
+    pub keep: Option<u32>,
+    /// Rows of the largest ubatch.
+    pub max_rows: u32,
+    /// Kernel table all stages must use.
+    pub kernels: Option<String>,
+    /// What cuts are balanced for.
+    pub balance: Balance,
+}
+
+/// What the supervisor is built from.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// Where workers come from.
+    pub source: Source,
+    /// Where more of them may join.
+    pub control: Option<Address>,
+    /// Workers that must be there before the first line is placed, joined ones included.
+    pub expect: usize,
+    /// Whether to go beyond loopback in the clear.
+    pub insecure_network: bool,
+    /// About workers that cannot be reached.
+    pub patience: Patience,
+    /// For every stage.
+    pub stage: StageOptions,
+}

@@ -1,0 +1,55 @@
+//! Whether the model fits on some members: the planner's answer, remembered while they stay the same.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::config::StageOptions;
+use super::member::Member;
+use super::place;
+use super::reconcile::MemberId;
+use crate::model::Model;
+
+/// Answers remembered; more are forgotten all at once.
+const MAX_ANSWERS: usize = 64;
+
+/// Members by their connections: a worker that came back may have other memory.
+type Question = Vec<(MemberId, u64)>;
+
+/// Asks the planner.
+#[derive(Debug)]
+pub struct Enough {
+    model: Arc<Model>,
+    options: StageOptions,
+    answers: HashMap<Question, Result<(), String>>,
+}
+
+impl Enough {
+    /// For lines of `model`.
+    pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
+        Self { model, options, answers: HashMap::new() }
+    }
+
+    /// Whether a line over these members, all connected, could be built.
+    ///
+    /// # Errors
+    /// What is lacking, and what would help.
+    pub fn ask(
+        &mut self,
+        members: &BTreeMap<MemberId, Member>,
+        ids: &[MemberId],
+    ) -> Result<(), String> {
+        let connected = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
+        let question: Question = connected().map(|(id, member)| (id, member.serial())).collect();
+        if let Some(answer) = self.answers.get(&question) {
+            return answer.clone();
+        }
+        let conns = connected().filter_map(|(_, member)| member.conn());
+        let planned = place::plan_over(&self.model, conns, &self.options);
+        let answer = planned.map(|_| ()).map_err(|error| error.to_string());
+        if self.answers.len() == MAX_ANSWERS {
+            self.answers.clear();
+        }
+        self.answers.insert(question, answer.clone());
+        answer
+    }
+}

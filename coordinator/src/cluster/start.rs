@@ -1,0 +1,99 @@
+//! The ways in: a supervisor that keeps a line up, or one question to every worker.
+
+use std::sync::Arc;
+
+use brigade_proto::address::Address;
+use brigade_proto::control::Capabilities;
+use brigade_proto::net::NetError;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::config::{ClusterConfig, Source};
+use super::conn::WorkerError;
+use super::dial::{self, Dial};
+use super::join;
+use super::link::ClusterLink;
+use super::member::Origin;
+use super::supervisor::{Ends, Supervisor};
+use crate::model::Model;
+
+/// A running supervisor.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Where workers can join, if they can.
+    pub control: Option<Address>,
+    /// The driver's ends.
+    pub link: ClusterLink,
+    /// Ends after `stop`, when all local workers have ended.
+    pub task: JoinHandle<()>,
+}
+
+/// Events under way to the driver, which takes them at once.
+const EVENT_QUEUE: usize = 64;
+
+/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`.
+///
+/// # Errors
+/// The control address cannot or may not be bound.
+pub async fn start(
+    config: ClusterConfig,
+    model: Arc<Model>,
+    stop: CancellationToken,
+) -> Result<Cluster, NetError> {
+    let coordinator_id = coordinator_id();
+    let (events, link_events) = mpsc::channel(EVENT_QUEUE);
+    let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
+    let (control, joins) = match &config.control {
+        None => (None, None),
+        Some(address) => {
+            let insecure = config.insecure_network;
+            let (bound, joins) =
+                join::listen(address, &coordinator_id, insecure, stop.clone()).await?;
+            (Some(bound), Some(joins))
+        }
+    };
+    let supervisor = Supervisor::new(Ends {
+        config: Arc::new(config),
+        model,
+        coordinator_id,
+        events,
+        faults: link_faults,
+        joins,
+    });
+    let task = tokio::spawn(supervisor.run(stop));
+    Ok(Cluster { control, link: ClusterLink { events: link_events, faults }, task })
+}
+
+/// Asks every worker of a source what it can do, by name and in order; local ones are started for
+/// the question and ended after it.
+///
+/// # Errors
+/// A worker that cannot be started or reached.
+pub async fn ask(
+    source: Source,
+    insecure_network: bool,
+) -> Result<Vec<(String, Capabilities)>, WorkerError> {
+    let local = match &source {
+        Source::Local(options) => Some(options.clone()),
+        Source::Remote(_) | Source::JoinOnly => None,
+    };
+    let mut asked = Vec::new();
+    for origin in Origin::named(&source) {
+        let coordinator_id = coordinator_id();
+        let local = local.clone();
+        let dial = Dial { origin, local, coordinator_id, insecure_network, needs: None };
+        let connected = dial::connect(dial).await?;
+        let conn = &connected.conn;
+        asked.push((conn.name().to_string(), conn.capabilities().clone()));
+        if let Some(child) = connected.child {
+            child.stop().await;
+        }
+    }
+    Ok(asked)
+}
+
+/// A name that no other coordinator process has.
+fn coordinator_id() -> String {
+    format!("{}-{:016x}", std::process::id(), crate::random::u64())
+}
