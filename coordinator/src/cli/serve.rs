@@ -48,7 +48,8 @@ pub struct ServeArgs {
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
     control: Option<Address>,
-    /// Workers to wait for before layers are placed, joined ones included
+    /// Workers to wait for before the first line is built, joined ones included; later ones are built by those
+    /// that are there, as soon as they have the memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
     expect: usize,
     /// Positions of a sequence [default: what the model was trained on, at most 4096]
