@@ -14,25 +14,20 @@ use crate::metrics;
 #[derive(Debug, Default)]
 pub struct Hearts {
     tasks: JoinSet<(MemberId, u64, WorkerError)>,
-    of: HashMap<MemberId, AbortHandle>,
+    /// The task that counts, and its number: one that was stopped may have ended just before.
+    of: HashMap<MemberId, (u64, AbortHandle)>,
+    next: u64,
 }
 
 impl Hearts {
     /// Looks after a member that is not on the line.
-    pub fn listen(&mut self, id: MemberId, serial: u64, conn: &Conn) {
+    pub fn listen(&mut self, id: MemberId, conn: &Conn) {
         let conn = conn.clone();
-        self.put(id, async move { (id, serial, conn.silence(0, |_| {}).await) });
+        self.put(id, async move { conn.silence(0, |_| {}).await });
     }
 
     /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does.
-    pub fn listen_on_line(
-        &mut self,
-        id: MemberId,
-        serial: u64,
-        conn: &Conn,
-        epoch: u64,
-        stage: usize,
-    ) {
+    pub fn listen_on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
         let conn = conn.clone();
         self.put(id, async move {
             let mut before: Option<HealthReply> = None;
@@ -40,24 +35,21 @@ impl Hearts {
                 metrics::heartbeat(stage, now, busy_share(before.as_ref(), now));
                 before = Some(now.clone());
             });
-            (id, serial, lost.await)
+            lost.await
         });
     }
 
-    fn put(
-        &mut self,
-        id: MemberId,
-        heart: impl Future<Output = (MemberId, u64, WorkerError)> + Send + 'static,
-    ) {
-        let handle = self.tasks.spawn(heart);
-        if let Some(before) = self.of.insert(id, handle) {
-            before.abort();
-        }
+    fn put(&mut self, id: MemberId, heart: impl Future<Output = WorkerError> + Send + 'static) {
+        self.stop(id);
+        let number = self.next;
+        self.next += 1;
+        let handle = self.tasks.spawn(async move { (id, number, heart.await) });
+        self.of.insert(id, (number, handle));
     }
 
     /// Nobody looks after this member any more.
     pub fn stop(&mut self, id: MemberId) {
-        if let Some(handle) = self.of.remove(&id) {
+        if let Some((_, handle)) = self.of.remove(&id) {
             handle.abort();
         }
     }
@@ -67,12 +59,16 @@ impl Hearts {
         self.tasks.abort_all();
     }
 
-    /// The next member that is lost, the number of its connection, and why; never, while all are there.
-    /// Safe to drop and call again.
-    pub async fn next_silent(&mut self) -> (MemberId, u64, WorkerError) {
+    /// The next member that is lost, and why; never, while all are there. Safe to drop and call again.
+    pub async fn next_silent(&mut self) -> (MemberId, WorkerError) {
         loop {
             match self.tasks.join_next().await {
-                Some(Ok(silent)) => return silent,
+                Some(Ok((id, number, error))) => {
+                    if self.of.get(&id).is_some_and(|(current, _)| *current == number) {
+                        self.of.remove(&id);
+                        return (id, error);
+                    }
+                }
                 // One that was stopped.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,

@@ -89,7 +89,7 @@ pub struct Member {
     pub origin: Origin,
     child: Option<LocalWorker>,
     state: State,
-    /// Number of its connection, so that news of an earlier one can be told apart.
+    /// Number of its connection: another one may be of a process with other memory.
     serial: u64,
     /// Since when it is of no use; `None` while it is.
     missing_since: Option<Instant>,

@@ -179,7 +179,10 @@ fn choose(
     };
     let waits = members.iter().filter_map(|m| worth_waiting(goal, m, who.len()));
     match waits.min() {
-        Some(time) => Choice::Wait(time, "waiting for workers that may come".to_string()),
+        Some(time) => Choice::Wait(
+            time,
+            "enough workers are there; waiting a little for the others".to_string(),
+        ),
         None => Choice::Build(who),
     }
 }

@@ -64,8 +64,8 @@ enum Line {
 enum News {
     Joined(Address),
     Connected(MemberId, Box<Result<Connected, WorkerError>>),
-    /// A heart stopped: of this member's connection with this number.
-    Silent(MemberId, u64, WorkerError),
+    /// A heart stopped.
+    Silent(MemberId, WorkerError),
     ChildEnded(MemberId, String),
     Built(Box<Result<Built, BuildError>>),
     Fault(Fault),
@@ -181,7 +181,7 @@ impl Supervisor {
                 let (id, result) = finished(attempt);
                 News::Connected(id, Box::new(result))
             }
-            (id, serial, error) = self.hearts.next_silent() => News::Silent(id, serial, error),
+            (id, error) = self.hearts.next_silent() => News::Silent(id, error),
             Some(built) = self.building.join_next() => News::Built(Box::new(finished(built))),
             Some(fault) = self.ends.faults.recv() => News::Fault(fault),
             (id, how) = watch::child_ended(&mut self.members) => News::ChildEnded(id, how),
@@ -196,11 +196,7 @@ impl Supervisor {
                 Ok(connected) => self.connected(id, connected),
                 Err(error) => self.not_connected(id, error).await?,
             },
-            News::Silent(id, serial, error) => {
-                if self.members.get(&id).is_some_and(|m| m.serial() == serial) {
-                    self.heart_stopped(id, error).await;
-                }
-            }
+            News::Silent(id, error) => self.heart_stopped(id, error).await,
             News::ChildEnded(id, how) => self.member_gone(id, how).await,
             News::Built(result) => match *result {
                 Ok(built) => self.built(built).await,

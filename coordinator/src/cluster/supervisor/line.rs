@@ -8,7 +8,7 @@ use super::super::build::{self, BuildError, Built};
 use super::super::config::Patience;
 use super::super::conn::{Conn, WorkerError};
 use super::super::link::{Fault, LineEvent};
-use super::super::member::{BROKE, BROKE_BADLY};
+use super::super::member::{BROKE, BROKE_BADLY, Member};
 use super::super::placed::Identity;
 use super::super::reconcile::MemberId;
 use super::super::roll;
@@ -58,8 +58,7 @@ impl Supervisor {
         for (stage, placed) in stages.iter().enumerate() {
             if let Some(member) = self.members.get_mut(&placed.member) {
                 member.serves();
-                let serial = member.serial();
-                self.hearts.listen_on_line(placed.member, serial, &placed.conn, self.epoch, stage);
+                self.hearts.listen_on_line(placed.member, &placed.conn, self.epoch, stage);
             }
         }
         let stages: Vec<MemberId> = stages.into_iter().map(|placed| placed.member).collect();
@@ -213,10 +212,8 @@ impl Supervisor {
     /// Members of a line that is no more are looked at like all others.
     pub(super) fn off_the_line(&mut self, stages: &[MemberId]) {
         for id in stages {
-            if let Some(member) = self.members.get(id)
-                && let Some(conn) = member.conn()
-            {
-                self.hearts.listen(*id, member.serial(), conn);
+            if let Some(conn) = self.members.get(id).and_then(Member::conn) {
+                self.hearts.listen(*id, conn);
             }
         }
     }

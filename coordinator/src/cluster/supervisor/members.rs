@@ -72,7 +72,7 @@ impl Supervisor {
         let Some(member) = self.members.get_mut(&id) else { return };
         let is_new = !member.is_proven();
         member.connected(now, child, conn.clone());
-        self.hearts.listen(id, member.serial(), &conn);
+        self.hearts.listen(id, &conn);
         if let Origin::Joined(address) = member.origin.clone()
             && is_new
         {
