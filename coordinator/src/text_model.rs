@@ -63,6 +63,11 @@ impl TextModel {
         self.tokenizer.token_bytes(id, false).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
+    /// Bytes of a token as the vocabulary has them, those of control tokens too; none for an id without text.
+    pub fn vocab_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
     /// Ids of a plain prompt.
     ///
     /// # Errors

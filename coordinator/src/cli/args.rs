@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::demo;
 use super::units::{self, CpuLists};
-use crate::plan::{Balance, parse_bytes};
+use crate::plan::{Balance, HandCut, parse_bytes};
 
 /// Workers started on this machine when nothing is said about workers.
 pub const DEFAULT_LOCAL_WORKERS: usize = 2;
@@ -126,7 +126,7 @@ impl ModelArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Workers")]
 pub struct LineArgs {
-    /// Start N workers on this machine [default: 2]
+    /// Start N workers on this machine [default: 2, or as many as --tensor-split or --cuts names]
     #[arg(long, value_name = "N", value_parser = worker_count, conflicts_with = "worker")]
     pub workers: Option<usize>,
     /// Use the worker that listens there; repeat it for each stage, first stage first
@@ -157,6 +157,32 @@ pub struct LineArgs {
     /// for each generated one. Results do not depend on it
     #[arg(long, value_name = "GOAL", default_value_t = Balance::MIXED)]
     pub balance: Balance,
+    /// Cut layers by hand in these proportions, one for each worker in order, e.g. 3,1,1; 0 leaves a worker out.
+    /// Results do not depend on it
+    #[arg(
+        long,
+        value_name = "SHARES",
+        value_parser = HandCut::shares,
+        allow_hyphen_values = true,
+        conflicts_with = "cuts"
+    )]
+    pub tensor_split: Option<HandCut>,
+    /// Cut layers by hand before these, e.g. 12,24 for three workers: 0..12, 12..24 and the rest
+    #[arg(long, value_name = "LAYERS", value_parser = HandCut::borders, allow_hyphen_values = true)]
+    pub cuts: Option<HandCut>,
+}
+
+impl LineArgs {
+    /// The cut that was asked for by hand.
+    pub fn hand_cut(&self) -> Option<&HandCut> {
+        self.tensor_split.as_ref().or(self.cuts.as_ref())
+    }
+
+    /// Workers to start on this machine: as said, or as many as a cut by hand names.
+    pub fn local_workers(&self) -> usize {
+        let by_cut = self.hand_cut().map_or(DEFAULT_LOCAL_WORKERS, HandCut::n_workers);
+        self.workers.unwrap_or(by_cut)
+    }
 }
 
 fn worker_count(text: &str) -> Result<usize, String> {

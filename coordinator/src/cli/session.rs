@@ -16,13 +16,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{DEFAULT_LOCAL_WORKERS, KvArg, LineArgs, LogFormat, ModelArgs};
+use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::progress;
 use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::meter::Meter;
 use crate::model::Model;
+use crate::plan::HandCut;
 use crate::request::{Limits, Request};
 use crate::sched::{DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig};
 
@@ -152,7 +153,7 @@ impl Session {
             Model::open(&path).with_context(|| format!("cannot open {}", path.display()))
         });
         let model = Arc::new(opened.await.context("opening the model")??);
-        let config = cluster_config(&options)?;
+        let config = cluster_config(&options, model.spec.n_layer())?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
@@ -246,7 +247,7 @@ fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
     Ok((path.clone(), file))
 }
 
-fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
+fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterConfig> {
     let line = &options.line;
     let kv_type = match options.kv_type {
         KvArg::F32 => KvType::F32,
@@ -263,6 +264,7 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         max_rows,
         kernels: line.kernels.clone(),
         balance: line.balance,
+        cut: line.hand_cut().cloned(),
     };
     let source = source(line, options.control.is_some(), options.worker_log())?;
     let named = match &source {
@@ -271,14 +273,31 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         Source::JoinOnly => 0,
     };
     let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let wanted = named.max(expected);
+    let at_least = match line.hand_cut() {
+        Some(cut) => cut_workers(cut, n_layers, wanted, options.control.is_some())?,
+        None => wanted,
+    };
     Ok(ClusterConfig {
         source,
         control: options.control.as_ref().map(|(address, _)| address.clone()),
-        at_least: named.max(expected),
+        at_least,
         insecure_network: line.insecure_network,
         patience: options.patience,
         stage,
     })
+}
+
+/// Workers that a line cut by hand waits for: all that it names, whether `joining` is how they come or not.
+///
+/// # Errors
+/// The model cannot be cut like that, or `wanted` workers are others than it names.
+fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> Result<usize> {
+    cut.ranges(n_layers)?;
+    if !joining || wanted > cut.n_workers() {
+        cut.check_workers(wanted, n_layers)?;
+    }
+    Ok(cut.n_workers())
 }
 
 /// Where workers come from; `joining`: they may also come by themselves.
@@ -297,7 +316,7 @@ pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result
 }
 
 fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {
-    let count = line.workers.unwrap_or(DEFAULT_LOCAL_WORKERS);
+    let count = line.local_workers();
     let cpus = line.worker_cpus.clone().unwrap_or_default().0;
     if !cpus.is_empty() && cpus.len() != count {
         bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());

@@ -45,7 +45,7 @@ pub use states::StateDoors;
 use member::{Member, Origin};
 
 use crate::model::Model;
-use crate::plan::Balance;
+use crate::plan::{Balance, HandCut};
 
 /// Where workers come from.
 #[derive(Clone, Debug)]
@@ -86,6 +86,9 @@ pub struct StageOptions {
     pub kernels: Option<String>,
     /// What cuts are balanced for.
     pub balance: Balance,
+    /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
+    /// they joined; with fewer the line waits, and more are spare.
+    pub cut: Option<HandCut>,
 }
 
 /// What the supervisor is built from.

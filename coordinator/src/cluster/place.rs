@@ -29,7 +29,7 @@ use super::states::StateDoors;
 use super::{LineEvent, StageOptions, hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
-use crate::plan::{Plan, PlanError, PlanSettings, plan};
+use crate::plan::{Plan, PlanError, PlanSettings, plan, plan_by_hand};
 use crate::sched::LineSpec;
 
 /// Why layers could not be placed.
@@ -116,11 +116,14 @@ impl Placement {
 /// [`PlaceError`]; nothing is loaded then.
 pub async fn place(
     model: &Arc<Model>,
-    conns: Vec<(MemberId, Conn)>,
+    mut conns: Vec<(MemberId, Conn)>,
     options: &StageOptions,
     identity: Identity,
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<Placement, PlaceError> {
+    if let Some(cut) = &options.cut {
+        conns.truncate(cut.n_workers());
+    }
     let needs = requirements(model, options);
     for (member, conn) in &conns {
         conn.check(&needs).map_err(|error| PlaceError::Worker { member: *member, error })?;
@@ -128,7 +131,11 @@ pub async fn place(
     warn_about_kernels(&conns, options);
     let facts = worker_facts(conns.iter().map(|(_, c)| (c.name(), c.capabilities())));
     let settings = settings(model, options);
-    let plan = plan(&model.facts(engine_kv(options.kv_type))?, &facts, &settings)?;
+    let model_facts = model.facts(engine_kv(options.kv_type))?;
+    let plan = match &options.cut {
+        Some(cut) => plan_by_hand(&model_facts, &facts, &settings, cut)?,
+        None => plan(&model_facts, &facts, &settings)?,
+    };
     tracing::info!("plan:\n{}", plan.explain());
     let stages: Vec<PlacedStage> = plan
         .stages
