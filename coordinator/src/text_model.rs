@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_engine::gguf::Gguf;
-use brigade_engine::text::{ChatTemplate, TemplateInput, TextError, Tokenizer};
+use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer};
 use serde_json::Value;
 
 use crate::clock::unix_now;
@@ -36,6 +36,19 @@ impl TextModel {
             Err(error) => return Err(error),
         };
         Ok(Self::new(name, tokenizer, template))
+    }
+
+    /// Takes another chat template than the model's own.
+    ///
+    /// # Errors
+    /// It does not parse.
+    pub fn set_template(&mut self, source: &TemplateSource) -> Result<(), TextError> {
+        let tokens = TemplateTokens::of(&self.tokenizer);
+        self.template = Some(match source {
+            TemplateSource::ChatMl => ChatTemplate::chatml(tokens),
+            TemplateSource::Text(text) => ChatTemplate::from_source(text, tokens)?,
+        });
+        Ok(())
     }
 
     /// What requests and answers call it.
@@ -93,6 +106,15 @@ impl TextModel {
     }
 }
 
+/// A chat template instead of the model's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// The usual one where nothing better is known.
+    ChatMl,
+    /// Jinja.
+    Text(String),
+}
+
 /// Input of a chat template.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
@@ -106,7 +128,7 @@ pub struct Chat {
 impl TextModel {
     /// A vocabulary of bytes and lower-case letters and a template without decoration.
     pub fn sample() -> Self {
-        use brigade_engine::text::{SpecialIds, TemplateTokens, VocabData};
+        use brigade_engine::text::{SpecialIds, VocabData};
         const NORMAL: i32 = 1;
         const CONTROL: i32 = 3;
         const BYTE: i32 = 6;

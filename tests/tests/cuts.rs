@@ -28,7 +28,7 @@ fn refusal(args: &[&str]) -> String {
 
 /// Bytes of the logits of a prompt over a line that is cut like this.
 fn logits(model: &[&str], cut: &[&str]) -> Vec<u8> {
-    let file = scratch(&format!("{}.npy", cut.join("")));
+    let file = scratch(&format!("{}.npy", cut.join("").replace('/', "-")));
     let prompt = ["--tokens", "5,4,3,2,1,9,8,7,6,5,4,300,17,11", "--ubatch", "4"];
     let out_file = ["--out", file.to_str().unwrap()];
     out(&[&["logits"], model, &prompt, &out_file, cut].concat());

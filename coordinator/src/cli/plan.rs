@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
-use super::{output, session};
+use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
 use crate::plan::{
@@ -65,8 +65,7 @@ pub struct PlanArgs {
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
-    let model = Model::open_header_only(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
+    let model = input::open_model(&path, Model::open_header_only)?;
     let workers = match &args.cluster {
         Some(path) => {
             let text = std::fs::read_to_string(path)

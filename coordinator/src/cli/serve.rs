@@ -11,7 +11,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs};
+use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
@@ -81,6 +81,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
     line: LineArgs,
 }
 
@@ -106,6 +108,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
         trace: args.trace.clone(),
+        chat_template: args.template.source()?,
     })
     .await?;
     let draining = CancellationToken::new();

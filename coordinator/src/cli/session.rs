@@ -17,7 +17,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
-use super::progress;
+use super::units::cpu_list;
+use super::{input, progress};
 use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
@@ -26,6 +27,7 @@ use crate::model::Model;
 use crate::plan::HandCut;
 use crate::request::{Limits, Request};
 use crate::sched::{DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig};
+use crate::text_model::TemplateSource;
 
 /// Rows of the largest ubatch where nothing is said.
 const DEFAULT_MAX_ROWS: u32 = 512;
@@ -61,6 +63,8 @@ pub struct SessionOptions {
     pub repair_within: Duration,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
+    /// Instead of the model's own chat template: its source, or a name for it.
+    pub chat_template: Option<TemplateSource>,
 }
 
 impl SessionOptions {
@@ -79,6 +83,7 @@ impl SessionOptions {
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             trace: None,
+            chat_template: None,
         }
     }
 }
@@ -149,10 +154,13 @@ impl Session {
     pub async fn start(options: SessionOptions) -> Result<Self> {
         let path = options.model.path()?;
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
-        let opened = tokio::task::spawn_blocking(move || {
-            Model::open(&path).with_context(|| format!("cannot open {}", path.display()))
-        });
-        let model = Arc::new(opened.await.context("opening the model")??);
+        let opened = tokio::task::spawn_blocking(move || input::open_model(&path, Model::open));
+        let mut model = opened.await.context("opening the model")??;
+        if let Some(template) = &options.chat_template {
+            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+            text.set_template(template).context("--chat-template")?;
+        }
+        let model = Arc::new(model);
         let config = cluster_config(&options, model.spec.n_layer())?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
@@ -321,6 +329,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     if !cpus.is_empty() && cpus.len() != count {
         bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());
     }
+    refuse_unknown_cpus(&cpus)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match (line.threads, cpus.is_empty()) {
         (None, true) => Some((cores / count).max(1)),
@@ -339,6 +348,23 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })
+}
+
+/// CPUs that this process may use, from the system; `None` where it does not say.
+fn allowed_cpus() -> Option<Vec<usize>> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    cpu_list(list.trim()).ok()
+}
+
+/// Refuses CPUs that this machine has not, or that this process may not use.
+fn refuse_unknown_cpus(lists: &[Vec<usize>]) -> Result<()> {
+    let Some(allowed) = allowed_cpus() else { return Ok(()) };
+    if let Some(cpu) = lists.iter().flatten().find(|cpu| !allowed.contains(cpu)) {
+        let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
+        bail!("--worker-cpus names CPU {cpu}, and this process may use {}", allowed.join(","));
+    }
+    Ok(())
 }
 
 fn program() -> Result<PathBuf> {

@@ -29,7 +29,7 @@ use super::states::StateDoors;
 use super::{LineEvent, StageOptions, hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
-use crate::plan::{Plan, PlanError, PlanSettings, plan, plan_by_hand};
+use crate::plan::{Plan, PlanError, PlanSettings, plan_line};
 use crate::sched::LineSpec;
 
 /// Why layers could not be placed.
@@ -116,14 +116,11 @@ impl Placement {
 /// [`PlaceError`]; nothing is loaded then.
 pub async fn place(
     model: &Arc<Model>,
-    mut conns: Vec<(MemberId, Conn)>,
+    conns: Vec<(MemberId, Conn)>,
     options: &StageOptions,
     identity: Identity,
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<Placement, PlaceError> {
-    if let Some(cut) = &options.cut {
-        conns.truncate(cut.n_workers());
-    }
     let needs = requirements(model, options);
     for (member, conn) in &conns {
         conn.check(&needs).map_err(|error| PlaceError::Worker { member: *member, error })?;
@@ -132,10 +129,7 @@ pub async fn place(
     let facts = worker_facts(conns.iter().map(|(_, c)| (c.name(), c.capabilities())));
     let settings = settings(model, options);
     let model_facts = model.facts(engine_kv(options.kv_type))?;
-    let plan = match &options.cut {
-        Some(cut) => plan_by_hand(&model_facts, &facts, &settings, cut)?,
-        None => plan(&model_facts, &facts, &settings)?,
-    };
+    let plan = plan_line(&model_facts, &facts, &settings, options.cut.as_ref())?;
     tracing::info!("plan:\n{}", plan.explain());
     let stages: Vec<PlacedStage> = plan
         .stages

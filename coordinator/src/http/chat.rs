@@ -71,7 +71,9 @@ impl ChatRequest {
             .into_iter()
             .enumerate()
             .map(|(i, m)| message(&format!("messages[{i}]"), m, &mut left))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<Value>, _>>()?;
+        let texts = messages.iter().filter_map(|m: &Value| m["content"].as_str());
+        limits.check_text(texts.map(str::len).sum())?;
         let extra = match fields.raw("chat_template_kwargs") {
             None => serde_json::Map::new(),
             Some(value) => Fields::nested("chat_template_kwargs", value)?.into_rest(&mut left)?,
@@ -283,6 +285,9 @@ mod tests {
         let parts = vec!["1"; MAX_MESSAGES + 1].join(",");
         let message = format!(r#"{{"messages": [{{"role": "user", "content": [{parts}]}}]}}"#);
         assert!(error(&message).contains("messages[0].content: more than 8192"));
+        let text = "x".repeat(64 * 256 + 1);
+        let message = format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}]}}"#);
+        assert!(error(&message).contains("16385 bytes: at most 16384"));
         let values = vec!["[]"; MAX_TEMPLATE_VALUES / 2].join(",");
         for place in [
             format!(r#"{{"messages": [{{"role": "user", "x": [{values}]}}]}}"#),

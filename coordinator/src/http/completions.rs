@@ -146,7 +146,10 @@ impl Prompts {
         let (mut tokens, mut echoed) = (Vec::new(), Vec::new());
         for prompt in given {
             let (ids, shown) = match prompt {
-                Prompt::Text(prompt) => (text.encode_prompt(&prompt).map_err(text_error)?, prompt),
+                Prompt::Text(prompt) => {
+                    limits.check_text(prompt.len())?;
+                    (text.encode_prompt(&prompt).map_err(text_error)?, prompt)
+                }
                 // One that is too long is refused with its length; its text would be far longer.
                 Prompt::Tokens(ids) if !echo || ids.len() > limits.n_ctx as usize => {
                     (ids, String::new())

@@ -148,6 +148,12 @@ impl From<RequestError> for ApiError {
                 api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)];
                 api
             }
+            RequestError::TextTooLong { n_ctx, .. } => {
+                let mut api = Self::field("prompt", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_ctx", n_ctx)];
+                api
+            }
             RequestError::Setting { field, .. } => Self::field(field, message),
             RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
                 Self::field("prompt", message)
@@ -183,7 +189,10 @@ impl From<TextError> for ApiError {
         let message = error.to_string();
         match error {
             TextError::BadStop(_) => Self::field("stop", message),
-            TextError::NoTemplate | TextError::Template(_) => Self::field("messages", message),
+            TextError::NoTemplate => {
+                Self::field("messages", format!("{message}: serve has --chat-template for that"))
+            }
+            TextError::Template(_) => Self::field("messages", message),
             TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
                 Self::field("prompt", message)
             }

@@ -32,7 +32,13 @@ impl Plan {
             true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),
             false => format!("{n_slots} sequences of up to {ctx} at once"),
         };
-        format!("KV cache for {positions} positions: {at_once}, {n_kept} kept beside them")
+        match self.sequence.kv_bytes_per_token {
+            // States alone: how long a sequence is makes no difference.
+            0 => format!("states of {n_slots} sequences at once, {n_kept} kept beside them"),
+            _ => {
+                format!("KV cache for {positions} positions: {at_once}, {n_kept} kept beside them")
+            }
+        }
     }
 
     /// Positions there are KV pages for.

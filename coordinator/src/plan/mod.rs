@@ -218,6 +218,25 @@ pub fn plan_by_hand(
     Ok(describe::describe(&costs, placement))
 }
 
+/// [`plan`], or [`plan_by_hand`] over the first workers that `cut` names; those beyond them are spare.
+///
+/// # Errors
+/// As those; fewer workers than `cut` names are [`PlanError::Cut`].
+pub fn plan_line(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    cut: Option<&HandCut>,
+) -> Result<Plan, PlanError> {
+    match cut {
+        None => plan(model, workers, settings),
+        Some(cut) => {
+            let first = workers.get(..cut.n_workers()).unwrap_or(workers);
+            plan_by_hand(model, first, settings, cut)
+        }
+    }
+}
+
 fn check(
     model: &ModelFacts,
     workers: &[WorkerFacts],
