@@ -42,7 +42,7 @@ fn piped(args: &[&str], input: &str) -> Output {
 
 #[test]
 fn a_prompt_may_be_typed_named_or_piped() {
-    let model = synth("qwen3", "tiny");
+    let model = synth("llama", "tiny");
     let m = model.to_str().unwrap();
     let how = ["-n", "6", "--temp", "0", "--ids", "--workers", "1"];
     let (named, demo) = ([&["run", "-m", m], &how[..]].concat(), [&["run"], &how[..]].concat());
