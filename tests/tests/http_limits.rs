@@ -95,7 +95,16 @@ fn whoever_asks_is_served_beside_any_number_of_silent_connections() {
 fn clients_learn_no_workers_address() {
     let at = || Running::start(&["worker", "--listen", "127.0.0.1:0"], "brigade worker ready on ");
     let (a, b) = (at(), at());
-    let server = Server::start(&["--worker", &a.ready, "--worker", &b.ready, "--ctx", "8192"]);
+    let server = Server::start(&[
+        "--worker",
+        &a.ready,
+        "--worker",
+        &b.ready,
+        "--ctx",
+        "8192",
+        "--repair-within",
+        "0",
+    ]);
     let ports: Vec<String> =
         [&a, &b].iter().map(|w| w.ready.rsplit(':').next().unwrap().to_owned()).collect();
     let names_none = |text: &str| {
