@@ -187,6 +187,28 @@ fn plan_shows_a_cut_beside_its_own() {
 }
 
 #[test]
+fn workers_that_join_are_waited_for_until_the_cut_has_all_of_its_own() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let control = free.local_addr().unwrap().to_string();
+    drop(free);
+    let server = Running::start(
+        &["serve", "--listen", "127.0.0.1:0", "--control", &control, "--cuts", "3"],
+        "brigade serve listening on ",
+    );
+    let join = ["worker", "--listen", "127.0.0.1:0", "--join", &control];
+    let is_up = || get(&format!("{}/health", server.ready)).unwrap().status == 200;
+    let _first = Running::start(&join, WORKER_READY);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!is_up(), "one worker is not the line that was asked for");
+    let _second = Running::start(&join, WORKER_READY);
+    let deadline = Instant::now() + PATIENCE;
+    while !is_up() {
+        assert!(Instant::now() < deadline, "two workers are");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn a_servers_line_waits_for_all_workers_that_the_cut_names() {
     assert!(brigade().is_file());
     let at = |address: &str| Running::start(&["worker", "--listen", address], WORKER_READY);

@@ -148,7 +148,8 @@ fn make_place(open: &mut HashMap<Id, (Arc<Peer>, AbortHandle)>) -> bool {
 }
 
 fn refuse(stream: &TcpStream, address: SocketAddr) {
-    tracing::warn!(%address, connections = MAX_CONNECTIONS, "all connections are busy: refused");
+    // At debug: a flood must not fill the log.
+    tracing::debug!(%address, "all connections are busy: refused");
     // Whoever does not get this sees a closed connection, which says the same.
     let _ = stream.try_write(CROWDED);
 }
