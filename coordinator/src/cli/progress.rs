@@ -35,7 +35,8 @@ impl Bar {
     /// Shows how far something is.
     pub fn show(&self, what: &str, done_bytes: u64, total_bytes: u64) {
         if let Some(last) = &self.plain {
-            if std::io::stderr().is_terminal() && last.replace(what.to_string()) != what {
+            let is_new = last.replace(what.to_string()) != what;
+            if is_new && std::io::stderr().is_terminal() {
                 eprintln!("{what}");
             }
             return;
