@@ -82,6 +82,34 @@ fn half_a_request_does_not_hold_up_the_end() {
 }
 
 #[test]
+fn a_body_that_does_not_come_is_given_up() {
+    let server = Server::start(&["--workers", "1"]);
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{";
+    let mut answer = String::new();
+    let mut stalled = connect(&server, head);
+    // The server says so and closes; reading ends by itself.
+    stalled.read_to_string(&mut answer).expect("the server answers before the client gives up");
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!(answer.contains("did not go on for 10 s"), "{answer}");
+}
+
+#[test]
+fn a_body_of_small_values_is_not_kept_as_a_tree() {
+    let server = Server::start(&["--workers", "1"]);
+    let values = "[],".repeat(5 << 20);
+    let body = format!(
+        r#"{{"messages": [{{"role": "user", "content": "x", "y": [{values}0]}}], "max_tokens": 1}}"#
+    );
+    let reply = post(&server.url("/v1/chat/completions"), &body).unwrap();
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    assert!(reply.body.contains("65536"), "{}", reply.body);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.process.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let kib: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(kib < 300 << 10, "a body of {} bytes took {kib} KiB", body.len());
+}
+
+#[test]
 fn whoever_asks_is_served_beside_any_number_of_silent_connections() {
     let server = Server::start(&["--workers", "1"]);
     let mut silent: Vec<TcpStream> = (0..600).map(|_| connect(&server, "")).collect();
