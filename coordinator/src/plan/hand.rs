@@ -141,9 +141,7 @@ impl HandCut {
         let even: Vec<usize> = (1..n_workers).map(|i| i * n_layers / n_workers).collect();
         let (given, example) = match self {
             Self::Shares(_) => (format!("{named} shares"), Self::Shares(vec![1.0; n_workers])),
-            Self::Borders(_) => {
-                (format!("{} cuts make {named} stages", named - 1), Self::Borders(even))
-            }
+            Self::Borders(_) => (format!("that makes {named} stages"), Self::Borders(even)),
         };
         let what = match (self, n_workers) {
             (Self::Borders(_), 1) => "leave --cuts out".to_string(),
