@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use brigade_coordinator::cli::{Cli, args::LogFormat, is_interrupt, is_unread};
+use brigade_coordinator::cli::{Cli, args::LogFormat, is_interrupt, is_unread, no_color};
 use brigade_proto::net::with_causes;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -46,7 +46,7 @@ fn set_up_logs(cli: &Cli) {
         .unwrap_or_else(|_| EnvFilter::new(cli.command.default_log()));
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal() && !no_color())
         .with_writer(std::io::stderr);
     match cli.log_format {
         LogFormat::Text => logs.init(),

@@ -20,8 +20,12 @@ pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// Most tokens whose logit one request may bias.
 pub const MAX_LOGIT_BIAS: usize = 1024;
 
-/// Largest look-back window of the penalties; the sampler keeps that many tokens a sequence.
+/// Largest look-back window of the penalties where the context is smaller; the sampler walks over it for every token.
 pub const MAX_PENALTY_LAST_N: u32 = 1 << 16;
+
+/// Bytes of text for each position of the context beyond which a prompt is refused before it is turned into tokens:
+/// a tokenizer takes many times a text's size, and no text has so many bytes a token.
+pub const MAX_BYTES_PER_POSITION: usize = 256;
 
 /// What a request must fit in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,18 @@ pub struct Limits {
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
+}
+
+impl Limits {
+    /// Refuses a text that cannot fit, whatever its tokens.
+    ///
+    /// # Errors
+    /// [`RequestError::TextTooLong`].
+    pub fn check_text(&self, bytes: usize) -> Result<(), RequestError> {
+        let limit = MAX_BYTES_PER_POSITION.saturating_mul(self.n_ctx as usize);
+        let n_ctx = self.n_ctx.into();
+        if bytes <= limit { Ok(()) } else { Err(RequestError::TextTooLong { bytes, limit, n_ctx }) }
+    }
 }
 
 /// One sequence to run.
@@ -72,6 +88,19 @@ pub enum RequestError {
     PromptTooLong {
         /// Tokens of the prompt.
         n_prompt: u64,
+        /// Positions of the context.
+        n_ctx: u64,
+    },
+    /// So much text that it is not turned into tokens.
+    #[error(
+        "the prompt has {bytes} bytes: at most {limit} are read for a context of {n_ctx} tokens; shorten \
+         the prompt or start the server with a larger --ctx"
+    )]
+    TextTooLong {
+        /// Of the text.
+        bytes: usize,
+        /// [`MAX_BYTES_PER_POSITION`] for each position.
+        limit: usize,
         /// Positions of the context.
         n_ctx: u64,
     },
@@ -191,12 +220,9 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
             return Err(setting(field, value, format!("a number from {low} to {high} is needed")));
         }
     }
-    if params.penalty_last_n > MAX_PENALTY_LAST_N {
-        return Err(setting(
-            "repeat_last_n",
-            params.penalty_last_n,
-            format!("at most {MAX_PENALTY_LAST_N}"),
-        ));
+    let window = MAX_PENALTY_LAST_N.max(limits.n_ctx);
+    if params.penalty_last_n > window {
+        return Err(setting("repeat_last_n", params.penalty_last_n, format!("at most {window}")));
     }
     let n_bias = params.logit_bias.len();
     if n_bias > MAX_LOGIT_BIAS {
@@ -262,6 +288,18 @@ mod tests {
         assert_eq!(set(|d| d.params.logit_bias = vec![(1, f32::INFINITY)]), "logit_bias");
         assert_eq!(set(|d| d.top_logprobs = Some(21)), "top_logprobs");
         assert_eq!(set(|d| d.max_tokens = Some(0)), "max_tokens");
+    }
+
+    #[test]
+    fn penalties_may_look_back_on_the_whole_context() {
+        let limits = Limits { n_ctx: MAX_PENALTY_LAST_N * 2, n_vocab: 100 };
+        let with = |penalty_last_n| {
+            let params = SamplingParams { penalty_last_n, ..SamplingParams::default() };
+            Request::generate(vec![1], Drawing { params, ..Drawing::default() }, &limits)
+        };
+        assert!(with(limits.n_ctx).is_ok());
+        let error = with(limits.n_ctx + 1).unwrap_err().to_string();
+        assert!(error.contains("repeat_last_n") && error.contains("at most 131072"), "{error}");
     }
 
     #[test]

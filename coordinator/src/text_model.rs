@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_engine::gguf::Gguf;
-use brigade_engine::text::{ChatTemplate, TemplateInput, TextError, Tokenizer};
+use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer};
 use serde_json::Value;
 
 use crate::clock::unix_now;
@@ -38,6 +38,19 @@ impl TextModel {
         Ok(Self::new(name, tokenizer, template))
     }
 
+    /// Takes another chat template than the model's own.
+    ///
+    /// # Errors
+    /// It does not parse.
+    pub fn set_template(&mut self, source: &TemplateSource) -> Result<(), TextError> {
+        let tokens = TemplateTokens::of(&self.tokenizer);
+        self.template = Some(match source {
+            TemplateSource::ChatMl => ChatTemplate::chatml(tokens),
+            TemplateSource::Text(text) => ChatTemplate::from_source(text, tokens)?,
+        });
+        Ok(())
+    }
+
     /// What requests and answers call it.
     pub fn name(&self) -> &str {
         &self.name
@@ -61,6 +74,11 @@ impl TextModel {
     /// Bytes of a generated token; none for a control token or an id without text.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.tokenizer.token_bytes(id, false).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    /// Bytes of a token as the vocabulary has them, those of control tokens too; none for an id without text.
+    pub fn vocab_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
     /// Ids of a plain prompt.
@@ -88,6 +106,15 @@ impl TextModel {
     }
 }
 
+/// A chat template instead of the model's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// The usual one where nothing better is known.
+    ChatMl,
+    /// Jinja.
+    Text(String),
+}
+
 /// Input of a chat template.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
@@ -101,7 +128,7 @@ pub struct Chat {
 impl TextModel {
     /// A vocabulary of bytes and lower-case letters and a template without decoration.
     pub fn sample() -> Self {
-        use brigade_engine::text::{SpecialIds, TemplateTokens, VocabData};
+        use brigade_engine::text::{SpecialIds, VocabData};
         const NORMAL: i32 = 1;
         const CONTROL: i32 = 3;
         const BYTE: i32 = 6;

@@ -152,7 +152,9 @@ pub fn children_of(parent: u32) -> Vec<u32> {
 pub fn synth(arch: &str, size: &str) -> PathBuf {
     let path =
         std::env::temp_dir().join(format!("brigade-{}-{arch}-{size}.gguf", std::process::id()));
-    let output = run(&["synth", "--arch", arch, "--size", size, "--out", path.to_str().unwrap()]);
+    // One that a killed test of the same process id has left is replaced.
+    let file = path.to_str().unwrap();
+    let output = run(&["synth", "--arch", arch, "--size", size, "--force", "--out", file]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     path
 }

@@ -44,7 +44,9 @@ fn synthetic(arch: &str) -> String {
     if !path.exists() {
         let part = scratch(&format!("{arch}-tiny-{:?}.gguf", std::thread::current().id()));
         let file = part.to_str().unwrap();
-        out(&["synth", "--arch", arch, "--size", "tiny", "--quant", "Q8_0", "--out", file]);
+        out(&[
+            "synth", "--arch", arch, "--size", "tiny", "--quant", "Q8_0", "--force", "--out", file,
+        ]);
         std::fs::rename(&part, &path).unwrap();
     }
     path.to_str().unwrap().to_owned()
@@ -91,7 +93,8 @@ fn logits_are_the_same_bits_over_any_cut() {
     let rows = |name: &str, more: &[&str]| {
         let path = scratch(name);
         let file = path.to_str().unwrap();
-        let mut args = vec!["logits", "-m", &m, "--tokens", "5,4,3,2,1,9,8,7,6,5,4", "--out", file];
+        let tokens = "5,4,3,2,1,9,8,7,6,5,4";
+        let mut args = vec!["logits", "-m", &m, "--tokens", tokens, "--force", "--out", file];
         args.extend(more);
         out(&args);
         let rows = npy::read(&path).unwrap();
@@ -311,6 +314,7 @@ fn workers_may_be_started_first_and_used_again() {
         "tiny",
         "--quant",
         "Q4_0",
+        "--force",
         "--out",
         other.to_str().unwrap(),
     ]);

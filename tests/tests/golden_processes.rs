@@ -38,7 +38,18 @@ fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize, folder: &Pa
         let out = folder.join(format!("{name}-{workers}.npy"));
         let out = out.to_str().unwrap();
         let tokens = list(&golden.manifest.tokens);
-        command(&["logits", "-m", model, "--tokens", &tokens, "--workers", workers, "--out", out]);
+        command(&[
+            "logits",
+            "-m",
+            model,
+            "--tokens",
+            &tokens,
+            "--workers",
+            workers,
+            "--force",
+            "--out",
+            out,
+        ]);
         let logits = npy::read(out).unwrap();
         assert_eq!(logits.shape, [golden.manifest.tokens.len(), logits.shape[1]]);
         let prompt = list(&golden.manifest.greedy_prompt);

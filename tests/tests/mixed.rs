@@ -43,6 +43,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         max_rows: 64,
         kernels: None,
         balance: Balance::MIXED,
+        cut: None,
     };
     let addresses = workers.iter().map(|w| w.ready.trim().parse().unwrap());
     let config = ClusterConfig {

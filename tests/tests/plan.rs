@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use brigade_coordinator::plan::{
-    Balance, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
+    Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
+    WorkerFacts, plan, plan_by_hand, plan_line,
 };
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
@@ -47,6 +48,34 @@ fn slowest(plan: &Plan) -> f64 {
 
 fn layers(plan: &Plan) -> Vec<Range<usize>> {
     plan.stages.iter().map(|s| s.layers.clone()).collect()
+}
+
+#[test]
+fn no_cut_by_hand_beats_the_planner() {
+    let (model, workers) = (reference(), workers(3, 4 << 30));
+    let settings = PlanSettings { max_seqs: 1, ..PlanSettings::default() };
+    let own = slowest(&plan(&model, &workers, &settings).unwrap());
+    for first in 1..31 {
+        for second in first + 1..32 {
+            let cut = HandCut::Borders(vec![first, second]);
+            let plan = plan_by_hand(&model, &workers, &settings, &cut).unwrap();
+            assert_eq!(layers(&plan), [0..first, first..second, second..32]);
+            assert!(slowest(&plan) >= own * (1.0 - 1e-9), "{cut}");
+            assert!(plan.stages.iter().all(|s| s.memory.total() <= 4 << 30), "{cut}");
+        }
+    }
+}
+
+#[test]
+fn a_line_takes_the_workers_that_its_cut_names_and_no_fewer() {
+    let (model, settings) = (reference(), PlanSettings::default());
+    let cut = HandCut::shares("2,1,1").unwrap();
+    let line = |n| plan_line(&model, &workers(n, 4 << 30), &settings, Some(&cut));
+    let names = |plan: &Plan| plan.stages.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&line(3).unwrap()), ["w0", "w1", "w2"]);
+    assert_eq!(names(&line(5).unwrap()), ["w0", "w1", "w2"], "the others are spare");
+    let error = line(2).unwrap_err().to_string();
+    assert!(error.contains("3 shares, and there are 2 workers"), "{error}");
 }
 
 #[test]

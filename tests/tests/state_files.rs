@@ -131,7 +131,8 @@ fn hybrid(arch: &str, size: &str) {
 
     let other = model.with_extension("other.gguf");
     let o = other.to_str().unwrap();
-    let made = run(&["synth", "--arch", arch, "--size", size, "--seed", "1", "--out", o]);
+    let made =
+        run(&["synth", "--arch", arch, "--size", size, "--seed", "1", "--force", "--out", o]);
     assert!(made.status.success(), "{}", says(&made));
     let with = |model| [&["-m", model, "--workers", "2"], &begin[..]].concat();
     refused(&longer, &with(o), "wanted");

@@ -151,6 +151,7 @@ fn inspect_and_plan_say_it_layer_by_layer_and_in_all() {
         "1b",
         "--header-only",
         "--json",
+        "--force",
         "--out",
         model,
     ]);

@@ -130,8 +130,9 @@ fn check(trace: &Value) {
 fn a_benchs_busy_shares_can_be_read_from_its_trace() {
     let (model, file) = (scratch("tiny.gguf"), scratch("bench.json"));
     let (model, path) = (model.to_str().unwrap(), file.to_str().unwrap());
-    let made =
-        run(&["synth", "--arch", "qwen3", "--size", "tiny", "--quant", "Q8_0", "--out", model]);
+    let made = run(&[
+        "synth", "--arch", "qwen3", "--size", "tiny", "--quant", "Q8_0", "--force", "--out", model,
+    ]);
     assert!(made.status.success());
     let output = run(&[
         "bench",

@@ -104,6 +104,7 @@ fn two_workers(model: &Path, wire_type: &str) -> Vec<f32> {
         &tokens,
         "--wire-type",
         wire_type,
+        "--force",
         "--out",
         out.to_str().unwrap(),
     ]);

@@ -1,17 +1,18 @@
 //! Arguments that several commands share: the model, the line of workers, sampling.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::kernels::KvType;
 use brigade_proto::control::WireType;
 use clap::{Args, ValueEnum};
 
-use super::demo;
 use super::units::{self, CpuLists};
-use crate::plan::{Balance, parse_bytes};
+use super::{demo, input};
+use crate::plan::{Balance, HandCut, parse_bytes};
+use crate::text_model::TemplateSource;
 
 /// Workers started on this machine when nothing is said about workers.
 pub const DEFAULT_LOCAL_WORKERS: usize = 2;
@@ -122,11 +123,38 @@ impl ModelArgs {
     }
 }
 
+/// The chat template that a command uses.
+#[derive(Clone, Debug, Default, Args)]
+pub struct TemplateArgs {
+    /// Chat template instead of the model's own: chatml, or a file with Jinja source
+    #[arg(long, value_name = "NAME|FILE")]
+    pub chat_template: Option<String>,
+}
+
+impl TemplateArgs {
+    /// The template that was asked for, its file read.
+    ///
+    /// # Errors
+    /// It is no known name, and no file that can be read.
+    pub fn source(&self) -> Result<Option<TemplateSource>> {
+        match self.chat_template.as_deref() {
+            None => Ok(None),
+            Some("chatml") => Ok(Some(TemplateSource::ChatMl)),
+            Some(file) => {
+                let text = input::read_text(Path::new(file)).with_context(|| {
+                    format!("--chat-template {file}: give chatml or a file that can be read")
+                })?;
+                Ok(Some(TemplateSource::Text(text)))
+            }
+        }
+    }
+}
+
 /// Which workers, and what each stage is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Workers")]
 pub struct LineArgs {
-    /// Start N workers on this machine [default: 2]
+    /// Start N workers on this machine [default: 2, or as many as --tensor-split or --cuts names]
     #[arg(long, value_name = "N", value_parser = worker_count, conflicts_with = "worker")]
     pub workers: Option<usize>,
     /// Use the worker that listens there; repeat it for each stage, first stage first
@@ -157,6 +185,32 @@ pub struct LineArgs {
     /// for each generated one. Results do not depend on it
     #[arg(long, value_name = "GOAL", default_value_t = Balance::MIXED)]
     pub balance: Balance,
+    /// Cut layers by hand in these proportions, one for each worker in order, e.g. 3,1,1; 0 leaves a worker out.
+    /// Results do not depend on it
+    #[arg(
+        long,
+        value_name = "SHARES",
+        value_parser = HandCut::shares,
+        allow_hyphen_values = true,
+        conflicts_with = "cuts"
+    )]
+    pub tensor_split: Option<HandCut>,
+    /// Cut layers by hand before these, e.g. 12,24 for three workers: 0..12, 12..24 and the rest
+    #[arg(long, value_name = "LAYERS", value_parser = HandCut::borders, allow_hyphen_values = true)]
+    pub cuts: Option<HandCut>,
+}
+
+impl LineArgs {
+    /// The cut that was asked for by hand.
+    pub fn hand_cut(&self) -> Option<&HandCut> {
+        self.tensor_split.as_ref().or(self.cuts.as_ref())
+    }
+
+    /// Workers to start on this machine: as said, or as many as a cut by hand names.
+    pub fn local_workers(&self) -> usize {
+        let by_cut = self.hand_cut().map_or(DEFAULT_LOCAL_WORKERS, HandCut::n_workers);
+        self.workers.unwrap_or(by_cut)
+    }
 }
 
 fn worker_count(text: &str) -> Result<usize, String> {
@@ -188,9 +242,9 @@ pub struct SamplingArgs {
     /// Divide the logits of recent tokens by this; 1: off
     #[arg(long, default_value_t = 1.0)]
     pub repeat_penalty: f32,
-    /// Tokens that the penalties look back on, prompt included
-    #[arg(long, default_value_t = 64)]
-    pub repeat_last_n: u32,
+    /// Tokens that the penalties look back on, prompt included; -1: the whole context
+    #[arg(long, default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    pub repeat_last_n: i64,
     /// Subtract this once from the logit of a recent token
     #[arg(long, default_value_t = 0.0)]
     pub presence_penalty: f32,
@@ -206,8 +260,8 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The engine's form of these arguments.
-    pub fn params(&self) -> SamplingParams {
+    /// The engine's form of these arguments, with a context of `n_ctx`.
+    pub fn params(&self, n_ctx: u32) -> SamplingParams {
         SamplingParams {
             temperature: self.temp,
             top_k: self.top_k,
@@ -217,7 +271,8 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty,
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
-            penalty_last_n: self.repeat_last_n,
+            // What is below 0 is the whole context.
+            penalty_last_n: u32::try_from(self.repeat_last_n).unwrap_or(n_ctx),
             logit_bias: self.logit_bias.clone(),
         }
     }

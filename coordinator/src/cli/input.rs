@@ -1,11 +1,14 @@
-//! Text from files and from standard input.
+//! What commands read: text from files and from standard input, and model files.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use brigade_engine::text::MAX_TEXT_BYTES;
+use brigade_proto::net::with_causes;
 
 /// The text of a file, `-` being standard input.
 ///
@@ -26,4 +29,47 @@ pub fn read_text(path: &Path) -> Result<String> {
         bail!("{name} is longer than {limit} bytes");
     }
     Ok(text)
+}
+
+/// The text that is piped into this process: `None` on a terminal, or where nothing comes. Some environments leave
+/// a pipe open for ever: with `patience`, one that says nothing for so long counts as none.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn piped_text(patience: Option<Duration>) -> Result<Option<String>> {
+    if io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let (send, receive) = mpsc::channel();
+    // Left behind if nothing ever comes; the process ends without it.
+    std::thread::spawn(move || {
+        let text = read_text(Path::new("-"));
+        // The receiver is gone when patience has ended.
+        let _ = send.send(text);
+    });
+    let text = match patience {
+        Some(patience) => match receive.recv_timeout(patience) {
+            Ok(text) => text?,
+            Err(_) => return Ok(None),
+        },
+        None => receive.recv().context("standard input")??,
+    };
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// Opens a model file with `open`; a failure names the file once.
+///
+/// # Errors
+/// Those of `open`.
+pub fn open_model<T, E: std::error::Error>(
+    path: &Path,
+    open: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<T> {
+    open(path).map_err(|error| {
+        let (what, name) = (with_causes(&error), path.display().to_string());
+        match what.contains(&name) {
+            true => anyhow!("cannot open {what}"),
+            false => anyhow!("cannot open {name}: {what}"),
+        }
+    })
 }

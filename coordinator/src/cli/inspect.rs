@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use brigade_engine::gguf::{ArrayRef, Value};
+use anyhow::Result;
+use brigade_engine::gguf::{ArrayRef, Gguf, Value};
+use brigade_proto::net::with_causes;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::args::KvArg;
-use super::output;
+use super::{input, output};
 use crate::model::Model;
 use crate::plan::{ModelFacts, SequenceBytes, format_bytes};
 
@@ -48,44 +49,74 @@ struct TypeSum {
 
 /// Runs the command.
 pub fn execute(args: InspectArgs) -> Result<()> {
-    let model = Model::open_header_only(&args.model)
-        .with_context(|| format!("cannot open {}", args.model.display()))?;
+    let gguf = input::open_model(&args.model, |path| Gguf::open_header_only(path))?;
     let metadata: Map<String, serde_json::Value> =
-        model.gguf.meta().iter().map(|(key, value)| (key.to_string(), show(value))).collect();
+        gguf.meta().iter().map(|(key, value)| (key.to_string(), show(value))).collect();
     let mut types = BTreeMap::<String, TypeSum>::new();
-    for t in model.gguf.tensors() {
+    for t in gguf.tensors() {
         let sum = types.entry(t.ty.to_string()).or_default();
         sum.tensors += 1;
         sum.elements += t.n_elems() as u64;
         sum.bytes += t.nbytes;
     }
-    let facts = model.facts(args.kv_type.engine())?;
-    let sequence = SequenceBytes::of(&facts.layers);
+    let missing = Gguf::open(&args.model).err().map(|error| with_causes(&error));
+    let described = input::open_model(&args.model, Model::open_header_only).and_then(|model| {
+        let facts = model.facts(args.kv_type.engine())?;
+        Ok((model, facts))
+    });
+    let cannot_run = described.as_ref().err().map(|error| with_causes(error.as_ref()));
     if args.json {
-        return output::json(&json!({
-            "name": facts.name,
-            "architecture": model.spec.arch,
-            "layers": facts.layers,
-            "embedding_bytes": facts.embedding_bytes,
-            "head_bytes": facts.head_bytes,
-            "tied": model.is_tied(),
-            "n_ctx_train": facts.n_ctx_train,
-            "n_vocab": model.n_vocab(),
-            "kv_bytes_per_token": sequence.kv_bytes_per_token,
-            "conv_bytes_per_sequence": sequence.conv_bytes,
-            "scan_bytes_per_sequence": sequence.scan_bytes,
-            "state_bytes_per_sequence": sequence.conv_bytes + sequence.scan_bytes,
-            "weight_bytes": model.weight_bytes(),
-            "tensor_types": types,
-            "header_hash": model.header_hash.to_hex().as_str(),
-            "metadata": metadata,
-        }));
+        let mut object = match &described {
+            Ok((model, facts)) => described_json(model, facts),
+            Err(_) => json!({}),
+        };
+        object["tensor_types"] = json!(types);
+        object["metadata"] = json!(metadata);
+        object["missing_data"] = json!(missing);
+        object["cannot_run"] = json!(cannot_run);
+        return output::json(&object);
     }
     for (key, value) in &metadata {
         output::line(format_args!("{key} = {value}"))?;
     }
     output::line(format_args!(""))?;
-    print_tables(&types, &facts)?;
+    print_types(&types)?;
+    if let Ok((model, facts)) = &described {
+        print_described(model, facts)?;
+    }
+    if let Some(reason) = cannot_run {
+        output::line(format_args!("\nthis program cannot run it: {reason}"))?;
+    }
+    if let Some(reason) = missing {
+        output::line(format_args!("\nwarning: its tensors are not all there: {reason}"))?;
+    }
+    Ok(())
+}
+
+/// What is known of a model that can run.
+fn described_json(model: &Model, facts: &ModelFacts) -> serde_json::Value {
+    let sequence = SequenceBytes::of(&facts.layers);
+    json!({
+        "name": facts.name,
+        "architecture": model.spec.arch,
+        "layers": facts.layers,
+        "embedding_bytes": facts.embedding_bytes,
+        "head_bytes": facts.head_bytes,
+        "tied": model.is_tied(),
+        "n_ctx_train": facts.n_ctx_train,
+        "n_vocab": model.n_vocab(),
+        "kv_bytes_per_token": sequence.kv_bytes_per_token,
+        "conv_bytes_per_sequence": sequence.conv_bytes,
+        "scan_bytes_per_sequence": sequence.scan_bytes,
+        "state_bytes_per_sequence": sequence.conv_bytes + sequence.scan_bytes,
+        "weight_bytes": model.weight_bytes(),
+        "header_hash": model.header_hash.to_hex().as_str(),
+    })
+}
+
+fn print_described(model: &Model, facts: &ModelFacts) -> Result<()> {
+    output::line(format_args!(""))?;
+    print_layers(facts)?;
     output::line(format_args!(""))?;
     output::line(format_args!(
         "embedding {}, head {}{}",
@@ -94,23 +125,26 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         if model.is_tied() { " (the same tensor)" } else { "" }
     ))?;
     output::line(format_args!(
-        "weights {}, {sequence}, trained on {} positions",
+        "weights {}, {}, trained on {} positions",
         format_bytes(model.weight_bytes()),
+        SequenceBytes::of(&facts.layers),
         facts.n_ctx_train,
-    ))?;
-    Ok(())
+    ))
 }
 
-/// Bytes by tensor type, then by layer.
-fn print_tables(types: &BTreeMap<String, TypeSum>, facts: &ModelFacts) -> Result<()> {
+/// Bytes by tensor type.
+fn print_types(types: &BTreeMap<String, TypeSum>) -> Result<()> {
     let rows: Vec<Vec<String>> = types
         .iter()
         .map(|(ty, s)| {
             vec![ty.clone(), s.tensors.to_string(), s.elements.to_string(), format_bytes(s.bytes)]
         })
         .collect();
-    output::table(&["type", "tensors", "elements", "bytes"], &rows)?;
-    output::line(format_args!(""))?;
+    output::table(&["type", "tensors", "elements", "bytes"], &rows)
+}
+
+/// Bytes by layer.
+fn print_layers(facts: &ModelFacts) -> Result<()> {
     let rows: Vec<Vec<String>> = facts
         .layers
         .iter()

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
-use super::npy::RowFile;
+use super::npy::{RowFile, refuse_overwrite};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
 use super::units::{TokenIds, token_ids};
@@ -34,6 +34,9 @@ pub struct LogitsArgs {
     /// The file to write
     #[arg(long, value_name = "FILE.npy")]
     out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
     /// Positions of the context [default: as many as --tokens has, or the model's, at most 4096]
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
@@ -49,6 +52,7 @@ pub struct LogitsArgs {
 
 /// Runs the command.
 pub async fn execute(args: LogitsArgs) -> Result<()> {
+    refuse_overwrite(&args.out, args.force)?;
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     let n_tokens = args.tokens.as_ref().map(|TokenIds(ids)| ids.len().max(1) as u32);
     options.ctx = args.ctx.or(n_tokens);

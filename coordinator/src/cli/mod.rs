@@ -118,6 +118,11 @@ pub fn is_unread(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(broken)
 }
 
+/// Whether the user wants plain text on terminals, as <https://no-color.org> has it.
+pub fn no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +147,10 @@ mod tests {
             "brigade tokenize -m m.gguf hello --no-bos --no-special",
             "brigade detokenize -m m.gguf 1,2,3",
             "brigade perplexity -m m.gguf -f text.txt --ctx 512",
+            "brigade run --repeat-last-n -1 --repeat-penalty 1.1",
+            "brigade run -m m.gguf hello --chat --chat-template chatml --tensor-split 3,0,1",
+            "brigade serve -m m.gguf --cuts 12,24 --health-details --chat-template x.jinja",
+            "brigade logits -m m.gguf --tokens 1 --cuts 12,24 --out x.npy --force",
             "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
             "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
             "brigade completions bash",
@@ -157,6 +166,8 @@ mod tests {
             "brigade run -p a --tokens 1",
             "brigade worker --listen 127.0.0.1:0 --advertise 127.0.0.1:8",
             "brigade plan --workers 2 --cluster c.toml",
+            "brigade run --cuts 1 --tensor-split 1,1",
+            "brigade run hello -p hello",
             "brigade logits --tokens 1,x --out x.npy",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

@@ -7,6 +7,24 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use brigade_engine::npy;
 
+/// Refuses to replace what is there, unless it is a file and `force` is given.
+///
+/// # Errors
+/// It would be replaced.
+pub fn refuse_overwrite(path: &Path, force: bool) -> Result<()> {
+    let Ok(there) = std::fs::metadata(path) else { return Ok(()) };
+    ensure!(there.is_file(), "{} is not a regular file: give another name", path.display());
+    ensure!(force, "{} is there already: --force replaces it", path.display());
+    Ok(())
+}
+
+/// The name under which a file is written until it is whole.
+pub fn part_name(path: &Path) -> PathBuf {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    PathBuf::from(part)
+}
+
 /// A file of f32 `[n_rows, width]` under construction. It has its name only once it is whole.
 #[derive(Debug)]
 pub struct RowFile {
@@ -37,9 +55,7 @@ impl RowFile {
         width: usize,
         header: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> Result<Self> {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = part_name(path);
         let created = || format!("cannot write {}", part.display());
         let mut out = BufWriter::new(File::create(&part).with_context(created)?);
         header(&mut out).with_context(created)?;

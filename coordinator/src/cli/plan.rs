@@ -8,12 +8,12 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
-use super::{output, session};
+use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
 use crate::plan::{
     DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts,
-    format_bytes, parse_cluster_file, plan,
+    format_bytes, parse_cluster_file, plan, plan_by_hand,
 };
 
 /// Show how a model's layers would be cut over workers.
@@ -22,6 +22,7 @@ use crate::plan::{
 Examples:
   brigade plan -m model.gguf --workers 3 --explain
   brigade plan -m model.gguf --workers 2 --balance prefill
+  brigade plan -m model.gguf --tensor-split 3,1,1     a cut by hand beside the planner's own
   brigade plan -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
   brigade plan -m model.gguf --cluster machines.toml --json
 
@@ -64,8 +65,7 @@ pub struct PlanArgs {
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
-    let model = Model::open_header_only(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
+    let model = input::open_model(&path, Model::open_header_only)?;
     let workers = match &args.cluster {
         Some(path) => {
             let text = std::fs::read_to_string(path)
@@ -84,15 +84,63 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         ..PlanSettings::default()
     };
     let facts = model.facts(args.kv_type.engine())?;
-    let plan = plan(&facts, &workers, &settings)?;
+    let own = plan(&facts, &workers, &settings);
+    let Some(cut) = args.line.hand_cut() else {
+        return show(&args, &facts, &workers, own?);
+    };
+    let by_hand = plan_by_hand(&facts, &workers, &settings, cut)?;
+    compare(&args, &facts, &workers, by_hand, own?)
+}
+
+/// The planner's cut.
+fn show(args: &PlanArgs, facts: &ModelFacts, workers: &[WorkerFacts], plan: Plan) -> Result<()> {
     if args.json {
-        let predictions = predict(&plan, &facts, &workers)?;
-        return output::json(&PlanAndPredictions { plan, predictions });
+        return output::json(&Predicted::new(plan, facts, workers)?);
     }
     if args.explain {
         output::line(format_args!("{}", plan.explain()))?;
-        return print_predictions(&predict(&plan, &facts, &workers)?);
+        return print_predictions(&predict(&plan, facts, workers)?);
     }
+    print_plan(args, &plan)
+}
+
+/// A cut by hand beside the planner's own.
+fn compare(
+    args: &PlanArgs,
+    facts: &ModelFacts,
+    workers: &[WorkerFacts],
+    by_hand: Plan,
+    own: Plan,
+) -> Result<()> {
+    let (by_hand, own) =
+        (Predicted::new(by_hand, facts, workers)?, Predicted::new(own, facts, workers)?);
+    if args.json {
+        return output::json(&Compared { by_hand, own });
+    }
+    let name = by_hand.plan.by_hand.clone().unwrap_or_default();
+    for (title, predicted) in [(name.as_str(), &by_hand), ("the planner's own cut", &own)] {
+        output::line(format_args!("{title}:"))?;
+        if args.explain {
+            output::line(format_args!("{}", predicted.plan.explain()))?;
+        } else {
+            print_plan(args, &predicted.plan)?;
+            output::line(format_args!(""))?;
+        }
+    }
+    output::line(format_args!("tokens/s by simulation at these speeds:"))?;
+    let pairs = by_hand.predictions.iter().zip(&own.predictions);
+    let rows: Vec<Vec<String>> = pairs
+        .map(|(ours, theirs)| {
+            let ratio = ours.tokens_per_second / theirs.tokens_per_second;
+            let speed = |p: &Prediction| format!("{:.1}", p.tokens_per_second);
+            let (test, parallel) = (ours.test.to_string(), ours.parallel.to_string());
+            vec![test, parallel, speed(ours), speed(theirs), format!("{ratio:.2}")]
+        })
+        .collect();
+    output::table(&["test", "parallel", "by hand", "planner's", "ratio"], &rows)
+}
+
+fn print_plan(args: &PlanArgs, plan: &Plan) -> Result<()> {
     let rows: Vec<Vec<String>> = plan
         .stages
         .iter()
@@ -110,17 +158,34 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         .collect();
     output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)?;
     output::line(format_args!("balanced for {}: {}", args.line.balance, plan.describe_balance()))?;
+    output::line(format_args!("room: {}", plan.describe_room()))?;
     output::line(format_args!("a sequence: {}", plan.sequence))?;
     Ok(())
 }
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct PlanAndPredictions {
+struct Predicted {
     #[serde(flatten)]
     plan: Plan,
     /// By simulation at the workers' measured speeds.
     predictions: Vec<Prediction>,
+}
+
+impl Predicted {
+    fn new(plan: Plan, facts: &ModelFacts, workers: &[WorkerFacts]) -> Result<Self> {
+        let predictions = predict(&plan, facts, workers)?;
+        Ok(Self { plan, predictions })
+    }
+}
+
+/// What `--json` prints with a cut by hand: as without, and the planner's own beside it.
+#[derive(Serialize)]
+struct Compared {
+    #[serde(flatten)]
+    by_hand: Predicted,
+    /// What the line would be without the cut by hand.
+    own: Predicted,
 }
 
 fn predict(plan: &Plan, facts: &ModelFacts, workers: &[WorkerFacts]) -> Result<Vec<Prediction>> {

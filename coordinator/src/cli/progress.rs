@@ -1,5 +1,8 @@
 //! The progress bar on stderr while a model loads. Hidden where stderr is no terminal.
 
+use std::cell::RefCell;
+use std::io::IsTerminal;
+
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Look of the bar.
@@ -8,24 +11,42 @@ const TEMPLATE: &str = "{spinner} {msg} {bar:30} {bytes}/{total_bytes}";
 /// Look while no size is known.
 const SPINNER: &str = "{spinner} {msg}";
 
-/// A bar that disappears when dropped.
+/// A bar that disappears when dropped; plain lines where NO_COLOR asks for no terminal tricks.
 #[derive(Debug)]
-pub struct Bar(ProgressBar);
+pub struct Bar {
+    bar: ProgressBar,
+    /// The last line, where lines are shown.
+    plain: Option<RefCell<String>>,
+}
 
 impl Bar {
     /// A bar that shows nothing yet.
     pub fn new() -> Self {
-        Self(ProgressBar::new(0))
+        Self::of(super::no_color())
+    }
+
+    fn of(plain: bool) -> Self {
+        match plain {
+            true => Self { bar: ProgressBar::hidden(), plain: Some(RefCell::default()) },
+            false => Self { bar: ProgressBar::new(0), plain: None },
+        }
     }
 
     /// Shows how far something is.
     pub fn show(&self, what: &str, done_bytes: u64, total_bytes: u64) {
+        if let Some(last) = &self.plain {
+            let is_new = last.replace(what.to_string()) != what;
+            if is_new && std::io::stderr().is_terminal() {
+                eprintln!("{what}");
+            }
+            return;
+        }
         let template = if total_bytes == 0 { SPINNER } else { TEMPLATE };
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
-        self.0.set_style(style);
-        self.0.set_message(what.to_string());
-        self.0.set_length(total_bytes);
-        self.0.set_position(done_bytes);
+        self.bar.set_style(style);
+        self.bar.set_message(what.to_string());
+        self.bar.set_length(total_bytes);
+        self.bar.set_position(done_bytes);
     }
 
     /// Shows a sentence.
@@ -36,6 +57,21 @@ impl Bar {
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_colour_nothing_is_drawn_over() {
+        let bar = Bar::of(true);
+        bar.show("loading", 1, 2);
+        bar.show("loading", 2, 2);
+        assert!(bar.bar.is_hidden());
+        assert_eq!(*bar.plain.as_ref().unwrap().borrow(), "loading");
+        assert!(Bar::of(false).plain.is_none());
     }
 }

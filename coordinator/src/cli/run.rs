@@ -1,14 +1,17 @@
 //! `brigade run`: one prompt, its continuation on standard output.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::text::TextError;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs};
+use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::input;
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
@@ -26,6 +29,9 @@ const DEFAULT_N: u32 = 128;
 /// What the demo model continues where no prompt is given.
 const DEMO_PROMPT: &str = "In the beginning";
 
+/// How long the demo model's run waits for a prompt on a pipe that may never say anything.
+const DEMO_PIPE_WITHIN: Duration = Duration::from_secs(1);
+
 /// Generate text from one prompt.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -34,7 +40,8 @@ Examples:
   brigade run -m model.gguf -p 'Once upon a time' -n 64
   brigade run -m model.gguf --chat -p 'What is a bucket brigade?'
   brigade run -m model.gguf --tokens 1,15043 -n 8 --temp 0 --ids
-  echo 'A haiku:' | brigade run -m model.gguf -f -
+  brigade run -m model.gguf 'Once upon a time'
+  echo 'A haiku:' | brigade run -m model.gguf
   brigade run -m model.gguf -f long.txt -n 1 --state-out long.state
 
 The text goes to standard output, everything else to standard error; on a terminal the prompt is
@@ -43,6 +50,9 @@ is continued as it is.")]
 pub struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
+    /// The prompt; - is standard input, which is also read where there is no prompt
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file", "tokens"])]
+    text: Option<String>,
     /// The prompt
     #[arg(short, long, conflicts_with_all = ["file", "tokens"])]
     prompt: Option<String>,
@@ -55,6 +65,8 @@ pub struct RunArgs {
     /// Tokens to generate at most
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_N)]
     n_predict: u32,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Treat the prompt as a user's message and apply the model's chat template
     #[arg(long, conflicts_with = "tokens")]
     chat: bool,
@@ -101,9 +113,12 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     options.ctx = args.ctx;
     options.trace.clone_from(&args.trace);
+    options.chat_template = args.template.source()?;
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);
     }
+    // Nobody types a prompt for a model that is not there.
+    input::open_model(&args.model.path()?, |path| Gguf::open(path))?;
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
 }
@@ -119,11 +134,29 @@ impl RunArgs {
         if let Some(TokenIds(ids)) = &self.tokens {
             return Ok(Prompt::Tokens(ids.clone()));
         }
-        match (&self.prompt, &self.file, &self.model.model) {
-            (Some(text), ..) => Ok(Prompt::Text(text.clone())),
-            (None, Some(path), _) => Ok(Prompt::Text(input::read_text(path)?)),
-            (None, None, None) => Ok(Prompt::Text(DEMO_PROMPT.to_string())),
-            (None, None, Some(_)) => bail!("no prompt: give -p TEXT, -f FILE or --tokens 1,2,3"),
+        let text = self.prompt.as_ref().or(self.text.as_ref());
+        let text = match (text, &self.file) {
+            (Some(text), _) if text != "-" || self.prompt.is_some() => text.clone(),
+            (Some(_), _) => input::read_text(Path::new("-"))?,
+            (None, Some(path)) => input::read_text(path)?,
+            (None, None) => self.piped()?,
+        };
+        Ok(Prompt::Text(text))
+    }
+
+    /// The prompt where none was given: what is piped in, or for the demo model its own.
+    fn piped(&self) -> Result<String> {
+        match self.model.model {
+            None => {
+                let piped = input::piped_text(Some(DEMO_PIPE_WITHIN))?;
+                Ok(piped.unwrap_or_else(|| DEMO_PROMPT.to_string()))
+            }
+            Some(_) => match input::piped_text(None)? {
+                Some(text) => Ok(text),
+                None => bail!(
+                    "no prompt: give one as text, with -f FILE, as --tokens 1,2,3 or on standard input"
+                ),
+            },
         }
     }
 
@@ -131,13 +164,18 @@ impl RunArgs {
         let text = &session.model.text;
         let tokens = match prompt {
             Prompt::Tokens(ids) => ids,
-            Prompt::Text(user) if self.chat => text.encode_chat(&self.chat_of(user))?,
+            Prompt::Text(user) if self.chat => {
+                text.encode_chat(&self.chat_of(user)).map_err(|error| match error {
+                    TextError::NoTemplate => anyhow!("{error}, with --chat-template chatml"),
+                    other => other.into(),
+                })?
+            }
             Prompt::Text(plain) => text.encode_prompt(&plain)?,
         };
         let stop_tokens = if self.ids || self.ignore_eos { Arc::from([]) } else { text.eog() };
         let drawing = Drawing {
             max_tokens: Some(self.n_predict),
-            params: self.sampling.params(),
+            params: self.sampling.params(session.limits.n_ctx),
             seed: self.sampling.seed.unwrap_or_else(crate::random::u64),
             top_logprobs: None,
             stop_tokens,

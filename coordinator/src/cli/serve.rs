@@ -11,13 +11,13 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs};
+use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{self, App};
+use crate::http::{self, App, ConnectionLimits};
 use crate::metrics;
 use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
@@ -73,10 +73,16 @@ pub struct ServeArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// Let /health say what is being loaded and why the line is down, to everybody who asks: names and addresses of
+    /// workers are in it
+    #[arg(long)]
+    health_details: bool,
     /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
     /// chrome://tracing, when the server ends
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     line: LineArgs,
 }
@@ -103,6 +109,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
         trace: args.trace.clone(),
+        chat_template: args.template.source()?,
     })
     .await?;
     let draining = CancellationToken::new();
@@ -115,13 +122,17 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         metrics,
         draining: draining.clone(),
         sequences: Arc::default(),
-        encoders: Arc::new(tokio::sync::Semaphore::new(http::MAX_ENCODERS)),
+        bodies: http::Bodies::default(),
+        health_details: args.health_details,
     };
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade serve listening on http://{address}"));
-    let mut server = tokio::spawn(http::serve(listener, http::router(app), draining.clone()));
+    let limits =
+        ConnectionLimits::of_server((args.max_seqs as usize).saturating_add(args.max_queue));
+    let mut server =
+        tokio::spawn(http::serve(listener, http::router(app), draining.clone(), limits));
     let result = tokio::select! {
         ended = &mut server => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),

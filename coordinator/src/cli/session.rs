@@ -16,15 +16,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{DEFAULT_LOCAL_WORKERS, KvArg, LineArgs, LogFormat, ModelArgs};
-use super::progress;
+use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
+use super::units::cpu_list;
+use super::{input, progress};
 use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::meter::Meter;
 use crate::model::Model;
+use crate::plan::HandCut;
 use crate::request::{Limits, Request};
 use crate::sched::{DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig};
+use crate::text_model::TemplateSource;
 
 /// Rows of the largest ubatch where nothing is said.
 const DEFAULT_MAX_ROWS: u32 = 512;
@@ -60,6 +63,8 @@ pub struct SessionOptions {
     pub repair_within: Duration,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
+    /// Instead of the model's own chat template: its source, or a name for it.
+    pub chat_template: Option<TemplateSource>,
 }
 
 impl SessionOptions {
@@ -78,6 +83,7 @@ impl SessionOptions {
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             trace: None,
+            chat_template: None,
         }
     }
 }
@@ -148,11 +154,14 @@ impl Session {
     pub async fn start(options: SessionOptions) -> Result<Self> {
         let path = options.model.path()?;
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
-        let opened = tokio::task::spawn_blocking(move || {
-            Model::open(&path).with_context(|| format!("cannot open {}", path.display()))
-        });
-        let model = Arc::new(opened.await.context("opening the model")??);
-        let config = cluster_config(&options)?;
+        let opened = tokio::task::spawn_blocking(move || input::open_model(&path, Model::open));
+        let mut model = opened.await.context("opening the model")??;
+        if let Some(template) = &options.chat_template {
+            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+            text.set_template(template).context("--chat-template")?;
+        }
+        let model = Arc::new(model);
+        let config = cluster_config(&options, model.spec.n_layer())?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
@@ -246,7 +255,7 @@ fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
     Ok((path.clone(), file))
 }
 
-fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
+fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterConfig> {
     let line = &options.line;
     let kv_type = match options.kv_type {
         KvArg::F32 => KvType::F32,
@@ -263,9 +272,19 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         max_rows,
         kernels: line.kernels.clone(),
         balance: line.balance,
+        cut: line.hand_cut().cloned(),
     };
     let source = source(line, options.control.is_some(), options.worker_log())?;
-    let expect = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let named = match &source {
+        Source::Local(local) => local.count,
+        Source::Remote(addresses) => addresses.len(),
+        Source::JoinOnly => 0,
+    };
+    let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let expect = match line.hand_cut() {
+        Some(cut) => cut_workers(cut, n_layers, named.max(expected), options.control.is_some())?,
+        None => expected,
+    };
     Ok(ClusterConfig {
         source,
         control: options.control.as_ref().map(|(address, _)| address.clone()),
@@ -274,6 +293,18 @@ fn cluster_config(options: &SessionOptions) -> Result<ClusterConfig> {
         patience: options.patience,
         stage,
     })
+}
+
+/// Workers that a line cut by hand waits for: all that it names, whether `joining` is how they come or not.
+///
+/// # Errors
+/// The model cannot be cut like that, or `wanted` workers are others than it names.
+fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> Result<usize> {
+    cut.ranges(n_layers)?;
+    if !joining || wanted > cut.n_workers() {
+        cut.check_workers(wanted, n_layers)?;
+    }
+    Ok(cut.n_workers())
 }
 
 /// Where workers come from; `joining`: they may also come by themselves.
@@ -292,11 +323,12 @@ pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result
 }
 
 fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {
-    let count = line.workers.unwrap_or(DEFAULT_LOCAL_WORKERS);
+    let count = line.local_workers();
     let cpus = line.worker_cpus.clone().unwrap_or_default().0;
     if !cpus.is_empty() && cpus.len() != count {
         bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());
     }
+    refuse_unknown_cpus(&cpus)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match (line.threads, cpus.is_empty()) {
         (None, true) => Some((cores / count).max(1)),
@@ -315,6 +347,23 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })
+}
+
+/// CPUs that this process may use, from the system; `None` where it does not say.
+fn allowed_cpus() -> Option<Vec<usize>> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    cpu_list(list.trim()).ok()
+}
+
+/// Refuses CPUs that this machine has not, or that this process may not use.
+fn refuse_unknown_cpus(lists: &[Vec<usize>]) -> Result<()> {
+    let Some(allowed) = allowed_cpus() else { return Ok(()) };
+    if let Some(cpu) = lists.iter().flatten().find(|cpu| !allowed.contains(cpu)) {
+        let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
+        bail!("--worker-cpus names CPU {cpu}, and this process may use {}", allowed.join(","));
+    }
+    Ok(())
 }
 
 fn program() -> Result<PathBuf> {

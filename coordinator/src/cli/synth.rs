@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use brigade_engine::synth::{Arch, FileType, Shape, Spec, write};
 use clap::Args;
 use serde_json::json;
 
+use super::npy::{part_name, refuse_overwrite};
 use super::output;
 use crate::plan::format_bytes;
 
@@ -38,6 +39,9 @@ pub struct SynthArgs {
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -52,7 +56,16 @@ pub fn execute(args: SynthArgs) -> Result<()> {
         seed: args.seed,
         header_only: args.header_only,
     };
-    let nbytes = write(&spec, &args.out)?;
+    refuse_overwrite(&args.out, args.force)?;
+    let part = part_name(&args.out);
+    let written = write(&spec, &part);
+    if written.is_err() {
+        // Half a model helps nobody; that it cannot be removed changes nothing about the error.
+        let _ = std::fs::remove_file(&part);
+    }
+    let nbytes = written?;
+    std::fs::rename(&part, &args.out)
+        .with_context(|| format!("cannot write {}", args.out.display()))?;
     if args.json {
         return output::json(&json!({ "file": args.out, "bytes": nbytes }));
     }

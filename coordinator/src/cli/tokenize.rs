@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::text::Tokenizer;
 use clap::Args;
@@ -54,7 +54,6 @@ pub fn execute(args: TokenizeArgs) -> Result<()> {
 /// The tokenizer of a model, whose tensors are not looked at.
 pub fn tokenizer(model: &ModelArgs) -> Result<Tokenizer> {
     let path = model.path()?;
-    let opened = || format!("cannot open {}", path.display());
-    let gguf = Gguf::open_header_only(&path).with_context(opened)?;
-    Tokenizer::from_gguf(&gguf).with_context(opened)
+    let gguf = input::open_model(&path, |path| Gguf::open_header_only(path))?;
+    input::open_model(&path, |_| Tokenizer::from_gguf(&gguf))
 }

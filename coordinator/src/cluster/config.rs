@@ -4,7 +4,7 @@ use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
 
 use super::local::LocalOptions;
-use crate::plan::Balance;
+use crate::plan::{Balance, HandCut};
 
 /// Where workers come from.
 #[derive(Clone, Debug)]
@@ -45,6 +45,9 @@ pub struct StageOptions {
     pub kernels: Option<String>,
     /// What cuts are balanced for.
     pub balance: Balance,
+    /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
+    /// they joined; with fewer the line waits, and more are spare.
+    pub cut: Option<HandCut>,
 }
 
 /// What the supervisor is built from.

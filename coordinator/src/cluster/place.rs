@@ -33,7 +33,7 @@ use super::states::StateDoors;
 use super::{hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
-use crate::plan::{Plan, PlanError, PlanSettings, plan};
+use crate::plan::{Plan, PlanError, PlanSettings, plan_line};
 use crate::sched::LineSpec;
 
 /// How long a worker may take to accept a stage, its files apart.
@@ -160,7 +160,8 @@ pub fn plan_over<'a>(
 ) -> Result<Plan, PlaceError> {
     let facts = worker_facts(conns.map(|conn| (conn.name(), conn.capabilities())));
     let settings = settings(model, options);
-    Ok(plan(&model.facts(engine_kv(options.kv_type))?, &facts, &settings)?)
+    let model = model.facts(engine_kv(options.kv_type))?;
+    Ok(plan_line(&model, &facts, &settings, options.cut.as_ref())?)
 }
 
 /// What a model and a run ask of every worker.

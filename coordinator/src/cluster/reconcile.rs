@@ -80,7 +80,8 @@ pub enum LineSeen {
 pub struct Goal {
     /// Workers to wait for before the first line.
     pub expect: usize,
-    /// Nobody who is named may be missing: a command that measures or prints, with somebody waiting.
+    /// Nobody who is named may be missing: a command that measures or prints, with somebody waiting, or a
+    /// line that is cut by hand.
     pub all_named: bool,
     /// Workers may join.
     pub joins: bool,

@@ -102,7 +102,8 @@ impl Supervisor {
             origins.map(|origin| Member::new(origin, now)).enumerate().collect();
         let goal = Goal {
             expect: config.expect,
-            all_named: config.patience == Patience::FailFast,
+            // A cut by hand names its workers: nobody stands in for them.
+            all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
             joins: ends.joins.is_some(),
             ..Goal::default()
         };

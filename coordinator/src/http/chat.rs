@@ -1,26 +1,30 @@
 //! `POST /v1/chat/completions`.
 
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tracing::Instrument;
 
 use super::answer::{self, Choice, Ended};
+use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind};
+use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::Common;
 use super::types::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
 };
-use super::{App, Stamp, body, logprobs, sse, trace};
+use super::{App, Stamp, logprobs, sse, trace};
 use crate::generation::{Generation, Part};
 use crate::handle::Failure;
+use crate::request::{DEFAULT_MAX_TOKENS, Limits};
 use crate::text_model::Chat;
 
 const ROLE: &str = "assistant";
+
+/// Most messages of a chat, and most parts of one message.
+pub const MAX_MESSAGES: usize = 1 << 13;
 
 /// A chat request, read.
 #[derive(Debug)]
@@ -34,11 +38,17 @@ struct ChatRequest {
 pub(super) async fn create(
     State(app): State<App>,
     Extension(name): Extension<trace::Name>,
-    bytes: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<Response, ApiError> {
-    let mut request = ChatRequest::read(&body(bytes)?)?;
-    let chat = std::mem::take(&mut request.chat);
-    let prompt = app.encode(move |text| text.encode_chat(&chat)).await?;
+    let body = app.bodies.take(request).await?;
+    let limits = app.limits;
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let mut request = ChatRequest::read(bytes, &limits)?;
+        let chat = std::mem::take(&mut request.chat);
+        let prompt = text.encode_chat(&chat).map_err(text_error)?;
+        Ok((request, prompt))
+    });
+    let ((request, prompt), _) = read.await?;
     let stamp = Stamp::new(&app, "chatcmpl-");
     let n_prompt = prompt.len();
     let generations =
@@ -50,18 +60,24 @@ pub(super) async fn create(
 }
 
 impl ChatRequest {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let messages: Vec<Value> = fields.require("messages")?;
+        let messages = list("messages", fields.require_raw("messages")?, MAX_MESSAGES)?;
         if messages.is_empty() {
             return Err(ApiError::field("messages", "messages must not be empty"));
         }
+        let mut left = MAX_TEMPLATE_VALUES;
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(i, m)| message(&format!("messages[{i}]"), m))
-            .collect::<Result<_, _>>()?;
-        let extra = fields.take("chat_template_kwargs")?.unwrap_or_default();
+            .map(|(i, m)| message(&format!("messages[{i}]"), m, &mut left))
+            .collect::<Result<Vec<Value>, _>>()?;
+        let texts = messages.iter().filter_map(|m: &Value| m["content"].as_str());
+        limits.check_text(texts.map(str::len).sum())?;
+        let extra = match fields.raw("chat_template_kwargs") {
+            None => serde_json::Map::new(),
+            Some(value) => Fields::nested("chat_template_kwargs", value)?.into_rest(&mut left)?,
+        };
         fields.refuse("continue_final_message", "every answer is a new message")?;
         let wants: bool = fields.take("logprobs")?.unwrap_or(false);
         let top: Option<u32> = fields.take("top_logprobs")?;
@@ -73,35 +89,39 @@ impl ChatRequest {
                 return Err(ApiError::field("top_logprobs", message));
             }
         };
-        let common = Common::read(&mut fields)?;
+        let common = Common::read(&mut fields, limits, DEFAULT_MAX_TOKENS)?;
         Ok(Self { chat: Chat { messages, extra }, common, top_logprobs })
     }
 }
 
 /// Checks one message and joins the parts of its content; what else it has, the template may use.
-fn message(path: &str, value: Value) -> Result<Value, ApiError> {
+fn message(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
     let mut fields = Fields::nested(path, value)?;
     let role: String = fields.require("role")?;
     let content = match fields.raw("content") {
         None => Value::Null,
-        Some(text @ Value::String(_)) => text,
-        Some(Value::Array(parts)) => Value::String(join_parts(&fields.path("content"), parts)?),
-        Some(other) => {
-            let (path, kind) = (fields.path("content"), kind(&other));
-            let message = format!("{path} must be a string or a list of parts, not {kind}");
-            return Err(ApiError::field(path, message));
+        Some(content) => {
+            let path = fields.path("content");
+            Value::String(match kind(content) {
+                "a string" => read(&path, content)?,
+                "an array" => join_parts(&path, content)?,
+                kind => {
+                    let message = format!("{path} must be a string or a list of parts, not {kind}");
+                    return Err(ApiError::field(path, message));
+                }
+            })
         }
     };
     let mut message = serde_json::Map::new();
     message.insert("role".to_string(), Value::String(role));
     message.insert("content".to_string(), content);
-    message.extend(fields.into_rest());
+    message.extend(fields.into_rest(left)?);
     Ok(Value::Object(message))
 }
 
-fn join_parts(path: &str, parts: Vec<Value>) -> Result<String, ApiError> {
+fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
     let mut text = String::new();
-    for (i, part) in parts.into_iter().enumerate() {
+    for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
         let kind: String = part.require("type")?;
         if kind != "text" {
@@ -240,8 +260,10 @@ impl Chunks {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100 };
+
     fn error(json: &str) -> String {
-        let error = ChatRequest::read(json.as_bytes()).unwrap_err();
+        let error = ChatRequest::read(json.as_bytes(), &LIMITS).unwrap_err();
         error.body()["error"]["message"].as_str().unwrap().to_string()
     }
 
@@ -250,10 +272,31 @@ mod tests {
         let json = r#"{"messages": [{"role": "user", "name": "x", "content":
             [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
             "chat_template_kwargs": {"thinking": false}}"#;
-        let request = ChatRequest::read(json.as_bytes()).unwrap();
+        let request = ChatRequest::read(json.as_bytes(), &LIMITS).unwrap();
         assert_eq!(request.chat.messages[0]["content"], "ab");
         assert_eq!(request.chat.messages[0]["name"], "x");
         assert_eq!(request.chat.extra["thinking"], false);
+    }
+
+    #[test]
+    fn what_would_grow_is_refused_before_it_does() {
+        let many = vec![r#"{"role": "user"}"#; MAX_MESSAGES + 1].join(",");
+        assert!(error(&format!(r#"{{"messages": [{many}]}}"#)).contains("more than 8192"));
+        let parts = vec!["1"; MAX_MESSAGES + 1].join(",");
+        let message = format!(r#"{{"messages": [{{"role": "user", "content": [{parts}]}}]}}"#);
+        assert!(error(&message).contains("messages[0].content: more than 8192"));
+        let text = "x".repeat(64 * 256 + 1);
+        let message = format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}]}}"#);
+        assert!(error(&message).contains("16385 bytes: at most 16384"));
+        let values = vec!["[]"; MAX_TEMPLATE_VALUES / 2].join(",");
+        for place in [
+            format!(r#"{{"messages": [{{"role": "user", "x": [{values}]}}]}}"#),
+            format!(
+                r#"{{"messages": [{{"role": "user"}}], "chat_template_kwargs": {{"x": [{values}]}}}}"#
+            ),
+        ] {
+            assert!(error(&place).contains("may hand 65536 to the chat template"));
+        }
     }
 
     #[test]

@@ -1,22 +1,24 @@
 //! `POST /v1/completions`: plain prompts, as text or as token ids, one or several.
 
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use brigade_engine::text::TextError;
-use serde_json::Value;
+use serde_json::value::RawValue;
 use tracing::Instrument;
 
 use super::answer::{self, Choice, Ended};
+use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind};
+use super::fields::{Fields, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
-use super::{App, Stamp, body, logprobs, sse, trace};
+use super::{App, Stamp, logprobs, sse, trace};
 use crate::generation::{Generation, Part, TokenPiece};
+use crate::request::Limits;
 use crate::text_model::TextModel;
+
+/// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
+pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 /// A prompt as it came.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,11 +46,17 @@ struct Prompts {
 pub(super) async fn create(
     State(app): State<App>,
     Extension(name): Extension<trace::Name>,
-    bytes: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<Response, ApiError> {
-    let mut request = CompletionRequest::read(&body(bytes)?)?;
-    let (given, echo) = (std::mem::take(&mut request.prompts), request.echo);
-    let prompts = app.encode(move |text| Prompts::new(text, &given, echo)).await?;
+    let body = app.bodies.take(request).await?;
+    let limits = app.limits;
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let mut request = CompletionRequest::read(bytes, &limits)?;
+        let given = std::mem::take(&mut request.prompts);
+        let prompts = Prompts::new(text, given, request.echo, &limits)?;
+        Ok((request, prompts))
+    });
+    let ((request, prompts), _) = read.await?;
     let stamp = Stamp::new(&app, "cmpl-");
     let generations =
         answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
@@ -66,16 +74,16 @@ pub(super) async fn create(
 }
 
 impl CompletionRequest {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let prompts = prompts(fields.require("prompt")?)?;
+        let prompts = prompts(fields.require_raw("prompt")?)?;
         fields.refuse("suffix", "filling in the middle is not implemented")?;
         let top_logprobs: Option<u32> = match fields.raw("logprobs") {
-            None | Some(Value::Bool(false)) => None,
-            Some(Value::Bool(true)) => Some(1),
-            Some(value) => Some(serde_json::from_value(value).map_err(|e| {
-                ApiError::field("logprobs", format!("logprobs must be a small number: {e}"))
-            })?),
+            None => None,
+            Some(value) if kind(value) == "a boolean" => {
+                read::<bool>("logprobs", value)?.then_some(1)
+            }
+            Some(value) => Some(read("logprobs", value)?),
         };
         let echo: bool = fields.take("echo")?.unwrap_or(false);
         if echo && top_logprobs.is_some() {
@@ -83,7 +91,7 @@ impl CompletionRequest {
             return Err(ApiError::unsupported("echo", message));
         }
         let best_of: Option<usize> = fields.take("best_of")?;
-        let common = Common::read(&mut fields)?;
+        let common = Common::read(&mut fields, limits, DEFAULT_COMPLETION_TOKENS)?;
         if best_of.is_some_and(|best_of| best_of != common.n) {
             let message = "best_of is not supported: leave it out or make it equal to n";
             return Err(ApiError::unsupported("best_of", message));
@@ -99,50 +107,62 @@ impl CompletionRequest {
     }
 }
 
-fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(value: &RawValue) -> Result<Vec<Prompt>, ApiError> {
     let bad = |what: String| ApiError::field("prompt", what);
     let form = "a string, a list of token ids, or a list of either";
-    match value {
-        Value::String(text) => Ok(vec![Prompt::Text(text)]),
-        Value::Array(items) if items.is_empty() => Err(bad("prompt is empty".to_string())),
-        Value::Array(items) if items[0].is_number() => Ok(vec![tokens(Value::Array(items))?]),
-        Value::Array(items) => items
-            .into_iter()
-            .map(|item| match item {
-                Value::String(text) => Ok(Prompt::Text(text)),
-                list @ Value::Array(_) => tokens(list),
-                other => Err(bad(format!("prompt must be {form}, not {}", kind(&other)))),
-            })
-            .collect(),
-        other => Err(bad(format!("prompt must be {form}, not {}", kind(&other)))),
+    match kind(value) {
+        "a string" => return Ok(vec![Prompt::Text(read("prompt", value)?)]),
+        "an array" => {}
+        kind => return Err(bad(format!("prompt must be {form}, not {kind}"))),
     }
+    // A list of numbers may be long, and is read as numbers at once.
+    let first = value.get()[1..].trim_start().bytes().next();
+    match first {
+        Some(b']') => return Err(bad("prompt is empty".to_string())),
+        Some(b'-' | b'0'..=b'9') => return Ok(vec![tokens(value)?]),
+        _ => {}
+    }
+    let prompt = |item: &RawValue| match kind(item) {
+        "a string" => Ok(Prompt::Text(read("prompt", item)?)),
+        "an array" => tokens(item),
+        kind => Err(bad(format!("prompt must be {form}, not {kind}"))),
+    };
+    list("prompt", value, MAX_CHOICES)?.into_iter().map(prompt).collect()
 }
 
-fn tokens(list: Value) -> Result<Prompt, ApiError> {
-    serde_json::from_value(list).map(Prompt::Tokens).map_err(|e| {
+fn tokens(list: &RawValue) -> Result<Prompt, ApiError> {
+    serde_json::from_str(list.get()).map(Prompt::Tokens).map_err(|e| {
         ApiError::field("prompt", format!("prompt holds something else than token ids: {e}"))
     })
 }
 
 impl Prompts {
-    fn new(text: &TextModel, given: &[Prompt], echo: bool) -> Result<Self, TextError> {
+    fn new(
+        text: &TextModel,
+        given: Vec<Prompt>,
+        echo: bool,
+        limits: &Limits,
+    ) -> Result<Self, ApiError> {
         let (mut tokens, mut echoed) = (Vec::new(), Vec::new());
         for prompt in given {
-            match prompt {
+            let (ids, shown) = match prompt {
                 Prompt::Text(prompt) => {
-                    tokens.push(text.encode_prompt(prompt)?);
-                    echoed.push(prompt.clone());
+                    limits.check_text(prompt.len())?;
+                    (text.encode_prompt(&prompt).map_err(text_error)?, prompt)
+                }
+                // One that is too long is refused with its length; its text would be far longer.
+                Prompt::Tokens(ids) if !echo || ids.len() > limits.n_ctx as usize => {
+                    (ids, String::new())
                 }
                 Prompt::Tokens(ids) => {
                     let known = |id: &u32| *id < text.n_vocab();
                     let visible: Vec<u32> = ids.iter().copied().filter(known).collect();
-                    echoed.push(text.tokenizer().detokenize(&visible, false)?);
-                    tokens.push(ids.clone());
+                    let shown = text.tokenizer().detokenize(&visible, false).map_err(text_error)?;
+                    (ids, shown)
                 }
-            }
-        }
-        if !echo {
-            echoed.iter_mut().for_each(String::clear);
+            };
+            tokens.push(ids);
+            echoed.push(if echo { shown } else { String::new() });
         }
         Ok(Self { tokens, echoed })
     }
@@ -264,7 +284,8 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
-        CompletionRequest::read(json.as_bytes())
+        let limits = Limits { n_ctx: 64, n_vocab: 100 };
+        CompletionRequest::read(json.as_bytes(), &limits)
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }
 
@@ -282,6 +303,17 @@ mod tests {
     }
 
     #[test]
+    fn without_a_number_a_completion_has_openais_sixteen_tokens() {
+        assert_eq!(read(r#"{"prompt": "a"}"#).unwrap().common.max_tokens, 16);
+        assert_eq!(
+            read(r#"{"prompt": "a", "max_tokens": -1}"#).unwrap().common.max_tokens,
+            u32::MAX
+        );
+        let many = vec!["[1]"; MAX_CHOICES + 1].join(",");
+        assert!(read(&format!(r#"{{"prompt": [{many}]}}"#)).unwrap_err().contains("more than 64"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (json, word) in [
             (r#"{}"#, "prompt is required"),
@@ -292,6 +324,9 @@ mod tests {
             (r#"{"prompt": "a", "echo": true, "logprobs": 1}"#, "echo"),
             (r#"{"prompt": ["a", "b"], "n": 64}"#, "128"),
             (r#"{"prompt": "a", "logprobs": "x"}"#, "logprobs"),
+            (r#"{"prompt": []}"#, "prompt is empty"),
+            (r#"{"prompt": [-1]}"#, "token ids"),
+            (r#"{"prompt": [null]}"#, "not null"),
         ] {
             let message = read(json).unwrap_err();
             assert!(message.contains(word), "{json}: {message}");

@@ -81,6 +81,18 @@ impl ApiError {
         )
     }
 
+    /// 408 for a body that does not come.
+    pub fn too_slow(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// 503 while large requests of others fill the room for them.
+    pub fn crowded() -> Self {
+        Self::unavailable(
+            "the server holds as many large requests as it can; try again in a few seconds",
+        )
+    }
+
     /// 503 while there is no line of workers to run the request.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
@@ -136,6 +148,12 @@ impl From<RequestError> for ApiError {
                 api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)];
                 api
             }
+            RequestError::TextTooLong { n_ctx, .. } => {
+                let mut api = Self::field("prompt", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_ctx", n_ctx)];
+                api
+            }
             RequestError::Setting { field, .. } => Self::field(field, message),
             RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
                 Self::field("prompt", message)
@@ -154,7 +172,13 @@ impl From<SubmitError> for ApiError {
                 api.0.retry_after_s = Some(retry_after_s);
                 api
             }
-            SubmitError::Unavailable { .. } => Self::unavailable(message),
+            SubmitError::Unavailable { reason } => {
+                tracing::warn!(reason, "no requests can run now");
+                Self::unavailable(
+                    "no requests can run now: the line of workers is not up; /health says how far it \
+                     is, the server's log why",
+                )
+            }
             SubmitError::Invalid(error) => error.into(),
         }
     }
@@ -165,7 +189,10 @@ impl From<TextError> for ApiError {
         let message = error.to_string();
         match error {
             TextError::BadStop(_) => Self::field("stop", message),
-            TextError::NoTemplate | TextError::Template(_) => Self::field("messages", message),
+            TextError::NoTemplate => {
+                Self::field("messages", format!("{message}: serve has --chat-template for that"))
+            }
+            TextError::Template(_) => Self::field("messages", message),
             TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
                 Self::field("prompt", message)
             }
@@ -176,12 +203,24 @@ impl From<TextError> for ApiError {
     }
 }
 
+/// What a client is told. Reasons name workers and their addresses: those are for the log, where they stand
+/// under the request's id.
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
-        let message = failure.to_string();
+        tracing::warn!(%failure, "a request failed");
         match failure {
-            Failure::LineDown { .. } | Failure::Stopping => Self::unavailable(message),
-            Failure::NoToken { .. } | Failure::Internal { .. } => Self::server(message),
+            Failure::LineDown { generated, .. } => Self::unavailable(format!(
+                "the line of workers broke after {generated} generated tokens: send the request \
+                 again; the server's log says why"
+            )),
+            Failure::Stopping => Self::unavailable(failure.to_string()),
+            Failure::NoToken { generated, .. } => Self::server(format!(
+                "the model gave no usable numbers after {generated} generated tokens; the server's \
+                 log says more"
+            )),
+            Failure::Internal { .. } => {
+                Self::server("an internal error; the server's log says more")
+            }
         }
     }
 }
@@ -195,6 +234,20 @@ mod tests {
         let error = ApiError::from(SubmitError::QueueFull { waiting: 64, retry_after_s: 3 });
         assert_eq!(error.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(error.into_response().headers()[RETRY_AFTER], "3");
+    }
+
+    #[test]
+    fn reasons_stay_in_the_log() {
+        let reason = || "worker 10.1.2.3:7070: it did not answer 3 heartbeats".to_string();
+        for error in [
+            ApiError::from(Failure::LineDown { reason: reason(), generated: 7 }),
+            ApiError::from(Failure::NoToken { reason: reason(), generated: 7 }),
+            ApiError::from(Failure::Internal { reason: reason() }),
+            ApiError::from(SubmitError::Unavailable { reason: reason() }),
+        ] {
+            let text = error.body().to_string();
+            assert!(!text.contains("10.1.2.3") && text.contains("log"), "{text}");
+        }
     }
 
     #[test]

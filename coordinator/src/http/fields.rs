@@ -1,45 +1,57 @@
 //! Reading a JSON request body field by field, so that every complaint names the field.
 //!
-//! Unknown fields are left alone: client libraries send new ones every month. Those that would
-//! change the meaning of the answer are refused by name where they are known ([`Fields::refuse`]).
+//! Fields stay text until somebody reads them into what they are: a tree of values would take forty times the
+//! body's size. Lists and objects are counted while they are read. Unknown fields are left alone: client libraries
+//! send new ones every month. Those that would change the meaning of the answer are refused by name where they are
+//! known ([`Fields::refuse`]).
 
-use serde::de::DeserializeOwned;
+use std::fmt;
+
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
+/// Most fields of a request, and of one object in it.
+pub const MAX_FIELDS: usize = 256;
+
+/// Most values that one request may hand to the chat template beside texts: fields of messages that this server
+/// does not know, and `chat_template_kwargs`. Each takes some 200 bytes.
+pub const MAX_TEMPLATE_VALUES: usize = 1 << 16;
+
 /// The fields of a JSON object that have not been read yet.
 #[derive(Debug)]
-pub struct Fields {
-    map: Map<String, Value>,
+pub struct Fields<'a> {
+    fields: Vec<(String, &'a RawValue)>,
     /// Where the object sits in the body, as a prefix for names: `messages[2].`.
     prefix: String,
 }
 
-impl Fields {
+impl<'a> Fields<'a> {
     /// Parses a whole request body.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self { map, prefix: String::new() }),
-            Ok(other) => Err(ApiError::bad_request(format!(
-                "the request body must be a JSON object, not {}",
-                kind(&other)
-            ))),
-            Err(e) => {
-                Err(ApiError::bad_request(format!("the request body is not valid JSON: {e}")))
-            }
+    pub fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
+        let whole: &RawValue = serde_json::from_slice(body).map_err(|e| {
+            ApiError::bad_request(format!("the request body is not valid JSON: {e}"))
+        })?;
+        if kind(whole) != OBJECT {
+            let message = format!("the request body must be a JSON object, not {}", kind(whole));
+            return Err(ApiError::bad_request(message));
         }
+        let fields = entries(whole, MAX_FIELDS)
+            .map_err(|e| ApiError::bad_request(format!("the request body: {}", reason(&e))))?;
+        Ok(Self { fields, prefix: String::new() })
     }
 
     /// An object inside the body; `path` is its name there.
-    pub fn nested(path: &str, value: Value) -> Result<Self, ApiError> {
-        match value {
-            Value::Object(map) => Ok(Self { map, prefix: format!("{path}.") }),
-            other => Err(ApiError::field(
-                path,
-                format!("{path} must be an object, not {}", kind(&other)),
-            )),
+    pub fn nested(path: &str, value: &'a RawValue) -> Result<Self, ApiError> {
+        if kind(value) != OBJECT {
+            let message = format!("{path} must be an object, not {}", kind(value));
+            return Err(ApiError::field(path, message));
         }
+        let fields = entries(value, MAX_FIELDS).map_err(|e| wrong(path, &e))?;
+        Ok(Self { fields, prefix: format!("{path}.") })
     }
 
     /// The full name of a field of this object.
@@ -47,22 +59,21 @@ impl Fields {
         format!("{}{name}", self.prefix)
     }
 
-    /// Removes a field; `null` counts as absent.
-    pub fn raw(&mut self, name: &str) -> Option<Value> {
-        self.map.shift_remove(name).filter(|v| !v.is_null())
+    /// Removes a field as the text that it is; `null` counts as absent.
+    pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+        let at = self.fields.iter().position(|(field, _)| field == name)?;
+        Some(self.fields.remove(at).1).filter(|value| kind(value) != NULL)
     }
 
-    /// Reads an optional field of type `T`.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+    /// Reads an optional field of type `T`, which must not grow beyond its text: lists and objects have
+    /// [`list`] and [`entries`].
+    pub fn take<T: Deserialize<'a>>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         let Some(value) = self.raw(name) else { return Ok(None) };
-        serde_json::from_value(value).map(Some).map_err(|e| {
-            let path = self.path(name);
-            ApiError::field(&path, format!("{path}: {e}"))
-        })
+        read(&self.path(name), value).map(Some)
     }
 
     /// Reads a field that has several names, the first one present.
-    pub fn take_any<T: DeserializeOwned>(&mut self, names: &[&str]) -> Result<Option<T>, ApiError> {
+    pub fn take_any<T: Deserialize<'a>>(&mut self, names: &[&str]) -> Result<Option<T>, ApiError> {
         for name in names {
             if let Some(value) = self.take(name)? {
                 return Ok(Some(value));
@@ -72,8 +83,14 @@ impl Fields {
     }
 
     /// Reads a field that must be there.
-    pub fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
-        self.take(name)?.ok_or_else(|| {
+    pub fn require<T: Deserialize<'a>>(&mut self, name: &str) -> Result<T, ApiError> {
+        let value = self.require_raw(name)?;
+        read(&self.path(name), value)
+    }
+
+    /// The text of a field that must be there.
+    pub fn require_raw(&mut self, name: &str) -> Result<&'a RawValue, ApiError> {
+        self.raw(name).ok_or_else(|| {
             let path = self.path(name);
             ApiError::field(&path, format!("{path} is required"))
         })
@@ -82,33 +99,164 @@ impl Fields {
     /// Refuses a field that would change the answer and that this server does not implement.
     /// Values that ask for nothing (`false`, `[]`, `{}`) pass.
     pub fn refuse(&mut self, name: &str, why: &str) -> Result<(), ApiError> {
-        match self.raw(name) {
-            None | Some(Value::Bool(false)) => Ok(()),
-            Some(Value::Array(a)) if a.is_empty() => Ok(()),
-            Some(Value::Object(o)) if o.is_empty() => Ok(()),
-            Some(_) => {
-                let path = self.path(name);
-                Err(ApiError::unsupported(&path, format!("{path} is not supported: {why}")))
-            }
+        let Some(value) = self.raw(name) else { return Ok(()) };
+        let asks = value.get().bytes().filter(|b| !b.is_ascii_whitespace()).take(6);
+        if matches!(asks.collect::<Vec<_>>().as_slice(), b"false" | b"[]" | b"{}") {
+            return Ok(());
         }
+        let path = self.path(name);
+        Err(ApiError::unsupported(&path, format!("{path} is not supported: {why}")))
     }
 
-    /// What is left, in order.
-    pub fn into_rest(self) -> Map<String, Value> {
-        self.map
+    /// What is left, in order, for the chat template; counted against `left` values.
+    pub fn into_rest(self, left: &mut usize) -> Result<Map<String, Value>, ApiError> {
+        let Self { fields, prefix } = self;
+        let value = |(name, raw): (String, &RawValue)| {
+            let value = tree(&format!("{prefix}{name}"), raw, left)?;
+            Ok((name, value))
+        };
+        fields.into_iter().map(value).collect()
     }
 }
 
-/// What a JSON value is, for messages.
-pub fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
+/// Reads `value`, which is called `path`.
+///
+/// # Errors
+/// It is something else, with its name.
+pub fn read<'a, T: Deserialize<'a>>(path: &str, value: &'a RawValue) -> Result<T, ApiError> {
+    serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))
+}
+
+/// The elements of a list of at most `max`.
+///
+/// # Errors
+/// It is no list, or a longer one.
+pub fn list<'a>(
+    path: &str,
+    value: &'a RawValue,
+    max: usize,
+) -> Result<Vec<&'a RawValue>, ApiError> {
+    let mut reader = serde_json::Deserializer::from_str(value.get());
+    reader.deserialize_seq(Elements { max }).map_err(|e| wrong(path, &e))
+}
+
+/// The fields of an object of at most `max`; of several of one name, the last.
+pub fn entries(
+    value: &RawValue,
+    max: usize,
+) -> Result<Vec<(String, &RawValue)>, serde_json::Error> {
+    let mut reader = serde_json::Deserializer::from_str(value.get());
+    reader.deserialize_map(Entries { max })
+}
+
+/// A value as a tree, of at most `left` values, which it takes away from.
+pub fn tree(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
+    let count = count_values(value.get());
+    match left.checked_sub(count) {
+        Some(rest) => *left = rest,
+        None => {
+            let message = format!(
+                "{path} has {count} values: a request may hand {MAX_TEMPLATE_VALUES} to the chat template"
+            );
+            return Err(ApiError::field(path, message));
+        }
     }
+    read(path, value)
+}
+
+/// An upper bound of the values in a JSON text: each but the first comes after a bracket or a comma.
+fn count_values(text: &str) -> usize {
+    let (mut count, mut in_string, mut escaped) = (1, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+/// A complaint about `path`.
+fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
+    ApiError::field(path, format!("{path}: {}", reason(error)))
+}
+
+/// What a reader found, without its place: that would be one in the field, not in the body.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map_or(text.clone(), |(what, _)| what.to_string())
+}
+
+struct Elements {
+    max: usize,
+}
+
+impl<'de> Visitor<'de> for Elements {
+    type Value = Vec<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while let Some(element) = seq.next_element()? {
+            if elements.len() == self.max {
+                return Err(A::Error::custom(format!("more than {} elements", self.max)));
+            }
+            elements.push(element);
+        }
+        Ok(elements)
+    }
+}
+
+struct Entries {
+    max: usize,
+}
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries: Self::Value = Vec::new();
+        while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
+            match entries.iter().position(|(known, _)| *known == name) {
+                Some(at) => entries[at].1 = value,
+                None if entries.len() == self.max => {
+                    return Err(A::Error::custom(format!("more than {} fields", self.max)));
+                }
+                None => entries.push((name, value)),
+            }
+        }
+        Ok(entries)
+    }
+}
+
+const NULL: &str = "null";
+const OBJECT: &str = "an object";
+
+/// What a JSON value is, for messages.
+pub fn kind(value: &RawValue) -> &'static str {
+    match value.get().trim_start().as_bytes().first() {
+        Some(b'{') => OBJECT,
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => NULL,
+        _ => "a number",
+    }
+}
+
+/// A JSON text for an answer: lists of numbers as they are, without a tree of values.
+pub fn json_text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("our own types have string keys only")
 }
 
 #[cfg(test)]
@@ -125,6 +273,7 @@ mod tests {
             Fields::parse(br#"{"temperature": "hot", "n": null, "tools": [1]}"#).unwrap();
         let error = fields.take::<f32>("temperature").unwrap_err();
         assert_eq!(error.body()["error"]["param"], "temperature");
+        assert!(!message(error).contains("line"), "a place in the field helps nobody");
         assert_eq!(fields.take::<u32>("n").unwrap(), None);
         assert!(message(fields.refuse("tools", "no").unwrap_err()).contains("tools"));
         assert!(
@@ -136,11 +285,45 @@ mod tests {
     fn bodies_that_are_not_objects() {
         assert!(message(Fields::parse(b"[1]").unwrap_err()).contains("an array"));
         assert!(message(Fields::parse(b"{\"a\": ").unwrap_err()).contains("not valid JSON"));
+        assert!(message(Fields::parse(b"{\"a\": \"\xff\"}").unwrap_err()).contains("not valid"));
     }
 
     #[test]
     fn empty_lists_ask_for_nothing() {
-        let mut fields = Fields::parse(br#"{"tools": []}"#).unwrap();
-        assert!(fields.refuse("tools", "no").is_ok());
+        let mut fields =
+            Fields::parse(br#"{"tools": [ ], "a": false, "b": {}, "c": falsehood}"#.as_slice());
+        assert!(fields.is_err());
+        fields = Fields::parse(br#"{"tools": [ ], "a": false, "b": {}, "c": [0]}"#.as_slice());
+        let mut fields = fields.unwrap();
+        for name in ["tools", "a", "b"] {
+            assert!(fields.refuse(name, "no").is_ok(), "{name}");
+        }
+        assert!(fields.refuse("c", "no").is_err());
+    }
+
+    #[test]
+    fn what_grows_is_counted() {
+        let many = format!("{{{}\"z\": 1}}", "\"a\": 1,".repeat(300));
+        assert_eq!(Fields::parse(many.as_bytes()).unwrap().fields.len(), 2, "the last of one name");
+        let names: Vec<String> = (0..=MAX_FIELDS).map(|i| format!("\"f{i}\": 1")).collect();
+        let error = Fields::parse(format!("{{{}}}", names.join(",")).as_bytes()).unwrap_err();
+        assert!(message(error).contains("more than 256 fields"));
+        let long = RawValue::from_string("[1,2,3]".to_string()).unwrap();
+        assert_eq!(list("x", &long, 3).unwrap().len(), 3);
+        assert!(message(list("x", &long, 2).unwrap_err()).contains("x: more than 2"));
+    }
+
+    #[test]
+    fn trees_are_counted_before_they_are_built() {
+        for (text, count) in
+            [("1", 1), ("[]", 2), ("[1,[2]]", 4), (r#"{"a,\"[": 1, "b": "{,"}"#, 3)]
+        {
+            assert!(count_values(text) >= count && count_values(text) <= count + 1, "{text}");
+        }
+        let raw = RawValue::from_string("[1,2,3]".to_string()).unwrap();
+        let mut left = 6;
+        assert!(tree("x", &raw, &mut left).is_ok());
+        assert_eq!(left, 2);
+        assert!(message(tree("x", &raw, &mut left).unwrap_err()).contains("chat template"));
     }
 }

@@ -14,13 +14,14 @@ fn token_text(bytes: &[u8]) -> String {
 pub fn chat(model: &TextModel, tokens: &[TokenPiece]) -> ChatLogprobs {
     let entry = |t: &TokenPiece| {
         let top_logprobs = t.top.iter().map(|(id, logprob)| {
-            let bytes = model.token_bytes(*id);
+            let bytes = model.vocab_bytes(*id);
             TopLogprob { token: token_text(&bytes), logprob: *logprob, bytes }
         });
+        let bytes = model.vocab_bytes(t.id);
         Some(TokenLogprob {
-            token: token_text(&t.bytes),
+            token: token_text(&bytes),
             logprob: t.logprob?,
-            bytes: t.bytes.clone(),
+            bytes,
             top_logprobs: top_logprobs.collect(),
         })
     };
@@ -33,14 +34,15 @@ pub fn text(model: &TextModel, tokens: &[TokenPiece], offset: &mut usize) -> Tex
     let mut out = TextLogprobs::default();
     for t in tokens {
         let Some(logprob) = t.logprob else { continue };
-        let token = token_text(&t.bytes);
+        let token = token_text(&model.vocab_bytes(t.id));
         let top: Map<_, _> = t
             .top
             .iter()
-            .map(|(id, logprob)| (token_text(&model.token_bytes(*id)), json!(logprob)))
+            .map(|(id, logprob)| (token_text(&model.vocab_bytes(*id)), json!(logprob)))
             .collect();
         out.text_offset.push(*offset);
-        *offset += token.chars().count();
+        // A control token has a name and no text.
+        *offset += token_text(&t.bytes).chars().count();
         out.tokens.push(token);
         out.token_logprobs.push(logprob);
         out.top_logprobs.push(top);

@@ -1,10 +1,11 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`] inside.
 //!
 //! The only place that knows that JSON. Requests are read leniently and answered strictly; what
-//! cannot be done is refused by name; a client that is slow to say what it wants is given up
-//! ([`HEAD_WITHIN`]). Knows nothing of workers or schedules.
+//! cannot be done is refused by name; what clients may take of time, connections and memory is bounded (`serve`,
+//! `body`, `fields`). Knows nothing of workers or schedules, and tells nothing of them.
 
 mod answer;
+mod body;
 mod chat;
 mod completions;
 mod error;
@@ -15,6 +16,7 @@ mod params;
 mod serve;
 mod sse;
 mod status;
+mod stream;
 mod tokens;
 mod trace;
 mod types;
@@ -23,28 +25,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{Method, StatusCode};
+use axum::extract::Request;
+use axum::http::Method;
 use axum::middleware;
 use axum::routing::{get, post};
-use brigade_engine::text::TextError;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use error::ApiError;
-pub use serve::{HEAD_WITHIN, serve};
+pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use types::ModelMeta;
 
 use crate::clock;
 use crate::handle::Engine;
 use crate::request::Limits;
 use crate::text_model::TextModel;
-
-/// Largest request body: a prompt of a million tokens and room to spare.
-pub const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// Everything a handler needs; clones share it.
 #[derive(Clone, Debug)]
@@ -65,33 +61,10 @@ pub struct App {
     pub draining: CancellationToken,
     /// Counts sequences.
     pub sequences: Arc<AtomicU64>,
-    /// Permits for work on texts; see [`App::encode`].
-    pub encoders: Arc<Semaphore>,
-}
-
-/// Texts that are templated or tokenised at once.
-pub const MAX_ENCODERS: usize = 8;
-
-impl App {
-    /// Runs templating or tokenising beside the event loop: a long text or a costly template takes
-    /// seconds, and the driver and its heartbeats must not wait for that.
-    async fn encode<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&TextModel) -> Result<T, TextError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let closed = |_| ApiError::server("the server is ending");
-        let permit = self.encoders.clone().acquire_owned().await.map_err(closed)?;
-        let text = self.text.clone();
-        let task = tokio::task::spawn_blocking(move || {
-            let result = work(&text);
-            drop(permit);
-            result
-        });
-        match task.await {
-            Ok(result) => Ok(result?),
-            Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
-        }
-    }
+    /// Room for request bodies, and permits to read them.
+    pub bodies: Bodies,
+    /// Whether `/health` says what is being done and what went wrong.
+    pub health_details: bool,
 }
 
 /// All addresses of the server.
@@ -107,30 +80,24 @@ pub fn router(app: App) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
         .with_state(app)
 }
 
+/// What there is, for whoever asks for something else.
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models, \
+     /health and /metrics";
+
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();
-    ApiError::not_found(format!("{path} does not exist here: the API starts at /v1"))
+    ApiError::not_found(format!("{path} does not exist here; what does: {ADDRESSES}"))
 }
 
 async fn no_such_method(method: Method, request: Request) -> ApiError {
     let path = request.uri().path();
-    ApiError::method_not_allowed(format!("{path} does not take {method}"))
-}
-
-/// The request's body, or the reason why there is none.
-fn body(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    bytes.map_err(|rejection| {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            ApiError::too_large(MAX_BODY_BYTES)
-        } else {
-            ApiError::bad_request(format!("the request body cannot be read: {rejection}"))
-        }
-    })
+    ApiError::method_not_allowed(format!(
+        "{path} does not take {method}; what there is: {ADDRESSES}"
+    ))
 }
 
 /// What all objects of one answer carry.

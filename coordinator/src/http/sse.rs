@@ -10,6 +10,8 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::fields::json_text;
+
 /// Events that wait for a slow client.
 const EVENT_QUEUE: usize = 16;
 
@@ -36,8 +38,7 @@ pub fn channel() -> (Sender, Response) {
 impl Sender {
     /// Sends one object.
     pub async fn json(&self, value: &impl Serialize) -> Result<(), Gone> {
-        let text = serde_json::to_string(value).expect("our own types have string keys only");
-        self.0.send(Event::default().data(text)).await.map_err(|_| Gone)
+        self.0.send(Event::default().data(json_text(value))).await.map_err(|_| Gone)
     }
 
     /// Sends the end mark.

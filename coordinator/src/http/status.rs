@@ -9,20 +9,24 @@ use serde_json::json;
 use super::App;
 use crate::handle::Status;
 
-/// 200 while requests run, 503 with the reason otherwise.
+/// 200 while requests run, 503 otherwise, with how far it is. What is done and why something failed names workers:
+/// that is told with `--health-details` only, since who asks cannot be told from a proxy on this machine.
 pub(super) async fn health(State(app): State<App>) -> Response {
     if app.draining.is_cancelled() {
         return unavailable("stopping", json!({}));
     }
+    let told = |details: serde_json::Value| if app.health_details { details } else { json!({}) };
     match app.engine.status() {
         Status::Ready(_) => Json(json!({ "status": "ok" })).into_response(),
-        Status::Loading { what, done_bytes, total_bytes } => unavailable(
-            "loading",
-            json!({ "what": what, "done_bytes": done_bytes, "total_bytes": total_bytes }),
-        ),
-        Status::Down { reason } => unavailable("down", json!({ "reason": reason })),
+        Status::Loading { what, done_bytes, total_bytes } => {
+            let mut details = told(json!({ "what": what }));
+            details["done_bytes"] = json!(done_bytes);
+            details["total_bytes"] = json!(total_bytes);
+            unavailable("loading", details)
+        }
+        Status::Down { reason } => unavailable("down", told(json!({ "reason": reason }))),
         Status::Stopping => unavailable("stopping", json!({})),
-        Status::Failed { reason } => unavailable("failed", json!({ "reason": reason })),
+        Status::Failed { reason } => unavailable("failed", told(json!({ "reason": reason }))),
     }
 }
 

@@ -21,11 +21,20 @@ enum Play {
     Text(&'static str),
     /// Draws the letters, then the end-of-sequence token.
     TextAndEos(&'static str),
+    /// Draws end-of-sequence tokens.
+    Eos,
     /// Draws one letter and fails.
     Break,
     /// Takes nothing.
     Full,
+    /// Takes nothing, because there is no line.
+    NoLine,
+    /// Draws one letter, on a server that tells details.
+    Details,
 }
+
+/// What no client may learn.
+const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
 
 struct Server {
     router: Router,
@@ -40,6 +49,7 @@ fn server(play: Play, status: Status) -> Server {
     let text = Arc::new(TextModel::sample());
     let (gone, cancelled) = mpsc::channel(16);
     let (model, draining) = (text.clone(), CancellationToken::new());
+    let health_details = matches!(play, Play::Details);
     tokio::spawn(async move {
         let status = ends.status;
         while let Some(submission) = ends.submissions.recv().await {
@@ -64,7 +74,8 @@ fn server(play: Play, status: Status) -> Server {
         metrics: PrometheusBuilder::new().build_recorder().handle(),
         draining: draining.clone(),
         sequences: Arc::default(),
-        encoders: Arc::new(tokio::sync::Semaphore::new(MAX_ENCODERS)),
+        bodies: Bodies::default(),
+        health_details,
     };
     Server { router: router(app), cancelled, draining }
 }
@@ -82,13 +93,21 @@ async fn perform(
         verdict.send(Err(error)).unwrap();
         return;
     }
+    if matches!(play, Play::NoLine) {
+        let reason = SECRET.to_string();
+        verdict.send(Err(SubmitError::Unavailable { reason })).unwrap();
+        return;
+    }
     verdict.send(Ok(())).unwrap();
     let Work::Generate { max_tokens, sampler, stop_tokens } = request.work else { panic!() };
     let text = match play {
         Play::Text(text) | Play::TextAndEos(text) => text,
-        Play::Break | Play::Full => "a",
+        Play::Eos => "",
+        Play::Break | Play::Full | Play::NoLine | Play::Details => "a",
     };
-    let ids = text.chars().map(|c| model.tokenizer().find(&c.to_string()).unwrap());
+    let letters = text.chars().map(|c| model.tokenizer().find(&c.to_string()).unwrap());
+    let eos = if matches!(play, Play::Eos) { 2 } else { 0 };
+    let ids = letters.chain(std::iter::repeat_n(2, eos));
     for id_drawn in ids.take(max_tokens as usize) {
         let logprob = sampler.top_logprobs.map(|_| -0.5);
         let top = vec![(id_drawn, -0.5); sampler.top_logprobs.unwrap_or(0) as usize];
@@ -102,7 +121,7 @@ async fn perform(
     let eos = SampledToken { id: 2, logprob: None, top: Vec::new() };
     let reason = match play {
         Play::Break => {
-            let reason = "stage 1 died".to_string();
+            let reason = SECRET.to_string();
             events
                 .send(SeqEvent::Failed(Failure::LineDown { reason, generated: 1 }))
                 .await
@@ -252,6 +271,7 @@ async fn errors_have_openais_shape_and_the_right_status() {
             "tools",
         ),
         ("/v1/nothing", "{}", 404, "/v1/nothing"),
+        ("/v1", "{}", 404, "/v1/chat/completions"),
         ("/v1/models", "{}", 405, "POST"),
     ] {
         let response = send(&server, "POST", path, body).await;
@@ -296,20 +316,83 @@ async fn a_broken_line_ends_answers_with_an_error() {
     let server = ready(Play::Break);
     let (status, body) = post(&server, "/v1/completions", json!({ "prompt": "a" })).await;
     assert_eq!(status, 503);
-    assert!(body["error"]["message"].as_str().unwrap().contains("stage 1 died"));
-    for (path, what) in [
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.contains("broke after 1 generated tokens"), "{message}");
+    assert!(!body.to_string().contains("10.1.2.3"), "{body}");
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    for (path, request) in [
         ("/v1/completions", json!({ "prompt": "a", "stream": true })),
-        (
-            "/v1/chat/completions",
-            json!({ "messages": [{ "role": "user", "content": "a" }], "stream": true }),
-        ),
+        ("/v1/chat/completions", json!({ "messages": messages, "stream": true })),
     ] {
-        let lines = stream(&server, path, what).await;
-        let [.., error, end] = &lines[..] else { panic!("{lines:?}") };
+        let lines = stream(&server, path, request).await;
+        let [.., error, done] = lines.as_slice() else { panic!("{lines:?}") };
         let error: Value = serde_json::from_str(error).unwrap();
-        assert!(error["error"]["message"].as_str().unwrap().contains("stage 1 died"));
-        assert_eq!(end, "[DONE]", "clients read until then");
+        assert!(error["error"]["message"].as_str().unwrap().contains("line of workers broke"));
+        assert_eq!(done, "[DONE]", "every stream has an end");
+        assert!(!lines.concat().contains("10.1.2.3"), "{lines:?}");
     }
+}
+
+#[tokio::test]
+async fn nobody_learns_workers_addresses() {
+    let (status, body) =
+        post(&ready(Play::NoLine), "/v1/completions", json!({ "prompt": "a" })).await;
+    assert_eq!(status, 503);
+    assert!(body.to_string().contains("/health") && !body.to_string().contains("10.1.2.3"));
+    let states = || {
+        let (reason, what) = (SECRET.to_string(), SECRET.to_string());
+        [
+            Status::Down { reason: reason.clone() },
+            Status::Failed { reason },
+            Status::Loading { what, done_bytes: 1, total_bytes: 2 },
+        ]
+    };
+    for status in states() {
+        let body = get_health(&server(Play::Break, status)).await;
+        assert!(!body.contains("10.1.2.3") && body.contains("\"status\""), "{body}");
+    }
+    for status in states() {
+        let body = get_health(&server(Play::Details, status)).await;
+        assert!(body.contains("10.1.2.3"), "with --health-details: {body}");
+    }
+}
+
+async fn get_health(server: &Server) -> String {
+    let response = send(server, "GET", "/health", Body::empty()).await;
+    assert_eq!(response.status(), 503);
+    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn the_end_token_has_its_name_among_the_alternatives() {
+    let server = ready(Play::Eos);
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let request = json!({ "messages": messages, "logprobs": true, "top_logprobs": 1, "max_tokens": 1,
+                          "ignore_eos": true });
+    let (_, body) = post(&server, "/v1/chat/completions", request).await;
+    let drawn = &body["choices"][0]["logprobs"]["content"][0];
+    let bytes = json!("</s>".as_bytes());
+    assert_eq!((&drawn["token"], &drawn["bytes"]), (&json!("</s>"), &bytes));
+    let top = &drawn["top_logprobs"][0];
+    assert_eq!((&top["token"], &top["bytes"]), (&json!("</s>"), &bytes));
+    assert_eq!(body["choices"][0]["message"]["content"], "", "its name is no text of the answer");
+    let request = json!({ "prompt": "a", "logprobs": 1, "max_tokens": 2, "ignore_eos": true });
+    let (_, body) = post(&server, "/v1/completions", request).await;
+    let logprobs = &body["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["</s>", "</s>"]));
+    assert_eq!(logprobs["top_logprobs"][0], json!({ "</s>": -0.5 }));
+    assert_eq!(logprobs["text_offset"], json!([0, 0]));
+}
+
+#[tokio::test]
+async fn the_default_number_of_tokens_is_named() {
+    let server = ready(Play::Text("abcdefghijklmnopqrstuvwxyz"));
+    let (_, body) = post(&server, "/v1/completions", json!({ "prompt": "x" })).await;
+    assert_eq!(body["choices"][0]["text"], "abcdefghijklmnop", "OpenAI's 16");
+    let messages = json!([{ "role": "user", "content": "" }]);
+    let (_, body) = post(&server, "/v1/chat/completions", json!({ "messages": messages })).await;
+    assert!(body["usage"]["completion_tokens"].as_u64().unwrap() > 16, "{body}");
 }
 
 #[tokio::test]

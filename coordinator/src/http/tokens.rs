@@ -1,35 +1,77 @@
 //! `POST /tokenize` and `POST /detokenize`, as llama.cpp's server has them.
 
-use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use serde_json::{Value, json};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response};
+use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::App;
+use super::body::text_error;
 use super::error::ApiError;
-use super::fields::Fields;
-use super::{App, body};
+use super::fields::{Fields, json_text};
+use super::stream::Answer;
+
+/// Longest text to tokenise: its answer takes some seven bytes for each of it.
+pub const MAX_TOKENIZE_BYTES: usize = 4 << 20;
+
+/// Most ids to turn into text: each may stand for hundreds of bytes.
+pub const MAX_DETOKENIZE: usize = 1 << 18;
+
+#[derive(Serialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+}
+
+#[derive(Serialize)]
+struct Content {
+    content: String,
+}
 
 /// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool}` to `{"tokens": [...]}`.
 pub(super) async fn tokenize(
     State(app): State<App>,
-    bytes: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let mut fields = Fields::parse(&body(bytes)?)?;
-    let content: String = fields.require("content")?;
-    let add = fields.take("add_special")?.unwrap_or(false);
-    let parse = fields.take("parse_special")?.unwrap_or(true);
-    let tokens = app.encode(move |text| text.tokenizer().encode(&content, add, parse)).await?;
-    Ok(Json(json!({ "tokens": tokens })))
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let body = app.bodies.take(request).await?;
+    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+        let mut fields = Fields::parse(bytes)?;
+        let content: String = fields.require("content")?;
+        if content.len() > MAX_TOKENIZE_BYTES {
+            let message =
+                format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
+            return Err(ApiError::field("content", message));
+        }
+        let add = fields.take("add_special")?.unwrap_or(false);
+        let parse = fields.take("parse_special")?.unwrap_or(true);
+        let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
+        Ok(json_text(&Tokens { tokens }))
+    });
+    read.await.map(answer)
 }
 
 /// `{"tokens": [...]}` to `{"content": TEXT}`.
 pub(super) async fn detokenize(
     State(app): State<App>,
-    bytes: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let mut fields = Fields::parse(&body(bytes)?)?;
-    let tokens: Vec<u32> = fields.require("tokens")?;
-    let content = app.encode(move |text| text.tokenizer().detokenize(&tokens, false)).await?;
-    Ok(Json(json!({ "content": content })))
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let body = app.bodies.take(request).await?;
+    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+        let tokens: Vec<u32> = Fields::parse(bytes)?.require("tokens")?;
+        if tokens.len() > MAX_DETOKENIZE {
+            let message = format!("tokens has {} ids: at most {MAX_DETOKENIZE}", tokens.len());
+            return Err(ApiError::field("tokens", message));
+        }
+        let content = text.tokenizer().detokenize(&tokens, false).map_err(text_error)?;
+        Ok(json_text(&Content { content }))
+    });
+    read.await.map(answer)
+}
+
+/// An answer as large as its request keeps the room of that until it is sent.
+fn answer((json, room): (String, Option<OwnedSemaphorePermit>)) -> Response<Body> {
+    let mut response = Response::new(Body::new(Answer::new(Body::from(json), room)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }

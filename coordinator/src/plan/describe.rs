@@ -39,6 +39,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         sequence: SequenceBytes::of(&costs.model.layers),
         wished_blocks: placement.wished_blocks,
         settings: *costs.settings,
+        by_hand: placement.by_hand,
         notes,
     }
 }
@@ -117,6 +118,9 @@ fn cut_reason(cut_bytes: &[u64], cut: usize) -> Option<String> {
 fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> {
     let mut notes = Vec::new();
     let settings = costs.settings;
+    if let Some(cut) = &placement.by_hand {
+        notes.push(format!("cut by hand: {cut}"));
+    }
     if !placement.order.is_sorted() {
         notes.push("workers were reordered: in the given order the model does not fit, or not on all of them"
                 .to_owned());
@@ -139,7 +143,10 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
     }
     for &worker in unused {
         let name = &costs.workers[worker].name;
-        notes.push(format!("{name} holds nothing: no cut that fits is faster with it"));
+        notes.push(match &placement.by_hand {
+            Some(cut) => format!("{name} holds nothing: {cut} leaves it out"),
+            None => format!("{name} holds nothing: no cut that fits is faster with it"),
+        });
     }
     notes
 }

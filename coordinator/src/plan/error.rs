@@ -24,6 +24,14 @@ pub enum PlanError {
         /// As given.
         value: String,
     },
+    /// A cut by hand that cannot be.
+    #[error("{cut} does not fit: {problem}")]
+    Cut {
+        /// As typed.
+        cut: String,
+        /// What does not fit, and what would.
+        problem: String,
+    },
     /// The model does not fit.
     #[error("{0}")]
     DoesNotFit(Shortage),

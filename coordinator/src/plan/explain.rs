@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::units::format_bytes;
-use super::{Balance, Plan, StagePlan};
+use super::{Balance, Capacity, Plan, StagePlan};
 
 impl Plan {
     /// A table of the stages, then the reasons.
@@ -21,6 +21,29 @@ impl Plan {
         let [prefill, decode] =
             [Balance::PREFILL, Balance::DECODE].map(|work| self.balance_of(work) * n as f64);
         format!("{prefill:.2}x of {n} in prefill, {decode:.2}x in decode")
+    }
+
+    /// `KV cache for 65536 positions: 16 sequences of up to 4096 at once, 64 kept beside them`.
+    pub fn describe_room(&self) -> String {
+        let Capacity { n_slots, n_kept, .. } = self.capacity;
+        let (ctx, positions) = (self.settings.ctx, self.positions());
+        let full = positions / u64::from(ctx);
+        let at_once = match full < u64::from(n_slots) {
+            true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),
+            false => format!("{n_slots} sequences of up to {ctx} at once"),
+        };
+        match self.sequence.kv_bytes_per_token {
+            // States alone: how long a sequence is makes no difference.
+            0 => format!("states of {n_slots} sequences at once, {n_kept} kept beside them"),
+            _ => {
+                format!("KV cache for {positions} positions: {at_once}, {n_kept} kept beside them")
+            }
+        }
+    }
+
+    /// Positions there are KV pages for.
+    fn positions(&self) -> u64 {
+        u64::from(self.capacity.n_blocks) * u64::from(self.settings.block_positions)
     }
 
     fn write_table(&self, out: &mut String) -> std::fmt::Result {
@@ -52,20 +75,15 @@ impl Plan {
     }
 
     fn write_reasons(&self, out: &mut String) -> std::fmt::Result {
-        let positions =
-            u64::from(self.capacity.n_blocks) * u64::from(self.settings.block_positions);
         writeln!(
             out,
-            "{}: {} stages, balanced to {:.2}x of {} ({}); KV cache for {positions} positions, {} sequences of \
-             up to {} positions, {} kept beside them",
+            "{}: {} stages, balanced to {:.2}x of {} ({}); {}",
             self.model,
             self.stages.len(),
             self.balance() * self.stages.len() as f64,
             self.stages.len(),
             self.describe_balance(),
-            self.capacity.n_slots,
-            self.settings.ctx,
-            self.capacity.n_kept
+            self.describe_room()
         )?;
         writeln!(out, "a sequence: {}", self.sequence)?;
         for (i, stage) in self.stages.iter().enumerate() {

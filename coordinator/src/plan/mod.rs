@@ -14,6 +14,7 @@ mod error;
 mod explain;
 mod facts;
 mod from_gguf;
+mod hand;
 mod place;
 mod predict;
 mod units;
@@ -29,6 +30,7 @@ pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
 pub use facts::{LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
+pub use hand::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
 
@@ -127,6 +129,8 @@ pub struct Plan {
     pub wished_blocks: u32,
     /// As planned for.
     pub settings: PlanSettings,
+    /// What was asked for by hand, such as `--cuts 12,24`; `None`: the planner chose the cuts.
+    pub by_hand: Option<String>,
     /// What is worth knowing about the plan as a whole.
     pub notes: Vec<String>,
 }
@@ -196,6 +200,41 @@ pub fn plan(
     let costs = cost::Costs::new(model, workers, settings);
     let placement = place::place(&costs)?;
     Ok(describe::describe(&costs, placement))
+}
+
+/// Places `model` on `workers` as `cut` says, in the given order.
+///
+/// # Errors
+/// [`PlanError::Cut`] names what does not fit and what would; the others as for [`plan`].
+pub fn plan_by_hand(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    cut: &HandCut,
+) -> Result<Plan, PlanError> {
+    check(model, workers, settings)?;
+    let costs = cost::Costs::new(model, workers, settings);
+    let placement = hand::place(&costs, cut)?;
+    Ok(describe::describe(&costs, placement))
+}
+
+/// [`plan`], or [`plan_by_hand`] over the first workers that `cut` names; those beyond them are spare.
+///
+/// # Errors
+/// As those; fewer workers than `cut` names are [`PlanError::Cut`].
+pub fn plan_line(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    cut: Option<&HandCut>,
+) -> Result<Plan, PlanError> {
+    match cut {
+        None => plan(model, workers, settings),
+        Some(cut) => {
+            let first = workers.get(..cut.n_workers()).unwrap_or(workers);
+            plan_by_hand(model, first, settings, cut)
+        }
+    }
 }
 
 fn check(

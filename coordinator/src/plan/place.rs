@@ -28,6 +28,8 @@ pub(super) struct Placement {
     pub ranges: Vec<Range<usize>>,
     pub capacity: Capacity,
     pub wished_blocks: u32,
+    /// The cut that was asked for, if it was not chosen here.
+    pub by_hand: Option<String>,
 }
 
 /// Chooses, or says what is missing.
@@ -65,18 +67,19 @@ fn for_each_order(done: &mut Vec<usize>, rest: &[usize], visit: &mut impl FnMut(
 }
 
 /// KV pages for one sequence of full length, and for all.
-fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
+pub(super) fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
     let least = settings.ctx.div_ceil(settings.block_positions);
     (least, least.saturating_mul(settings.max_seqs))
 }
 
-fn capacity(costs: &Costs, n_blocks: u32, n_kept: u32) -> Capacity {
+/// What `n_blocks` pages and `n_kept` kept sequences come to.
+pub(super) fn capacity(costs: &Costs, n_blocks: u32, n_kept: u32) -> Capacity {
     Capacity { n_blocks, n_slots: costs.settings.max_seqs, n_kept }
 }
 
 /// The largest number of `low..=high` that is `good`, where `low` is and a number beyond one that is not is
 /// not either.
-fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
+pub(super) fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if good(middle) { low = middle } else { high = middle - 1 }
@@ -113,7 +116,8 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
     };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs, n_blocks, n_kept);
-    let placement = Placement { order: order.to_vec(), ranges, capacity, wished_blocks: wished };
+    let (order, by_hand) = (order.to_vec(), None);
+    let placement = Placement { order, ranges, capacity, wished_blocks: wished, by_hand };
     Some((slowest, placement))
 }
 
