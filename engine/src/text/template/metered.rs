@@ -1,0 +1,196 @@
+//! A compiled template with its meter: after each instruction that makes a value comes one that counts it,
+//! before each that could make too much one that refuses. Nothing else about the program changes.
+//!
+//! Rests on the template engine's instructions, whose form is no promise of that crate: its version is
+//! pinned, and every instruction is named here, so that a new one does not compile.
+
+use std::sync::Arc;
+
+use minijinja::machinery::{
+    CodeGenerator, CompiledTemplate, Instruction, Instructions, TemplateConfig, parse,
+};
+use minijinja::value::{Value, ValueKind};
+use minijinja::{AutoEscape, Error, ErrorKind};
+
+use super::folding;
+
+/// Counts a value.
+pub const MADE: &str = "brigade/made";
+/// Counts a value put together from others and walks through it.
+pub const BUILT: &str = "brigade/built";
+/// Notes the right operand of an addition.
+pub const RIGHT: &str = "brigade/right";
+/// Counts what an addition made.
+pub const ADDED: &str = "brigade/added";
+/// Puts two values together as text.
+pub const CONCAT: &str = "brigade/concat";
+/// Refuses what a namespace may not keep.
+pub const KEPT: &str = "brigade/kept";
+
+/// Most lists spread into one call or list by `*`.
+const MAX_SPREADS: usize = 8;
+/// The slot of a filter that the engine looks up each time.
+const NO_SLOT: u8 = !0;
+
+/// Compiles a source with its meter.
+///
+/// # Errors
+/// The engine's, or what would be too large already when compiled.
+pub fn compile<'s>(
+    name: &'s str,
+    source: &'s str,
+    config: &TemplateConfig,
+) -> Result<CompiledTemplate<'s>, Error> {
+    let tree = parse(source, name, config.syntax_config.clone())?;
+    folding::check(&tree)?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&tree);
+    let (instructions, blocks) = generator.finish();
+    let blocks = blocks.into_iter().map(|(name, block)| Ok((name, metered(&block)?)));
+    Ok(CompiledTemplate {
+        instructions: metered(&instructions)?,
+        blocks: blocks.collect::<Result<_, Error>>()?,
+        buffer_size_hint: 0,
+        syntax_config: config.syntax_config.clone(),
+        initial_auto_escape: AutoEscape::None,
+    })
+}
+
+/// The settings that sources are compiled with.
+pub fn config(syntax: minijinja::syntax::SyntaxConfig) -> TemplateConfig {
+    TemplateConfig { syntax_config: syntax, default_auto_escape: Arc::new(|_| AutoEscape::None) }
+}
+
+fn metered<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
+    let mut out = Instructions::new(plain.name(), plain.source());
+    // Where each instruction has gone, with what stands before it.
+    let mut places = Vec::new();
+    let mut at = 0;
+    while let Some(instruction) = plain.get(at) {
+        let mut first = None;
+        for instruction in expand(instruction)? {
+            let place = match (plain.get_span(at), plain.get_line(at)) {
+                (Some(span), _) => out.add_with_span(instruction, span),
+                (None, Some(line)) => {
+                    out.add_with_line(instruction, line.try_into().unwrap_or(u16::MAX))
+                }
+                (None, None) => out.add(instruction),
+            };
+            first.get_or_insert(place);
+        }
+        places.extend(first);
+        at += 1;
+    }
+    let end = places.len() as u32;
+    let mut n = 0;
+    while let Some(instruction) = out.get_mut(n) {
+        n += 1;
+        if let Some(target) = target(instruction) {
+            debug_assert!(*target <= end, "a jump within the program");
+            *target = places.get(*target as usize).copied().unwrap_or(u32::MAX);
+        }
+    }
+    Ok(out)
+}
+
+/// Where an instruction may go on besides the next one.
+fn target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
+    match instruction {
+        Instruction::Iterate(target)
+        | Instruction::Jump(target)
+        | Instruction::JumpIfFalse(target)
+        | Instruction::JumpIfFalseOrPop(target)
+        | Instruction::JumpIfTrueOrPop(target)
+        | Instruction::BuildMacro(_, target, _) => Some(target),
+        _ => None,
+    }
+}
+
+/// An instruction with what counts it.
+fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
+    let call = |filter, n| Instruction::ApplyFilter(filter, Some(n), NO_SLOT);
+    let then = |filter| Ok(vec![plain.clone(), call(filter, 1)]);
+    match plain {
+        // Through the formatter, which counts, as text that needs no escapes.
+        Instruction::EmitRaw(text) => {
+            let text = Value::from_safe_string((*text).to_owned());
+            Ok(vec![Instruction::LoadConst(text), Instruction::Emit])
+        }
+        Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => then(MADE),
+        Instruction::Slice
+        | Instruction::Mul
+        | Instruction::ApplyFilter(..)
+        | Instruction::CallMethod(..)
+        | Instruction::CallObject(..)
+        | Instruction::BuildMacro(..) => then(MADE),
+        Instruction::BuildMap(_)
+        | Instruction::BuildList(_)
+        | Instruction::BuildTuple(_)
+        | Instruction::CallFunction(..) => then(BUILT),
+        Instruction::Add => Ok(vec![call(RIGHT, 1), plain.clone(), call(ADDED, 1)]),
+        Instruction::StringConcat => Ok(vec![call(CONCAT, 2)]),
+        // The value lies below the namespace.
+        Instruction::SetAttr(_) => {
+            Ok(vec![Instruction::Swap, call(KEPT, 1), Instruction::Swap, plain.clone()])
+        }
+        Instruction::UnpackLists(n) if *n > MAX_SPREADS => {
+            let what = format!("{n} lists are spread in one place, the limit is {MAX_SPREADS}");
+            Err(Error::new(ErrorKind::InvalidOperation, what))
+        }
+        // These make nothing, or numbers, or hand on what is there. What is captured was counted as it was
+        // written; what is unpacked was counted as the list it is unpacked from.
+        Instruction::LoadConst(_)
+        | Instruction::StoreLocal(_)
+        | Instruction::Lookup(_)
+        | Instruction::GetAttr(_)
+        | Instruction::GetItem
+        | Instruction::BuildKwargs(_)
+        | Instruction::MergeKwargs(_)
+        | Instruction::UnpackList(_)
+        | Instruction::UnpackLists(_)
+        | Instruction::Sub
+        | Instruction::Div
+        | Instruction::IntDiv
+        | Instruction::Rem
+        | Instruction::Pow
+        | Instruction::Neg
+        | Instruction::Eq
+        | Instruction::Ne
+        | Instruction::Gt
+        | Instruction::Gte
+        | Instruction::Lt
+        | Instruction::Lte
+        | Instruction::Not
+        | Instruction::In
+        | Instruction::CompareAndPreserve(_)
+        | Instruction::PerformTest(..)
+        | Instruction::Emit
+        | Instruction::PushLoop(_)
+        | Instruction::PushWith
+        | Instruction::Iterate(_)
+        | Instruction::PushDidNotIterate
+        | Instruction::PopFrame
+        | Instruction::PopLoopFrame
+        | Instruction::Jump(_)
+        | Instruction::JumpIfFalse(_)
+        | Instruction::JumpIfFalseOrPop(_)
+        | Instruction::JumpIfTrueOrPop(_)
+        | Instruction::PushAutoEscape
+        | Instruction::PopAutoEscape
+        | Instruction::BeginCapture(_)
+        | Instruction::EndCapture
+        | Instruction::DupTop
+        | Instruction::DiscardTop
+        | Instruction::FastSuper
+        | Instruction::FastRecurse
+        | Instruction::Swap
+        | Instruction::CallBlock(_)
+        | Instruction::LoadBlocks
+        | Instruction::Include(_)
+        | Instruction::ExportLocals
+        | Instruction::Return
+        | Instruction::IsUndefined
+        | Instruction::Enclose(_)
+        | Instruction::GetClosure => Ok(vec![plain.clone()]),
+    }
+}
