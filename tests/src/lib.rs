@@ -3,4 +3,5 @@
 pub mod golden;
 pub mod line;
 pub mod lines;
+pub mod modules;
 pub mod process;
