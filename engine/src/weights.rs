@@ -217,13 +217,7 @@ impl<'a> WeightLoader<'a> {
         let Some(tensor) = self.model.tensor(name) else {
             return Err(GgufError::MissingTensor { name: name.to_owned() }.into());
         };
-        let mut found = tensor.dims();
-        while found.len() > dims.len()
-            && let [shorter @ .., 1] | [1, shorter @ ..] = found
-        {
-            found = shorter;
-        }
-        if found != dims {
+        if !same_shape(tensor.dims(), dims) {
             return Err(ModelError::Bad(format!(
                 "tensor {name} has dimensions {:?}, the metadata ask for {dims:?}",
                 tensor.dims()
@@ -231,5 +225,56 @@ impl<'a> WeightLoader<'a> {
         }
         self.taken.insert(name.to_owned());
         Ok(tensor)
+    }
+}
+
+/// Whether a tensor with the dimensions `found` holds what is described as `wanted`. Dimensions of 1 at the
+/// end say nothing: some writers drop them, others add some. A few files begin with them as well.
+fn same_shape(found: &[usize], wanted: &[usize]) -> bool {
+    let mut found = without_trailing_ones(found);
+    while found.len() > wanted.len()
+        && let [1, shorter @ ..] = found
+    {
+        found = shorter;
+    }
+    found == without_trailing_ones(wanted)
+}
+
+fn without_trailing_ones(mut dims: &[usize]) -> &[usize] {
+    while let [shorter @ .., 1] = dims {
+        dims = shorter;
+    }
+    dims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dimensions_of_one_at_the_end_do_not_tell_shapes_apart() {
+        let same: [(&[usize], &[usize]); 8] = [
+            (&[512], &[512, 1]),
+            (&[512, 1], &[512]),
+            (&[4, 1, 8], &[4, 1, 8]),
+            (&[4, 1, 8, 1], &[4, 1, 8]),
+            (&[4], &[4, 1, 1]),
+            (&[1, 8], &[8]),
+            (&[1, 8, 1], &[8]),
+            (&[1], &[1, 1]),
+        ];
+        for (found, wanted) in same {
+            assert!(same_shape(found, wanted), "{found:?} {wanted:?}");
+        }
+        let other: [(&[usize], &[usize]); 5] = [
+            (&[512], &[512, 2]),
+            (&[8, 4], &[4, 8]),
+            (&[4, 8], &[4, 1, 8]),
+            (&[1, 8], &[8, 1]),
+            (&[7], &[8]),
+        ];
+        for (found, wanted) in other {
+            assert!(!same_shape(found, wanted), "{found:?} {wanted:?}");
+        }
     }
 }

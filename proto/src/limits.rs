@@ -34,8 +34,6 @@ pub const MAX_BLOCKS: u32 = 1 << 24;
 pub const MAX_CTX: u32 = 1 << 24;
 /// Rows of a ubatch.
 pub const MAX_ROWS: u32 = 16_384;
-/// f32 values a boundary row may have.
-pub const MAX_BOUNDARY_WIDTH: u32 = 1 << 20;
 /// Sequence operations in a ubatch.
 pub const MAX_OPS: usize = 65_536;
 /// Entries of a sequence's logit bias.

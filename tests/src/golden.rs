@@ -43,6 +43,10 @@ pub struct Entry {
     pub greedy: Vec<u32>,
 }
 
+/// Golden models that are not run, each with its reason. Whatever stands in a manifest and not here must
+/// pass.
+pub const NOT_RUN: [(&str, &str); 0] = [];
+
 impl Entry {
     /// Whether the weights are not quantised.
     pub fn is_f32(&self, name: &str) -> bool {
@@ -54,6 +58,17 @@ impl Golden {
     /// The models of the repository.
     pub fn repository() -> Self {
         Self::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("data/golden"))
+    }
+
+    /// The models that must pass, by name: all but those of [`NOT_RUN`], which are said aloud.
+    pub fn models(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        self.manifest.models.iter().filter(|(name, _)| {
+            let reason = NOT_RUN.iter().find(|(not_run, _)| not_run == name);
+            if let Some((name, reason)) = reason {
+                println!("{name:20} not run: {reason}");
+            }
+            reason.is_none()
+        })
     }
 
     /// The models of the repository, and those of `BRIGADE_TEST_DATA` where it is set.

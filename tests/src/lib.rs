@@ -4,5 +4,6 @@ pub mod fakes;
 pub mod golden;
 pub mod line;
 pub mod lines;
+pub mod modules;
 pub mod process;
 pub mod up_share;

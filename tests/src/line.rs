@@ -37,6 +37,8 @@ pub struct LineConfig {
     pub cuts: Vec<usize>,
     /// Op table; `None`: [`serving`].
     pub kernels: Option<&'static str>,
+    /// Op table of each stage in turn, over and over; empty: `kernels` for all.
+    pub mixed: Vec<&'static str>,
     /// Compute threads of each stage.
     pub threads: usize,
     /// Type of the KV cache.
@@ -45,7 +47,13 @@ pub struct LineConfig {
 
 impl Default for LineConfig {
     fn default() -> Self {
-        Self { cuts: Vec::new(), kernels: None, threads: 1, kv_type: KvType::F32 }
+        Self {
+            cuts: Vec::new(),
+            kernels: None,
+            mixed: Vec::new(),
+            threads: 1,
+            kv_type: KvType::F32,
+        }
     }
 }
 
@@ -93,7 +101,12 @@ impl Line {
         let mut bounds = vec![0];
         bounds.extend(&config.cuts);
         bounds.push(n_layer);
-        let stages = bounds.windows(2).map(|w| load(&model, w[0]..w[1], config)).collect();
+        let tables = |stage: usize| match config.mixed.as_slice() {
+            [] => config.kernels,
+            mixed => Some(mixed[stage % mixed.len()]),
+        };
+        let stages = bounds.windows(2).enumerate();
+        let stages = stages.map(|(i, w)| load(&model, w[0]..w[1], tables(i), config)).collect();
         Self { stages, next_id: 0 }
     }
 
@@ -190,8 +203,13 @@ pub fn into_token(row: RowOutput) -> SampledToken {
     }
 }
 
-fn load(model: &Arc<Gguf>, layers: Range<usize>, config: &LineConfig) -> Stage {
-    let kernels = config.kernels.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
+fn load(
+    model: &Arc<Gguf>,
+    layers: Range<usize>,
+    table: Option<&str>,
+    config: &LineConfig,
+) -> Stage {
+    let kernels = table.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
     let compute = Compute::new(kernels, config.threads, None).unwrap();
     let stage = StageConfig {
         n_slots: N_SLOTS,

@@ -1,56 +1,72 @@
-//! The op tables of one machine agree about whole models: integer parts are exact, floats are added in
-//! another order, and what that makes of the logits stays within the limits stated here.
+//! All CPU tables compute the same bits, whole models too: each table by itself, all of them mixed in one line,
+//! and this machine as those before it, whose logits' hashes are in `tests/data/golden/bits.json`.
 //!
 //! All tables that this machine has, or the one that `BRIGADE_TEST_KERNELS` names beside `reference`.
-//! `--nocapture` prints the distances of every golden model.
+
+use std::collections::BTreeMap;
 
 use brigade_engine::arch;
 use brigade_engine::gguf::Gguf;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
 
-/// Limit of ||a - b|| / ||b|| over the logits of 100 positions, models in f32.
-const F32_LIMIT: f64 = 1e-5;
-/// The same for quantised models: an activation near the border of two 8-bit codes may fall to either.
-const QUANT_LIMIT: f64 = 2e-2;
+/// Rows of a ubatch.
+const N_UBATCH: usize = 64;
 
 #[test]
-fn golden_models_are_the_same_on_every_table_within_the_stated_distance() {
-    let tables = line::compared_tables();
-    let mut largest = [0.0_f64; 2];
+fn golden_models_are_the_same_bits_on_every_table_and_mixed() {
+    let tables: Vec<&'static str> =
+        line::compared_tables().iter().map(|table| table.name).collect();
+    println!("tables: {}", tables.join(", "));
     for golden in Golden::folders() {
-        for (name, entry) in &golden.manifest.models {
+        for (name, entry) in golden.models() {
             let path = golden.folder.join(&entry.file);
-            if let Err(reason) = arch::describe(&Gguf::open(&path).unwrap()) {
-                println!("{name:20} skipped: {reason}");
-                continue;
+            let tokens = &golden.manifest.tokens;
+            let logits =
+                |config: &LineConfig| bits(Line::open(&path, config).logits(tokens, N_UBATCH));
+            let alone = |table| LineConfig { kernels: Some(table), ..LineConfig::default() };
+            let first = logits(&alone(tables[0]));
+            for table in &tables[1..] {
+                let other = logits(&alone(table));
+                assert!(first == other, "{name}: {table} differs from {}", tables[0]);
             }
-            let logits = |table| {
-                let config = LineConfig { kernels: Some(table), ..LineConfig::default() };
-                Line::open(&path, &config).logits(&golden.manifest.tokens, 64)
-            };
-            let all: Vec<_> = tables.iter().map(|table| logits(table.name)).collect();
-            let is_quantised = !entry.is_f32(name);
-            let limit = if is_quantised { QUANT_LIMIT } else { F32_LIMIT };
-            for (pair, names) in all.windows(2).zip(tables.windows(2)) {
-                let error = distance(&pair[0], &pair[1]);
-                println!("{name:20} {} and {}: {error:.2e}", names[0].name, names[1].name);
-                assert!(error <= limit, "{name}: {error:e}");
-                let largest = &mut largest[usize::from(is_quantised)];
-                *largest = largest.max(error);
-            }
+            let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+            let cuts = Line::even_cuts(n_layer, tables.len().max(2));
+            let mixed = LineConfig { cuts, mixed: tables.clone(), ..LineConfig::default() };
+            assert!(first == logits(&mixed), "{name}: mixed tables differ from {}", tables[0]);
+            println!("{name:20} the same bits");
         }
     }
-    println!("largest distance: f32 models {:.2e}, quantised {:.2e}", largest[0], largest[1]);
 }
 
-/// ||a - b|| / ||b|| over all rows together.
-fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
-    assert_eq!((a.len(), a[0].len()), (b.len(), b[0].len()));
-    let (mut difference, mut norm) = (0.0, 0.0);
-    for (&a, &b) in a.iter().flatten().zip(b.iter().flatten()) {
-        difference += (f64::from(a) - f64::from(b)).powi(2);
-        norm += f64::from(b).powi(2);
+/// One machine has the tables of one processor only. That another kind of machine computes the same bits
+/// shows in hashes that both must have.
+#[test]
+fn golden_models_are_the_bits_of_other_machines() {
+    let golden = Golden::repository();
+    let path = golden.folder.join("bits.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let recorded: BTreeMap<String, String> = serde_json::from_str(&text).unwrap();
+    let mut found = BTreeMap::new();
+    for (name, entry) in golden.models() {
+        let mut line = Line::open(&golden.folder.join(&entry.file), &LineConfig::default());
+        let bits = bits(line.logits(&golden.manifest.tokens, N_UBATCH));
+        let bytes: Vec<u8> = bits.into_iter().flat_map(u32::to_le_bytes).collect();
+        found.insert(name.clone(), blake3::hash(&bytes).to_hex().to_string());
     }
-    (difference / norm).sqrt()
+    let differ = found.iter().filter(|(name, hash)| recorded.get(*name) != Some(*hash));
+    let differ: Vec<&String> = differ.map(|(name, _)| name).collect();
+    assert!(
+        differ.is_empty(),
+        "{} on {}: other bits than recorded for {differ:?}. Where the arithmetic was changed on purpose, \
+         and the tables of a machine still agree, record them anew in {}:\n{}",
+        line::serving().name,
+        std::env::consts::ARCH,
+        path.display(),
+        serde_json::to_string_pretty(&found).unwrap()
+    );
+}
+
+fn bits(rows: Vec<Vec<f32>>) -> Vec<u32> {
+    rows.into_iter().flatten().map(f32::to_bits).collect()
 }

@@ -129,7 +129,7 @@ pub async fn place(
     identity: Identity,
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<Placement, PlaceError> {
-    warn_about_kernels(&conns, options);
+    tell_kernels(&conns, options);
     let settings = settings(model, options);
     let plan = plan_over(model, conns.iter().map(|(_, conn)| conn), options)?;
     tracing::info!("plan:\n{}", plan.explain());
@@ -179,16 +179,16 @@ pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
     }
 }
 
-/// Tokens are the same bits only where all stages use one kernel table.
-fn warn_about_kernels(conns: &[(MemberId, Conn)], options: &StageOptions) {
+/// Says where workers compute on different kernel tables: the same bits at different speeds.
+fn tell_kernels(conns: &[(MemberId, Conn)], options: &StageOptions) {
     let mut tables: Vec<&str> =
         conns.iter().map(|(_, c)| c.capabilities().kernels.as_str()).collect();
     tables.sort_unstable();
     tables.dedup();
     if options.kernels.is_none() && tables.len() > 1 {
-        tracing::warn!(
+        tracing::info!(
             tables = tables.join(", "),
-            "workers use different kernel tables: results depend on the cut; --kernels NAME forces one"
+            "workers use different kernel tables: the same results, at different speeds"
         );
     }
 }

@@ -146,7 +146,7 @@ impl Kda {
             decay: Columns::whole(&decay, inner),
             beta: Columns::whole(&beta, n_head),
         };
-        let [mut y, ..] = raw;
+        let [mut y, spare_k, spare_v] = raw;
         let (_, scan_states) = states.split();
         let parts = SlotStates::parts(cx.parts);
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
@@ -155,7 +155,7 @@ impl Kda {
         let x = ActRows::new(cx.compute, &y, inner, &[&self.output]);
         cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
         drop(x);
-        cx.scratch.give_all([y, q, k, v, decay, gate, beta]);
+        cx.scratch.give_all([y, spare_k, spare_v, q, k, v, decay, gate, beta]);
     }
 
     /// Convolved queries, keys and values; queries and keys of unit length.

@@ -4,6 +4,7 @@
 #[derive(Default)]
 pub struct Scratch {
     spare: Vec<Vec<f32>>,
+    n_grown: usize,
 }
 
 impl Scratch {
@@ -15,6 +16,7 @@ impl Scratch {
         let mut buffer = match fits.min_by_key(|i| self.spare[*i].capacity()) {
             Some(i) => self.spare.swap_remove(i),
             None => {
+                self.n_grown += 1;
                 let mut buffer = self.spare.pop().unwrap_or_default();
                 buffer.clear();
                 buffer.reserve_exact(len);
@@ -23,6 +25,11 @@ impl Scratch {
         };
         buffer.resize(len, 0.0);
         buffer
+    }
+
+    /// How often a buffer was made or grown so far. It stays where it is once the pass is warm.
+    pub fn n_grown(&self) -> usize {
+        self.n_grown
     }
 
     /// Gives buffers back.

@@ -12,6 +12,7 @@ use super::KV_PAGE;
 use super::compute::Compute;
 use super::kv::{KvLayout, ValuePlace};
 use super::ops::Rows;
+use super::scan::check_disjoint_rows;
 use super::simd::LANES;
 use crate::batch::BlockId;
 
@@ -24,7 +25,8 @@ pub struct AttendPart<'a> {
     pub first_pos: usize,
     /// Rows, at consecutive positions.
     pub n_rows: usize,
-    /// Index of the first row in `q`, `k`, `v` and `out`.
+    /// Index of the first row in `q`, `k`, `v` and `out`; parts are in the order of their rows, which are
+    /// each in one part at most.
     pub first_row: usize,
 }
 
@@ -112,7 +114,8 @@ impl Compute {
     /// rows as the parts number them. Keys and values of the rows themselves must be in their pages.
     ///
     /// # Panics
-    /// If shapes disagree, or a part's positions lie outside its blocks or the pool.
+    /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie
+    /// outside its blocks or the pool.
     pub fn attend(&self, attend: &Attend<'_>, q: &[f32], out: &mut [f32]) {
         let plan = Plan::new(attend, q, out.len());
         let out = Rows::new(out, attend.layout.head_dim_v);
@@ -174,7 +177,8 @@ impl Compute {
                 stride: plan.span_len(),
                 // Its own, not the tile's: a span it does not see must leave no trace.
                 n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE),
-                // SAFETY: each query belongs to one tile, and each tile is merged once.
+                // SAFETY: parts have no row in common (`Plan::new` checks that), so that a query belongs
+                // to one tile, and each tile is merged once.
                 out: unsafe { out.rows(at..at + 1) },
             });
         }
@@ -207,9 +211,11 @@ impl<'a> Plan<'a> {
             most_queries: 0,
             tiles: Vec::new(),
         };
+        // Each row's output is written by the tiles of its part, from several threads.
+        let rows = attend.parts.iter().map(|part| (part.first_row, part.n_rows));
+        check_disjoint_rows(rows, n_rows, "attend");
         let mut first_span = 0;
         for (p, part) in attend.parts.iter().enumerate() {
-            assert!(part.first_row + part.n_rows <= n_rows, "attend: rows of a part");
             let n_queries = part.n_rows * plan.group;
             plan.most_queries = plan.most_queries.max(n_queries.min(TILE_QUERIES));
             for kv_head in 0..layout.n_kv_head {

@@ -162,6 +162,11 @@ impl Compute {
         self.each_row(x, d, "softmax", &|_, row| softmax(row));
     }
 
+    /// Fills `out` (`[n, d]`) row by row on the threads of this pool: `task(row index, row)`.
+    pub fn fill_rows(&self, out: &mut [f32], d: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        self.each_row(out, d, "fill_rows", task);
+    }
+
     /// Runs `task(row index, row)` on every row of `x` (`[n, d]`).
     pub(super) fn each_row(
         &self,

@@ -200,7 +200,7 @@ impl Compute {
             let start = unit / units * per_group + unit % units * per_unit;
             let end = (start + per_unit).min((unit / units + 1) * per_group);
             let range = start * shape.head_state()..end * shape.head_state();
-            // SAFETY: the heads of a slot are handed out once.
+            // SAFETY: no two parts have a slot in common (checked), and the heads of one are handed out once.
             let state = unsafe { states.part(part.slot, range) };
             kernel(SsdTile { ssd, heads: start..end, part, state, input, out: &out });
         });

@@ -165,7 +165,7 @@ impl Compute {
         self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {
             let value = tile * LANES;
             let head = value / d * d;
-            // SAFETY: each tile of a slot is handed out once.
+            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
             let state = unsafe { states.part(part.slot, value * d..(value + LANES) * d) };
             let state = state.as_chunks_mut().0;
             (self.kernels().wkv7)(&mut Wkv7Tile {

@@ -149,11 +149,6 @@ pub fn require_format(ty: GgmlType, tensor: &str) -> Result<&'static Format, Qua
 }
 
 impl Format {
-    /// Whether [`quantize_row`] works for it.
-    pub fn can_quantize(&self) -> bool {
-        self.quantize.is_some()
-    }
-
     fn check(&self, bytes: usize, values: usize) -> Result<(), QuantError> {
         if self.ty.row_bytes(values) == Some(bytes) {
             return Ok(());

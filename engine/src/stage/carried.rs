@@ -5,6 +5,7 @@
 use super::wanted::gather_wanted;
 use crate::arch::BoundarySpec;
 use crate::batch::Boundary;
+use crate::block::Scratch;
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
@@ -12,9 +13,16 @@ use crate::state::PartRows;
 pub(super) struct Carried {
     pub(super) hidden: Vec<f32>,
     pub(super) beside: Vec<Vec<f32>>,
+    /// How many of the tensors, counted from the stream back, are borrowed from the scratch.
+    n_borrowed: usize,
 }
 
 impl Carried {
+    /// The stream with nothing beside it.
+    pub(super) fn stream(hidden: Vec<f32>) -> Self {
+        Self { hidden, ..Self::default() }
+    }
+
     /// Takes a boundary apart that is as large as `spec` says.
     pub(super) fn from_boundary(boundary: Boundary, spec: &BoundarySpec) -> Self {
         let Boundary { n_rows, data: mut hidden } = boundary;
@@ -23,19 +31,33 @@ impl Carried {
             beside.push(hidden.split_off(hidden.len() - n_rows * width));
         }
         beside.reverse();
-        Self { hidden, beside }
+        Self { hidden, beside, n_borrowed: 0 }
     }
 
-    /// Keeps the stream as it is beside it, and goes on with `stream`.
+    /// Keeps the stream as it is beside it, and goes on with `stream`, a buffer of the scratch.
     pub(super) fn restart(&mut self, stream: Vec<f32>) {
+        self.n_borrowed += 1;
         self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
-    /// One tensor after the other.
-    pub(super) fn into_boundary(self, n_rows: usize) -> Boundary {
-        let mut data = self.hidden;
-        self.beside.iter().for_each(|tensor| data.extend_from_slice(tensor));
+    /// One tensor after the other; what is borrowed goes back.
+    pub(super) fn into_boundary(mut self, n_rows: usize, scratch: &mut Scratch) -> Boundary {
+        // A borrowed stream must not leave: it is copied as the tensors beside it are.
+        let mut data =
+            if self.n_borrowed == 0 { std::mem::take(&mut self.hidden) } else { Vec::new() };
+        let tensors = || std::iter::once(&self.hidden).chain(&self.beside);
+        data.reserve_exact(tensors().map(Vec::len).sum());
+        tensors().for_each(|tensor| data.extend_from_slice(tensor));
+        self.give_back(scratch);
         Boundary { n_rows, data }
+    }
+
+    /// Gives back what is borrowed.
+    pub(super) fn give_back(self, scratch: &mut Scratch) {
+        let Self { hidden, beside, n_borrowed } = self;
+        for buffer in std::iter::once(hidden).chain(beside.into_iter().rev()).take(n_borrowed) {
+            scratch.give_all([buffer]);
+        }
     }
 
     /// The rows of `parts` that pass through the head.
@@ -44,7 +66,8 @@ impl Carried {
             Some(width) => gather_wanted(parts, width, tensor),
             None => Vec::new(),
         };
-        Self { hidden: gather(&self.hidden), beside: self.beside.iter().map(gather).collect() }
+        let beside = self.beside.iter().map(gather).collect();
+        Self { hidden: gather(&self.hidden), beside, n_borrowed: 0 }
     }
 }
 
@@ -59,9 +82,28 @@ mod tests {
         let carried = Carried::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);
         assert_eq!(carried.hidden, data[..8]);
         assert_eq!(carried.beside, [data[8..20].to_vec(), data[20..].to_vec()]);
-        assert_eq!(carried.into_boundary(4), Boundary { n_rows: 4, data });
+        let mut scratch = Scratch::default();
+        assert_eq!(carried.into_boundary(4, &mut scratch), Boundary { n_rows: 4, data });
         let empty = Carried::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
-        assert_eq!(empty.into_boundary(0), Boundary::default());
+        assert_eq!(empty.into_boundary(0, &mut scratch), Boundary::default());
+    }
+
+    #[test]
+    fn a_stream_begun_on_the_way_crosses_as_well_and_its_buffer_goes_back() {
+        let mut scratch = Scratch::default();
+        let run = |scratch: &mut Scratch| {
+            let mut carried = Carried::stream(vec![1.0, 2.0]);
+            for value in [3.0, 4.0] {
+                let mut stream = scratch.take(2);
+                stream.fill(value);
+                carried.restart(stream);
+            }
+            carried.into_boundary(1, scratch).data
+        };
+        assert_eq!(run(&mut scratch), [4.0, 4.0, 1.0, 2.0, 3.0, 3.0]);
+        let warm = scratch.n_grown();
+        run(&mut scratch);
+        assert_eq!((warm, scratch.n_grown()), (2, 2));
     }
 }

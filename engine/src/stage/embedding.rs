@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use crate::batch::UBatch;
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
+use crate::kernels::Compute;
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
-
-/// Rows per task when a large ubatch is embedded.
-const ROWS_PER_TASK: usize = 64;
 
 /// The embedding matrix `[n_vocab, n_embd]`, left where it is.
 pub(super) struct Embedding {
@@ -36,24 +32,17 @@ impl Embedding {
         Ok(embedding)
     }
 
-    /// The rows of a ubatch, `[n_rows, n_embd]`; its tokens are known to be in the vocabulary.
-    pub(super) fn rows(&self, ub: &UBatch, scale: f32) -> Vec<f32> {
+    /// The rows of a ubatch, `[n_rows, n_embd]`, made by the stage's threads; its tokens are known to be in
+    /// the vocabulary.
+    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, scale: f32) -> Vec<f32> {
         let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
-        let embed = |(tokens, rows): (&[u32], &mut [f32])| {
-            for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(self.n_embd)) {
-                self.row(token as usize, row).expect("a row was read when loading");
-                if scale != 1.0 {
-                    row.iter_mut().for_each(|x| *x *= scale);
-                }
+        compute.fill_rows(&mut hidden, self.n_embd, &|i, row| {
+            self.row(tokens[i] as usize, row).expect("a row was read when loading");
+            if scale != 1.0 {
+                row.iter_mut().for_each(|x| *x *= scale);
             }
-        };
-        if tokens.len() <= ROWS_PER_TASK {
-            embed((&tokens, &mut hidden));
-        } else {
-            let rows = hidden.par_chunks_mut(ROWS_PER_TASK * self.n_embd);
-            tokens.par_chunks(ROWS_PER_TASK).zip(rows).for_each(embed);
-        }
+        });
         hidden
     }
 
@@ -61,5 +50,72 @@ impl Embedding {
         let bytes = self.source.tensor(&self.tensor)?;
         let n = self.tensor.row_bytes();
         Ok(self.format.dequantize_row(&bytes[token * n..][..n], out)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+    use crate::batch::{SeqPart, SlotId, Want};
+    use crate::gguf::GgufError;
+    use crate::kernels;
+    use crate::quant::GgmlType;
+
+    const N_EMBD: usize = 256;
+    const N_VOCAB: usize = 8;
+
+    /// Values that count up, and who asked for them.
+    struct Watched {
+        bytes: Vec<u8>,
+        seen: Mutex<HashSet<(ThreadId, Option<String>)>>,
+    }
+
+    impl TensorSource for Watched {
+        fn tensor<'a>(&'a self, _: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+            let thread = thread::current();
+            let who = (thread.id(), thread.name().map(str::to_owned));
+            self.seen.lock().unwrap().insert(who);
+            Ok(Cow::Borrowed(&self.bytes))
+        }
+    }
+
+    #[test]
+    fn rows_are_made_by_the_threads_of_the_stage_alone() {
+        let values: Vec<f32> = (0..N_VOCAB * N_EMBD).map(|i| i as f32).collect();
+        let bytes = bytemuck::cast_slice(&values).to_vec();
+        let source = Arc::new(Watched { bytes, seen: Mutex::default() });
+        let tensor = TensorInfo {
+            name: "embedding".to_owned(),
+            ty: GgmlType::F32,
+            n_dims: 2,
+            ne: [N_EMBD, N_VOCAB, 1, 1],
+            shard: 0,
+            offset: 0,
+            nbytes: source.bytes.len() as u64,
+        };
+        let embedding = Embedding::new(source.clone(), tensor, N_EMBD, N_VOCAB).unwrap();
+        let tokens: Vec<u32> = (0..4096).map(|i| i % N_VOCAB as u32).collect();
+        let part = SeqPart { slot: SlotId(0), pos: 0, tokens: tokens.clone(), want: Want::Nothing };
+        let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
+        for threads in [1, 3] {
+            let compute = Compute::new(kernels::select(None).unwrap(), threads, None).unwrap();
+            source.seen.lock().unwrap().clear();
+            let rows = embedding.rows(&compute, &ub, 2.0);
+            for (row, token) in rows.chunks_exact(N_EMBD).zip(&tokens) {
+                assert_eq!(row[1], 2.0 * (*token as usize * N_EMBD + 1) as f32);
+            }
+            let seen = source.seen.lock().unwrap();
+            let of_stage = |(id, name): &(ThreadId, Option<String>)| {
+                let name = name.as_deref().unwrap_or_default();
+                *id == thread::current().id() || name.starts_with("compute-")
+            };
+            assert!(seen.iter().all(of_stage), "{seen:?}");
+            assert!(seen.len() <= threads, "{seen:?}");
+        }
     }
 }

@@ -148,7 +148,7 @@ mod tests {
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
         let run = |hidden: &[f32]| {
             let mut scratch = Scratch::default();
-            let wanted = Carried { hidden: hidden.to_vec(), beside: Vec::new() };
+            let wanted = Carried::stream(hidden.to_vec());
             head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, &wanted)
         };
         let rows = run(&hidden);

@@ -103,6 +103,12 @@ impl Stage {
         self.layers.clone()
     }
 
+    /// How often a forward pass had to ask the system for a buffer so far: it stays where it is once
+    /// ubatches of the same size have gone before.
+    pub fn n_buffers_grown(&self) -> usize {
+        self.scratch.n_grown()
+    }
+
     /// Sequences it holds now.
     pub fn n_open(&self) -> usize {
         self.sequences.n_open()
@@ -126,28 +132,30 @@ impl Stage {
         let n_rows = ub.n_rows();
         let mut rows = match input {
             Some(input) => Carried::from_boundary(input, &self.spec.boundary(self.layers.start)),
-            None => Carried { hidden: self.embed(ub), beside: Vec::new() },
+            None => Carried::stream(self.embed(ub)),
         };
         if self.head.is_none() {
             self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut rows);
-            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows)));
+            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
         self.run_blocks(0..mixing, &applied.parts, n_rows, &mut rows);
         let mut wanted = rows.wanted(&applied.parts, n_rows);
+        rows.give_back(&mut self.scratch);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
         self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (scratch, sequences) = (&mut self.scratch, &self.sequences);
         let rows = head.outputs(&self.compute, scratch, sequences, &applied.parts, &wanted);
+        wanted.give_back(scratch);
         Ok(StageOutput::Rows(rows))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&mut self, ub: &UBatch) -> Vec<f32> {
         let Some(embedding) = &self.embedding else { return Vec::new() };
-        let rows = embedding.rows(ub, self.spec.embedding_scale);
+        let rows = embedding.rows(&self.compute, ub, self.spec.embedding_scale);
         let Some(norm) = &self.embedding_norm else { return rows };
         let mut normed = self.scratch.take(rows.len());
         norm.apply(&self.compute, &rows, &mut normed);

@@ -35,7 +35,9 @@ pub use error::TextError;
 pub use stop::{MAX_STOP_BYTES, MAX_STOPS, StopMatcher, StopOutcome};
 pub use stream::StreamDecoder;
 pub use template::{
-    CHATML, ChatTemplate, MAX_TEMPLATE_BYTES, TEMPLATE_FUEL, TemplateInput, TemplateTokens,
+    CHATML, ChatTemplate, MAX_REPEATED_CONSTANTS, MAX_TEMPLATE_BYTES, MAX_TEMPLATE_BYTES_MADE,
+    MAX_TEMPLATE_COUNT, MAX_TEMPLATE_DEPTH, TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT,
+    TEMPLATE_FUEL, TemplateInput, TemplateTokens,
 };
 pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer};
 pub use vocab::{Kind, MAX_VOCAB, SpecialIds, VocabData, VocabFlags};

@@ -88,8 +88,9 @@ const BY_TEXT: &[(Role, &[&str])] = &[
     (|i| &mut i.fim_sep, &["<|file_sep|>"]),
 ];
 
-/// Fills ids, end-of-generation set, and the attributes that follow from token texts.
-pub(super) fn assign(vocab: &mut Vocab, data: &VocabData) {
+/// Fills ids, end-of-generation set, the attributes that follow from token texts, and with them the pieces
+/// (`raw_utf8` as for [`Vocab::make_pieces`]).
+pub(super) fn roles(vocab: &mut Vocab, data: &VocabData, raw_utf8: bool) {
     vocab.ids = named_ids(vocab.kind, data, vocab.len());
     for (role, texts) in BY_TEXT {
         if role(&mut vocab.ids).is_none()
@@ -101,6 +102,7 @@ pub(super) fn assign(vocab: &mut Vocab, data: &VocabData) {
     }
     end_of_generation(vocab);
     strip_rules(vocab, data);
+    vocab.make_pieces(raw_utf8);
 }
 
 fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {

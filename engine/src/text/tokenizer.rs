@@ -2,8 +2,8 @@
 //! ids back into bytes.
 
 use super::partition::{Fragment, Partition};
-use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
-use super::{TextError, bpe, pretok, spm, ugm, wpm};
+use super::vocab::{Kind, Vocab, VocabData, attr};
+use super::{TextError, bpe, pretok, special, spm, ugm, wpm};
 
 /// Longest text that is tokenised; positions inside are 32-bit.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;
@@ -49,7 +49,8 @@ impl Tokenizer {
             _ => None,
         };
         let raw_utf8 = pre.as_ref().is_some_and(|p| p.raw_utf8);
-        let vocab = Vocab::new(&mut data, kind, raw_utf8)?;
+        let mut vocab = Vocab::new(&mut data, kind)?;
+        special::roles(&mut vocab, &data, raw_utf8);
         let n_vocab =
             if kind == Kind::None { data.vocab_size.unwrap_or(0) as usize } else { vocab.len() };
         let (bos_default, eos_default, space_default) = match kind {
@@ -273,11 +274,6 @@ impl Tokenizer {
     /// End of turn.
     pub fn eot(&self) -> Option<u32> {
         self.vocab.ids.eot
-    }
-
-    /// All ids with a role.
-    pub fn special_ids(&self) -> &SpecialIds {
-        &self.vocab.ids
     }
 
     /// Number of tokens, also where there are no texts.

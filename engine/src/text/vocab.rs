@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 
 use super::hash::FastHash;
-use super::special;
 use super::{TextError, bytes};
 
 /// Most tokens a vocabulary may have (the largest published ones have about 260,000).
@@ -125,8 +124,9 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// Builds the tables. `raw_utf8`: a BPE whose texts are plain UTF-8 with escaped spaces.
-    pub fn new(data: &mut VocabData, kind: Kind, raw_utf8: bool) -> Result<Self, TextError> {
+    /// Builds the tables. Roles and the pieces that follow from them are still to come
+    /// ([`special::roles`](super::special::roles)).
+    pub fn new(data: &mut VocabData, kind: Kind) -> Result<Self, TextError> {
         let n = data.tokens.len();
         if n > MAX_VOCAB {
             return Err(TextError::BadVocab(format!(
@@ -144,7 +144,7 @@ impl Vocab {
             by_text.insert(text.as_str().into(), id as u32);
         }
         let max_len = texts.iter().map(String::len).max().unwrap_or(0);
-        let mut vocab = Self {
+        Ok(Self {
             kind,
             texts,
             attrs,
@@ -154,10 +154,13 @@ impl Vocab {
             eog: Vec::new(),
             max_len,
             pieces: bytes::ByteTable::default(),
-        };
-        special::assign(&mut vocab, data);
-        vocab.pieces = vocab.decode_all(raw_utf8);
-        Ok(vocab)
+        })
+    }
+
+    /// Makes the pieces, by the attributes as they are now. `raw_utf8`: a BPE whose texts are plain UTF-8
+    /// with escaped spaces.
+    pub fn make_pieces(&mut self, raw_utf8: bool) {
+        self.pieces = self.decode_all(raw_utf8);
     }
 
     /// Number of tokens.

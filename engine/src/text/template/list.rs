@@ -2,10 +2,11 @@
 //! tool calls; the engine's lists are constant. So the empty list literals of such a template are
 //! rewritten into calls of a function that makes a list object with these methods.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, Value, from_args};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
+use minijinja::{Error, ErrorKind};
 
 /// Name of the function that makes a list; no template would choose it.
 pub const MAKE_LIST: &str = "_brigade_list";
@@ -15,7 +16,11 @@ const MAX_ITEMS: usize = 1 << 16;
 
 /// A list shared by all who hold it, as in Python.
 #[derive(Debug, Default)]
-pub struct List(Mutex<Vec<Value>>);
+pub struct List {
+    items: Mutex<Vec<Value>>,
+    /// How deep in other values it was found at most: what is added to it lies deeper.
+    depth: AtomicUsize,
+}
 
 impl List {
     /// An empty one.
@@ -23,9 +28,49 @@ impl List {
         Value::from_object(Self::default())
     }
 
+    /// Notes that it lies so deep in another value.
+    pub fn is_at(&self, depth: usize) {
+        self.depth.fetch_max(depth, Ordering::Relaxed);
+    }
+
+    /// How deep in other values it was found at most.
+    pub fn depth(&self) -> usize {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Adds an item at the end; whoever calls has seen to it that the item does not contain this list.
+    ///
+    /// # Errors
+    /// The list is full.
+    pub fn append(&self, item: Value) -> Result<(), Error> {
+        self.with(|items| {
+            if items.len() >= MAX_ITEMS {
+                let what = format!("a list of more than {MAX_ITEMS} items, the limit");
+                return Err(Error::new(ErrorKind::InvalidOperation, what));
+            }
+            items.push(item);
+            Ok(())
+        })
+    }
+
+    /// Takes an item out: the last one, or that at `index`, from the end where it is below 0.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn pop(&self, index: Option<i64>) -> Result<Value, Error> {
+        self.with(|items| {
+            let index = index.unwrap_or(-1);
+            let at = if index < 0 { index + items.len() as i64 } else { index };
+            match usize::try_from(at) {
+                Ok(at) if at < items.len() => Ok(items.remove(at)),
+                _ => Err(Error::new(ErrorKind::InvalidOperation, "pop from a list too short")),
+            }
+        })
+    }
+
     fn with<T>(&self, f: impl FnOnce(&mut Vec<Value>) -> T) -> T {
         // A panic cannot leave a Vec of values half changed, so a poisoned lock is fine.
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.items.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -41,42 +86,6 @@ impl Object for List {
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Values(self.with(|items| items.clone()))
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        _state: &mut State<'_, '_>,
-        method: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
-        match method {
-            "append" => {
-                let (item,): (Value,) = from_args(args)?;
-                self.with(|items| {
-                    if items.len() >= MAX_ITEMS {
-                        let what = format!("a list of more than {MAX_ITEMS} items");
-                        return Err(Error::new(ErrorKind::InvalidOperation, what));
-                    }
-                    items.push(item);
-                    Ok(Value::from(()))
-                })
-            }
-            "pop" => {
-                let (index,): (Option<i64>,) = from_args(args)?;
-                self.with(|items| {
-                    let index = index.unwrap_or(-1);
-                    let at = if index < 0 { index + items.len() as i64 } else { index };
-                    match usize::try_from(at) {
-                        Ok(at) if at < items.len() => Ok(items.remove(at)),
-                        _ => Err(Error::new(
-                            ErrorKind::InvalidOperation,
-                            "pop from a list too short",
-                        )),
-                    }
-                })
-            }
-            _ => Err(Error::from(ErrorKind::UnknownMethod)),
-        }
     }
 }
 

@@ -1,18 +1,31 @@
 //! Chat templates: messages become one prompt text, by the Jinja program that the model carries.
 //!
-//! Templates come from files that are not trusted: they run with a fuel limit, a bounded output
-//! and no access to anything but their input. The clock is an input as well.
+//! Templates come from files that are not trusted: they run with a fuel limit, a limit on all the text and
+//! lists that they make, and no access to anything but their input. The clock is an input as well.
 
+mod folding;
+mod guards;
 mod list;
+mod meter;
+mod metered;
 mod python;
+#[cfg(test)]
+mod tests;
 mod time;
 
 use std::io;
 
+use minijinja::machinery::{self, CompiledTemplate};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
+
+pub use folding::MAX_REPEATED_CONSTANTS;
+pub use guards::MAX_TEMPLATE_COUNT;
+pub use meter::{
+    MAX_TEMPLATE_BYTES_MADE, MAX_TEMPLATE_DEPTH, TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT,
+};
 
 use super::{MAX_TEXT_BYTES, TextError, Tokenizer};
 
@@ -86,11 +99,13 @@ pub struct TemplateInput<'a> {
     pub now: i64,
 }
 
-/// A compiled template. Immutable and shared between threads.
+/// A template that compiles. Immutable and shared between threads.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
-    has_tool_variant: bool,
+    default: String,
+    /// The variant for requests with tools.
+    tool_use: Option<String>,
     tokens: TemplateTokens,
 }
 
@@ -100,9 +115,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::Template`] names the line.
     pub fn from_source(source: &str, tokens: TemplateTokens) -> Result<Self, TextError> {
-        let mut template = Self { env: environment(), has_tool_variant: false, tokens };
-        template.add(DEFAULT, source)?;
-        Ok(template)
+        let default = prepared(DEFAULT, source)?;
+        Ok(Self { env: environment(), default, tool_use: None, tokens })
     }
 
     /// The template that the model carries, with its variant for tools if it has one.
@@ -114,8 +128,7 @@ impl ChatTemplate {
         let source = tokenizer.chat_template(None).ok_or(TextError::NoTemplate)?;
         let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
         if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
-            template.add(TOOL_USE, source)?;
-            template.has_tool_variant = true;
+            template.tool_use = Some(prepared(TOOL_USE, source)?);
         }
         Ok(template)
     }
@@ -129,27 +142,25 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template refuses the messages (its own words are in the error), calls something that does
-    /// not exist, or runs out of fuel.
+    /// not exist, runs out of fuel, or makes more text and lists than it may ([`TEMPLATE_BYTES`],
+    /// [`TEMPLATE_BYTES_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
-        let tool_variant = self.has_tool_variant && !input.tools.is_empty();
-        let name = if tool_variant { TOOL_USE } else { DEFAULT };
-        let template = self.env.get_template(name).map_err(explain)?;
-        let mut out = Capped::default();
-        template.render_captured_to(self.variables(input)?, &mut out).map_err(explain)?;
-        let prompt = String::from_utf8(out.0)
-            .map_err(|e| TextError::Template(format!("the prompt is not UTF-8: {e}")))?;
-        Ok(self.strip(prompt))
-    }
-
-    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
-        if source.len() > MAX_TEMPLATE_BYTES {
-            return Err(TextError::Template(format!(
-                "the source has {} bytes, the limit is {MAX_TEMPLATE_BYTES}",
-                source.len()
-            )));
+        let (name, source) = match &self.tool_use {
+            Some(source) if !input.tools.is_empty() => (TOOL_USE, source),
+            _ => (DEFAULT, &self.default),
+        };
+        // Parsing takes a small part of the time of a rendering, and what it gives borrows the source.
+        let compiled = compiled(name, source).map_err(explain)?;
+        let mut prompt = String::new();
+        let mut out = machinery::make_string_output(&mut prompt);
+        let CompiledTemplate { instructions, blocks, .. } = &compiled;
+        let variables = self.variables(input)?;
+        machinery::eval(&self.env, instructions, variables, blocks, &mut out, AutoEscape::None)
+            .map_err(explain)?;
+        if prompt.len() > MAX_TEXT_BYTES {
+            return Err(TextError::TooLong { bytes: prompt.len(), limit: MAX_TEXT_BYTES });
         }
-        let source = list::with_growing_lists(&python::without_generation_tags(source));
-        self.env.add_template_owned(name, source).map_err(explain)
+        Ok(self.strip(prompt))
     }
 
     fn variables(&self, input: &TemplateInput<'_>) -> Result<Value, TextError> {
@@ -177,6 +188,7 @@ impl ChatTemplate {
             time::strftime(now, format).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         };
         put("strftime_now", Value::from_function(strftime));
+        put(meter::LIMIT, Value::from(meter::limit_for(bytes_of(input))));
         Ok(Value::from_pairs(all))
     }
 
@@ -194,14 +206,31 @@ impl ChatTemplate {
     }
 }
 
+/// A source as it is compiled, once to see that it does.
+fn prepared(name: &'static str, source: &str) -> Result<String, TextError> {
+    if source.len() > MAX_TEMPLATE_BYTES {
+        return Err(TextError::Template(format!(
+            "the source has {} bytes, the limit is {MAX_TEMPLATE_BYTES}",
+            source.len()
+        )));
+    }
+    let source = list::with_growing_lists(&python::without_generation_tags(source));
+    compiled(name, &source).map_err(explain)?;
+    Ok(source)
+}
+
+fn compiled<'s>(name: &'static str, source: &'s str) -> Result<CompiledTemplate<'s>, Error> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    let config = metered::config(syntax.expect("the delimiters are the default ones"));
+    metered::compile(name, source, &config)
+}
+
 /// An environment that behaves as the one templates are written for.
 fn environment() -> Environment<'static> {
     let mut env = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_syntax(syntax.expect("the delimiters are the default ones"));
     env.set_fuel(Some(TEMPLATE_FUEL));
-    env.set_unknown_method_callback(python::method);
-    env.add_filter("tojson", python::tojson);
+    guards::install(&mut env);
+    env.set_unknown_method_callback(guards::method);
     env.add_test("iterable", python::is_iterable);
     env.add_function(list::MAKE_LIST, list::List::make);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -210,7 +239,34 @@ fn environment() -> Environment<'static> {
     env
 }
 
+/// Bytes of what the caller gives, as JSON.
+fn bytes_of(input: &TemplateInput<'_>) -> u64 {
+    let mut len = Len(0);
+    // Nothing here can fail to be written: JSON values to a counter.
+    let _ = serde_json::to_writer(&mut len, &(input.messages, input.tools, input.kwargs));
+    len.0
+}
+
+/// Counts what is written.
+struct Len(u64);
+
+impl io::Write for Len {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn explain(error: Error) -> TextError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        let text =
+            format!("the template ran out of fuel: {TEMPLATE_FUEL} instructions are the limit");
+        return TextError::Template(text);
+    }
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
     while let Some(inner) = cause {
@@ -218,22 +274,4 @@ fn explain(error: Error) -> TextError {
         cause = inner.source();
     }
     TextError::Template(text)
-}
-
-/// Output that refuses to grow beyond what could be tokenised.
-#[derive(Default)]
-struct Capped(Vec<u8>);
-
-impl io::Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_TEXT_BYTES {
-            return Err(io::Error::other(format!("the prompt exceeds {MAX_TEXT_BYTES} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

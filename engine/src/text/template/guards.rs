@@ -1,0 +1,245 @@
+//! The template engine's filters, and Python's methods, with a look at what they would make before they make
+//! it. The rest is counted once it is there (`metered`): a filter that is not treated here makes at most a
+//! few times what it is given, and its inputs were counted.
+
+use minijinja::value::{Rest, Value, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, filters};
+
+use super::list::List;
+use super::meter::{self, Meter};
+use super::{metered, python};
+
+/// Most columns of an indentation, and most lists of `batch` and `slice`.
+pub const MAX_TEMPLATE_COUNT: u64 = 4096;
+
+/// Filters whose results nest deeper than what they are given.
+const DEEPEN: [&str; 5] = ["batch", "slice", "groupby", "items", "dictsort"];
+
+/// Looks at the arguments of a filter, its value first.
+type Look = fn(&Meter, &[Value]) -> Result<(), Error>;
+
+/// Installs the engine's filters with their looks, and the meter's own. Filters that only serve to look
+/// into values (`pprint`), and those that Jinja does not have (`chain`, `zip`), stay out.
+pub fn install(env: &mut Environment<'_>) {
+    for name in ["pprint", "chain", "zip"] {
+        env.remove_filter(name);
+    }
+    env.remove_global("debug");
+    let mut guard = |name: &'static str, plain: Value, look: Look| {
+        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            // A default may be a namespace: it is handed on, not put into anything.
+            let rest =
+                if matches!(name, "default" | "d") { &[] } else { args.get(1..).unwrap_or(&[]) };
+            rest.iter().try_for_each(no_variables)?;
+            look(Meter::of(state), &args)?;
+            let made = plain.call(state, &args)?;
+            if DEEPEN.contains(&name) {
+                Meter::of(state).walk_parts(&made)?;
+            }
+            Ok::<_, Error>(made)
+        });
+    };
+    macro_rules! filters {
+        ($($look:expr => $($name:ident)*;)*) => {
+            $($(guard(stringify!($name), Value::from_function(filters::$name), $look);)*)*
+        };
+    }
+    filters! {
+        // They take lists and mappings as such: nothing is written out.
+        nothing => length dictsort items reverse default first last min max sort list bool select reject
+            selectattr rejectattr map groupby unique attr abs round;
+        text_of_all => safe escape lower upper title capitalize trim split lines int float string;
+        replace_look => replace;
+        join_look => join;
+        join_look => sum;
+        indent_look => indent;
+        format_look => format;
+        count_look => batch slice;
+    }
+    guard("count", Value::from_function(filters::length), nothing);
+    guard("d", Value::from_function(filters::default), nothing);
+    guard("e", Value::from_function(filters::escape), text_of_all);
+    guard("tojson", Value::from_function(python::tojson), json_look);
+    install_meter(env);
+}
+
+fn install_meter(env: &mut Environment<'_>) {
+    env.add_filter(metered::MADE, |state: &mut State<'_, '_>, value: Value| {
+        Meter::of(state).made(value)
+    });
+    env.add_filter(metered::BUILT, |state: &mut State<'_, '_>, value: Value| {
+        Meter::of(state).built(value)
+    });
+    env.add_filter(metered::RIGHT, |state: &mut State<'_, '_>, value: Value| {
+        Meter::of(state).right(&value);
+        value
+    });
+    env.add_filter(metered::ADDED, |state: &mut State<'_, '_>, value: Value| {
+        Meter::of(state).added(value)
+    });
+    env.add_filter(metered::KEPT, |value: Value| meter::only_a_variable(&value).map(|()| value));
+    env.add_filter(metered::CONCAT, |state: &mut State<'_, '_>, left: Value, right: Value| {
+        concat(Meter::of(state), &left, &right)
+    });
+    env.add_filter(metered::CONCAT_ONTO, |state: &mut State<'_, '_>, left: Value, right: Value| {
+        let meter = Meter::of(state);
+        let text = concat(meter, &left, &right)?;
+        meter.gone(&left);
+        Ok::<_, Error>(text)
+    });
+    env.set_formatter(|out, state, value| {
+        let meter = Meter::of(state);
+        let len = meter.text_len(value)?;
+        meter.count(len)?;
+        minijinja::escape_formatter(out, state, value)
+    });
+}
+
+/// Both as one text.
+fn concat(meter: &mut Meter, left: &Value, right: &Value) -> Result<Value, Error> {
+    meter.allow(meter.text_len(left)?.saturating_add(meter.text_len(right)?))?;
+    meter.made(Value::from(format!("{left}{right}")))
+}
+
+/// Python's methods, as [`python::method`], looked at before.
+pub fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    if name != "get" {
+        args.iter().try_for_each(no_variables)?;
+    }
+    if let Some(list) = value.downcast_object::<List>() {
+        match name {
+            "append" => {
+                let (item,): (Value,) = from_args(args)?;
+                Meter::of(state).walk(&item, list.depth() + 1, Some(&list))?;
+                return list.append(item).map(Value::from);
+            }
+            "pop" => return list.pop(from_args::<(Option<i64>,)>(args)?.0),
+            _ => {}
+        }
+    }
+    if value.as_str().is_some() {
+        let meter = Meter::of(state);
+        let all: Vec<Value> = std::iter::once(value.clone()).chain(args.iter().cloned()).collect();
+        match name {
+            "replace" => replace_look(meter, &all)?,
+            // Here the separator comes first.
+            "join" if all.len() > 1 => join_look(meter, &[all[1].clone(), all[0].clone()])?,
+            "format" => format_look(meter, &all)?,
+            _ => {}
+        }
+    }
+    python::method(state, value, name, args)
+}
+
+/// Refuses namespaces and loops, also among named arguments.
+fn no_variables(value: &Value) -> Result<(), Error> {
+    meter::only_a_variable(value)?;
+    if value.is_kwargs() {
+        for name in value.try_iter()? {
+            meter::only_a_variable(&value.get_item(&name)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn nothing(_: &Meter, _: &[Value]) -> Result<(), Error> {
+    Ok(())
+}
+
+fn text_of_all(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    texts(meter, args).map(drop)
+}
+
+/// Bytes of all arguments written out.
+fn texts(meter: &Meter, args: &[Value]) -> Result<u64, Error> {
+    args.iter().try_fold(0, |sum: u64, arg| Ok(sum + meter.text_len(arg)?))
+}
+
+fn replace_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    texts(meter, args)?;
+    let [value, from, to, ..] = args else { return Ok(()) };
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let times = text(value).matches(&text(from)).count() as u64;
+    meter.allow(times.saturating_mul(meter.text_len(to)?))
+}
+
+fn join_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let [values, rest @ ..] = args else { return Ok(()) };
+    let between = texts(meter, rest)?;
+    let mut sum = 0_u64;
+    for item in values.try_iter().into_iter().flatten() {
+        sum = sum.saturating_add(meter.text_len(&item)?).saturating_add(between);
+        meter.allow(sum)?;
+    }
+    Ok(())
+}
+
+fn indent_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let len = texts(meter, args)?;
+    let width = match args.get(1).filter(|arg| !arg.is_kwargs()).cloned() {
+        Some(width) => width,
+        None => named(args, "width"),
+    };
+    let width = u64::try_from(width).unwrap_or(0);
+    at_most(width, "columns of an indentation")?;
+    // A line end is a byte at least.
+    let n_lines = match args.first().and_then(Value::as_str) {
+        Some(text) => 1 + text.matches('\n').count() as u64,
+        None => len,
+    };
+    meter.allow(n_lines.saturating_mul(width))
+}
+
+fn count_look(_: &Meter, args: &[Value]) -> Result<(), Error> {
+    let count = args.get(1).cloned().map_or(0, |count| u64::try_from(count).unwrap_or(0));
+    at_most(count, "lists or items of a list")
+}
+
+/// At most each place in the format takes all arguments, at the largest width that is written there or given
+/// as an argument.
+fn format_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let texts = texts(meter, args)?;
+    let Some(format) = args.first().and_then(Value::as_str) else { return Ok(()) };
+    let n_places = format.matches(['%', '{']).count() as u64;
+    let digits = format.split(|c: char| !c.is_ascii_digit()).filter(|run| !run.is_empty());
+    let mut width = digits.map(|run| run.parse().unwrap_or(u64::MAX)).max().unwrap_or(0);
+    if format.contains('*')
+        || format.split('{').any(|part| part.contains(':') && !part.contains('}'))
+    {
+        let given = args.iter().filter_map(|arg| arg.as_i64()).max().unwrap_or(0);
+        width = width.max(u64::try_from(given).unwrap_or(0));
+    }
+    meter.allow(n_places.saturating_mul(texts.saturating_add(width)))
+}
+
+/// Each part stands on a line of its own, indented by as much as it is deep.
+fn json_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let len = texts(meter, args)?;
+    let indent = u64::try_from(named(args, "indent")).unwrap_or(0);
+    at_most(indent, "columns of an indentation")?;
+    let is_nested = args.first().is_some_and(|value| value.as_object().is_some());
+    if indent == 0 || !is_nested {
+        return Ok(());
+    }
+    let json = meter.indented_len(&args[0], indent, 1);
+    meter.allow(json.saturating_add(len))
+}
+
+fn named(args: &[Value], name: &str) -> Value {
+    let named = args.iter().find(|arg| arg.is_kwargs());
+    named.and_then(|kwargs| kwargs.get_attr(name).ok()).unwrap_or_default()
+}
+
+fn at_most(count: u64, what: &str) -> Result<(), Error> {
+    if count <= MAX_TEMPLATE_COUNT {
+        return Ok(());
+    }
+    let text = format!("{count} {what}, the limit is {MAX_TEMPLATE_COUNT}");
+    Err(Error::new(ErrorKind::InvalidOperation, text))
+}

@@ -1,0 +1,47 @@
+//! A stage that is warm asks the system for no more buffers: every golden model of the repository, whole and
+//! cut, over ubatches of the same sizes.
+
+use brigade_engine::arch;
+use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::gguf::Gguf;
+use brigade_tests::golden::Golden;
+use brigade_tests::line::{Line, LineConfig};
+
+/// Rows of a prompt's ubatches.
+const N_ROWS: usize = 24;
+
+#[test]
+fn no_buffer_is_asked_for_after_the_first_ubatches() {
+    let golden = Golden::repository();
+    let mut grown = Vec::new();
+    for (name, entry) in &golden.manifest.models {
+        let path = golden.folder.join(&entry.file);
+        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let mut line = Line::open(
+            &path,
+            &LineConfig { cuts: Line::even_cuts(n_layer, 2), ..LineConfig::default() },
+        );
+        let tokens: Vec<u32> = golden.manifest.tokens[..N_ROWS].to_vec();
+        let (slot, mut pos) = (SlotId(0), 0);
+        // A prompt's ubatch and a decode step, the same once more, and so on.
+        let mut run = |line: &mut Line, ops: Vec<SeqOp>, n: usize| {
+            let part = SeqPart { slot, pos, tokens: tokens[..n].to_vec(), want: Want::Sample };
+            line.run(ops, vec![part]);
+            pos += n as u32;
+            line.stages().iter().map(|s| s.n_buffers_grown()).collect::<Vec<_>>()
+        };
+        let open = vec![Line::open_slot(0, Some(Line::greedy()))];
+        run(&mut line, open, N_ROWS);
+        let warm = run(&mut line, Vec::new(), 1);
+        for round in 0..3 {
+            for n in [N_ROWS, 1] {
+                let now = run(&mut line, Vec::new(), n);
+                if now != warm {
+                    grown.push(format!("{name}, round {round}, {n} rows: {warm:?}, then {now:?}"));
+                }
+            }
+        }
+        assert!(warm.iter().sum::<usize>() > 0, "{name}: nothing is counted");
+    }
+    assert!(grown.is_empty(), "{grown:#?}");
+}
