@@ -5,7 +5,8 @@ use std::sync::Arc;
 use blake3::Hash;
 use brigade_proto::control::{PushReply, TensorChunk};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_CHUNK_BYTES};
+use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_CHUNK_BYTES, MAX_PIECE_BYTES};
+use brigade_proto::net::Intake;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
@@ -26,6 +27,7 @@ const WRITE_QUEUE: usize = 4;
 pub async fn receive(
     worker: &Arc<Worker>,
     mut chunks: Streaming<TensorChunk>,
+    intake: Option<Intake>,
 ) -> Result<PushReply, Failure> {
     let (to_disk, queue) = mpsc::channel(WRITE_QUEUE);
     let cache = worker.loader().cache.clone();
@@ -37,6 +39,7 @@ pub async fn receive(
                 if let Err(failure) = worker.check_push(&chunk) {
                     break Err(failure);
                 }
+                intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
                 // A closed queue: the writer has failed, and says why below.
                 if to_disk.send(chunk).await.is_err() {
                     break Ok(());

@@ -192,8 +192,17 @@ impl Supervisor {
     async fn place(&mut self) -> Result<(), GiveUp> {
         self.progress("placing layers".to_string(), 0, 0);
         let conns = self.conns();
-        let highest = conns.iter().map(|(_, c)| c.last_epoch()).max().unwrap_or(0);
-        self.epoch = self.epoch.max(highest) + 1;
+        // An epoch is this coordinator's own: what a worker claims to have seen of it cannot be above it.
+        for (_, conn) in conns.iter().filter(|(_, conn)| conn.last_epoch() > self.epoch) {
+            let (worker, claimed, begun) = (conn.name(), conn.last_epoch(), self.epoch);
+            tracing::warn!(
+                worker,
+                claimed,
+                begun,
+                "it claims an epoch that was never begun: ignored"
+            );
+        }
+        self.epoch += 1;
         let placed = place::place(
             &self.ends.model,
             conns,
