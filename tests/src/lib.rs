@@ -1,6 +1,7 @@
 //! Shared harness of the end-to-end tests.
 
 pub mod golden;
+pub mod hostile;
 pub mod line;
 pub mod lines;
 pub mod process;
