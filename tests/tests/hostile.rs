@@ -4,8 +4,12 @@
 use std::time::Duration;
 
 use brigade_proto::WIRE_VERSION;
-use brigade_proto::control::{HelloRequest, PrepareRequest, StageSpec, UnloadRequest};
+use brigade_proto::control::worker_client::WorkerClient;
+use brigade_proto::control::{
+    Blob, HealthRequest, HelloRequest, PrepareRequest, StageSpec, TensorRef, UnloadRequest,
+};
 use brigade_proto::limits::*;
+use brigade_proto::net::dial;
 use brigade_tests::hostile::*;
 use bytes::Bytes;
 use prost::Message;
@@ -153,6 +157,16 @@ async fn connections_have_caps_and_those_that_say_nothing_are_closed() {
     }
 }
 
+/// A coordinator that had nothing to say for a while finds the worker as if nothing had been.
+#[tokio::test]
+async fn a_connection_that_was_closed_for_its_silence_is_made_again() {
+    let victim = Victim::ours();
+    let channel = dial(&victim.address.into(), false).await.unwrap();
+    let mut client = WorkerClient::new(channel);
+    tokio::time::sleep(Duration::from_millis(FIRST_CALL_MS + 3000)).await;
+    client.health(HealthRequest::default()).await.unwrap();
+}
+
 /// Whether the other end closes a connection within `patience`.
 async fn is_closed(stream: &mut tokio::net::TcpStream, patience: Duration) -> bool {
     use tokio::io::AsyncReadExt;
@@ -163,27 +177,51 @@ async fn is_closed(stream: &mut tokio::net::TcpStream, patience: Duration) -> bo
     tokio::time::timeout(patience, ended).await.is_ok()
 }
 
+fn prepare(coordinator_id: &str, epoch: u64) -> PrepareRequest {
+    let spec = StageSpec {
+        n_stages: 1,
+        layer_end: 1,
+        max_seqs: 1,
+        n_blocks: 1,
+        max_ctx: 64,
+        max_rows: 1,
+        kv_type: 1,
+        wire_type: 1,
+        ..StageSpec::default()
+    };
+    PrepareRequest {
+        coordinator_id: coordinator_id.into(),
+        epoch,
+        spec: Some(spec),
+        header: Some(Blob { blake3: vec![7; HASH_BYTES].into(), nbytes: 10 }),
+        ..PrepareRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn the_manifest_of_the_largest_model_comes_through() {
+    let victim = Victim::ours();
+    let tensor = |i: usize| TensorRef {
+        name: format!("blk.{i}.ffn_gate_up_down_exps.weight"),
+        blob: Some(Blob { blake3: blake3_like(i), nbytes: 1 << 10 }),
+    };
+    let tensors = (0..60_000).map(tensor).collect();
+    let peer = Peer::connect(victim.address, FRIENDLY).await.unwrap();
+    let request = PrepareRequest { tensors, ..prepare("c", 1) };
+    assert!(request.encoded_len() > 4 << 20, "{}", request.encoded_len());
+    assert_eq!(peer.call(PREPARE, &request).await.unwrap().0, 0);
+}
+
+fn blake3_like(i: usize) -> Bytes {
+    let mut hash = vec![0; HASH_BYTES];
+    hash[..8].copy_from_slice(&(i as u64).to_le_bytes());
+    hash.into()
+}
+
 #[tokio::test]
 async fn epochs_of_one_peer_do_not_bar_another() {
     let victim = Victim::ours();
     let peer = connect(&victim).await;
-    let prepare = |coordinator_id: &str, epoch| PrepareRequest {
-        coordinator_id: coordinator_id.into(),
-        epoch,
-        spec: Some(StageSpec {
-            n_stages: 1,
-            layer_end: 1,
-            max_seqs: 1,
-            n_blocks: 1,
-            max_ctx: 64,
-            max_rows: 1,
-            kv_type: 1,
-            wire_type: 1,
-            ..StageSpec::default()
-        }),
-        header: Some(brigade_proto::control::Blob { blake3: vec![7; 32].into(), nbytes: 10 }),
-        ..PrepareRequest::default()
-    };
     for absurd in [u64::MAX, u64::MAX - 1] {
         let (status, why) = peer.call(PREPARE, &prepare("rogue", absurd)).await.unwrap();
         assert_eq!(status, INVALID, "{why}");

@@ -240,7 +240,7 @@ impl Gated {
         Ok(())
     }
 
-    /// Whether a stranger takes too long over its first message.
+    /// Whether a stranger takes too long over what it has to say.
     fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
         if self.intake.0.caller.is_none() || self.intake.accepted().is_some() {
             return false;
@@ -273,6 +273,10 @@ impl HttpBody for Gated {
             if self.is_over {
                 return Poll::Ready(None);
             }
+            if self.is_late(cx) {
+                let why = format!("the call's messages did not end within {MESSAGE_MS} ms");
+                return self.fail(Failure::refusal(FailureKind::BadMessage, why));
+            }
             let frame = match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => {
@@ -281,10 +285,6 @@ impl HttpBody for Gated {
                     this.message.release(&mut this.ready);
                     this.is_over = true;
                     continue;
-                }
-                Poll::Pending if self.is_late(cx) => {
-                    let why = format!("no complete message within {MESSAGE_MS} ms");
-                    return self.fail(Failure::refusal(FailureKind::BadMessage, why));
                 }
                 other => return other,
             };
