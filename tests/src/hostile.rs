@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -22,6 +22,11 @@ const READY: &str = "brigade worker ready on ";
 pub const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 66);
 /// Where a peer comes from that means well.
 pub const FRIENDLY: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+/// The binary that is tried: the one built with the tests, or `BRIGADE_VICTIM`.
+pub fn binary() -> PathBuf {
+    std::env::var_os("BRIGADE_VICTIM").map_or_else(brigade, PathBuf::from)
+}
 
 /// A worker process.
 pub struct Victim {
@@ -42,15 +47,23 @@ impl Victim {
         command.env("RUST_LOG", "error");
         let process = Running::spawn(command, READY);
         let address = process.ready.trim().parse().unwrap();
-        Self { process, address }
+        let victim = Self { process, address };
+        victim.forget_peak();
+        victim
     }
 
-    /// As [`Victim::start`], of the binary built with the tests, under 8 GiB.
+    /// Begins the peak anew: what a worker needs to measure the machine's speed is over.
+    pub fn forget_peak(&self) {
+        // The kernel's own way (proc(5), clear_refs).
+        std::fs::write(format!("/proc/{}/clear_refs", self.process.pid()), "5").unwrap();
+    }
+
+    /// As [`Victim::start`], of [`binary`], under 8 GiB.
     pub fn ours() -> Self {
-        Self::start(&brigade(), 8 << 20)
+        Self::start(&binary(), 8 << 20)
     }
 
-    /// Most bytes that were resident since it began; `None` when it is gone.
+    /// Most bytes that were resident since it was ready; `None` when it is gone.
     pub fn peak(&self) -> Option<u64> {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.process.pid())).ok()?;
@@ -167,15 +180,34 @@ pub async fn push(body: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), 
 pub async fn outcome(answer: ResponseFuture) -> Option<(u32, String)> {
     let (head, mut body) = answer.await.ok()?.into_parts();
     let of = |headers: &http::HeaderMap| {
-        let text = |name| headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into());
-        let status: Option<String> = text("grpc-status");
-        Some((status?.parse().ok()?, text("grpc-message").unwrap_or_default()))
+        let text = |name| headers.get(name).map(|value| unescaped(value.as_bytes()));
+        Some((text("grpc-status")?.parse().ok()?, text("grpc-message").unwrap_or_default()))
     };
     if let Some(at_once) = of(&head.headers) {
         return Some(at_once);
     }
     drain(&mut body).await;
     of(&body.trailers().await.ok()??)
+}
+
+/// A gRPC message as it was before its bytes were written as `%20`.
+fn unescaped(text: &[u8]) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text);
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        let code = code.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 async fn drain(body: &mut RecvStream) {

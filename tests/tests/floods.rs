@@ -3,11 +3,10 @@
 //!
 //!     cargo test --release -p brigade-tests --test floods -- --ignored --nocapture
 //!
-//! `BRIGADE_FLOOD_BINARY` names another binary, to compare two, and `BRIGADE_FLOOD_WIRE` the wire
-//! version of that one. Every worker runs under an 8 GiB cap on its address space.
+//! `BRIGADE_VICTIM` names another binary, to compare two, and `BRIGADE_VICTIM_WIRE` the wire version
+//! of that one. Every worker runs under an 8 GiB cap on its address space.
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +16,7 @@ use brigade_proto::WIRE_VERSION;
 use brigade_proto::control::HelloRequest;
 use brigade_proto::limits::*;
 use brigade_tests::hostile::*;
-use brigade_tests::process::{Server, brigade};
+use brigade_tests::process::Server;
 use bytes::Bytes;
 use prost::Message;
 use serde_json::json;
@@ -27,8 +26,6 @@ const PREPARE: &str = "/brigade.control.Worker/Prepare";
 const PUSH: &str = "/brigade.control.Worker/PushTensors";
 const HELLO: &str = "/brigade.control.Worker/Hello";
 
-/// Address space of a worker, KiB.
-const ADDRESS_SPACE: u64 = 8 << 20;
 /// Time over which tokens are counted, before a flood and during it.
 const COUNT_FOR: Duration = Duration::from_secs(4);
 /// Streams that keep the line busy.
@@ -145,7 +142,7 @@ struct Seen {
 const SLACK: u64 = 96 << 20;
 
 async fn measure(flood: &Flood) -> Seen {
-    let victim = Arc::new(Victim::start(&binary(), ADDRESS_SPACE));
+    let victim = Arc::new(Victim::ours());
     let stop = Arc::new(AtomicBool::new(false));
     let line = flood.beside_a_line.then(|| Line::over(&victim));
     if let Some(line) = &line {
@@ -155,6 +152,7 @@ async fn measure(flood: &Flood) -> Seen {
         Some(line) => Some(line.rate().await),
         None => None,
     };
+    victim.forget_peak();
     let before = victim.peak().unwrap();
     let sending = tokio::spawn((flood.run)(victim.clone(), stop.clone()));
     let tokens_during = match &line {
@@ -188,13 +186,9 @@ async fn measure(flood: &Flood) -> Seen {
     Seen { row, bad }
 }
 
-fn binary() -> PathBuf {
-    std::env::var_os("BRIGADE_FLOOD_BINARY").map_or_else(brigade, PathBuf::from)
-}
-
 fn wire_version() -> u32 {
-    let named = std::env::var("BRIGADE_FLOOD_WIRE").ok();
-    named.map_or(WIRE_VERSION, |text| text.parse().expect("BRIGADE_FLOOD_WIRE is a number"))
+    let named = std::env::var("BRIGADE_VICTIM_WIRE").ok();
+    named.map_or(WIRE_VERSION, |text| text.parse().expect("BRIGADE_VICTIM_WIRE is a number"))
 }
 
 /// A line over the victim that is kept busy.

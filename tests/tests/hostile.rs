@@ -121,8 +121,6 @@ async fn a_message_in_single_bytes_takes_what_it_has() {
     let long = [hello.encode_to_vec(), field(2, &[b'x'; 20_000])].concat();
     for byte in framed(&long).chunks(1) {
         push(&mut body, Bytes::copy_from_slice(byte)).await.unwrap();
-        // An empty frame beside each.
-        body.send_data(Bytes::new(), false).unwrap();
     }
     body.send_data(Bytes::new(), true).unwrap();
     assert_eq!(outcome(answer).await.unwrap().0, 0);
