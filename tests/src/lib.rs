@@ -2,6 +2,7 @@
 
 pub mod golden;
 pub mod hostile;
+pub mod liar;
 pub mod line;
 pub mod lines;
 pub mod process;
