@@ -4,6 +4,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(["control.proto", "pipeline.proto"], ["proto"])?;
     // `bytes(".")`: payloads are slices of the received message, not copies.
-    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    // The codec counts a message's fields before it decodes them.
+    let codec = "crate::codec::CountedCodec";
+    tonic_prost_build::configure().bytes(".").codec_path(codec).compile_fds(files)?;
     Ok(())
 }

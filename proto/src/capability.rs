@@ -2,6 +2,9 @@
 
 use crate::WIRE_VERSION;
 use crate::control::{Capabilities, KvType, WireType};
+use crate::limits::{
+    MAX_ABILITIES, MAX_CLAIMED_SPEED, MAX_CLAIMED_THREADS, MAX_MEMORY_BYTES, MAX_NAME_BYTES,
+};
 
 /// What a model and a run ask of every worker.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,6 +45,19 @@ pub enum Incompatible {
         /// What the worker offers.
         has: String,
     },
+    /// A number or a name that no worker has.
+    #[error(
+        "its handshake is absurd: {field} is {value}, {expected} was expected: run the same brigade \
+         release there, or leave this worker out"
+    )]
+    Absurd {
+        /// Field of the capabilities.
+        field: &'static str,
+        /// What it claims.
+        value: String,
+        /// What it could be.
+        expected: String,
+    },
 }
 
 /// Compares a peer's wire version with ours.
@@ -53,6 +69,61 @@ pub fn check_version(theirs: u32, software: &str) -> Result<(), Incompatible> {
         return Ok(());
     }
     Err(Incompatible::Version { theirs, software: software.chars().take(100).collect() })
+}
+
+/// Checks that what a worker says of itself can be: a plan is computed from these numbers.
+///
+/// # Errors
+/// [`Incompatible::Absurd`], naming the first field.
+pub fn check_claims(caps: &Capabilities) -> Result<(), Incompatible> {
+    let speeds = [
+        ("capabilities.gb_per_second", caps.gb_per_second),
+        ("capabilities.gop_per_second", caps.gop_per_second),
+    ];
+    for (field, speed) in speeds {
+        let is_possible = speed.is_finite() && speed > 0.0 && speed <= MAX_CLAIMED_SPEED;
+        possible(is_possible, field, speed, format!("above 0, at most {MAX_CLAIMED_SPEED}"))?;
+    }
+    let (limit, free) = (caps.memory_limit, caps.memory_free);
+    let bytes = format!("1 to {MAX_MEMORY_BYTES} bytes");
+    let is_possible = (1..=MAX_MEMORY_BYTES).contains(&limit);
+    possible(is_possible, "capabilities.memory_limit", limit, bytes)?;
+    let bytes = format!("at most the limit, {limit} bytes,");
+    possible(free <= limit, "capabilities.memory_free", free, bytes)?;
+    let is_possible = (1..=MAX_CLAIMED_THREADS).contains(&caps.threads);
+    let threads = format!("1 to {MAX_CLAIMED_THREADS}");
+    possible(is_possible, "capabilities.threads", caps.threads, threads)?;
+    let lists = [
+        ("capabilities.architectures", &caps.architectures),
+        ("capabilities.quant_types", &caps.quant_types),
+        ("capabilities.kernel_tables", &caps.kernel_tables),
+    ];
+    for (field, names) in lists {
+        let n = names.len();
+        possible(n <= MAX_ABILITIES, field, n, format!("at most {MAX_ABILITIES} names"))?;
+        names.iter().try_for_each(|name| short_name(field, name))?;
+    }
+    short_name("capabilities.kernels", &caps.kernels)?;
+    short_name("capabilities.host_id", &caps.host_id)?;
+    short_name("capabilities.platform", &caps.platform)
+}
+
+fn short_name(field: &'static str, name: &str) -> Result<(), Incompatible> {
+    let is_short = name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control);
+    let expected = format!("at most {MAX_NAME_BYTES} without control characters");
+    possible(is_short, field, format!("{} bytes", name.len()), expected)
+}
+
+fn possible(
+    is_possible: bool,
+    field: &'static str,
+    value: impl ToString,
+    expected: String,
+) -> Result<(), Incompatible> {
+    if is_possible {
+        return Ok(());
+    }
+    Err(Incompatible::Absurd { field, value: value.to_string(), expected })
 }
 
 /// Checks that a worker has everything in `needs`.
@@ -99,6 +170,11 @@ mod tests {
             wire_types: vec![WireType::F32.into()],
             kv_types: vec![KvType::F16.into()],
             kernel_tables: vec!["avx2".into()],
+            threads: 2,
+            memory_limit: 1 << 30,
+            memory_free: 1 << 29,
+            gb_per_second: 10.0,
+            gop_per_second: 100.0,
             ..Capabilities::default()
         }
     }
@@ -130,6 +206,32 @@ mod tests {
         for (needs, word) in cases {
             let reason = check_capabilities(&worker(), &needs).unwrap_err().to_string();
             assert!(reason.contains(word), "{reason}");
+        }
+    }
+
+    #[test]
+    fn absurd_claims_are_named() {
+        assert_eq!(check_claims(&worker()), Ok(()));
+        type Change = fn(&mut Capabilities);
+        let cases: [(&str, Change); 12] = [
+            ("gb_per_second is NaN", |c| c.gb_per_second = f64::NAN),
+            ("gb_per_second is inf", |c| c.gb_per_second = f64::INFINITY),
+            ("gb_per_second is 0", |c| c.gb_per_second = 0.0),
+            ("gop_per_second is -1", |c| c.gop_per_second = -1.0),
+            ("gop_per_second is 1000000000000", |c| c.gop_per_second = 1e12),
+            ("memory_limit is 0", |c| c.memory_limit = 0),
+            ("memory_limit is 18446744073709551615", |c| c.memory_limit = u64::MAX),
+            ("memory_free is 1073741825", |c| c.memory_free = (1 << 30) + 1),
+            ("threads is 0", |c| c.threads = 0),
+            ("threads is 4294967295", |c| c.threads = u32::MAX),
+            ("architectures is 257", |c| c.architectures = vec!["x".into(); 257]),
+            ("host_id is 4097 bytes", |c| c.host_id = "x".repeat(4097)),
+        ];
+        for (words, change) in cases {
+            let mut caps = worker();
+            change(&mut caps);
+            let reason = check_claims(&caps).unwrap_err().to_string();
+            assert!(reason.contains(words), "{words}: {reason}");
         }
     }
 

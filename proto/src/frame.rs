@@ -5,6 +5,7 @@
 use prost::Message;
 
 use crate::control::WireType;
+use crate::count::count_fields;
 use crate::limits::*;
 use crate::pipeline::{
     Boundary, LaneFrame, SamplerSetup, SeqOp, SeqPart, Ubatch, Want, lane_frame, seq_op,
@@ -25,6 +26,17 @@ pub struct FrameLimits {
     pub n_vocab: u32,
     /// f32 values of an incoming boundary row; `None` on the first stage.
     pub input_width: Option<u32>,
+}
+
+impl FrameLimits {
+    /// Bytes that a lane frame within these limits can have, but not more than
+    /// [`MAX_FRAME_BYTES`].
+    pub fn max_frame_bytes(&self) -> usize {
+        let token_bytes = 5;
+        let row = 4 * self.input_width.unwrap_or(0) as usize + token_bytes;
+        let rows = row.saturating_mul(self.max_rows as usize);
+        rows.saturating_add(MAX_FRAME_OPS_BYTES).min(MAX_FRAME_BYTES)
+    }
 }
 
 /// Why a frame was refused. Every variant names the field and the limit.
@@ -101,6 +113,7 @@ pub fn decode_lane_frame(bytes: &[u8], limits: &FrameLimits) -> Result<LaneFrame
     if bytes.len() > MAX_FRAME_BYTES {
         return Err(over("frame bytes", bytes.len() as u64, MAX_FRAME_BYTES as u64));
     }
+    count_fields::<LaneFrame>(bytes)?;
     let frame = LaneFrame::decode(bytes).map_err(|e| FrameError::Decode(e.to_string()))?;
     match &frame.body {
         None => return Err(FrameError::Missing("frame.body")),

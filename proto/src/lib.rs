@@ -1,12 +1,15 @@
 //! The wire: generated message types and the helpers that both ends of a connection share.
 //!
 //! Reading order: [`control`] and [`pipeline`] (the messages, documented in the `.proto` files),
-//! [`limits`] (every cap), [`address`] (who may be dialled), [`net`] (one set of HTTP/2 settings),
-//! [`frame`] (checks of what arrived), [`failure`] (reasons that cross the wire), [`capability`]
-//! (who can run what). Knows nothing of engines, schedulers or processes.
+//! [`limits`] (every cap), [`address`] (who may be dialled), [`net`] (one set of HTTP/2 settings, and
+//! what a stranger may send), [`count`] and [`codec`] (nothing is decoded uncounted), [`frame`] (checks
+//! of what arrived), [`failure`] (reasons that cross the wire), [`capability`] (who can run what).
+//! Knows nothing of engines, schedulers or processes.
 
 pub mod address;
 pub mod capability;
+pub mod codec;
+pub mod count;
 pub mod failure;
 pub mod frame;
 pub mod limits;
@@ -18,7 +21,8 @@ pub mod net;
 /// - 2: Open and Copy name their request; a result row may say why it has no token;
 ///   Snapshot and Restore.
 /// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
-pub const WIRE_VERSION: u32 = 3;
+/// - 4: an epoch is compared only with those of the same coordinator.
+pub const WIRE_VERSION: u32 = 4;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

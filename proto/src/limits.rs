@@ -1,9 +1,67 @@
 //! Every cap on what a peer may send. A message over one of them is refused with its name.
+//!
+//! A peer is a **stranger** until a call of its names the coordinator that holds the worker. What
+//! strangers can make a process hold, all together, is about [`MAX_STRANGER_BYTES`] of messages
+//! that are not complete, [`PREPARES_AT_ONCE`] decoded manifests, and for each of
+//! [`MAX_CONNECTIONS`] connections one HTTP/2 frame and [`MAX_STREAMS`] calls of some 20 KiB.
 
 /// Bytes of one lane or result frame: 512 rows of nine 7168-wide f32 vectors and room to spare.
+/// Only a lane that was accepted may have frames above [`MAX_SMALL_BYTES`].
 pub const MAX_FRAME_BYTES: usize = 256 << 20;
-/// Bytes of one control message; the largest is Prepare's manifest (about 100 bytes a tensor).
+/// Bytes of an accepted lane's frame beside its boundary and its tokens: opens with their lists of
+/// pages (some 50 KiB each for a million positions) and sampler settings for every slot at once.
+pub const MAX_FRAME_OPS_BYTES: usize = 64 << 20;
+/// Bytes of a Prepare and its answer, the largest control messages: about 100 bytes a tensor.
 pub const MAX_CONTROL_BYTES: usize = 32 << 20;
+/// Bytes of every message that has no larger cap, and of a lane's first frame: two names of
+/// [`MAX_NAME_BYTES`], a reason, and the lists of a worker's abilities.
+pub const MAX_SMALL_BYTES: usize = 32 << 10;
+/// Bytes of a message that brings a piece of weights or of a state: the piece, its blob, a name.
+pub const MAX_PIECE_BYTES: usize = MAX_CHUNK_BYTES + MAX_SMALL_BYTES;
+/// Bytes received, on all connections together, of messages that are not complete yet, and of
+/// Prepares that are being answered: four of the largest. Accepted streams do not count.
+pub const MAX_STRANGER_BYTES: usize = 4 * MAX_CONTROL_BYTES;
+/// As [`MAX_STRANGER_BYTES`], from one address: the half, so that nobody takes all.
+pub const MAX_PEER_BYTES: usize = MAX_STRANGER_BYTES / 2;
+/// Prepares that a process decodes and answers at a time. A manifest of [`MAX_TENSORS`] takes some
+/// 30 MB; one coordinator has one on its way to a worker.
+pub const PREPARES_AT_ONCE: usize = 4;
+/// Connections of a process. A worker has four from its coordinator, one from the stage before it,
+/// and a few from commands that look; a coordinator has one from every worker that joins.
+pub const MAX_CONNECTIONS: usize = 256;
+/// Connections from one address: enough for many workers on one machine, too few to take all.
+pub const MAX_PEER_CONNECTIONS: usize = 128;
+/// Calls open at once on a connection; the rest wait at the caller's.
+pub const MAX_STREAMS: u32 = 16;
+/// Bytes of a call's headers: a path and a few fixed ones; a failure travels in an answer's.
+pub const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// Time from a connection to its first call, the handshakes below it included. A coordinator that
+/// has nothing to say yet dials again when it has.
+pub const FIRST_CALL_MS: u64 = 10_000;
+/// Time a stranger's connection may have no open call.
+pub const IDLE_MS: u64 = 60_000;
+/// Time from a stranger's call to the end of its first message: a 32 MiB Prepare at 1 MiB/s.
+pub const MESSAGE_MS: u64 = 30_000;
+/// Calls of strangers from one address that a worker answers a second. A coordinator makes a handful
+/// when it connects, and then one a second.
+pub const STRANGER_CALLS_PER_SECOND: u32 = 100;
+/// Calls of strangers from one address that are answered at once after a pause.
+pub const STRANGER_BURST: u32 = 100;
+/// Time a stranger's call waits for its turn before it is told to come back: below a handshake's
+/// patience, long enough that a flood's calls are few.
+pub const STRANGER_WAIT_MS: u64 = 2_000;
+/// Addresses whose calls are counted at a time.
+pub const MAX_PEERS: usize = 1024;
+/// Sequences whose states a worker reads or writes at a time: each is held whole in memory.
+pub const STATES_AT_ONCE: usize = 1;
+/// Silence after which a transfer of a state is given up, and time one waits for its turn.
+pub const STATE_STALL_MS: u64 = 30_000;
+/// How far an epoch may be above the last one of the same coordinator, or above 0 for its first: a new
+/// one a second for 136 years. Keeps 2^64 - 1, after which there is none, out of reach.
+pub const MAX_EPOCH_STEP: u64 = 1 << 32;
+/// Coordinators whose last epoch a worker remembers after others have held it.
+pub const MAX_PAST_OWNERS: usize = 16;
+
 /// Bytes of one weight chunk's data.
 pub const MAX_CHUNK_BYTES: usize = 4 << 20;
 /// Bytes of weight data a sender puts into one chunk.
@@ -38,8 +96,21 @@ pub const MAX_ROWS: u32 = 16_384;
 pub const MAX_OPS: usize = 65_536;
 /// Entries of a sequence's logit bias.
 pub const MAX_LOGIT_BIAS: usize = 4096;
+/// Entries of all logit biases of a ubatch: a full one for each of 256 sequences.
+pub const MAX_FRAME_BIAS: usize = 256 * MAX_LOGIT_BIAS;
 /// Alternatives reported per sampled token.
 pub const MAX_TOP_LOGPROBS: u32 = 1024;
+/// Alternatives reported in one result frame: all that are possible for 4096 sampled rows.
+pub const MAX_FRAME_TOPS: usize = 4096 * MAX_TOP_LOGPROBS as usize;
+/// Names in one list of a worker's abilities.
+pub const MAX_ABILITIES: usize = 256;
+/// Bytes a worker may say it has: 1 PiB.
+pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
+/// Compute threads a worker may say it has.
+pub const MAX_CLAIMED_THREADS: u32 = 65_536;
+/// 10^9 bytes or operations a second a worker may say it reads or computes: a hundred times what the
+/// fastest machines of today do.
+pub const MAX_CLAIMED_SPEED: f64 = 1e9;
 /// Tokens of a vocabulary.
 pub const MAX_VOCAB: u32 = 1 << 24;
 /// Lanes of a pipeline.

@@ -1,6 +1,11 @@
 //! One set of HTTP/2 settings for both ends of every connection, and the only places that bind
 //! and dial. Control calls, lanes and weights each get a connection of their own (a `dial` each),
-//! so that none waits behind another's bytes.
+//! so that none waits behind another's bytes. What a peer may send before it is known is in
+//! [`door`] (connections), [`intake`] (messages) and [`calls`] (which call may send what).
+
+pub mod calls;
+pub mod door;
+pub mod intake;
 
 use std::future::Future;
 use std::io;
@@ -10,9 +15,19 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::{Router, TcpIncoming};
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Endpoint, Server};
+use tower::layer::util::{Identity, Stack};
 
+pub use self::calls::Connection;
+use self::calls::GateLayer;
+use self::door::Entrance;
+pub use self::door::{Caller, Peer};
+pub use self::intake::Intake;
 use crate::address::{Address, AddressError};
+use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};
+
+/// What stands around every service.
+pub type ServerLayer = Stack<GateLayer, Identity>;
 
 /// Bytes of an HTTP/2 frame: large enough that a decode boundary is one write, small enough that
 /// a heartbeat on the same connection waits for microseconds only.
@@ -62,8 +77,11 @@ pub enum NetError {
 }
 
 /// A server with the shared settings, to add services to.
-pub fn server() -> Server {
+pub fn server() -> Server<ServerLayer> {
     Server::builder()
+        .layer(GateLayer)
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
         .max_frame_size(HTTP2_FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -87,7 +105,7 @@ fn endpoint(endpoint: Endpoint) -> Endpoint {
 ///
 /// # Errors
 /// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Dial`].
-pub async fn dial(address: &Address, insecure_network: bool) -> Result<Channel, NetError> {
+pub async fn dial(address: &Address, insecure_network: bool) -> Result<Connection, NetError> {
     let mut targets = Vec::new();
     match address {
         Address::Unix(path) => targets.push(format!("unix://{}", path.display())),
@@ -100,7 +118,7 @@ pub async fn dial(address: &Address, insecure_network: bool) -> Result<Channel, 
     for target in targets {
         match Endpoint::from_shared(target) {
             Ok(built) => match endpoint(built).connect().await {
-                Ok(channel) => return Ok(channel),
+                Ok(channel) => return Ok(Connection(channel)),
                 Err(error) => reason = with_causes(&error),
             },
             Err(error) => reason = with_causes(&error),
@@ -154,13 +172,15 @@ impl Listener {
     /// [`NetError::Serve`].
     pub async fn serve(
         self,
-        router: Router,
+        router: Router<ServerLayer>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), NetError> {
         let served = match self.incoming {
-            Incoming::Tcp(tcp) => router.serve_with_incoming_shutdown(tcp, shutdown).await,
+            Incoming::Tcp(tcp) => {
+                router.serve_with_incoming_shutdown(Entrance::new(tcp), shutdown).await
+            }
             Incoming::Unix(unix, _remove) => {
-                router.serve_with_incoming_shutdown(unix, shutdown).await
+                router.serve_with_incoming_shutdown(Entrance::new(unix), shutdown).await
             }
         };
         let address = self.address;

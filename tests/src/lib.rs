@@ -2,6 +2,8 @@
 
 pub mod fakes;
 pub mod golden;
+pub mod hostile;
+pub mod liar;
 pub mod line;
 pub mod lines;
 pub mod modules;

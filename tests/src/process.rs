@@ -55,7 +55,8 @@ impl Running {
         Self::spawn(command, prefix)
     }
 
-    fn spawn(mut command: Command, prefix: &'static str) -> Self {
+    /// As [`Running::start`], of any command.
+    pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
@@ -169,6 +170,13 @@ impl Server {
     /// Starts `brigade serve ARGS` on a free port and waits until its line is up.
     pub fn start(args: &[&str]) -> Self {
         Self::ready(Running::start(&Self::args(args), SERVING))
+    }
+
+    /// As [`Server::start`], of another binary.
+    pub fn start_of(binary: &Path, args: &[&str]) -> Self {
+        let mut command = Command::new(binary);
+        command.args(Self::args(args));
+        Self::ready(Running::spawn(command, SERVING))
     }
 
     /// As [`Server::start`], with its log and that of its workers in a file.

@@ -61,6 +61,8 @@ pub struct BuiltFacts {
     pub weight_bytes: u64,
     /// Bytes of sequence state.
     pub state_bytes: u64,
+    /// Bytes of state that one sequence has at most: its slot, and pages for all its positions.
+    pub sequence_bytes: u64,
     /// Op table in use.
     pub kernels: String,
     /// Compute threads in use.

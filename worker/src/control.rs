@@ -12,12 +12,14 @@ use brigade_proto::control::{
     load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::net::{Caller, Intake};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::order::Order;
+use crate::pace::Pace;
 use crate::push;
 use crate::state::Worker;
 use crate::transfer;
@@ -31,12 +33,47 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct ControlService {
     worker: Arc<Worker>,
+    pace: Arc<Pace>,
 }
 
 impl ControlService {
-    /// Serves `worker`.
-    pub fn new(worker: Arc<Worker>) -> Self {
-        Self { worker }
+    /// Serves `worker`, strangers at `pace`.
+    pub fn new(worker: Arc<Worker>, pace: Arc<Pace>) -> Self {
+        Self { worker, pace }
+    }
+
+    /// Lets the coordinator that holds the worker pass; anybody else waits for a turn.
+    async fn turn(&self, from: &Origin, coordinator_id: &str) -> Result<(), Failure> {
+        if self.worker.is_owner(coordinator_id) {
+            from.known();
+            return Ok(());
+        }
+        self.pace.turn(from.peer()).await
+    }
+
+    /// What a stream of a peer ended with; a refusal takes a turn.
+    async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
+        if result.is_err() {
+            self.pace.turn(from.peer()).await?;
+        }
+        result
+    }
+}
+
+/// The connection that a call came on; `None` for a call that came on none.
+struct Origin(Option<Caller>);
+
+impl Origin {
+    fn of<T>(request: &Request<T>) -> Self {
+        Self(request.extensions().get().cloned())
+    }
+
+    fn known(&self) {
+        self.0.iter().for_each(Caller::known);
+    }
+
+    fn peer(&self) -> Option<brigade_proto::net::Peer> {
+        self.0.as_ref().map(Caller::peer)
     }
 }
 
@@ -46,14 +83,15 @@ impl worker_server::Worker for ControlService {
     type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        let hello = request.into_inner();
+        let (from, hello) = (Origin::of(&request), request.into_inner());
+        self.turn(&from, &hello.coordinator_id).await?;
         check_version(hello.wire_version, &hello.software)
             .map_err(|e| Failure::refusal(FailureKind::Version, e.to_string()))?;
         Ok(Response::new(HelloReply {
             wire_version: WIRE_VERSION,
             software: SOFTWARE.to_owned(),
             capabilities: Some(self.worker.capabilities()),
-            last_epoch: self.worker.last_epoch(),
+            last_epoch: self.worker.last_epoch(&hello.coordinator_id),
         }))
     }
 
@@ -61,8 +99,11 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<PrepareRequest>,
     ) -> Result<Response<PrepareReply>, Status> {
-        let request = request.into_inner();
+        let (from, request) = (Origin::of(&request), request.into_inner());
         let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
+        self.turn(&from, &coordinator_id).await?;
+        // Before any work is done for somebody who cannot have the worker.
+        self.worker.check_free_for(&coordinator_id)?;
         let order = Order::parse(request)?;
         if let Some(next) = &order.next_hop {
             let refuse = |e: brigade_proto::address::AddressError| {
@@ -70,21 +111,29 @@ impl worker_server::Worker for ControlService {
             };
             next.resolve(self.worker.insecure_network()).await.map_err(refuse)?;
         }
-        Ok(Response::new(self.worker.prepare(&coordinator_id, epoch, order).await?))
+        let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
+        from.known();
+        Ok(Response::new(reply))
     }
 
     async fn push_tensors(
         &self,
         request: Request<Streaming<TensorChunk>>,
     ) -> Result<Response<PushReply>, Status> {
-        Ok(Response::new(push::receive(&self.worker, request.into_inner()).await?))
+        let (from, intake) = (Origin::of(&request), intake_of(&request));
+        let pushed = push::receive(&self.worker, request.into_inner(), intake).await;
+        Ok(Response::new(self.ended(&from, pushed).await?))
     }
 
     async fn load(
         &self,
         request: Request<LoadRequest>,
     ) -> Result<Response<Self::LoadStream>, Status> {
-        let LoadRequest { epoch, coordinator_id } = request.into_inner();
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let LoadRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
+        // A load waits for the one before it: nobody else may make a task that does.
+        self.worker.check(&coordinator_id, epoch)?;
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let worker = self.worker.clone();
         tokio::spawn(async move {
@@ -104,7 +153,9 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<UnloadRequest>,
     ) -> Result<Response<UnloadReply>, Status> {
-        let UnloadRequest { epoch, coordinator_id } = request.into_inner();
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let UnloadRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
         self.worker.unload(&coordinator_id, epoch).await?;
         Ok(Response::new(UnloadReply {}))
     }
@@ -113,7 +164,9 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<HealthRequest>,
     ) -> Result<Response<HealthReply>, Status> {
-        let HealthRequest { epoch, coordinator_id } = request.into_inner();
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let HealthRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
         Ok(Response::new(self.worker.health(&coordinator_id, epoch)))
     }
 
@@ -121,21 +174,30 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        let snapshot = self.worker.snapshot(request.get_ref()).await?;
-        Ok(Response::new(ReceiverStream::new(transfer::chunks(snapshot))))
+        self.turn(&Origin::of(&request), &request.get_ref().coordinator_id).await?;
+        let (snapshot, turn) = self.worker.snapshot(request.get_ref()).await?;
+        Ok(Response::new(ReceiverStream::new(transfer::chunks(snapshot, turn))))
     }
 
     async fn restore(
         &self,
         request: Request<Streaming<RestoreRequest>>,
     ) -> Result<Response<RestoreReply>, Status> {
-        transfer::receive(&self.worker, request.into_inner()).await?;
+        let (from, intake) = (Origin::of(&request), intake_of(&request));
+        let received = transfer::receive(&self.worker, request.into_inner(), intake).await;
+        self.ended(&from, received).await?;
         Ok(Response::new(RestoreReply {}))
     }
 
-    async fn drain(&self, _request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        self.pace.turn(Origin::of(&request).peer()).await?;
         Ok(Response::new(DrainReply { epoch: self.worker.drain().await }))
     }
+}
+
+/// What says how much a stream may bring.
+fn intake_of<T>(request: &Request<T>) -> Option<Intake> {
+    request.extensions().get().cloned()
 }
 
 /// Progress as events, not too many; while the coordinator listens to them its lease is renewed.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, check_ubatch};
-use brigade_proto::limits::MAX_FRAME_BYTES;
-use brigade_proto::net::dial;
+use brigade_proto::limits::{MAX_FRAME_BYTES, MAX_SMALL_BYTES};
+use brigade_proto::net::{Caller, Intake, Peer, dial};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::pipeline_server::Pipeline;
 use brigade_proto::pipeline::{
@@ -27,6 +27,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::executor::{Job, LaneRun, Work, gone};
 use crate::output::{LaneOut, ResultSender, SEND_QUEUE};
+use crate::pace::Pace;
 use crate::state::{LaneGrant, Worker};
 use crate::wire::{boundary_from_wire, ubatch_from_wire};
 
@@ -41,12 +42,32 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct PipelineService {
     worker: Arc<Worker>,
+    pace: Arc<Pace>,
 }
 
 impl PipelineService {
-    /// Serves `worker`.
-    pub fn new(worker: Arc<Worker>) -> Self {
-        Self { worker }
+    /// Serves `worker`, strangers at `pace`.
+    pub fn new(worker: Arc<Worker>, pace: Arc<Pace>) -> Self {
+        Self { worker, pace }
+    }
+}
+
+/// Who calls, and what lets more of the call in.
+struct Call {
+    pace: Arc<Pace>,
+    intake: Option<Intake>,
+    peer: Option<Peer>,
+}
+
+impl Call {
+    fn of<T>(pace: &Arc<Pace>, request: &Request<T>) -> Self {
+        let (pace, extensions) = (pace.clone(), request.extensions());
+        let peer = extensions.get().map(Caller::peer);
+        Self { pace, intake: extensions.get().cloned(), peer }
+    }
+
+    fn accept(&self, max_bytes: usize) {
+        self.intake.iter().for_each(|intake| intake.accept(max_bytes));
     }
 }
 
@@ -60,10 +81,11 @@ impl Pipeline for PipelineService {
         request: Request<Streaming<LaneFrame>>,
     ) -> Result<Response<Self::LaneStream>, Status> {
         let (events, stream) = mpsc::channel(1);
-        let (worker, inbound) = (self.worker.clone(), request.into_inner());
+        let (worker, call) = (self.worker.clone(), Call::of(&self.pace, &request));
+        let inbound = request.into_inner();
         // The answer's headers must not wait for the first frame: the peer sends it after them.
         tokio::spawn(async move {
-            if let Err(failure) = serve_lane(&worker, inbound, &events).await {
+            if let Err(failure) = serve_lane(&worker, inbound, &call, &events).await {
                 // The upstream may be what failed.
                 let _ = events.send(Err(failure.into())).await;
             }
@@ -75,7 +97,15 @@ impl Pipeline for PipelineService {
         &self,
         request: Request<ResultsRequest>,
     ) -> Result<Response<Self::ResultsStream>, Status> {
-        let receiver = self.worker.attach_results(request.get_ref())?;
+        let call = Call::of(&self.pace, &request);
+        let receiver = match self.worker.attach_results(request.get_ref()) {
+            Ok(receiver) => receiver,
+            Err(failure) => {
+                call.pace.turn(call.peer).await?;
+                return Err(failure.into());
+            }
+        };
+        call.accept(MAX_SMALL_BYTES);
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -84,11 +114,18 @@ type Events = mpsc::Sender<Result<LaneEvent, Status>>;
 
 async fn serve_lane(
     worker: &Worker,
-    mut inbound: Streaming<LaneFrame>,
+    inbound: Streaming<LaneFrame>,
+    call: &Call,
     events: &Events,
 ) -> Result<(), Failure> {
-    let open = first_frame(&mut inbound).await?;
-    let grant = worker.begin_lane(&open)?;
+    let (grant, inbound) = match admit(worker, inbound).await {
+        Ok(admitted) => admitted,
+        Err(refusal) => {
+            call.pace.turn(call.peer).await?;
+            return Err(refusal);
+        }
+    };
+    call.accept(grant.limits.max_frame_bytes());
     let stage = grant.stage();
     tracing::info!(epoch = grant.epoch, stage, "lane opens");
     let result = run_lane(worker, &grant, inbound, events).await;
@@ -100,8 +137,17 @@ async fn serve_lane(
         }
         Err(failure) => tracing::warn!(epoch = grant.epoch, stage, %failure, "lane failed"),
     }
-    worker.end_lane(grant.epoch, &result);
+    worker.end_lane(&grant, &result);
     result
+}
+
+/// Lets a lane begin by its first frame. Of one that may not, no more is taken in.
+async fn admit(
+    worker: &Worker,
+    mut inbound: Streaming<LaneFrame>,
+) -> Result<(LaneGrant, Streaming<LaneFrame>), Failure> {
+    let open = first_frame(&mut inbound).await?;
+    Ok((worker.begin_lane(&open)?, inbound))
 }
 
 /// Whether somebody who may do so ended the lane: by another epoch, an unload, or by stopping a
@@ -164,7 +210,7 @@ async fn run_lane(
             grant.cancel.cancel();
             // Whoever hears of the failure must find it in the heartbeat too.
             let ended = Err(failure.clone());
-            worker.end_lane(grant.epoch, &ended);
+            worker.end_lane(grant, &ended);
             release_executor(grant);
             downstream.abort(grant, &failure).await;
             ended

@@ -1,7 +1,7 @@
 //! A worker process: one stage, its lane and its control service.
 //!
 //! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
-//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`order`] and
+//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how many strangers it answers), [`order`] and
 //! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`] and
 //! [`weights`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
@@ -22,6 +22,7 @@ pub mod memory;
 pub mod metrics;
 pub mod order;
 pub mod output;
+pub mod pace;
 pub mod push;
 pub mod requests;
 pub mod run;

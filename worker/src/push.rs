@@ -5,9 +5,10 @@ use std::sync::Arc;
 use blake3::Hash;
 use brigade_proto::control::{PushReply, TensorChunk};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_CHUNK_BYTES};
+use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_CHUNK_BYTES, MAX_PIECE_BYTES};
+use brigade_proto::net::Intake;
 use tokio::sync::mpsc;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 use crate::cache::{BlobWriter, Cache};
 use crate::load::cache_failure;
@@ -26,23 +27,30 @@ const WRITE_QUEUE: usize = 4;
 pub async fn receive(
     worker: &Arc<Worker>,
     mut chunks: Streaming<TensorChunk>,
+    intake: Option<Intake>,
 ) -> Result<PushReply, Failure> {
+    let from = |status: Status| Failure::from_status(&status);
+    let Some(mut chunk) = chunks.message().await.map_err(from)? else {
+        return Ok(PushReply::default());
+    };
+    worker.check_push(&chunk)?;
+    intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
+    // A thread waits for the rest: only for a peer that may push.
     let (to_disk, queue) = mpsc::channel(WRITE_QUEUE);
     let cache = worker.loader().cache.clone();
     let writer = tokio::spawn(blocking(move || write_all(&cache, queue)));
     let outcome = loop {
-        match chunks.message().await {
+        // A closed queue: the writer has failed, and says why below.
+        if to_disk.send(chunk).await.is_err() {
+            break Ok(());
+        }
+        chunk = match chunks.message().await {
             Ok(None) => break Ok(()),
-            Ok(Some(chunk)) => {
-                if let Err(failure) = worker.check_push(&chunk) {
-                    break Err(failure);
-                }
-                // A closed queue: the writer has failed, and says why below.
-                if to_disk.send(chunk).await.is_err() {
-                    break Ok(());
-                }
-            }
+            Ok(Some(chunk)) => chunk,
             Err(status) => break Err(Failure::from_status(&status)),
+        };
+        if let Err(failure) = worker.check_push(&chunk) {
+            break Err(failure);
         }
     };
     drop(to_disk);

@@ -24,6 +24,7 @@ use crate::join::keep_joining;
 use crate::lane::PipelineService;
 use crate::load::Loader;
 use crate::memory;
+use crate::pace::Pace;
 use crate::stage::cpu_backend;
 use crate::state::Worker;
 
@@ -110,9 +111,10 @@ impl Bound {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
         let Self { listener, config, worker, stop } = self;
         let advertised = config.advertise.unwrap_or_else(|| listener.address().clone());
-        let control = WorkerServer::new(ControlService::new(worker.clone()))
+        let pace = Arc::new(Pace::default());
+        let control = WorkerServer::new(ControlService::new(worker.clone(), pace.clone()))
             .max_decoding_message_size(MAX_CONTROL_BYTES);
-        let pipeline = PipelineServer::new(PipelineService::new(worker.clone()))
+        let pipeline = PipelineServer::new(PipelineService::new(worker.clone(), pace))
             .max_decoding_message_size(MAX_FRAME_BYTES);
         let router = server().add_service(control).add_service(pipeline);
         let serving = listener.serve(router, stop.clone().cancelled_owned());

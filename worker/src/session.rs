@@ -3,13 +3,15 @@
 //!
 //! A coordinator takes the worker with Prepare and keeps it by being heard from; an epoch is one
 //! attempt at running a line, and every call and frame carries it, so that what belongs to a past
-//! attempt is told so.
+//! attempt is told so. An epoch is its coordinator's: it is compared only with others of the same
+//! one, so that nobody can use up the numbers of somebody else.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use brigade_proto::control::Phase;
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::{LEASE_MS, MAX_NAME_BYTES};
+use brigade_proto::limits::{LEASE_MS, MAX_EPOCH_STEP, MAX_NAME_BYTES, MAX_PAST_OWNERS};
 
 /// Silence after which another coordinator may take the worker.
 pub const LEASE: Duration = Duration::from_millis(LEASE_MS);
@@ -19,7 +21,8 @@ pub const LEASE: Duration = Duration::from_millis(LEASE_MS);
 pub struct Session {
     owner: Option<Owner>,
     epoch: u64,
-    last_epoch: u64,
+    /// The highest epoch of each coordinator that has held this worker, the latest one last.
+    past: VecDeque<(String, u64)>,
     phase: Phase,
     failure: Option<Failure>,
     draining: bool,
@@ -36,7 +39,7 @@ impl Default for Session {
         Self {
             owner: None,
             epoch: 0,
-            last_epoch: 0,
+            past: VecDeque::new(),
             phase: Phase::Idle,
             failure: None,
             draining: false,
@@ -59,9 +62,16 @@ impl Session {
         self.epoch
     }
 
-    /// Highest epoch ever accepted.
-    pub fn last_epoch(&self) -> u64 {
-        self.last_epoch
+    /// Highest epoch accepted from `coordinator_id`; 0: none, or too many others have held the worker
+    /// since.
+    pub fn last_epoch(&self, coordinator_id: &str) -> u64 {
+        let of_it = self.past.iter().find(|(id, _)| id == coordinator_id);
+        of_it.map_or(0, |(_, epoch)| *epoch)
+    }
+
+    /// Whether `epoch` of `coordinator_id` is the one that runs.
+    pub fn is_at(&self, coordinator_id: &str, epoch: u64) -> bool {
+        self.owner() == Some(coordinator_id) && epoch == self.epoch
     }
 
     /// Where in its life the worker is.
@@ -92,13 +102,51 @@ impl Session {
     /// Takes the worker for `coordinator_id` in `epoch`.
     ///
     /// # Errors
-    /// Draining, Busy (another coordinator within its lease), StaleEpoch (not above the last one).
+    /// Draining, Busy (another coordinator within its lease), StaleEpoch (not above this coordinator's
+    /// last one), BadMessage (far above it).
     pub fn prepare(
         &mut self,
         now: Instant,
         coordinator_id: &str,
         epoch: u64,
     ) -> Result<Taken, Failure> {
+        self.check_free_for(now, coordinator_id)?;
+        if self.is_at(coordinator_id, epoch) && self.phase == Phase::Prepared {
+            self.hear(now);
+            return Ok(Taken::Again);
+        }
+        let last = self.last_epoch(coordinator_id);
+        if epoch <= last {
+            return Err(self.stale(coordinator_id, epoch));
+        }
+        if epoch - last > MAX_EPOCH_STEP {
+            let why = format!(
+                "epoch {epoch} is more than {MAX_EPOCH_STEP} above {last}, this coordinator's last \
+                 one here: start a lower one"
+            );
+            return Err(refuse(FailureKind::BadMessage, why));
+        }
+        self.owner = Some(Owner { coordinator_id: coordinator_id.to_owned(), heard: now });
+        self.remember(coordinator_id, epoch);
+        self.epoch = epoch;
+        self.phase = Phase::Prepared;
+        self.failure = None;
+        Ok(Taken::NewEpoch)
+    }
+
+    fn remember(&mut self, coordinator_id: &str, epoch: u64) {
+        self.past.retain(|(id, _)| id != coordinator_id);
+        if self.past.len() > MAX_PAST_OWNERS {
+            self.past.pop_front();
+        }
+        self.past.push_back((coordinator_id.to_owned(), epoch));
+    }
+
+    /// Whether `coordinator_id` may take the worker.
+    ///
+    /// # Errors
+    /// Draining, Busy, or BadMessage for a name that is none.
+    pub fn check_free_for(&self, now: Instant, coordinator_id: &str) -> Result<(), Failure> {
         if self.draining {
             return Err(refuse(FailureKind::Draining, "this worker is draining: use another"));
         }
@@ -106,24 +154,6 @@ impl Session {
             let why = format!("coordinator_id must have 1 to {MAX_NAME_BYTES} bytes");
             return Err(refuse(FailureKind::BadMessage, why));
         }
-        self.check_free_for(now, coordinator_id)?;
-        let ours = self.owner() == Some(coordinator_id);
-        if ours && epoch == self.epoch && self.phase == Phase::Prepared {
-            self.hear(now);
-            return Ok(Taken::Again);
-        }
-        if epoch <= self.last_epoch {
-            return Err(self.stale(epoch));
-        }
-        self.owner = Some(Owner { coordinator_id: coordinator_id.to_owned(), heard: now });
-        self.epoch = epoch;
-        self.last_epoch = epoch;
-        self.phase = Phase::Prepared;
-        self.failure = None;
-        Ok(Taken::NewEpoch)
-    }
-
-    fn check_free_for(&self, now: Instant, coordinator_id: &str) -> Result<(), Failure> {
         let Some(owner) = &self.owner else { return Ok(()) };
         if owner.coordinator_id == coordinator_id || !self.is_held(now) {
             return Ok(());
@@ -132,7 +162,8 @@ impl Session {
         let why = format!(
             "busy: coordinator {} holds this worker in epoch {} and was heard from {silent_ms} ms \
              ago; it is free {LEASE_MS} ms after it falls silent, or when it unloads",
-            owner.coordinator_id, self.epoch
+            short(&owner.coordinator_id),
+            self.epoch
         );
         Err(refuse(FailureKind::Busy, why))
     }
@@ -143,15 +174,16 @@ impl Session {
     /// Busy or StaleEpoch.
     pub fn check(&mut self, now: Instant, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
         if self.owner() != Some(coordinator_id) {
-            let holder = self.owner().unwrap_or("no one").to_owned();
+            let holder = self.owner().map_or("no one", short);
             let why = format!(
-                "coordinator {coordinator_id} does not hold this worker ({holder} does): \
-                 call Prepare first"
+                "coordinator {} does not hold this worker ({holder} does): \
+                 call Prepare first",
+                short(coordinator_id)
             );
             return Err(refuse(FailureKind::Busy, why));
         }
         if epoch != self.epoch {
-            return Err(self.stale(epoch));
+            return Err(self.stale(coordinator_id, epoch));
         }
         self.hear(now);
         Ok(())
@@ -182,14 +214,14 @@ impl Session {
 
     /// Renews the lease if the call is from the holder; any other caller is just looking.
     pub fn heartbeat(&mut self, now: Instant, coordinator_id: &str, epoch: u64) {
-        if self.owner() == Some(coordinator_id) && epoch == self.epoch {
+        if self.is_at(coordinator_id, epoch) {
             self.hear(now);
         }
     }
 
     /// Moves on within an epoch; a past epoch changes nothing and returns false.
-    pub fn advance(&mut self, epoch: u64, phase: Phase) -> bool {
-        let current = epoch == self.epoch && self.phase != Phase::Failed;
+    pub fn advance(&mut self, coordinator_id: &str, epoch: u64, phase: Phase) -> bool {
+        let current = self.is_at(coordinator_id, epoch) && self.phase != Phase::Failed;
         if current {
             self.phase = phase;
         }
@@ -197,8 +229,8 @@ impl Session {
     }
 
     /// Ends the epoch with a reason; the first reason stays.
-    pub fn fail(&mut self, epoch: u64, failure: Failure) {
-        if self.advance(epoch, Phase::Failed) {
+    pub fn fail(&mut self, coordinator_id: &str, epoch: u64, failure: Failure) {
+        if self.advance(coordinator_id, epoch, Phase::Failed) {
             self.failure = Some(failure);
         }
     }
@@ -222,11 +254,12 @@ impl Session {
         }
     }
 
-    fn stale(&self, epoch: u64) -> Failure {
+    fn stale(&self, coordinator_id: &str, epoch: u64) -> Failure {
         let why = format!(
-            "epoch {epoch} is over: this worker is at epoch {} (last accepted {}); start a higher \
-             one",
-            self.epoch, self.last_epoch
+            "epoch {epoch} is over: this worker is at epoch {} (last accepted of this coordinator \
+             {}); start a higher one",
+            self.epoch,
+            self.last_epoch(coordinator_id)
         );
         refuse(FailureKind::StaleEpoch, why)
     }
@@ -234,6 +267,18 @@ impl Session {
 
 fn refuse(kind: FailureKind, why: impl Into<String>) -> Failure {
     Failure::refusal(kind, why)
+}
+
+/// Characters of a coordinator's id that others are told: enough to find it in a log, not enough to
+/// speak in its name.
+const SHORT_ID: usize = 8;
+
+/// The beginning of a coordinator's id.
+pub fn short(coordinator_id: &str) -> &str {
+    coordinator_id
+        .char_indices()
+        .nth(SHORT_ID)
+        .map_or(coordinator_id, |(end, _)| &coordinator_id[..end])
 }
 
 #[cfg(test)]
@@ -280,7 +325,7 @@ mod tests {
         let (mut session, t0) = (Session::default(), Instant::now());
         session.prepare(t0, "a", 1).unwrap();
         assert_eq!(session.prepare(t0, "a", 1), Ok(Taken::Again));
-        assert!(session.advance(1, Phase::Loading));
+        assert!(session.advance("a", 1, Phase::Loading));
         assert_eq!(kind(session.prepare(t0, "a", 1)), FailureKind::StaleEpoch);
     }
 
@@ -288,9 +333,9 @@ mod tests {
     fn a_failed_epoch_repeats_its_first_reason() {
         let (mut session, t0) = (Session::default(), Instant::now());
         session.prepare(t0, "a", 1).unwrap();
-        session.fail(1, Failure::new(FailureKind::Compute, 2, "first"));
-        session.fail(1, Failure::new(FailureKind::PeerLost, 0, "second"));
-        assert!(!session.advance(1, Phase::Ready));
+        session.fail("a", 1, Failure::new(FailureKind::Compute, 2, "first"));
+        session.fail("a", 1, Failure::new(FailureKind::PeerLost, 0, "second"));
+        assert!(!session.advance("a", 1, Phase::Ready));
         let failure = session.check_phase(t0, "a", 1, Phase::Ready).unwrap_err();
         assert_eq!((failure.kind(), failure.reason.as_str()), (FailureKind::Compute, "first"));
     }
@@ -300,8 +345,58 @@ mod tests {
         let (mut session, t0) = (Session::default(), Instant::now());
         session.prepare(t0, "a", 1).unwrap();
         session.prepare(t0, "a", 2).unwrap();
-        session.fail(1, Failure::new(FailureKind::PeerLost, 0, "late"));
+        session.fail("a", 1, Failure::new(FailureKind::PeerLost, 0, "late"));
         assert_eq!(session.phase(), Phase::Prepared);
+    }
+
+    #[test]
+    fn a_coordinator_starts_anew_whatever_another_has_counted_to() {
+        let (mut session, t0) = (Session::default(), Instant::now());
+        session.prepare(t0, "rogue", MAX_EPOCH_STEP).unwrap();
+        session.release();
+        assert_eq!(session.prepare(t0, "a", 1), Ok(Taken::NewEpoch));
+        assert_eq!((session.last_epoch("a"), session.last_epoch("b")), (1, 0));
+        // What the other left behind does not end this epoch, though its number is the same.
+        session.release();
+        session.prepare(t0, "b", 1).unwrap();
+        session.fail("a", 1, Failure::new(FailureKind::PeerLost, 0, "late"));
+        assert!(!session.advance("a", 1, Phase::Loading));
+        assert_eq!(session.phase(), Phase::Prepared);
+        assert!(!session.is_at("a", 1) && session.is_at("b", 1));
+    }
+
+    #[test]
+    fn no_epoch_is_the_last() {
+        let (mut session, t0) = (Session::default(), Instant::now());
+        for absurd in [u64::MAX, u64::MAX - 1, MAX_EPOCH_STEP + 1] {
+            assert_eq!(kind(session.prepare(t0, "a", absurd)), FailureKind::BadMessage);
+        }
+        assert_eq!((session.phase(), session.owner()), (Phase::Idle, None));
+        session.prepare(t0, "a", 7).unwrap();
+        assert_eq!(kind(session.prepare(t0, "a", u64::MAX)), FailureKind::BadMessage);
+        assert_eq!(session.prepare(t0, "a", 7 + MAX_EPOCH_STEP), Ok(Taken::NewEpoch));
+    }
+
+    #[test]
+    fn few_coordinators_are_remembered() {
+        let (mut session, t0) = (Session::default(), Instant::now());
+        for i in 0..10 * MAX_PAST_OWNERS {
+            session.prepare(t0, &format!("c{i}"), 1).unwrap();
+            session.release();
+        }
+        assert!(session.past.len() <= MAX_PAST_OWNERS + 1);
+        let latest = format!("c{}", 10 * MAX_PAST_OWNERS - 1);
+        assert_eq!(kind(session.prepare(t0, &latest, 1)), FailureKind::StaleEpoch);
+    }
+
+    #[test]
+    fn others_are_told_the_beginning_of_an_id() {
+        let (mut session, t0) = (Session::default(), Instant::now());
+        session.prepare(t0, "0123456789abcdef", 1).unwrap();
+        let busy = session.prepare(t0, "b", 1).unwrap_err();
+        assert!(busy.reason.contains("01234567 holds") && !busy.reason.contains("89ab"), "{busy}");
+        let busy = session.check(t0, "b", 1).unwrap_err();
+        assert!(busy.reason.contains("01234567") && !busy.reason.contains("89ab"), "{busy}");
     }
 
     #[test]

@@ -150,12 +150,16 @@ impl StageBackend for CpuBackend {
             max_rows: spec.max_rows as usize,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
-        let stage = Stage::load(&model, weights, layers, config, compute, &mut *progress)
+        let stage = Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
             .map_err(model_failure)?;
+        let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
+        let one = StageSpec { max_seqs: 1, n_blocks: pages, ..spec.clone() };
+        let sequence_bytes = state_bytes(stage.spec(), &layers, &one);
         let facts = stage.facts();
         let facts = BuiltFacts {
             weight_bytes: facts.weight_bytes,
             state_bytes: facts.state_bytes,
+            sequence_bytes,
             kernels: facts.kernels.to_owned(),
             threads: facts.threads as u32,
         };

@@ -4,27 +4,34 @@ use std::sync::Arc;
 
 use brigade_proto::control::{RestoreHead, RestoreRequest, StateChunk, restore_request};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::{CHUNK_BYTES, MAX_CHUNK_BYTES};
+use brigade_proto::limits::{CHUNK_BYTES, MAX_CHUNK_BYTES, MAX_PIECE_BYTES, STATE_STALL_MS};
+use brigade_proto::net::Intake;
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use crate::state::Worker;
+use crate::state::{STALL, StateTurn, Worker};
 
 /// Chunks made and not yet taken by the transport.
 const CHUNK_QUEUE: usize = 4;
 
-/// Chunks of a snapshot, as a stream that ends when its reader has all or has gone.
-pub fn chunks(snapshot: Vec<u8>) -> mpsc::Receiver<Result<StateChunk, Status>> {
+/// Chunks of a snapshot, as a stream that ends when its reader has all, has gone or reads no more;
+/// with it ends the turn.
+pub fn chunks(snapshot: Vec<u8>, turn: StateTurn) -> mpsc::Receiver<Result<StateChunk, Status>> {
     let (chunks, receiver) = mpsc::channel(CHUNK_QUEUE);
     let (total_bytes, mut rest) = (snapshot.len() as u64, Bytes::from(snapshot));
     tokio::spawn(async move {
+        let _turn = turn;
         while !rest.is_empty() {
             let data = rest.split_to(rest.len().min(CHUNK_BYTES));
-            if chunks.send(Ok(StateChunk { total_bytes, data })).await.is_err() {
+            let sent = timeout(STALL, chunks.send(Ok(StateChunk { total_bytes, data }))).await;
+            if !matches!(sent, Ok(Ok(()))) {
                 return;
             }
         }
+        // Until it is taken, all of it is still here.
+        let _ = timeout(STALL, chunks.reserve_many(CHUNK_QUEUE)).await;
     });
     receiver
 }
@@ -32,22 +39,20 @@ pub fn chunks(snapshot: Vec<u8>) -> mpsc::Receiver<Result<StateChunk, Status>> {
 /// Takes a snapshot's chunks and restores the sequence that the first message names.
 ///
 /// # Errors
-/// BadMessage for chunks that are not what was announced; what [`Worker::restore`] says.
+/// BadMessage for chunks that are not what was announced, or that no longer come; what
+/// [`Worker::begin_restore`] and [`Worker::restore`] say.
 pub async fn receive(
     worker: &Arc<Worker>,
     mut parts: Streaming<RestoreRequest>,
+    intake: Option<Intake>,
 ) -> Result<(), Failure> {
     let head = match next(&mut parts).await? {
         Some(restore_request::Part::Head(head)) => head,
         _ => return Err(bad("a restore starts with its head")),
     };
-    let total = worker.check_restore(&head)?;
+    let (total, _turn) = worker.begin_restore(&head).await?;
+    intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
     let mut bytes = Vec::new();
-    let out_of_memory = |_| {
-        let why = format!("no memory for a snapshot of {total} bytes");
-        Failure::refusal(FailureKind::NoMemory, why)
-    };
-    bytes.try_reserve_exact(total).map_err(out_of_memory)?;
     while let Some(part) = next(&mut parts).await? {
         let restore_request::Part::Data(data) = part else {
             return Err(bad("restore.head comes once"));
@@ -68,14 +73,29 @@ fn append(bytes: &mut Vec<u8>, data: &[u8], head: &RestoreHead) -> Result<(), Fa
     if (bytes.len() + data.len()) as u64 > head.total_bytes {
         return Err(bad(format!("more than the {} bytes announced", head.total_bytes)));
     }
+    make_room(bytes, data.len(), head.total_bytes)?;
     bytes.extend_from_slice(data);
     Ok(())
+}
+
+/// Room for `more` bytes, and for as many again as have come, but never more than announced.
+fn make_room(bytes: &mut Vec<u8>, more: usize, total: u64) -> Result<(), Failure> {
+    if bytes.capacity() - bytes.len() >= more {
+        return Ok(());
+    }
+    let left = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(bytes.len());
+    bytes.try_reserve_exact(left.min(bytes.len().max(more))).map_err(|_| {
+        let why = format!("no memory for a snapshot of {total} bytes: give the machine more");
+        Failure::refusal(FailureKind::NoMemory, why)
+    })
 }
 
 async fn next(
     parts: &mut Streaming<RestoreRequest>,
 ) -> Result<Option<restore_request::Part>, Failure> {
-    match parts.message().await {
+    let message = timeout(STALL, parts.message()).await;
+    let message = message.map_err(|_| bad(format!("nothing came for {STATE_STALL_MS} ms")))?;
+    match message {
         Ok(None) => Ok(None),
         Ok(Some(RestoreRequest { part: Some(part) })) => Ok(Some(part)),
         Ok(Some(RestoreRequest { part: None })) => Err(bad("restore.part is missing")),

@@ -245,8 +245,7 @@ async fn a_busy_worker_names_its_holder_and_serves_the_next_after_unload() {
     let idle = first.health().await;
     assert_eq!((idle.phase(), idle.weight_bytes, idle.state_bytes), (Phase::Idle, 0, 0));
     // An epoch that is over is told so.
-    let mut stale = Client::connect(&worker, "second", 5).await;
-    let failure = stale.prepare(stale.order(&threes, whole(), false)).await.unwrap_err();
+    let failure = first.prepare(first.order(&threes, whole(), false)).await.unwrap_err();
     assert_eq!(failure.kind(), FailureKind::StaleEpoch);
     assert!(failure.reason.contains("epoch 5 is over"), "{failure}");
     // Another coordinator, another model, no restart.

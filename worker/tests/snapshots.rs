@@ -11,7 +11,7 @@ use brigade_proto::control::{
     RestoreHead, RestoreRequest, SnapshotRequest, WeightSource, restore_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::CHUNK_BYTES;
+use brigade_proto::limits::{CHUNK_BYTES, SNAPSHOT_FRAME_BYTES};
 use brigade_proto::pipeline::{self as pb, ResultFrame, row_result};
 use common::model::Model;
 use common::real::{real_line, synth_model};
@@ -142,6 +142,82 @@ impl Client {
         let reply = soon(self.control.restore(tokio_stream::iter(parts))).await;
         reply.map(|_| ()).map_err(|s| Failure::from_status(&s))
     }
+}
+
+/// A line of one stage with an open slot.
+async fn one_stage(worker: &[TestWorker]) -> Line {
+    let dir = scratch();
+    let model = Model::open(&synth_model(&dir, "q8_0"));
+    let mut line = Line::open(worker, &model, &[0, 4], 1).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    line
+}
+
+#[tokio::test]
+async fn a_state_has_what_a_sequence_can_have() {
+    let mut line = one_stage(&real_workers(1)).await;
+    // More than one sequence's, though less than the whole stage's and what frames it.
+    let client = &mut line.clients[0];
+    let total = client.health().await.state_bytes + SNAPSHOT_FRAME_BYTES;
+    let failure = client.restore_as(client.head(0, total), &[1; 100]).await.unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::BadMessage, "{failure}");
+    assert!(failure.reason.contains("a sequence has"), "{failure}");
+    let whole = client.snapshot(0).await.unwrap();
+    client.restore(0, &whole).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_state_that_memory_has_no_room_for_is_refused_with_what_to_do() {
+    let (dir, roomy) = (scratch(), real_workers(1));
+    let model = Model::open(&synth_model(&dir, "q8_0"));
+    let mut client = Client::connect(&roomy[0], "c", 1).await;
+    let spec = spec(0, 1, 0..4, None);
+    let tensors = common::real::manifest(&model, &spec);
+    let order =
+        brigade_proto::control::PrepareRequest { tensors, ..client.order_of(&model, spec.clone()) };
+    let needs = client.prepare(order).await.unwrap();
+    let exact = (needs.weight_bytes + needs.state_bytes).to_string();
+    let tight = vec![TestWorker::real(&scratch(), |raw| {
+        raw.threads = Some(1);
+        raw.memory = Some(exact);
+    })];
+    let mut line = one_stage(&tight).await;
+    let client = &mut line.clients[0];
+    // The largest that a sequence may have.
+    let failure = client.restore_as(client.head(0, 1 << 40), &[1; 100]).await.unwrap_err();
+    let (_, words) = failure.reason.split_once("a sequence has ").unwrap();
+    let limit: u64 = words.split(' ').next().unwrap().parse().unwrap();
+    let failure = client.restore_as(client.head(0, limit), &[1; 100]).await.unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::NoMemory, "{failure}");
+    assert!(failure.reason.contains("--memory leaves"), "{failure}");
+}
+
+#[tokio::test]
+async fn states_are_read_and_written_one_at_a_time() {
+    let mut line = one_stage(&real_workers(1)).await;
+    let client = &mut line.clients[0];
+    let whole = client.snapshot(0).await.unwrap();
+    let (parts, stream) = tokio::sync::mpsc::channel(4);
+    let head = RestoreRequest {
+        part: Some(restore_request::Part::Head(client.head(0, whole.len() as u64))),
+    };
+    parts.send(head).await.unwrap();
+    let mut control = client.control.clone();
+    let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
+    let restoring = tokio::spawn(async move { control.restore(stream).await });
+    // Its turn lasts until it ends; a heartbeat passes.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    client.health().await;
+    let second = tokio::time::timeout(std::time::Duration::from_millis(500), client.snapshot(0));
+    assert!(second.await.is_err(), "two states at a time");
+    parts
+        .send(RestoreRequest { part: Some(restore_request::Part::Data(whole.clone().into())) })
+        .await
+        .unwrap();
+    drop(parts);
+    restoring.await.unwrap().unwrap();
+    assert_eq!(client.snapshot(0).await.unwrap(), whole);
 }
 
 fn real_workers(n: usize) -> Vec<TestWorker> {

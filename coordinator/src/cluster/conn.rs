@@ -7,19 +7,20 @@ use std::future::Future;
 use std::time::Duration;
 
 use brigade_proto::address::Address;
-use brigade_proto::capability::{Incompatible, Requirements, check_capabilities, check_version};
+use brigade_proto::capability::{
+    Incompatible, Requirements, check_capabilities, check_claims, check_version,
+};
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
     Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, UnloadRequest,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
-use brigade_proto::net::{NetError, dial};
+use brigade_proto::net::{Connection, NetError, dial};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Status;
-use tonic::transport::Channel;
 
 /// Interval of heartbeats, and how long each may take.
 pub const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_MS);
@@ -107,8 +108,8 @@ pub struct Conn {
     name: String,
     address: Address,
     coordinator_id: String,
-    control: WorkerClient<Channel>,
-    heart: WorkerClient<Channel>,
+    control: WorkerClient<Connection>,
+    heart: WorkerClient<Connection>,
     capabilities: Capabilities,
     last_epoch: u64,
     insecure_network: bool,
@@ -150,6 +151,7 @@ impl Conn {
         let capabilities = reply
             .capabilities
             .ok_or_else(|| refused("its handshake names no capabilities".to_string()))?;
+        check_claims(&capabilities).map_err(|e| refused(e.to_string()))?;
         Ok(Self {
             name: name.to_string(),
             address: address.clone(),
@@ -177,7 +179,7 @@ impl Conn {
         &self.capabilities
     }
 
-    /// The highest epoch it had accepted at the handshake.
+    /// The highest epoch of this coordinator that it said, at the handshake, it had accepted.
     pub fn last_epoch(&self) -> u64 {
         self.last_epoch
     }
@@ -188,7 +190,7 @@ impl Conn {
     }
 
     /// A client for control calls; clones share the connection.
-    pub fn control(&self) -> WorkerClient<Channel> {
+    pub fn control(&self) -> WorkerClient<Connection> {
         self.control.clone()
     }
 

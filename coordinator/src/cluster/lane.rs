@@ -9,7 +9,7 @@ use std::time::Duration;
 use brigade_proto::address::Address;
 use brigade_proto::failure::Failure;
 use brigade_proto::limits::MAX_FRAME_BYTES;
-use brigade_proto::net::{dial, with_causes};
+use brigade_proto::net::{Connection, dial, with_causes};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{
     LaneEvent, LaneFrame, LaneOpen, ResultFrame, ResultsRequest, lane_frame,
@@ -19,7 +19,6 @@ use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use super::conn::WorkerError;
 use super::states::StateDoors;
@@ -117,7 +116,7 @@ pub async fn open(
 async fn client(
     address: &Address,
     insecure_network: bool,
-) -> Result<PipelineClient<Channel>, WorkerError> {
+) -> Result<PipelineClient<Connection>, WorkerError> {
     let channel = dial(address, insecure_network)
         .await
         .map_err(|e| WorkerError::Lost { worker: address.to_string(), reason: with_causes(&e) })?;

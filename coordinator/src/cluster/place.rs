@@ -15,6 +15,7 @@ use brigade_proto::capability::Requirements;
 use brigade_proto::control::{
     Blob, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec, TensorRef,
 };
+use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use thiserror::Error;
@@ -138,7 +139,10 @@ pub async fn place(
         .iter()
         .map(|s| {
             let (member, conn) = conns[s.worker].clone();
-            PlacedStage { member, conn, layers: s.layers.clone() }
+            // By our own plan: pages, states and tokens of all sequences together.
+            let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
+            let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
+            PlacedStage { member, conn, layers: s.layers.clone(), max_sequence_bytes }
         })
         .collect();
     let weight_bytes = plan.stages.iter().map(|s| s.memory.weights).sum();

@@ -24,4 +24,6 @@ pub struct PlacedStage {
     pub conn: Conn,
     /// Its layers.
     pub layers: Range<usize>,
+    /// Bytes that the state of a sequence has there at most.
+    pub max_sequence_bytes: u64,
 }

@@ -2,8 +2,10 @@
 
 use brigade_engine::batch::SlotId;
 use brigade_engine::state::{merge_snapshots, select_layers};
-use brigade_proto::control::{RestoreHead, RestoreRequest, SnapshotRequest, restore_request};
-use brigade_proto::limits::{CHUNK_BYTES, MAX_BLOB_BYTES};
+use brigade_proto::control::{
+    RestoreHead, RestoreRequest, SnapshotRequest, StateChunk, restore_request,
+};
+use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
@@ -100,24 +102,54 @@ async fn read(
     let request = SnapshotRequest { epoch, coordinator_id, slot: slot.0 };
     let failed = |status: tonic::Status| conn.error(&status);
     let mut chunks = conn.control().snapshot(request).await.map_err(failed)?.into_inner();
-    let (mut bytes, mut total) = (Vec::new(), 0);
+    let mut snapshot = Incoming { max_bytes: stage.max_sequence_bytes, ..Incoming::default() };
     while let Some(chunk) = chunks.message().await.map_err(failed)? {
-        if bytes.is_empty() {
-            total = chunk.total_bytes;
-            let fits = usize::try_from(total).is_ok_and(|n| bytes.try_reserve_exact(n).is_ok());
-            if total > MAX_BLOB_BYTES || !fits {
-                return Err(broken("is larger than memory"));
-            }
-        }
-        if (bytes.len() + chunk.data.len()) as u64 > total {
-            return Err(broken("has more bytes than announced"));
-        }
-        bytes.extend_from_slice(&chunk.data);
+        snapshot.take(&chunk).map_err(|why| broken(&why))?;
     }
-    if bytes.is_empty() || bytes.len() as u64 != total {
-        return Err(broken("ended early"));
+    snapshot.finish().map_err(|why| broken(&why))
+}
+
+/// A snapshot as it comes. Memory grows with the bytes that are here, never with those announced.
+#[derive(Debug, Default)]
+struct Incoming {
+    /// What the plan gives one sequence on this stage.
+    max_bytes: u64,
+    total: u64,
+    bytes: Vec<u8>,
+}
+
+impl Incoming {
+    fn take(&mut self, chunk: &StateChunk) -> Result<(), String> {
+        if self.bytes.is_empty() {
+            self.total = chunk.total_bytes;
+        }
+        if self.total > self.max_bytes {
+            let (total, max) = (self.total, self.max_bytes);
+            return Err(format!("has {total} bytes, a sequence has {max} there at most"));
+        }
+        if chunk.data.is_empty() {
+            return Err("has an empty piece".to_string());
+        }
+        let (more, left) = (chunk.data.len(), self.total.saturating_sub(self.bytes.len() as u64));
+        if more as u64 > left {
+            return Err("has more bytes than announced".to_string());
+        }
+        if self.bytes.capacity() - self.bytes.len() < more {
+            // As much again as has come, but never more than is announced.
+            let room = (self.bytes.len().max(more) as u64).min(left) as usize;
+            let refused = |_| format!("has {} bytes, for which there is no memory", self.total);
+            self.bytes.try_reserve_exact(room).map_err(refused)?;
+        }
+        self.bytes.extend_from_slice(&chunk.data);
+        Ok(())
     }
-    Ok(bytes)
+
+    fn finish(self) -> Result<Vec<u8>, String> {
+        if self.bytes.is_empty() || self.bytes.len() as u64 != self.total {
+            return Err(format!("ended after {} of {} bytes", self.bytes.len(), self.total));
+        }
+        Ok(self.bytes)
+    }
 }
 
 async fn write(
@@ -140,4 +172,39 @@ async fn write(
 
 fn aborted(error: tokio::task::JoinError) -> String {
     format!("a task ended without a result: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(total_bytes: u64, n: usize) -> StateChunk {
+        StateChunk { total_bytes, data: vec![7; n].into() }
+    }
+
+    #[test]
+    fn memory_follows_the_bytes_that_came() {
+        let max_bytes = 1 << 40;
+        let mut incoming = Incoming { max_bytes, ..Incoming::default() };
+        incoming.take(&chunk(max_bytes, 1000)).unwrap();
+        incoming.take(&chunk(max_bytes, 1000)).unwrap();
+        assert!(incoming.bytes.capacity() <= 4000, "{}", incoming.bytes.capacity());
+        assert!(incoming.finish().unwrap_err().contains("2000 of 1099511627776"));
+        let mut whole = Incoming { max_bytes: 5000, ..Incoming::default() };
+        for n in [1, 1999, 3000] {
+            whole.take(&chunk(5000, n)).unwrap();
+            assert!(whole.bytes.capacity() <= 5000);
+        }
+        assert_eq!(whole.finish().unwrap().len(), 5000);
+    }
+
+    #[test]
+    fn a_worker_that_claims_more_than_the_plan_is_refused_before_memory_is() {
+        let mut incoming = Incoming { max_bytes: 100, ..Incoming::default() };
+        let why = incoming.take(&chunk(u64::MAX, 1)).unwrap_err();
+        assert!(why.contains("18446744073709551615") && why.contains("100"), "{why}");
+        assert_eq!(incoming.bytes.capacity(), 0);
+        assert!(incoming.take(&chunk(100, 0)).is_err());
+        assert!(incoming.take(&chunk(100, 101)).is_err());
+    }
 }

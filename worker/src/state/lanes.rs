@@ -101,7 +101,7 @@ impl Worker {
         let resident = resident.ok_or_else(gone)?;
         let (jobs, shape) = (resident.executor.jobs(), resident.shape);
         inner.meter = Arc::default();
-        inner.session.advance(*epoch, Phase::Running);
+        inner.session.advance(coordinator_id, *epoch, Phase::Running);
         Ok(LaneGrant {
             limits: limits(&order, shape),
             output_width: shape.output_width.unwrap_or(0),
@@ -118,11 +118,11 @@ impl Worker {
     }
 
     /// A lane is over, as wished or not.
-    pub fn end_lane(&self, epoch: u64, result: &Result<(), Failure>) {
-        let mut inner = self.inner();
+    pub fn end_lane(&self, grant: &LaneGrant, result: &Result<(), Failure>) {
+        let (mut inner, owner) = (self.inner(), &grant.coordinator_id);
         match result {
-            Ok(()) => drop(inner.session.advance(epoch, Phase::Closed)),
-            Err(failure) => inner.session.fail(epoch, failure.clone()),
+            Ok(()) => drop(inner.session.advance(owner, grant.epoch, Phase::Closed)),
+            Err(failure) => inner.session.fail(owner, grant.epoch, failure.clone()),
         }
         self.lane_ended.notify_waiters();
     }

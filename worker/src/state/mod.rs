@@ -8,7 +8,7 @@ mod report;
 mod snapshots;
 
 pub use lanes::LaneGrant;
-pub use snapshots::snapshot_failure;
+pub use snapshots::{STALL, StateTurn, snapshot_failure};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -17,7 +17,8 @@ use brigade_proto::control::{
     Blob, LoadedFacts, MissingBlob, Phase, PrepareReply, TensorChunk, WeightSource,
 };
 use brigade_proto::failure::{Failure, FailureKind};
-use tokio::sync::Notify;
+use brigade_proto::limits::STATES_AT_ONCE;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::executor::{Executor, StageShape};
@@ -36,6 +37,8 @@ pub struct Worker {
     stage_change: tokio::sync::Mutex<()>,
     lane_ended: Notify,
     stop: CancellationToken,
+    readings: report::Readings,
+    states: Arc<Semaphore>,
 }
 
 struct Inner {
@@ -75,6 +78,8 @@ impl Worker {
             stage_change: tokio::sync::Mutex::default(),
             lane_ended: Notify::new(),
             stop,
+            readings: report::Readings::default(),
+            states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
         }
     }
 
@@ -88,9 +93,9 @@ impl Worker {
         &self.loader
     }
 
-    /// Highest epoch accepted so far.
-    pub fn last_epoch(&self) -> u64 {
-        self.inner().session.last_epoch()
+    /// Highest epoch accepted from this coordinator so far.
+    pub fn last_epoch(&self, coordinator_id: &str) -> u64 {
+        self.inner().session.last_epoch(coordinator_id)
     }
 
     /// True while a coordinator's lease is good.
@@ -123,7 +128,7 @@ impl Worker {
             None => self.locate(order.clone()).await,
         };
         let mut inner = self.inner();
-        let current = inner.session.epoch() == epoch;
+        let current = inner.session.is_at(coordinator_id, epoch);
         match located {
             Err(failure) => {
                 if current {
@@ -202,7 +207,7 @@ impl Worker {
             let order = inner.order.clone().ok_or_else(|| {
                 Failure::refusal(FailureKind::WrongPhase, "Prepare has not been answered yet")
             })?;
-            inner.session.advance(epoch, Phase::Loading);
+            inner.session.advance(coordinator_id, epoch, Phase::Loading);
             order
         };
         let started = Instant::now();
@@ -211,13 +216,13 @@ impl Worker {
         match result {
             Err(failure) => {
                 tracing::error!(epoch, %failure, "loading failed");
-                inner.session.fail(epoch, failure.clone());
+                inner.session.fail(coordinator_id, epoch, failure.clone());
                 Err(failure)
             }
             Ok(resident) => {
                 let facts = resident.facts(&order, started.elapsed().as_secs_f64());
                 inner.resident = Some(resident);
-                if !inner.session.advance(epoch, Phase::Ready) {
+                if !inner.session.advance(coordinator_id, epoch, Phase::Ready) {
                     return Err(over(epoch, &inner.session));
                 }
                 tracing::info!(epoch, ?facts, "loaded");

@@ -1,20 +1,67 @@
 //! What a worker says of itself: its capabilities, and the heartbeat.
 
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use brigade_proto::control::{Capabilities, HealthReply, Phase, WireType};
+use brigade_proto::failure::Failure;
 
 use super::{Inner, Worker};
 use crate::memory;
+use crate::session::short;
+
+/// How old a reading of the machine's memory may be: the files it comes from are read on the thread
+/// that receives and sends, for a tenth of a millisecond.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// What the system last said of the memory, and when.
+#[derive(Debug, Default)]
+pub(super) struct Readings {
+    available: Reading<u64>,
+    resident: Reading<[u64; 2]>,
+}
+
+type Reading<T> = Mutex<Option<(Instant, Option<T>)>>;
+
+/// The last reading if it is fresh, else a new one.
+fn fresh<T: Copy>(reading: &Reading<T>, now: Instant, read: fn() -> Option<T>) -> Option<T> {
+    let mut last = reading.lock().unwrap_or_else(PoisonError::into_inner);
+    match *last {
+        Some((at, value)) if now.saturating_duration_since(at) < FRESH => value,
+        _ => last.insert((now, read())).1,
+    }
+}
 
 impl Worker {
+    /// Whether this is the coordinator that holds the worker.
+    pub fn is_owner(&self, coordinator_id: &str) -> bool {
+        self.inner().session.owner() == Some(coordinator_id)
+    }
+
+    /// Whether a coordinator may take the worker now.
+    ///
+    /// # Errors
+    /// Draining, Busy, or BadMessage for a name that is none.
+    pub fn check_free_for(&self, coordinator_id: &str) -> Result<(), Failure> {
+        self.inner().session.check_free_for(Instant::now(), coordinator_id)
+    }
+
+    /// Whether a call is of the coordinator and the epoch that hold the worker.
+    ///
+    /// # Errors
+    /// Busy or StaleEpoch.
+    pub fn check(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
+        self.inner().session.check(Instant::now(), coordinator_id, epoch)
+    }
+
     /// What this worker is and can do, now.
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
         let limit = self.loader.memory_limit;
         let [weights, states] = held(&self.inner());
         let held = weights + states;
-        let free = memory::available_bytes().map_or(limit, |free| limit.min(free + held));
+        let available = fresh(&self.readings.available, Instant::now(), memory::available_bytes);
+        let free = available.map_or(limit, |free| limit.min(free + held));
         let wire_types = [WireType::F32, WireType::F16, WireType::Bf16, WireType::Q80];
         Capabilities {
             architectures: abilities.architectures,
@@ -41,11 +88,14 @@ impl Worker {
         inner.session.heartbeat(now, coordinator_id, epoch);
         let reading = inner.meter.read(now);
         let [weight_bytes, state_bytes] = held(&inner);
-        let [memory_used, memory_peak] = memory::resident_bytes().unwrap_or_default();
+        let resident = fresh(&self.readings.resident, now, memory::resident_bytes);
+        let [memory_used, memory_peak] = resident.unwrap_or_default();
         let session = &inner.session;
+        // Another coordinator's number would say nothing, and might be the same.
+        let is_owner = session.owner() == Some(coordinator_id);
         let running = session.phase() == Phase::Running;
         HealthReply {
-            epoch: session.epoch(),
+            epoch: if is_owner { session.epoch() } else { 0 },
             phase: session.phase().into(),
             draining: session.draining(),
             failure: session.failure().map_or_else(String::new, |f| f.reason.clone()),
@@ -58,7 +108,7 @@ impl Worker {
             wire_bytes_out: reading.wire_bytes_out,
             memory_used,
             memory_limit: self.loader.memory_limit,
-            owner: session.owner().unwrap_or_default().to_owned(),
+            owner: session.owner().map_or_else(String::new, |id| short(id).to_owned()),
             memory_peak,
             weight_bytes,
             state_bytes,
@@ -70,4 +120,23 @@ impl Worker {
 fn held(inner: &Inner) -> [u64; 2] {
     let facts = inner.resident.as_ref().map(|r| &r.loaded.facts);
     facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_system_is_asked_again_only_after_a_while() {
+        static ASKED: AtomicU64 = AtomicU64::new(0);
+        let read = || Some(ASKED.fetch_add(1, Ordering::SeqCst));
+        let (reading, t0) = (Reading::default(), Instant::now());
+        for _ in 0..1000 {
+            assert_eq!(fresh(&reading, t0, read), Some(0));
+        }
+        assert_eq!(fresh(&reading, t0 + FRESH, read), Some(1));
+        assert_eq!(ASKED.load(Ordering::SeqCst), 2);
+    }
 }

@@ -1,51 +1,102 @@
 //! A sequence's state as bytes, out of the running stage and into it, between two ubatches.
 //!
 //! The sequence must be at rest: none of its rows on their way anywhere. Only the coordinator can
-//! know that, and it is the only one who asks.
+//! know that, and it is the only one who asks. A state on its way is whole in memory, beside the stage:
+//! there are few at a time, and one that comes must fit into what `--memory` leaves.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_engine::error::SnapshotError;
 use brigade_proto::control::{Phase, RestoreHead, SnapshotRequest};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
-use tokio::sync::{mpsc, oneshot};
+use brigade_proto::limits::{SNAPSHOT_FRAME_BYTES, STATE_STALL_MS, STATES_AT_ONCE};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::Worker;
 use crate::executor::{Job, gone};
+
+/// Patience with the other end of a transfer, and with the transfer before it.
+pub const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
 /// A stage whose sequences may be read or written.
 struct Door {
     jobs: mpsc::Sender<Job>,
     /// Bytes that a snapshot of one sequence may have here.
     limit: u64,
+    /// Bytes that `--memory` leaves beside the stage.
+    room: u64,
 }
+
+/// A transfer's turn; the next one waits for its end.
+#[derive(Debug)]
+pub struct StateTurn(#[allow(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 impl Worker {
     /// The state of an open sequence.
     ///
     /// # Errors
-    /// The session's refusals; WrongPhase without a lane; BadMessage for a slot that is not open.
-    pub async fn snapshot(&self, request: &SnapshotRequest) -> Result<Vec<u8>, Failure> {
+    /// The session's refusals; WrongPhase without a lane; BadMessage for a slot that is not open; Busy
+    /// while other transfers do not end.
+    pub async fn snapshot(
+        &self,
+        request: &SnapshotRequest,
+    ) -> Result<(Vec<u8>, StateTurn), Failure> {
         let SnapshotRequest { epoch, coordinator_id, slot } = request;
+        self.door(coordinator_id, *epoch, *slot)?;
+        let turn = self.state_turn().await?;
+        // Waiting may have taken a while.
         let door = self.door(coordinator_id, *epoch, *slot)?;
         let (answer, taken) = oneshot::channel();
         door.jobs.send(Job::Snapshot { slot: *slot, answer }).await.map_err(|_| gone())?;
-        taken.await.map_err(|_| gone())?
+        Ok((taken.await.map_err(|_| gone())??, turn))
+    }
+
+    async fn state_turn(&self) -> Result<StateTurn, Failure> {
+        match timeout(STALL, self.states.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(StateTurn(permit)),
+            // Nobody closes it.
+            Ok(Err(_)) => Err(gone()),
+            Err(_) => {
+                let why = format!(
+                    "{STATES_AT_ONCE} other transfer of a state has not ended within \
+                     {STATE_STALL_MS} ms: try again when it has"
+                );
+                Err(Failure::refusal(FailureKind::Busy, why))
+            }
+        }
     }
 
     /// Checks what a restore announces, before any of it is received: returns its length.
     ///
     /// # Errors
     /// The session's refusals; WrongPhase without a lane; BadMessage for a slot that does not
-    /// exist, or more bytes than the stage's state has.
-    pub fn check_restore(&self, head: &RestoreHead) -> Result<usize, Failure> {
+    /// exist, or more bytes than a sequence has here; NoMemory where `--memory` has no room for them
+    /// beside the stage; Busy while other transfers do not end.
+    pub async fn begin_restore(&self, head: &RestoreHead) -> Result<(usize, StateTurn), Failure> {
+        self.check_restore(head)?;
+        let turn = self.state_turn().await?;
+        // Waiting may have taken a while.
+        Ok((self.check_restore(head)?, turn))
+    }
+
+    fn check_restore(&self, head: &RestoreHead) -> Result<usize, Failure> {
         let door = self.door(&head.coordinator_id, head.epoch, head.slot)?;
         let RestoreHead { total_bytes, .. } = *head;
         if total_bytes > door.limit {
             let limit = door.limit;
-            let why = format!("restore.total_bytes is {total_bytes}, the limit is {limit}");
+            let why = format!(
+                "restore.total_bytes is {total_bytes}, a sequence has {limit} here at most"
+            );
             return Err(Failure::refusal(FailureKind::BadMessage, why));
+        }
+        if total_bytes > door.room {
+            let why = format!(
+                "a state of {total_bytes} bytes has no room beside the stage: --memory leaves {}; \
+                 give the worker more, or fewer layers, or serve fewer or shorter sequences",
+                door.room
+            );
+            return Err(Failure::refusal(FailureKind::NoMemory, why));
         }
         let too_large = |_| Failure::refusal(FailureKind::NoMemory, "the snapshot is too large");
         usize::try_from(total_bytes).map_err(too_large)
@@ -54,7 +105,7 @@ impl Worker {
     /// Gives an open sequence the state of a snapshot.
     ///
     /// # Errors
-    /// As [`Worker::check_restore`]; BadMessage for a slot that is not open or has too few pages;
+    /// As [`Worker::begin_restore`]; BadMessage for a slot that is not open or has too few pages;
     /// Corrupt for damaged bytes; Unsupported for a snapshot of something else. Nothing has
     /// changed then.
     pub async fn restore(&self, head: &RestoreHead, bytes: Vec<u8>) -> Result<(), Failure> {
@@ -77,8 +128,11 @@ impl Worker {
         let resident = inner.resident.as_ref().filter(|r| r.executor.is_alive());
         let resident = resident.ok_or_else(gone)?;
         let tokens = u64::from(order.spec.max_ctx) * size_of::<u32>() as u64;
-        let limit = resident.loaded.facts.state_bytes + tokens + SNAPSHOT_FRAME_BYTES;
-        Ok(Door { jobs: resident.executor.jobs(), limit })
+        let facts = &resident.loaded.facts;
+        let limit = facts.sequence_bytes + tokens + SNAPSHOT_FRAME_BYTES;
+        let held = facts.weight_bytes.saturating_add(facts.state_bytes);
+        let room = self.loader.memory_limit.saturating_sub(held);
+        Ok(Door { jobs: resident.executor.jobs(), limit, room })
     }
 }
 

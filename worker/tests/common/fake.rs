@@ -98,6 +98,7 @@ impl StageBackend for FakeBackend {
         let facts = BuiltFacts {
             weight_bytes: needs.weight_bytes,
             state_bytes: needs.state_bytes,
+            sequence_bytes: needs.state_bytes,
             kernels: "plain".into(),
             threads: 1,
         };

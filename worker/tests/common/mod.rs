@@ -18,7 +18,7 @@ use brigade_proto::address::Address;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::*;
 use brigade_proto::failure::Failure;
-use brigade_proto::net::dial;
+use brigade_proto::net::{Connection, dial};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{self as pb, LaneEvent, LaneFrame, ResultFrame, lane_frame};
 use brigade_worker::backend::StageBackend;
@@ -26,7 +26,6 @@ use brigade_worker::config::{Config, RawConfig};
 use brigade_worker::run::Bound;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use fake::FakeBackend;
@@ -130,8 +129,8 @@ impl Drop for TestWorker {
 pub struct Client {
     pub id: String,
     pub epoch: u64,
-    pub control: WorkerClient<Channel>,
-    pub pipeline: PipelineClient<Channel>,
+    pub control: WorkerClient<Connection>,
+    pub pipeline: PipelineClient<Connection>,
 }
 
 /// A stage spec for layers of a line; `next` is the next worker.

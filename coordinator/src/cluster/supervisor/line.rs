@@ -33,8 +33,17 @@ impl Supervisor {
     pub(super) fn build(&mut self, who: Vec<MemberId>) {
         let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
         let conns: Vec<(MemberId, Conn)> = who.iter().filter_map(conn).collect();
-        let highest = conns.iter().map(|(_, c)| c.last_epoch()).max().unwrap_or(0);
-        self.epoch = self.epoch.max(highest) + 1;
+        // An epoch is this coordinator's own: what a worker claims to have seen of it cannot be above it.
+        for (_, conn) in conns.iter().filter(|(_, conn)| conn.last_epoch() > self.epoch) {
+            let (worker, claimed, begun) = (conn.name(), conn.last_epoch(), self.epoch);
+            tracing::warn!(
+                worker,
+                claimed,
+                begun,
+                "it claims an epoch that was never begun: ignored"
+            );
+        }
+        self.epoch += 1;
         let names = roll::names(&self.members, &who);
         tracing::info!(epoch = self.epoch, workers = names, "building a line");
         self.progress(format!("placing layers on {names}"));

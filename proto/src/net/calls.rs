@@ -1,0 +1,229 @@
+//! What each call may send, around every service and every client.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::transport::Channel;
+use tower::{Layer, Service};
+
+use super::door::{Caller, OpenCall};
+use super::intake::{Gated, Intake};
+use crate::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES, MAX_SMALL_BYTES};
+
+const PREPARE: &str = "/brigade.control.Worker/Prepare";
+const PUSH: &str = "/brigade.control.Worker/PushTensors";
+const RESTORE: &str = "/brigade.control.Worker/Restore";
+const SNAPSHOT: &str = "/brigade.control.Worker/Snapshot";
+const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
+
+/// Header in which a failure travels.
+const DETAILS: &str = "grpc-status-details-bin";
+
+/// Bytes of a message that a stranger may send.
+fn request_bytes(path: &str) -> usize {
+    match path {
+        PREPARE => MAX_CONTROL_BYTES,
+        PUSH | RESTORE => MAX_PIECE_BYTES,
+        _ => MAX_SMALL_BYTES,
+    }
+}
+
+/// Bytes of a message that a worker may answer.
+fn reply_bytes(path: &str) -> usize {
+    match path {
+        PREPARE => MAX_CONTROL_BYTES,
+        SNAPSHOT => MAX_PIECE_BYTES,
+        RESULTS => MAX_FRAME_BYTES,
+        _ => MAX_SMALL_BYTES,
+    }
+}
+
+/// Puts a [`Gated`] body and an [`Intake`] around every call of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GateLayer;
+
+impl<S> Layer<S> for GateLayer {
+    type Service = Gate<S>;
+
+    fn layer(&self, inner: S) -> Gate<S> {
+        Gate { inner }
+    }
+}
+
+/// A service behind [`GateLayer`].
+#[derive(Clone, Debug)]
+pub struct Gate<S> {
+    inner: S,
+}
+
+type Answer<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+
+impl<S> Service<Request<Body>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Answer<S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        // Every connection of `Listener` has one.
+        let Some(caller) = request.extensions().get::<Caller>().cloned() else {
+            return Box::pin(self.inner.call(request));
+        };
+        let call = caller.begin();
+        let path = request.uri().path();
+        let intake = Intake::new(Some(caller), request_bytes(path), path == PREPARE);
+        request.extensions_mut().insert(intake.clone());
+        let answer = self.inner.call(request.map({
+            let intake = intake.clone();
+            |body| Body::new(Gated::new(body, intake))
+        }));
+        Box::pin(async move {
+            let answer = answer.await;
+            intake.done();
+            Ok(answer?.map(|body| Body::new(Answering { body, _call: call })))
+        })
+    }
+}
+
+/// The body of an answer: until it ends, the call is open.
+struct Answering {
+    body: Body,
+    _call: OpenCall,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection that was dialled. What the peer answers is taken in as what a peer asks is: nothing
+/// is reserved on a length that it only claims.
+#[derive(Clone, Debug)]
+pub struct Connection(pub(super) Channel);
+
+impl Service<Request<Body>> for Connection {
+    type Response = Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = Answer<Self::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let max_bytes = reply_bytes(request.uri().path());
+        let answer = self.0.call(request);
+        Box::pin(async move {
+            let mut answer = answer.await?;
+            drop_bad_details(answer.headers_mut());
+            let intake = Intake::new(None, max_bytes, false);
+            Ok(answer.map(|body| Body::new(Checked { body: Gated::new(body, intake) })))
+        })
+    }
+}
+
+/// The body of an answer to a call of our own.
+struct Checked {
+    body: Gated,
+}
+
+impl HttpBody for Checked {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            drop_bad_details(trailers);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// Removes a failure that is no base64: the transport would panic over it.
+fn drop_bad_details(headers: &mut HeaderMap) {
+    let is_bad = |value: &http::HeaderValue| !is_base64(value.as_bytes());
+    if headers.get_all(DETAILS).iter().any(is_bad) {
+        headers.remove(DETAILS);
+    }
+}
+
+/// Standard base64, with or without padding, whose last character has no bits that are left over.
+fn is_base64(text: &[u8]) -> bool {
+    let end = text.iter().rposition(|c| *c != b'=').map_or(0, |last| last + 1);
+    let (text, padding) = text.split_at(end);
+    let value = |c: u8| match c {
+        b'A'..=b'Z' => Some(c - b'A'),
+        b'a'..=b'z' => Some(c - b'a' + 26),
+        b'0'..=b'9' => Some(c - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let last = text.last().and_then(|c| value(*c)).unwrap_or(0);
+    let (left_over, max_padding) = match text.len() % 4 {
+        0 => (0, 0),
+        2 => (last & 15, 2),
+        3 => (last & 3, 1),
+        _ => return false,
+    };
+    let fits = padding.is_empty() || padding.len() == max_padding;
+    fits && left_over == 0 && text.iter().all(|c| value(*c).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_base64_never_reaches_the_transport() {
+        for good in ["", "AAAA", "CAYSAmhp", "QQ", "QQ==", "QUI", "QUI=", "+/9/"] {
+            assert!(is_base64(good.as_bytes()), "{good}");
+        }
+        for bad in ["A", "AAAAA", "QR", "QUJ", "Q Q=", "QQ=", "QUI==", "====", "!!!!", "-_8"] {
+            assert!(!is_base64(bad.as_bytes()), "{bad}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(DETAILS, "not base64!".parse().unwrap());
+        headers.insert("grpc-status", "3".parse().unwrap());
+        drop_bad_details(&mut headers);
+        assert_eq!(headers.len(), 1);
+    }
+}

@@ -1,0 +1,362 @@
+//! Who may connect: caps on connections in all and from one address, and the end of those that
+//! send nothing. Every accepted connection counts here until it closes.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep};
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use crate::limits::{
+    FIRST_CALL_MS, IDLE_MS, MAX_CONNECTIONS, MAX_PEER_BYTES, MAX_PEER_CONNECTIONS,
+    MAX_STRANGER_BYTES, PREPARES_AT_ONCE,
+};
+
+/// Between two looks at what is idle, and the pause after the system refuses a connection.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between two warnings of connections that were turned away.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
+/// Where a connection comes from, as far as caps go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// A Unix socket: somebody on this machine.
+    Local,
+    /// An address; of IPv6 the first 64 bits, of which everybody has as many as he likes.
+    Ip(IpAddr),
+}
+
+impl Peer {
+    fn of(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V6(ip) => Self::Ip(IpAddr::V6((u128::from(ip) & !u128::from(u64::MAX)).into())),
+            v4 @ IpAddr::V4(_) => Self::Ip(v4),
+        }
+    }
+}
+
+/// Counts what comes in through one listener.
+#[derive(Debug)]
+pub struct Door {
+    peers: Mutex<HashMap<Peer, Weak<Account>>>,
+    connections: Mutex<Vec<Weak<Connection>>>,
+    held: AtomicUsize,
+    pub(super) prepares: Arc<Semaphore>,
+}
+
+/// What one address has.
+#[derive(Debug, Default)]
+struct Account {
+    connections: AtomicUsize,
+    held: AtomicUsize,
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+struct Connection {
+    door: Arc<Door>,
+    peer: Peer,
+    account: Arc<Account>,
+    calls: Mutex<Calls>,
+    /// A call of it came from the coordinator that holds the worker.
+    known: AtomicBool,
+    closing: AtomicBool,
+    reader: Mutex<Option<Waker>>,
+}
+
+#[derive(Debug)]
+struct Calls {
+    open: usize,
+    made: bool,
+    since: Instant,
+}
+
+/// The connection that a call came on; in the extensions of every request.
+#[derive(Clone, Debug)]
+pub struct Caller(Arc<Connection>);
+
+/// An open call: as long as it lives, its connection is not idle.
+#[derive(Debug)]
+pub struct OpenCall(Caller);
+
+impl Caller {
+    /// Where it comes from.
+    pub fn peer(&self) -> Peer {
+        self.0.peer
+    }
+
+    /// It speaks for the coordinator that holds this worker: it may be silent.
+    pub fn known(&self) {
+        self.0.known.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn door(&self) -> &Door {
+        &self.0.door
+    }
+
+    pub(super) fn begin(&self) -> OpenCall {
+        let mut calls = lock(&self.0.calls);
+        calls.open += 1;
+        calls.made = true;
+        OpenCall(self.clone())
+    }
+
+    /// Counts bytes of a message that is not complete; false where that is over a cap.
+    pub(super) fn hold(&self, nbytes: usize) -> bool {
+        let (all, own) = (&self.0.door.held, &self.0.account.held);
+        let is_within = all.fetch_add(nbytes, Ordering::Relaxed) + nbytes <= MAX_STRANGER_BYTES
+            && own.load(Ordering::Relaxed) + nbytes <= MAX_PEER_BYTES;
+        if is_within {
+            own.fetch_add(nbytes, Ordering::Relaxed);
+        } else {
+            all.fetch_sub(nbytes, Ordering::Relaxed);
+        }
+        is_within
+    }
+
+    pub(super) fn let_go(&self, nbytes: usize) {
+        self.0.door.held.fetch_sub(nbytes, Ordering::Relaxed);
+        self.0.account.held.fetch_sub(nbytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let mut calls = lock(&self.0.0.calls);
+        calls.open -= 1;
+        calls.since = Instant::now();
+    }
+}
+
+impl Door {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            peers: Mutex::default(),
+            connections: Mutex::default(),
+            held: AtomicUsize::new(0),
+            prepares: Arc::new(Semaphore::new(PREPARES_AT_ONCE)),
+        })
+    }
+
+    /// Lets a connection in; `None` where there are too many.
+    fn admit(self: &Arc<Self>, peer: Peer) -> Option<Arc<Connection>> {
+        let mut connections = lock(&self.connections);
+        connections.retain(|connection| connection.strong_count() > 0);
+        let mut peers = lock(&self.peers);
+        peers.retain(|_, account| account.strong_count() > 0);
+        let account = peers.get(&peer).and_then(Weak::upgrade).unwrap_or_default();
+        let from_here = account.connections.load(Ordering::Relaxed);
+        if connections.len() >= MAX_CONNECTIONS || from_here >= MAX_PEER_CONNECTIONS {
+            return None;
+        }
+        account.connections.fetch_add(1, Ordering::Relaxed);
+        peers.insert(peer, Arc::downgrade(&account));
+        let connection = Arc::new(Connection {
+            door: self.clone(),
+            peer,
+            account,
+            calls: Mutex::new(Calls { open: 0, made: false, since: Instant::now() }),
+            known: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            reader: Mutex::default(),
+        });
+        connections.push(Arc::downgrade(&connection));
+        Some(connection)
+    }
+
+    /// Closes the connections that have said nothing for too long.
+    fn close_idle(&self) {
+        let all: Vec<_> = lock(&self.connections).iter().filter_map(Weak::upgrade).collect();
+        all.iter().filter(|connection| connection.is_idle()).for_each(|c| c.close());
+    }
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        let calls = lock(&self.calls);
+        let patience = if calls.made { IDLE_MS } else { FIRST_CALL_MS };
+        calls.open == 0
+            && !self.known.load(Ordering::Relaxed)
+            && calls.since.elapsed() > Duration::from_millis(patience)
+    }
+
+    fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        if let Some(reader) = lock(&self.reader).take() {
+            reader.wake();
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.account.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while one is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A stream that came in, of either kind.
+pub trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Whose it is.
+    fn peer(&self) -> io::Result<Peer>;
+}
+
+impl Accepted for TcpStream {
+    fn peer(&self) -> io::Result<Peer> {
+        Ok(Peer::of(self.peer_addr()?.ip()))
+    }
+}
+
+impl Accepted for UnixStream {
+    fn peer(&self) -> io::Result<Peer> {
+        Ok(Peer::Local)
+    }
+}
+
+/// A connection that was let in.
+#[derive(Debug)]
+pub struct Guarded<S> {
+    stream: S,
+    connection: Arc<Connection>,
+}
+
+impl<S> Connected for Guarded<S> {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        Caller(self.connection.clone())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() {
+            *lock(&self.connection.reader) = Some(cx.waker().clone());
+        }
+        if self.connection.closing.load(Ordering::Acquire) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// Connections as they are let in.
+pub struct Entrance<I> {
+    incoming: I,
+    door: Arc<Door>,
+    look: Interval,
+    pause: Option<Pin<Box<Sleep>>>,
+    turned_away: u64,
+    warned: Option<Instant>,
+}
+
+impl<I> Entrance<I> {
+    /// Counts what `incoming` accepts.
+    pub fn new(incoming: I) -> Self {
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let door = Door::new();
+        Self { incoming, door, look, pause: None, turned_away: 0, warned: None }
+    }
+
+    fn turn_away(&mut self, peer: Peer) {
+        self.turned_away += 1;
+        if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(
+                ?peer,
+                turned_away = self.turned_away,
+                "too many connections: at most {MAX_CONNECTIONS}, {MAX_PEER_CONNECTIONS} from one \
+                 address; idle ones close by themselves"
+            );
+        }
+    }
+}
+
+impl<I, S> Stream for Entrance<I>
+where
+    I: Stream<Item = io::Result<S>> + Unpin,
+    S: Accepted,
+{
+    type Item = io::Result<Guarded<S>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        while self.look.poll_tick(cx).is_ready() {
+            self.door.close_idle();
+        }
+        loop {
+            if let Some(pause) = &mut self.pause {
+                if pause.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                self.pause = None;
+            }
+            let stream = match Pin::new(&mut self.incoming).poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(Some(Ok(stream))) => stream,
+                // Out of file descriptors, perhaps: asking again at once would only burn a core.
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.pause = Some(Box::pin(sleep(LOOK_EVERY)));
+                    continue;
+                }
+            };
+            // A peer that is gone already has no address.
+            let Ok(peer) = stream.peer() else { continue };
+            match self.door.admit(peer) {
+                Some(connection) => return Poll::Ready(Some(Ok(Guarded { stream, connection }))),
+                None => self.turn_away(peer),
+            }
+        }
+    }
+}
