@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
 //! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`order`] and
-//! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`] and
-//! [`weights`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
+//! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`],
+//! [`weights`] and [`pool`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
 //! [`backend`] is what an engine must offer, [`stage`] the engine that does, [`measure`] its speed.
 
@@ -22,6 +22,7 @@ pub mod memory;
 pub mod metrics;
 pub mod order;
 pub mod output;
+pub mod pool;
 pub mod push;
 pub mod requests;
 pub mod run;

@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`reconcile`] (what to do next, pure), `supervisor` (does it), `conn` (one
 //! worker), `local` (child processes), `join` (workers that come by themselves), `facts` and `place`
-//! (layers and bytes to workers), `placed` (what came of it), `load`, `watch` (who broke it), `lane` (the open
+//! (layers and bytes to workers), `placed` (what came of it), `lease`, `load`, `watch` (who broke it), `lane` (the open
 //! line), `link` (what the driver hears of it).
 
 mod conn;
@@ -13,6 +13,7 @@ mod facts;
 mod hashes;
 mod join;
 pub mod lane;
+mod lease;
 mod link;
 mod load;
 mod local;

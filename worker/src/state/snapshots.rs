@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use brigade_engine::error::SnapshotError;
 use brigade_proto::control::{Phase, RestoreHead, SnapshotRequest};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
@@ -80,14 +79,4 @@ impl Worker {
         let limit = resident.loaded.facts.state_bytes + tokens + SNAPSHOT_FRAME_BYTES;
         Ok(Door { jobs: resident.executor.jobs(), limit })
     }
-}
-
-/// What a stage's refusal means to the coordinator.
-pub fn snapshot_failure(error: &SnapshotError, what: &str) -> Failure {
-    let kind = match error {
-        SnapshotError::Version { .. } | SnapshotError::Foreign(_) => FailureKind::Unsupported,
-        SnapshotError::Damaged(_) => FailureKind::Corrupt,
-        SnapshotError::Sequence(_) => FailureKind::BadMessage,
-    };
-    Failure::refusal(kind, format!("{what}: {error}"))
 }
