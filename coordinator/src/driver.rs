@@ -459,6 +459,11 @@ impl Driver {
 
     fn line_event(&mut self, event: LineEvent) {
         match event {
+            // What was told by a task of an earlier attempt, late: a line that is up is ready.
+            LineEvent::Progress(_) if self.line.is_some() => {}
+            // The first steps of the next attempt do not hide why the last one failed.
+            LineEvent::Progress(Status::Loading { total_bytes: 0, .. })
+                if matches!(*self.status.borrow(), Status::Down { .. }) => {}
             LineEvent::Progress(status) => {
                 self.status.send_replace(self.repairing(status));
             }
@@ -527,6 +532,8 @@ impl Driver {
 
     fn line_down(&mut self, reason: String) {
         if self.line.take().is_none() && self.broken.take().is_none() {
+            // An attempt at a line has failed.
+            self.status.send_replace(Status::Down { reason });
             return;
         }
         tracing::error!(reason, "the line is down");

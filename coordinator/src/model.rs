@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::error::ModelError;
-use brigade_engine::gguf::Gguf;
+use brigade_engine::gguf::{Gguf, GgufError, TensorFiles};
 use brigade_engine::kernels::KvType;
 use brigade_engine::text::TextError;
 use bytes::Bytes;
@@ -32,8 +32,10 @@ pub enum OpenError {
 /// An opened model.
 #[derive(Debug)]
 pub struct Model {
-    /// Its file or files.
+    /// Its metadata and tensor directory.
     pub gguf: Gguf,
+    /// Its open files; `None` where only its description was asked for.
+    pub files: Option<TensorFiles>,
     /// Its layers.
     pub spec: ModelSpec,
     /// Its text side.
@@ -50,7 +52,8 @@ impl Model {
     /// # Errors
     /// The file is damaged, or something in it is not supported.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        Self::from_gguf(Gguf::open(path).map_err(ModelError::from)?, &name_of(path))
+        let (gguf, files) = Gguf::open_files(path).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, Some(files), &name_of(path))
     }
 
     /// Opens a model for its description only: the tensors' data need not be there.
@@ -58,15 +61,27 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn open_header_only(path: &Path) -> Result<Self, OpenError> {
-        Self::from_gguf(Gguf::open_header_only(path).map_err(ModelError::from)?, &name_of(path))
+        let gguf = Gguf::open_header_only(path).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, None, &name_of(path))
     }
 
-    fn from_gguf(gguf: Gguf, name: &str) -> Result<Self, OpenError> {
+    fn from_gguf(gguf: Gguf, files: Option<TensorFiles>, name: &str) -> Result<Self, OpenError> {
         let spec = arch::describe(&gguf)?;
         let text = TextModel::from_gguf(name.to_string(), &gguf)?;
         let header = Bytes::from(gguf.header_bytes());
         let header_hash = blake3::hash(&header);
-        Ok(Self { gguf, spec, text: Arc::new(text), header, header_hash })
+        Ok(Self { gguf, files, spec, text: Arc::new(text), header, header_hash })
+    }
+
+    /// The files that tensors are read from.
+    ///
+    /// # Errors
+    /// The model was opened for its description only.
+    pub fn files(&self) -> Result<&TensorFiles, GgufError> {
+        self.files.as_ref().ok_or_else(|| GgufError::NoData {
+            name: "of any name".to_string(),
+            file: self.gguf.name().to_string(),
+        })
     }
 
     /// Name in logs, requests and answers.

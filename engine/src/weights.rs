@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::error::ModelError;
 use crate::gguf::{Gguf, GgufError, TensorInfo};
@@ -18,6 +19,22 @@ pub trait TensorSource: Send + Sync {
     /// # Errors
     /// This source does not have it.
     fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError>;
+
+    /// A part of the tensor's data, for one who does not need all of it at a time.
+    ///
+    /// # Errors
+    /// As [`TensorSource::tensor`], and where the tensor has no such part.
+    fn part<'a>(
+        &'a self,
+        tensor: &TensorInfo,
+        range: Range<usize>,
+    ) -> Result<Cow<'a, [u8]>, GgufError> {
+        let part = match self.tensor(tensor)? {
+            Cow::Borrowed(bytes) => bytes.get(range).map(Cow::Borrowed),
+            Cow::Owned(bytes) => bytes.get(range).map(|part| Cow::Owned(part.to_vec())),
+        };
+        part.ok_or_else(|| GgufError::MissingTensor { name: format!("{} (a part)", tensor.name) })
+    }
 
     /// Told that the tensor's data have been packed: the process need not hold what was mapped of them.
     /// They can be read again.
@@ -126,9 +143,13 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
-        let (ty, bytes) = self.raw(name, &[cols, rows, n])?;
-        let experts = bytes.chunks_exact(bytes.len() / n);
-        experts.map(|expert| self.pack(ty, rows, cols, expert)).collect()
+        let tensor = self.checked(name, &[cols, rows, n])?;
+        (0..n)
+            .map(|i| {
+                let expert = self.slice(tensor, n, i)?;
+                self.pack(tensor.ty, rows, cols, &expert)
+            })
+            .collect()
     }
 
     /// `n` pairs of matrices of one tensor `{cols, rows + rows, n}`, whose first `rows` rows are the
@@ -140,13 +161,27 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
-        let (ty, bytes) = self.raw(name, &[cols, 2 * rows, n])?;
+        let tensor = self.checked(name, &[cols, 2 * rows, n])?;
         let (mut first, mut second) = (Vec::with_capacity(n), Vec::with_capacity(n));
-        for (i, half) in bytes.chunks_exact(bytes.len() / (2 * n)).enumerate() {
+        for i in 0..2 * n {
+            let half = self.slice(tensor, 2 * n, i)?;
             let to = if i % 2 == 0 { &mut first } else { &mut second };
-            to.push(self.pack(ty, rows, cols, half)?);
+            to.push(self.pack(tensor.ty, rows, cols, &half)?);
         }
         Ok([first, second])
+    }
+
+    /// Slice `i` of `n` equal ones of a tensor: experts are many, and are not needed all at once.
+    fn slice(
+        &mut self,
+        tensor: &'a TensorInfo,
+        n: usize,
+        i: usize,
+    ) -> Result<Cow<'a, [u8]>, ModelError> {
+        let len = tensor.nbytes as usize / n;
+        let bytes = self.source.part(tensor, i * len..(i + 1) * len)?;
+        (self.progress)(bytes.len() as u64);
+        Ok(bytes)
     }
 
     /// A vector of `n` values as a matrix of one row, in f32: for products with it.

@@ -78,7 +78,7 @@ fn code_of(kind: FailureKind) -> Code {
         FailureKind::Version | FailureKind::WrongPhase => Code::FailedPrecondition,
         FailureKind::Busy | FailureKind::PeerLost | FailureKind::Draining => Code::Unavailable,
         FailureKind::StaleEpoch => Code::Aborted,
-        FailureKind::NoMemory => Code::ResourceExhausted,
+        FailureKind::NoMemory | FailureKind::Storage => Code::ResourceExhausted,
         FailureKind::BadMessage => Code::InvalidArgument,
         FailureKind::Unsupported => Code::Unimplemented,
         FailureKind::Corrupt => Code::DataLoss,
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn every_kind_survives_a_status() {
-        for n in 1..=12 {
+        for n in 1..=13 {
             let kind = FailureKind::try_from(n).unwrap();
             let failure = Failure::new(kind, 3, "why");
             assert_eq!(Failure::from_status(&failure.to_status()), failure);

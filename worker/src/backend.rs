@@ -1,13 +1,15 @@
-//! What the worker needs from an engine, so that lanes, loading and caching can be tested with a
-//! stage that only adds. The real one is in [`crate::stage`].
+//! What the worker needs from an engine and of the stages it builds, so that lanes, loading and
+//! caching can be tested with a stage that only adds. The real one is in the module `stage`.
 
 use std::sync::Arc;
 
+use brigade_engine::batch::{Boundary, UBatch};
+use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::gguf::Gguf;
+pub use brigade_engine::stage::StageOutput;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
-use crate::executor::StageRunner;
 use crate::weights::Weights;
 
 /// What an engine can run on this machine, and how fast.
@@ -85,4 +87,78 @@ pub trait StageBackend: Send + Sync + 'static {
     /// # Errors
     /// Unsupported, NoMemory or Corrupt, with the reason.
     fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
+}
+
+/// Why a stage could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct StageError {
+    /// The slot at fault, where there is one.
+    pub slot: Option<u32>,
+    /// For people.
+    pub reason: String,
+}
+
+impl From<BatchError> for StageError {
+    fn from(error: BatchError) -> Self {
+        Self { slot: error.slot().map(|slot| slot.0), reason: error.to_string() }
+    }
+}
+
+impl From<String> for StageError {
+    fn from(reason: String) -> Self {
+        Self { slot: None, reason }
+    }
+}
+
+impl From<&str> for StageError {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+/// Sizes at a stage's two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageShape {
+    /// f32 values of an incoming boundary row; `None` on the first stage.
+    pub input_width: Option<u32>,
+    /// f32 values of an outgoing boundary row; `None` on the last stage.
+    pub output_width: Option<u32>,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+}
+
+/// A loaded stage: layers and the state of their sequences. It is built, used and dropped on the
+/// executor's thread.
+pub trait StageRunner {
+    /// Sizes at its two ends.
+    fn shape(&self) -> StageShape;
+
+    /// Applies the ubatch's operations and computes its parts.
+    ///
+    /// # Errors
+    /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
+    fn forward(
+        &mut self,
+        ubatch: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, StageError>;
+
+    /// The state of an open sequence.
+    ///
+    /// # Errors
+    /// The slot is not open.
+    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError>;
+
+    /// Gives an open sequence the state of a snapshot.
+    ///
+    /// # Errors
+    /// The snapshot or the slot does not fit; nothing has changed.
+    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError>;
+
+    /// Forgets every sequence, as after loading.
+    ///
+    /// # Errors
+    /// The stage cannot be used again.
+    fn reset(&mut self) -> Result<(), StageError>;
 }

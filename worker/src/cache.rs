@@ -1,19 +1,28 @@
 //! Blobs on disk, named by their blake3: what was pushed to this worker, kept for the next start.
 //!
-//! Layout of the directory: `blobs/<hex>` complete and verified, `parts/<hex>` being received.
-//! A blob is synced and renamed only after its hash was right. Its modification time is then set to
-//! [`VERIFIED_MTIME`]: any later write changes it, and the blob is hashed again before use. Access
-//! times order the eviction. Several workers may share one directory: parts are locked, renames
-//! are atomic, and a file that is evicted while mapped lives on until it is unmapped.
+//! Layout of the directory: `blobs/<hex>` complete and verified, `parts/<hex>` being received,
+//! `verified/<hex>` the state ([`FileState`]) that a blob was in when its bytes were known to be
+//! right. A blob is synced and renamed only after its hash was right. One in another state is hashed
+//! again before use: the system's change time is part of it, which nobody can set back. Its
+//! modification time is set to [`VERIFIED_MTIME`] at that time, so that a write within one tick of the
+//! file system's clock shows too.
+//!
+//! Access times of the notes in `verified` order the eviction. Several workers may share one directory:
+//! parts are locked, renames are atomic, and a blob that is evicted while a stage is read from it is an
+//! error of that loading. A directory that cannot be written serves what it has.
 
-use std::collections::HashSet;
+mod space;
+
 use std::fs::{self, File, FileTimes, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
+use brigade_engine::gguf::FileState;
+
+use crate::pool::Pool;
 
 /// Modification time of a verified blob: one day after the Unix epoch, which no write leaves.
 const VERIFIED_MTIME: Duration = Duration::from_secs(86_400);
@@ -21,12 +30,28 @@ const VERIFIED_MTIME: Duration = Duration::from_secs(86_400);
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// How often that is looked at.
 const LOCK_POLL: Duration = Duration::from_millis(50);
+/// Bytes of a blob in memory while it is hashed.
+const HASH_BYTES: u64 = 16 << 20;
+/// Folders of the directory.
+const BLOBS: &str = "blobs";
+const PARTS: &str = "parts";
+const VERIFIED: &str = "verified";
 
 /// A directory of blobs under a size bound.
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
     limit_bytes: u64,
+    pool: Pool,
+}
+
+/// A complete blob whose bytes were right when it was in this state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedBlob {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The state; a file in another one is not this blob.
+    pub state: FileState,
 }
 
 /// Why the cache cannot serve or keep a blob.
@@ -66,14 +91,47 @@ pub enum CacheError {
     },
     /// More is needed at once than the bound allows.
     #[error(
-        "the stage needs {needed_bytes} bytes of cache and the limit is {limit_bytes}: raise \
-         --cache-limit"
+        "the stage needs {needed_bytes} bytes of the cache {dir} and its limit is {limit_bytes}: \
+         raise --cache-limit, or give this worker the model's file"
     )]
     TooLarge {
+        /// The cache.
+        dir: PathBuf,
         /// Bytes of all blobs of the stage.
         needed_bytes: u64,
         /// The bound.
         limit_bytes: u64,
+    },
+    /// The disk is full.
+    #[error(
+        "the stage needs {needed_bytes} bytes more in the cache {dir} and its disk has \
+         {free_bytes} free: free some there, give another --cache-dir, or give this worker the \
+         model's file"
+    )]
+    NoSpace {
+        /// The cache.
+        dir: PathBuf,
+        /// Bytes still to be written.
+        needed_bytes: u64,
+        /// Bytes that may be written there.
+        free_bytes: u64,
+    },
+    /// Nothing can be kept in the directory.
+    #[error(
+        "the cache {dir} cannot be written ({reason}), and weights have to be kept in it: give a \
+         --cache-dir that can be written, or give this worker the model's file"
+    )]
+    Unwritable {
+        /// The cache.
+        dir: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+    /// Something else has a blob's name.
+    #[error("{path} is in the place of a cached blob and is not a file: remove it")]
+    NotAFile {
+        /// What it is called.
+        path: PathBuf,
     },
     /// The disk.
     #[error("cache file {path}: {source}")]
@@ -86,16 +144,15 @@ pub enum CacheError {
 }
 
 impl Cache {
-    /// Uses `dir`, creating it if needed; it will hold at most `limit_bytes`.
-    ///
-    /// # Errors
-    /// [`CacheError::Io`].
-    pub fn open(dir: &Path, limit_bytes: u64) -> Result<Self, CacheError> {
-        let cache = Self { dir: dir.to_owned(), limit_bytes };
-        for sub in [cache.dir.join("blobs"), cache.dir.join("parts")] {
-            fs::create_dir_all(&sub).map_err(at(&sub))?;
+    /// Uses `dir`, creating it if needed; it will hold at most `limit_bytes`. Blobs are hashed by
+    /// `pool`. A directory that cannot be written is told in the log: a worker that has the model's file,
+    /// or all blobs, needs none.
+    pub fn open(dir: &Path, limit_bytes: u64, pool: Pool) -> Self {
+        let cache = Self { dir: dir.to_owned(), limit_bytes, pool };
+        if let Err(reason) = cache.check_writable() {
+            tracing::warn!(%reason, "weights cannot be sent to this worker");
         }
-        Ok(cache)
+        cache
     }
 
     /// The directory.
@@ -103,27 +160,82 @@ impl Cache {
         &self.dir
     }
 
-    /// Path of a complete blob whose bytes are known to be right; marks it as used. A blob that
-    /// was written to since it was verified is hashed again, and deleted if it is wrong.
+    /// Creates the folders, and sees whether a file can be written.
     ///
     /// # Errors
-    /// [`CacheError::Io`] where it is there and cannot be read.
-    pub fn lookup(&self, hash: &Hash, nbytes: u64) -> Result<Option<PathBuf>, CacheError> {
+    /// [`CacheError::Unwritable`].
+    fn check_writable(&self) -> Result<(), CacheError> {
+        let probe = self.dir.join(PARTS).join(format!("probe-{}", std::process::id()));
+        [BLOBS, PARTS, VERIFIED]
+            .iter()
+            .try_for_each(|sub| fs::create_dir_all(self.dir.join(sub)))
+            .and_then(|()| fs::write(&probe, b""))
+            .and_then(|()| fs::remove_file(&probe))
+            .map_err(|error| CacheError::Unwritable {
+                dir: self.dir.clone(),
+                reason: error.to_string(),
+            })
+    }
+
+    /// A complete blob whose bytes are known to be right; marks it as used. One that was touched
+    /// since it was verified is hashed again, and deleted if it is wrong.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] where it is there and cannot be read, [`CacheError::NotAFile`].
+    pub fn lookup(&self, hash: &Hash, nbytes: u64) -> Result<Option<CachedBlob>, CacheError> {
         let path = self.blob(hash);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(at(&path)(error)),
-        };
-        let meta = file.metadata().map_err(at(&path))?;
-        let untouched = meta.modified().is_ok_and(|time| time == verified_mtime());
-        if meta.len() == nbytes && (untouched || hash_file(&path)? == *hash) {
-            mark_verified(&file).map_err(at(&path))?;
-            return Ok(Some(path));
+        let Some(file) = open_if_there(&path)? else { return Ok(None) };
+        let state = FileState::of(&file).map_err(at(&path))?;
+        let note = self.note(hash);
+        if state.nbytes == nbytes && recorded(&note) == Some(state) {
+            mark_used(&note);
+            return Ok(Some(CachedBlob { path, state }));
+        }
+        if state.nbytes == nbytes && self.hash_file(&file, &path)? == *hash {
+            let state = self.mark_verified(hash, &file, &path)?;
+            return Ok(Some(CachedBlob { path, state }));
         }
         tracing::warn!(path = %path.display(), "deleting a cached blob whose bytes have changed");
         fs::remove_file(&path).map_err(at(&path))?;
+        remove_if_there(&note)?;
         Ok(None)
+    }
+
+    /// Notes the state of a blob whose bytes have just been found right. In a directory that cannot be
+    /// written it is hashed again the next time.
+    fn mark_verified(
+        &self,
+        hash: &Hash,
+        file: &File,
+        path: &Path,
+    ) -> Result<FileState, CacheError> {
+        let note = self.note(hash);
+        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + VERIFIED_MTIME);
+        let marked = file.set_times(times);
+        let state = FileState::of(file).map_err(at(path))?;
+        let temporary = note.with_extension(std::process::id().to_string());
+        let noted = marked
+            .and_then(|()| fs::write(&temporary, serde_json::to_vec(&state)?))
+            .and_then(|()| fs::rename(&temporary, &note));
+        if let Err(error) = noted {
+            tracing::debug!(path = %note.display(), %error, "cannot note that a blob is right");
+        }
+        Ok(state)
+    }
+
+    fn hash_file(&self, file: &File, path: &Path) -> Result<Hash, CacheError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = Vec::new();
+        loop {
+            buffer.clear();
+            let read = file.take(HASH_BYTES).read_to_end(&mut buffer).map_err(at(path))?;
+            if read == 0 {
+                return Ok(hasher.finalize());
+            }
+            self.pool.run(|| {
+                hasher.update_rayon(&buffer);
+            });
+        }
     }
 
     /// How much of a blob is here. A part that is complete (its receiver died before publishing
@@ -132,11 +244,15 @@ impl Cache {
     /// # Errors
     /// As [`Cache::lookup`] and [`Cache::receive`].
     pub fn state(&self, hash: &Hash, nbytes: u64) -> Result<BlobState, CacheError> {
-        if let Some(path) = self.lookup(hash, nbytes)? {
-            return Ok(BlobState::Complete(path));
+        let blob = self.lookup(hash, nbytes).map_err(|error| self.unwritable(error))?;
+        if let Some(blob) = blob {
+            return Ok(BlobState::Complete(blob));
         }
         let part = self.part(hash);
-        let received = fs::metadata(&part).map_or(0, |meta| meta.len());
+        let received = match open_if_there(&part)? {
+            Some(file) => file.metadata().map_err(at(&part))?.len(),
+            None => 0,
+        };
         if received < nbytes {
             return Ok(BlobState::Partial(received));
         }
@@ -145,72 +261,50 @@ impl Cache {
             return Ok(BlobState::Partial(0));
         }
         match self.receive(*hash, nbytes)?.finish() {
-            Ok(()) => Ok(BlobState::Complete(self.blob(hash))),
+            Ok(blob) => Ok(BlobState::Complete(blob)),
             Err(CacheError::Corrupt { .. }) => Ok(BlobState::Partial(0)),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes room for `incoming_bytes` more by deleting the blobs and parts longest unused, but
-    /// none of `keep`.
-    ///
-    /// # Errors
-    /// [`CacheError::TooLarge`] where `keep` and `incoming_bytes` alone exceed the bound;
-    /// [`CacheError::Io`].
-    pub fn make_room(&self, incoming_bytes: u64, keep: &HashSet<Hash>) -> Result<(), CacheError> {
-        let (mut kept_bytes, mut total_bytes, mut others) = (0, 0, Vec::new());
-        for sub in ["blobs", "parts"] {
-            let dir = self.dir.join(sub);
-            for entry in fs::read_dir(&dir).map_err(at(&dir))? {
-                let path = entry.map_err(at(&dir))?.path();
-                // Another worker may have deleted or renamed it since it was listed.
-                let Ok(meta) = fs::metadata(&path) else { continue };
-                total_bytes += meta.len();
-                if hash_of_name(&path).is_some_and(|hash| keep.contains(&hash)) {
-                    kept_bytes += meta.len();
-                } else {
-                    let used = meta.accessed().unwrap_or(SystemTime::UNIX_EPOCH);
-                    others.push((used, meta.len(), path));
-                }
-            }
-        }
-        let needed_bytes = kept_bytes + incoming_bytes;
-        if needed_bytes > self.limit_bytes {
-            return Err(CacheError::TooLarge { needed_bytes, limit_bytes: self.limit_bytes });
-        }
-        others.sort();
-        for (_, nbytes, path) in others {
-            if total_bytes + incoming_bytes <= self.limit_bytes {
-                break;
-            }
-            // A part that another worker is receiving right now is locked, and stays.
-            let in_use = File::open(&path).is_ok_and(|f| f.try_lock().is_err());
-            if !in_use {
-                remove_if_there(&path)?;
-                total_bytes -= nbytes;
-            }
-        }
-        Ok(())
-    }
-
     /// Starts or resumes receiving a blob. Blocks while another worker receives the same one.
     ///
     /// # Errors
-    /// [`CacheError::Locked`], [`CacheError::Io`].
+    /// [`CacheError::Locked`], [`CacheError::Unwritable`], [`CacheError::NotAFile`], [`CacheError::Io`].
     pub fn receive(&self, hash: Hash, nbytes: u64) -> Result<BlobWriter, CacheError> {
         let path = self.part(&hash);
-        let file = lock_part(&path, hash)?;
-        let done = self.lookup(&hash, nbytes)?.is_some();
-        let have = if done { nbytes } else { file.metadata().map_err(at(&path))?.len() };
-        Ok(BlobWriter { file, path, target: self.blob(&hash), hash, nbytes, have, done })
+        let file = lock_part(&path, hash).map_err(|error| self.unwritable(error))?;
+        let done = self.lookup(&hash, nbytes)?;
+        let have = match &done {
+            Some(_) => nbytes,
+            None => file.metadata().map_err(at(&path))?.len(),
+        };
+        Ok(BlobWriter { cache: self.clone(), file, path, hash, nbytes, have, done })
+    }
+
+    /// What a refusal to write says of the whole directory.
+    fn unwritable(&self, error: CacheError) -> CacheError {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        match error {
+            CacheError::Io { source, .. }
+                if matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem) =>
+            {
+                CacheError::Unwritable { dir: self.dir.clone(), reason: source.to_string() }
+            }
+            other => other,
+        }
     }
 
     fn blob(&self, hash: &Hash) -> PathBuf {
-        self.dir.join("blobs").join(hash.to_hex().as_str())
+        self.dir.join(BLOBS).join(hash.to_hex().as_str())
+    }
+
+    fn note(&self, hash: &Hash) -> PathBuf {
+        self.dir.join(VERIFIED).join(hash.to_hex().as_str())
     }
 
     fn part(&self, hash: &Hash) -> PathBuf {
-        self.dir.join("parts").join(hash.to_hex().as_str())
+        self.dir.join(PARTS).join(hash.to_hex().as_str())
     }
 }
 
@@ -218,7 +312,7 @@ impl Cache {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlobState {
     /// All of it, verified.
-    Complete(PathBuf),
+    Complete(CachedBlob),
     /// This many bytes from its start.
     Partial(u64),
 }
@@ -227,6 +321,8 @@ pub enum BlobState {
 /// time it is ours; then it is opened anew.
 fn lock_part(path: &Path, hash: Hash) -> Result<File, CacheError> {
     let patience = Instant::now() + LOCK_WAIT;
+    // Asked for its error alone: what is there and is no file.
+    open_if_there(path)?;
     loop {
         let file =
             OpenOptions::new().create(true).append(true).read(true).open(path).map_err(at(path))?;
@@ -249,14 +345,14 @@ fn lock_part(path: &Path, hash: Hash) -> Result<File, CacheError> {
 /// A blob being received.
 #[derive(Debug)]
 pub struct BlobWriter {
+    cache: Cache,
     file: File,
     path: PathBuf,
-    target: PathBuf,
     hash: Hash,
     nbytes: u64,
     have: u64,
     /// Another worker completed it while we waited: what comes is not needed.
-    done: bool,
+    done: Option<CachedBlob>,
 }
 
 impl BlobWriter {
@@ -268,9 +364,9 @@ impl BlobWriter {
     /// Appends a chunk.
     ///
     /// # Errors
-    /// [`CacheError::Gap`], [`CacheError::Io`].
+    /// [`CacheError::Gap`], [`CacheError::NoSpace`], [`CacheError::Io`].
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), CacheError> {
-        if self.done {
+        if self.done.is_some() {
             return Ok(());
         }
         let len = data.len() as u64;
@@ -278,7 +374,7 @@ impl BlobWriter {
             let Self { hash, nbytes, have, .. } = *self;
             return Err(CacheError::Gap { hash, offset, len, have, nbytes });
         }
-        self.file.write_all(data).map_err(at(&self.path))?;
+        self.file.write_all(data).map_err(|error| self.failed(error))?;
         self.have += len;
         Ok(())
     }
@@ -288,41 +384,73 @@ impl BlobWriter {
     /// # Errors
     /// [`CacheError::Corrupt`], and the part is gone; [`CacheError::Gap`] if it is not complete;
     /// [`CacheError::Io`].
-    pub fn finish(self) -> Result<(), CacheError> {
-        if self.done {
+    pub fn finish(mut self) -> Result<CachedBlob, CacheError> {
+        if let Some(blob) = self.done.take() {
             // The part was created anew, empty, when the other worker renamed its own.
-            return remove_if_there(&self.path);
+            remove_if_there(&self.path)?;
+            return Ok(blob);
         }
         let Self { hash, nbytes, have, .. } = self;
         if have != nbytes {
             return Err(CacheError::Gap { hash, offset: nbytes, len: 0, have, nbytes });
         }
-        let found = hash_file(&self.path)?;
+        self.file.rewind().map_err(at(&self.path))?;
+        let found = self.cache.hash_file(&self.file, &self.path)?;
         if found != hash {
             remove_if_there(&self.path)?;
             return Err(CacheError::Corrupt { hash, found, nbytes });
         }
-        self.file.sync_all().map_err(at(&self.path))?;
-        mark_verified(&self.file).map_err(at(&self.path))?;
-        fs::rename(&self.path, &self.target).map_err(at(&self.target))?;
-        let dir = self.target.parent().unwrap_or(Path::new("."));
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(at(dir))
+        self.file.sync_all().map_err(|error| self.failed(error))?;
+        let target = self.cache.blob(&hash);
+        fs::rename(&self.path, &target).map_err(at(&target))?;
+        let dir = target.parent().unwrap_or(Path::new("."));
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(at(dir))?;
+        let state = self.cache.mark_verified(&hash, &self.file, &target)?;
+        Ok(CachedBlob { path: target, state })
+    }
+
+    fn failed(&self, error: io::Error) -> CacheError {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CacheError::NoSpace {
+                dir: self.cache.dir.clone(),
+                needed_bytes: self.nbytes.saturating_sub(self.have),
+                free_bytes: space::free_bytes(&self.cache.dir).unwrap_or(0),
+            },
+            _ => at(&self.path)(error),
+        }
     }
 }
 
-fn verified_mtime() -> SystemTime {
-    SystemTime::UNIX_EPOCH + VERIFIED_MTIME
+/// Opens a file for reading, if there is one. What has its name and is no file would block, or never
+/// go away.
+fn open_if_there(path: &Path) -> Result<Option<File>, CacheError> {
+    let absent = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    };
+    match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => return Err(CacheError::NotAFile { path: path.to_owned() }),
+        Ok(_) => {}
+        Err(error) if absent(&error) => return Ok(None),
+        Err(error) => return Err(at(path)(error)),
+    }
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if absent(&error) => Ok(None),
+        Err(error) => Err(at(path)(error)),
+    }
 }
 
-fn mark_verified(file: &File) -> io::Result<()> {
-    let times = FileTimes::new().set_modified(verified_mtime()).set_accessed(SystemTime::now());
-    file.set_times(times)
+/// The state that a note says a blob was verified in.
+fn recorded(note: &Path) -> Option<FileState> {
+    serde_json::from_slice(&fs::read(note).ok()?).ok()
 }
 
-fn hash_file(path: &Path) -> Result<Hash, CacheError> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_mmap_rayon(path).map_err(at(path))?;
-    Ok(hasher.finalize())
+/// Where the note cannot be marked, eviction goes by an older use.
+fn mark_used(note: &Path) {
+    let used = FileTimes::new().set_accessed(SystemTime::now());
+    if let Err(error) = File::open(note).and_then(|file| file.set_times(used)) {
+        tracing::debug!(path = %note.display(), %error, "cannot mark a blob as used");
+    }
 }
 
 fn hash_of_name(path: &Path) -> Option<Hash> {

@@ -1,107 +1,38 @@
 //! The executor: one OS thread that owns the stage, takes ubatches from a short queue in order,
 //! and hands each result to the transport itself, so that a hop costs no further thread switch.
 //!
-//! A panic or an error of the stage ends the lane with a reason, never the process. Knows nothing
-//! of models: what a stage is, [`StageRunner`] says.
+//! A panic or an error of the stage ends the lane with a reason, never the process. Only a stage that
+//! is stuck does that ([`Stuck`]): a thread cannot be ended from outside, and to go on beside it would
+//! take its memory, and its CPUs, twice. Knows nothing of models: what a stage is, [`StageRunner`] says.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{Boundary, RowValue, UBatch};
-use brigade_engine::error::{BatchError, SnapshotError};
-pub use brigade_engine::stage::StageOutput;
-use brigade_proto::control::WireType;
+use brigade_engine::error::SnapshotError;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::time::timeout;
 
-use crate::metrics::Meter;
-use crate::output::LaneOut;
+use crate::backend::{StageError, StageOutput, StageRunner};
+use crate::output::LaneRun;
 use crate::requests::Requests;
-use crate::state::snapshot_failure;
-use crate::wire::BufferPool;
+use crate::wire::snapshot_failure;
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.
 const QUEUE_UBATCHES: usize = 2;
 
-/// Why a stage could not do something.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub struct StageError {
-    /// The slot at fault, where there is one.
-    pub slot: Option<u32>,
-    /// For people.
-    pub reason: String,
-}
-
-impl From<BatchError> for StageError {
-    fn from(error: BatchError) -> Self {
-        Self { slot: error.slot().map(|slot| slot.0), reason: error.to_string() }
-    }
-}
-
-impl From<String> for StageError {
-    fn from(reason: String) -> Self {
-        Self { slot: None, reason }
-    }
-}
-
-impl From<&str> for StageError {
-    fn from(reason: &str) -> Self {
-        reason.to_owned().into()
-    }
-}
-
-/// Sizes at a stage's two ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StageShape {
-    /// f32 values of an incoming boundary row; `None` on the first stage.
-    pub input_width: Option<u32>,
-    /// f32 values of an outgoing boundary row; `None` on the last stage.
-    pub output_width: Option<u32>,
-    /// Tokens of the vocabulary.
-    pub n_vocab: u32,
-}
-
-/// A loaded stage: layers and the state of their sequences. It is built, used and dropped on the
-/// executor's thread.
-pub trait StageRunner {
-    /// Sizes at its two ends.
-    fn shape(&self) -> StageShape;
-
-    /// Applies the ubatch's operations and computes its parts.
-    ///
-    /// # Errors
-    /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
-    fn forward(
-        &mut self,
-        ubatch: &UBatch,
-        input: Option<Boundary>,
-    ) -> Result<StageOutput, StageError>;
-
-    /// The state of an open sequence.
-    ///
-    /// # Errors
-    /// The slot is not open.
-    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError>;
-
-    /// Gives an open sequence the state of a snapshot.
-    ///
-    /// # Errors
-    /// The snapshot or the slot does not fit; nothing has changed.
-    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError>;
-
-    /// Forgets every sequence, as after loading.
-    ///
-    /// # Errors
-    /// The stage cannot be used again.
-    fn reset(&mut self) -> Result<(), StageError>;
-}
+/// How long a stage may take to come to an end of what it does, once nobody wants it any more. A
+/// ubatch takes well under this; what takes longer is stuck, unless [`SLOWER_THAN_EVER`] says otherwise.
+pub const REST_WITHIN: Duration = Duration::from_secs(10);
+/// A stage that has taken long for a ubatch before is given as many times that.
+const SLOWER_THAN_EVER: u64 = 3;
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]
@@ -118,29 +49,6 @@ pub struct Work {
     pub received: Instant,
     /// When it had been checked and copied.
     pub checked: Instant,
-}
-
-/// One lane's use of the executor.
-#[derive(Debug)]
-pub struct LaneRun {
-    /// This stage's number, for failures and timings.
-    pub stage: u32,
-    /// Where results go.
-    pub out: LaneOut,
-    /// Type of outgoing boundaries.
-    pub dtype: WireType,
-    /// f32 values of an outgoing boundary row; 0 on the last stage.
-    pub output_width: u32,
-    /// Set when the lane is over: queued work is dropped, a blocked send gives up.
-    pub cancel: CancellationToken,
-    /// Told once if a ubatch fails.
-    pub failed: oneshot::Sender<Failure>,
-    /// Counts what happens.
-    pub meter: Arc<Meter>,
-    /// Boundary buffers.
-    pub pool: BufferPool,
-    /// What this stage's times count from.
-    pub opened: Instant,
 }
 
 /// Where the outcome of a job goes; nobody may be there any more.
@@ -180,6 +88,18 @@ pub enum Job {
 pub struct Executor {
     jobs: mpsc::Sender<Job>,
     thread: JoinHandle<()>,
+    /// Microseconds of the ubatch that took longest.
+    longest_us: Arc<AtomicU64>,
+}
+
+/// A stage that is stuck in what it does: its thread cannot be ended, nor its memory freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the stage has been at one ubatch for more than {} s and cannot be ended", .waited.as_secs()
+)]
+pub struct Stuck {
+    /// How long it was waited for.
+    pub waited: Duration,
 }
 
 impl Executor {
@@ -195,6 +115,8 @@ impl Executor {
         let (jobs, queue) = mpsc::channel(QUEUE_UBATCHES);
         let (ready, built) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
+        let longest_us = Arc::<AtomicU64>::default();
+        let longest = longest_us.clone();
         let body = move || {
             let result = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
                 Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
@@ -202,7 +124,7 @@ impl Executor {
             match result {
                 Ok((runner, facts)) => {
                     if ready.send(Ok(facts)).is_ok() {
-                        run(runner, queue, &runtime);
+                        run(runner, queue, &runtime, &longest);
                     }
                 }
                 // The caller may be gone; then no one is left to tell.
@@ -214,7 +136,7 @@ impl Executor {
             Failure::refusal(FailureKind::Io, format!("cannot start the stage's thread: {error}"))
         })?;
         match built.await {
-            Ok(facts) => Ok((Self { jobs, thread }, facts?)),
+            Ok(facts) => Ok((Self { jobs, thread, longest_us }, facts?)),
             Err(_) => Err(gone()),
         }
     }
@@ -229,22 +151,37 @@ impl Executor {
         !self.thread.is_finished()
     }
 
-    /// Forgets all sequences, after whatever is queued.
+    /// Forgets all sequences, after whatever is queued. Lanes must have been cancelled. The inner
+    /// result says whether the stage can be used again.
     ///
     /// # Errors
-    /// The stage is gone or cannot be used again.
-    pub async fn reset(&self) -> Result<(), Failure> {
+    /// [`Stuck`].
+    pub async fn reset(&self) -> Result<Result<(), Failure>, Stuck> {
         let (done, answer) = oneshot::channel();
-        self.jobs.send(Job::Reset(done)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        let reset = async {
+            self.jobs.send(Job::Reset(done)).await.map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
+        };
+        let waited = self.patience();
+        timeout(waited, reset).await.map_err(|_| Stuck { waited })
     }
 
     /// Drops the stage; returns when its memory is free. Lanes must have been cancelled.
-    pub async fn stop(self) {
-        let Self { jobs, thread } = self;
+    ///
+    /// # Errors
+    /// [`Stuck`]: it is not, and will not be.
+    pub async fn stop(self) -> Result<(), Stuck> {
+        let waited = self.patience();
+        let Self { jobs, thread, .. } = self;
         drop(jobs);
+        let joined = tokio::task::spawn_blocking(move || thread.join());
         // A panic of the stage was reported when it happened.
-        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        timeout(waited, joined).await.map(drop).map_err(|_| Stuck { waited })
+    }
+
+    fn patience(&self) -> Duration {
+        let longest = self.longest_us.load(Ordering::Relaxed);
+        REST_WITHIN.max(Duration::from_micros(longest.saturating_mul(SLOWER_THAN_EVER)))
     }
 }
 
@@ -257,6 +194,7 @@ fn run(
     mut runner: Box<dyn StageRunner>,
     mut queue: mpsc::Receiver<Job>,
     runtime: &tokio::runtime::Handle,
+    longest_us: &AtomicU64,
 ) {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
@@ -272,8 +210,10 @@ fn run(
                 let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
                     continue;
                 };
+                let started = Instant::now();
                 let stepped =
                     step(runner.as_mut(), current, &mut requests, work, last_send_us, runtime);
+                longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
                 let stop = match stepped {
                     Ok(send_us) => {
                         last_send_us = send_us;

@@ -1,26 +1,36 @@
-//! blake3 of tensors, on all cores, each computed once: remembered by path, size and time stamp
-//! of the file in a small store beside the cache. And the identity of files, by which two
-//! processes on one machine know that they mean the same one. Used by coordinators as well.
+//! blake3 of tensors, each computed once: remembered by path and [`FileState`] in a small store
+//! beside the cache. And the identity of files, by which two processes on one machine know that they
+//! mean the same one. Used by coordinators as well.
+//!
+//! What a remembered hash promises is what a [`FileState`] promises: the system's change time is part of
+//! it, so that changed bytes under a kept modification time are noticed. A file that has been written to just
+//! now is hashed and not remembered, because another write could leave the same times.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
-use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
+use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_proto::control::FileHint;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
-/// Tensors at least this long are hashed by several threads each, shorter ones by one each.
+use crate::pool::{Pool, PoolError};
+
+/// Tensors at least this long are hashed by all threads together, one after the other; shorter ones
+/// by one thread each.
 const SPLIT_BYTES: u64 = 8 << 20;
 
-/// Progress is told after as many bytes of a tensor: some tens of milliseconds.
-const PIECE_BYTES: usize = 64 << 20;
+/// Bytes of a long tensor in memory at a time; progress is told as often.
+const PIECE_BYTES: u64 = 64 << 20;
+
+/// Bytes that one thread reads at a time.
+const READ_BYTES: usize = 4 << 20;
 
 /// Progress is logged about as often, at first after as long.
 const LOG_EVERY: Duration = Duration::from_secs(5);
@@ -29,6 +39,7 @@ const LOG_EVERY: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct HashStore {
     dir: PathBuf,
+    pool: Pool,
 }
 
 /// Why tensors could not be hashed.
@@ -37,7 +48,7 @@ pub enum HashError {
     /// The model's file.
     #[error(transparent)]
     Model(#[from] GgufError),
-    /// A file's size or time stamp cannot be read.
+    /// A path that leads nowhere any more.
     #[error("cannot look at {path}: {source}")]
     Stat {
         /// Which file.
@@ -45,78 +56,70 @@ pub enum HashError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The system refuses threads.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Nobody waits for the hashes any more.
+    #[error("hashing was given up")]
+    GivenUp,
 }
 
-/// What tells one state of a file from another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileId {
-    /// Size in bytes.
-    pub nbytes: u64,
-    /// Modification time, nanoseconds since the Unix epoch.
-    pub mtime_ns: i64,
-    /// Inode.
-    pub inode: u64,
-}
-
-impl FileId {
-    /// Reads it from the file system.
-    ///
-    /// # Errors
-    /// The file cannot be looked at.
-    pub fn of(path: &Path) -> Result<Self, HashError> {
-        let stat = |source| HashError::Stat { path: path.to_owned(), source };
-        let meta = fs::metadata(path).map_err(stat)?;
-        let mtime_ns = meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec());
-        Ok(Self { nbytes: meta.len(), mtime_ns, inode: meta.ino() })
-    }
-}
-
-/// The files of a model as Prepare names them to workers.
+/// The files of a model as Prepare names them to workers: as they were when they were opened.
 ///
 /// # Errors
-/// A file cannot be looked at.
-pub fn file_hints(model: &Gguf, host_id: &str) -> Result<Vec<FileHint>, HashError> {
-    model
-        .paths()
-        .map(|path| {
-            let path = fs::canonicalize(path)
-                .map_err(|source| HashError::Stat { path: path.to_owned(), source })?;
-            let FileId { nbytes, mtime_ns, inode } = FileId::of(&path)?;
-            let path = path.to_string_lossy().into_owned();
-            Ok(FileHint { path, nbytes, mtime_ns, inode, host_id: host_id.to_owned() })
-        })
-        .collect()
+/// A file has changed since, so that what was read of it and what is there now are two things.
+pub fn file_hints(files: &TensorFiles, host_id: &str) -> Result<Vec<FileHint>, HashError> {
+    files.check_unchanged()?;
+    let hint = |(path, state): (&Path, &FileState)| FileHint {
+        // A path that has gone since is one that no worker finds: weights are sent then.
+        path: fs::canonicalize(path).unwrap_or(path.into()).to_string_lossy().into_owned(),
+        nbytes: state.nbytes,
+        mtime_ns: state.mtime_ns,
+        inode: state.inode,
+        host_id: host_id.to_owned(),
+        ctime_ns: state.ctime_ns,
+        device: state.device,
+    };
+    Ok(files.states().map(hint).collect())
+}
+
+/// The state of a file that a coordinator names.
+pub fn hinted_state(hint: &FileHint) -> FileState {
+    let FileHint { nbytes, mtime_ns, ctime_ns, inode, device, .. } = *hint;
+    FileState { nbytes, mtime_ns, ctime_ns, inode, device }
 }
 
 /// One file's remembered hashes.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Record {
     path: PathBuf,
-    nbytes: u64,
-    mtime_ns: i64,
+    state: FileState,
     /// Hex blake3 by tensor name.
     tensors: BTreeMap<String, String>,
 }
 
 impl HashStore {
-    /// Remembers in `cache_dir`; nothing is created before there is something to remember.
-    pub fn new(cache_dir: &Path) -> Self {
-        Self { dir: cache_dir.join("hashes") }
+    /// Remembers in `cache_dir`, hashes with `pool`; nothing is created before there is something to
+    /// remember.
+    pub fn new(cache_dir: &Path, pool: Pool) -> Self {
+        Self { dir: cache_dir.join("hashes"), pool }
     }
 
-    /// The hashes of `tensors`, in their order, remembered or computed from `model`'s data.
-    /// `progress` is told `(done, total)` bytes of those that have to be computed.
+    /// The hashes of `tensors`, in their order, remembered or computed from `files`, which are those
+    /// of `model`. `progress` is told `(done, total)` bytes of those that have to be computed.
     ///
     /// # Errors
-    /// The model has no data, or its file cannot be looked at.
+    /// A file cannot be read, or has changed since it was opened; [`HashError::GivenUp`] soon after
+    /// `given_up` is cancelled.
     pub fn tensor_hashes(
         &self,
-        model: &Gguf,
+        (model, files): (&Gguf, &TensorFiles),
         tensors: &[&TensorInfo],
         progress: &(dyn Fn(u64, u64) + Sync),
+        given_up: &CancellationToken,
     ) -> Result<Vec<Hash>, HashError> {
-        let paths: Vec<PathBuf> = model.paths().map(Path::to_owned).collect();
-        let mut records = paths.iter().map(|p| self.recall(p)).collect::<Result<Vec<_>, _>>()?;
+        let mut records =
+            files.states().map(|(p, s)| self.recall(p, s)).collect::<Result<Vec<_>, _>>()?;
         let known = |t: &TensorInfo| {
             let hex = records.get(t.shard)?.tensors.get(&t.name)?;
             Hash::from_hex(hex).ok()
@@ -124,7 +127,10 @@ impl HashStore {
         let remembered: Vec<Option<Hash>> = tensors.iter().map(|t| known(t)).collect();
         let missing: Vec<&TensorInfo> =
             tensors.iter().zip(&remembered).filter(|(_, h)| h.is_none()).map(|(t, _)| *t).collect();
-        let mut computed = compute(model, &missing, progress)?.into_iter();
+        let started = SystemTime::now();
+        let job = Hashing { files, pool: &self.pool, given_up };
+        let mut computed = job.hash_all(model.name(), &missing, progress)?.into_iter();
+        files.check_unchanged()?;
         let hashes: Vec<Hash> = remembered
             .into_iter()
             .map(|hash| hash.or_else(|| computed.next()).expect("one was computed for each None"))
@@ -135,24 +141,21 @@ impl HashStore {
                     record.tensors.insert(tensor.name.clone(), hash.to_hex().to_string());
                 }
             }
-            records.iter().for_each(|record| self.remember(record));
+            let settled = records.iter().filter(|record| record.state.is_settled(started));
+            settled.for_each(|record| self.remember(record));
         }
         Ok(hashes)
     }
 
-    /// The record of a file as it is now; empty when it has changed since, or was never hashed.
-    fn recall(&self, path: &Path) -> Result<Record, HashError> {
-        let now = FileId::of(path)?;
+    /// The record of a file in this state; empty when it was in another one, or was never hashed.
+    fn recall(&self, path: &Path, state: &FileState) -> Result<Record, HashError> {
         let path = fs::canonicalize(path)
             .map_err(|source| HashError::Stat { path: path.to_owned(), source })?;
         let stored: Option<Record> = fs::read(self.file_of(&path))
             .ok()
             .and_then(|json| serde_json::from_slice(&json).ok())
-            .filter(|r: &Record| {
-                r.path == path && r.nbytes == now.nbytes && r.mtime_ns == now.mtime_ns
-            });
-        let FileId { nbytes, mtime_ns, .. } = now;
-        Ok(stored.unwrap_or(Record { path, nbytes, mtime_ns, tensors: BTreeMap::new() }))
+            .filter(|r: &Record| r.path == path && r.state == *state);
+        Ok(stored.unwrap_or(Record { path, state: *state, tensors: BTreeMap::new() }))
     }
 
     /// Stores a record. Failing costs only time at the next start, so it is logged, not returned.
@@ -173,34 +176,70 @@ impl HashStore {
     }
 }
 
-fn compute(
-    model: &Gguf,
-    tensors: &[&TensorInfo],
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Vec<Hash>, HashError> {
-    let total: u64 = tensors.iter().map(|t| t.nbytes).sum();
-    let (done, log) = (AtomicU64::new(0), ProgressLog::new(model.name()));
-    let told = |nbytes: u64| {
-        let done = done.fetch_add(nbytes, Relaxed) + nbytes;
-        progress(done, total);
-        log.told(done, total);
-    };
-    tensors
-        .par_iter()
-        .map(|tensor| {
-            let data = model.data(tensor)?;
-            let mut hasher = blake3::Hasher::new();
-            for piece in data.chunks(PIECE_BYTES) {
-                if tensor.nbytes >= SPLIT_BYTES {
-                    hasher.update_rayon(piece);
-                } else {
-                    hasher.update(piece);
-                }
-                told(piece.len() as u64);
+/// What hashes are computed with.
+struct Hashing<'a> {
+    files: &'a TensorFiles,
+    pool: &'a Pool,
+    given_up: &'a CancellationToken,
+}
+
+impl Hashing<'_> {
+    fn hash_all(
+        &self,
+        name: &str,
+        tensors: &[&TensorInfo],
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Vec<Hash>, HashError> {
+        let total: u64 = tensors.iter().map(|t| t.nbytes).sum();
+        let (done, log) = (AtomicU64::new(0), ProgressLog::new(name));
+        let told = |nbytes: u64| {
+            let done = done.fetch_add(nbytes, Relaxed) + nbytes;
+            progress(done, total);
+            log.told(done, total);
+        };
+        let one = |tensor: &TensorInfo| {
+            let hash = self.hash(tensor, &told)?;
+            Ok::<_, HashError>((tensor.name.clone(), hash))
+        };
+        // Long ones one after the other: each takes all threads, and a piece of it is in memory.
+        let (long, short): (Vec<&TensorInfo>, Vec<&TensorInfo>) =
+            tensors.iter().partition(|t| t.nbytes >= SPLIT_BYTES);
+        let mut by_name: BTreeMap<String, Hash> = self.pool.run(|| {
+            let short = short.par_iter().map(|t| one(t));
+            short.collect::<Result<_, _>>()
+        })?;
+        for tensor in long {
+            by_name.extend([self.pool.run(|| one(tensor))?]);
+        }
+        Ok(tensors.iter().map(|tensor| by_name[&tensor.name]).collect())
+    }
+
+    /// Runs on a thread of the pool.
+    fn hash(&self, tensor: &TensorInfo, told: &dyn Fn(u64)) -> Result<Hash, HashError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; tensor.nbytes.min(PIECE_BYTES) as usize];
+        let mut at = 0;
+        while at < tensor.nbytes {
+            if self.given_up.is_cancelled() {
+                return Err(HashError::GivenUp);
             }
-            Ok(hasher.finalize())
-        })
-        .collect()
+            let len = (tensor.nbytes - at).min(PIECE_BYTES);
+            let piece = &mut buffer[..len as usize];
+            if tensor.nbytes >= SPLIT_BYTES {
+                let parts = piece.par_chunks_mut(READ_BYTES).enumerate();
+                parts.try_for_each(|(i, part)| {
+                    self.files.read(tensor, at + (i * READ_BYTES) as u64, part)
+                })?;
+                hasher.update_rayon(piece);
+            } else {
+                self.files.read(tensor, at, piece)?;
+                hasher.update(piece);
+            }
+            at += len;
+            told(len);
+        }
+        Ok(hasher.finalize())
+    }
 }
 
 /// Tells the log how far hashing is, now and then: a large file takes minutes.

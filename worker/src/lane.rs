@@ -25,8 +25,8 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::executor::{Job, LaneRun, Work, gone};
-use crate::output::{LaneOut, ResultSender, SEND_QUEUE};
+use crate::executor::{Job, Work, gone};
+use crate::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
 use crate::pace::Pace;
 use crate::state::{LaneGrant, Worker};
 use crate::wire::{boundary_from_wire, ubatch_from_wire};

@@ -1,9 +1,9 @@
 //! A worker process: one stage, its lane and its control service.
 //!
 //! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
-//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how many strangers it answers), [`order`] and
-//! [`load`] (what to load, from where, and whether it fits) over [`cache`], [`hashes`] and
-//! [`weights`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
+//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how
+//! many strangers it answers), [`order`] and [`load`] (what to load, from where, and whether it fits) over
+//! [`cache`], [`hashes`], [`weights`] and [`pool`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
 //! [`backend`] is what an engine must offer, [`stage`] the engine that does, [`measure`] its speed.
 
@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod order;
 pub mod output;
 pub mod pace;
+pub mod pool;
 pub mod push;
 pub mod requests;
 pub mod run;

@@ -3,23 +3,26 @@
 //! The coordinator's own file serves when this machine sees the same one; else a file at the same
 //! path with the same content; else the cache, filled by pushes. Nothing is loaded before the
 //! stage is known to fit the memory limit. All of it blocks: callers are on blocking threads.
+//!
+//! A path in an order is a peer's word: what is answered says nothing of such a file's content.
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use blake3::Hash;
-use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
-use brigade_proto::control::WeightSource;
+use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_proto::control::{FileHint, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
+use tokio_util::sync::CancellationToken;
 
-use crate::backend::{BuildOrder, BuiltFacts, StageBackend, StageNeeds};
-use crate::cache::{BlobState, Cache, CacheError};
-use crate::executor::StageRunner;
-use crate::hashes::{FileId, HashStore};
-use crate::order::Order;
-use crate::weights::Weights;
+use crate::backend::{BuildOrder, BuiltFacts, StageBackend, StageNeeds, StageRunner};
+use crate::cache::{BlobState, Cache, CacheError, CachedBlob};
+use crate::hashes::{HashStore, hinted_state};
+use crate::order::{Content, Order};
+use crate::pool::Pool;
+use crate::weights::{Source, Weights};
 
 /// Finds and loads stages.
 #[derive(Clone)]
@@ -30,6 +33,8 @@ pub struct Loader {
     pub cache: Cache,
     /// Remembered hashes of local files.
     pub hashes: HashStore,
+    /// Threads that read weights.
+    pub pool: Pool,
     /// Whether a model file that the coordinator names may be read.
     pub model_files: bool,
     /// This machine.
@@ -54,10 +59,14 @@ pub struct Located {
 /// A model at hand.
 struct Found {
     source: WeightSource,
+    /// Its header.
     model: Arc<Gguf>,
-    /// Complete blobs by tensor; empty where `model` has the data.
-    blobs: Vec<(String, PathBuf)>,
+    weights: Source,
+    content: Content,
 }
+
+/// A model's header and its open files.
+type Opened = (Arc<Gguf>, TensorFiles);
 
 /// One way of looking for an order's bytes.
 enum Search {
@@ -71,8 +80,8 @@ impl Loader {
     ///
     /// # Errors
     /// NoMemory, Unsupported, BadMessage (the manifest is not the stage's), Io.
-    pub fn locate(&self, order: &Order) -> Result<Located, Failure> {
-        let (located, model) = match self.search(order)? {
+    pub fn locate(&self, order: &Order, given_up: &CancellationToken) -> Result<Located, Failure> {
+        let (located, model) = match self.search(order, given_up)? {
             Search::Found(found) => {
                 let located = Located { source: found.source, ..Located::default() };
                 (located, Some(found.model))
@@ -91,16 +100,33 @@ impl Loader {
         Ok(Located { needs, ..located })
     }
 
-    /// Builds the stage of an order whose bytes are all here.
+    /// Builds the stage of an order whose bytes are all here. Between two tensors it ends early once
+    /// `given_up` is cancelled.
     ///
     /// # Errors
-    /// As [`Loader::locate`], WrongPhase if bytes are missing after all, and the engine's.
+    /// As [`Loader::locate`], WrongPhase if bytes are missing after all, StaleEpoch when given up, Io
+    /// where a file changed while it was read, and the engine's.
     pub fn load(
         &self,
         order: &Order,
+        given_up: &CancellationToken,
         progress: Box<dyn FnMut(u64) + Send>,
     ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
-        let found = match self.search(order)? {
+        let built = self.build(order, given_up, progress);
+        if given_up.is_cancelled() {
+            let why = "loading was given up: the epoch is over";
+            return Err(Failure::refusal(FailureKind::StaleEpoch, why));
+        }
+        built
+    }
+
+    fn build(
+        &self,
+        order: &Order,
+        given_up: &CancellationToken,
+        progress: Box<dyn FnMut(u64) + Send>,
+    ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
+        let found = match self.search(order, given_up)? {
             Search::Found(found) => found,
             Search::NeedsHashes | Search::Missing { .. } => {
                 let why = "weights are missing: call Prepare again and push what it names";
@@ -109,94 +135,104 @@ impl Loader {
         };
         let needs = self.needs(order, &found.model)?;
         self.check_memory(order, &needs)?;
-        let Found { source, model, blobs } = found;
-        let weights = if blobs.is_empty() {
-            Weights::File(model.clone())
-        } else {
-            let named = blobs.iter().map(|(name, path)| (name.clone(), path.as_path()));
-            Weights::map_blobs(named).map_err(unreadable)?
-        };
-        read_ahead(order, &model, &weights).map_err(unreadable)?;
-        let build =
-            BuildOrder { model, weights: Arc::new(weights), spec: order.spec.clone(), progress };
+        let Found { source, model, weights, content } = found;
+        let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
+        for wanted in &order.tensors {
+            weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
+        }
+        let spec = order.spec.clone();
+        let build = BuildOrder { model, weights: weights.clone(), spec, progress };
         let (runner, facts) = self.backend.build(build)?;
+        weights.check_unchanged().map_err(unreadable)?;
         check_ends(order, runner.as_ref())?;
-        Ok((runner, Loaded { source, facts }))
+        Ok((runner, Loaded { source, facts, content }))
     }
 
-    fn search(&self, order: &Order) -> Result<Search, Failure> {
-        if !self.model_files {
-            return order.blobs().map_or(Ok(Search::NeedsHashes), |b| self.search_cache(order, &b));
-        }
-        if let Some(model) = self.shared_file(order)? {
-            let source = WeightSource::SharedFile;
-            return Ok(Search::Found(Found { source, model, blobs: Vec::new() }));
-        }
-        if let Some(model) = self.same_path(order) {
-            let Some(hashes) = order.tensors.iter().map(|t| t.hash).collect::<Option<Vec<_>>>()
-            else {
-                return Ok(Search::NeedsHashes);
-            };
-            if self.has_content(order, &model, &hashes)? {
-                let source = WeightSource::LocalFile;
-                return Ok(Search::Found(Found { source, model, blobs: Vec::new() }));
+    fn search(&self, order: &Order, given_up: &CancellationToken) -> Result<Search, Failure> {
+        let hashes = order.hashes();
+        if self.model_files {
+            if let Some(opened) = self.shared_file(order) {
+                let found = found(WeightSource::SharedFile, opened, Vec::new());
+                return Ok(Search::Found(found));
+            }
+            if let Some(opened) = self.same_path(order) {
+                let Some(hashes) = hashes else { return Ok(Search::NeedsHashes) };
+                if self.has_content(order, &opened, &hashes, given_up)? {
+                    let found = found(WeightSource::LocalFile, opened, hashes);
+                    return Ok(Search::Found(found));
+                }
             }
         }
-        match order.blobs() {
-            None => Ok(Search::NeedsHashes),
-            Some(blobs) => self.search_cache(order, &blobs),
+        match (order.blobs(), order.hashes()) {
+            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes),
+            _ => Ok(Search::NeedsHashes),
         }
     }
 
-    /// The coordinator's file, if this machine sees the very same one.
-    fn shared_file(&self, order: &Order) -> Result<Option<Arc<Gguf>>, Failure> {
-        let same = |hint: &brigade_proto::control::FileHint| {
-            let id = FileId { nbytes: hint.nbytes, mtime_ns: hint.mtime_ns, inode: hint.inode };
+    /// The coordinator's file, if this machine sees the very same one, and may read it.
+    fn shared_file(&self, order: &Order) -> Option<Opened> {
+        let same = |hint: &FileHint| {
             hint.host_id == self.host_id
-                && FileId::of(hint.path.as_ref()).is_ok_and(|own| own == id)
+                && state_at(&hint.path).is_some_and(|own| own == hinted_state(hint))
         };
-        if order.files.is_empty() || !order.files.iter().all(same) {
-            return Ok(None);
+        let first = order.files.first()?;
+        if !order.files.iter().all(same) {
+            return None;
         }
-        let model = Gguf::open(&order.files[0].path).map_err(unreadable)?;
-        if !is_named(&model, order) {
-            let why = format!(
-                "{} does not have the header that the coordinator read from it: it has changed",
-                order.files[0].path
-            );
-            return Err(Failure::refusal(FailureKind::Corrupt, why));
+        let wanted = order.files.iter().map(hinted_state);
+        match Gguf::open_files(&first.path) {
+            Ok((model, files))
+                if is_named(&model, order) && files.states().map(|(_, s)| *s).eq(wanted) =>
+            {
+                Some((Arc::new(model), files))
+            }
+            // Whoever asks may name any file: no word of what is in it leaves this process.
+            other => {
+                let reason = other.err().map(|error| error.to_string());
+                let path = &first.path;
+                tracing::warn!(path, reason, "an order names a file that is not its model");
+                None
+            }
         }
-        Ok(Some(Arc::new(model)))
     }
 
     /// A file of this machine that may be a copy: same path, same size, same header.
-    fn same_path(&self, order: &Order) -> Option<Arc<Gguf>> {
-        let sized = |hint: &brigade_proto::control::FileHint| {
-            FileId::of(hint.path.as_ref()).is_ok_and(|own| own.nbytes == hint.nbytes)
-        };
+    fn same_path(&self, order: &Order) -> Option<Opened> {
+        let sized = |hint: &FileHint| state_at(&hint.path).is_some_and(|s| s.nbytes == hint.nbytes);
         if !order.files.iter().all(sized) {
             return None;
         }
-        let model = Gguf::open(&order.files.first()?.path).ok()?;
-        is_named(&model, order).then(|| Arc::new(model))
+        let (model, files) = Gguf::open_files(&order.files.first()?.path).ok()?;
+        is_named(&model, order).then(|| (Arc::new(model), files))
     }
 
-    fn has_content(&self, order: &Order, model: &Gguf, hashes: &[Hash]) -> Result<bool, Failure> {
+    fn has_content(
+        &self,
+        order: &Order,
+        (model, files): &Opened,
+        hashes: &[Hash],
+        given_up: &CancellationToken,
+    ) -> Result<bool, Failure> {
         let io = |e: &dyn std::fmt::Display| Failure::refusal(FailureKind::Io, e.to_string());
         let tensors = directory(order, model)?;
-        let own = self.hashes.tensor_hashes(model, &tensors, &|_, _| ()).map_err(|e| io(&e))?;
-        let same = own == hashes;
+        let own = self.hashes.tensor_hashes((model, files), &tensors, &|_, _| (), given_up);
+        let same = own.map_err(|e| io(&e))? == hashes;
         if !same {
             tracing::warn!(file = model.name(), "has other weights than the coordinator's file");
         }
         Ok(same)
     }
 
-    fn search_cache(&self, order: &Order, blobs: &[(Hash, u64)]) -> Result<Search, Failure> {
-        let (mut missing, mut paths, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    fn search_cache(
+        &self,
+        order: &Order,
+        blobs: &[(Hash, u64)],
+        hashes: Vec<Hash>,
+    ) -> Result<Search, Failure> {
+        let (mut missing, mut found, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         for &(hash, nbytes) in blobs {
             match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
-                BlobState::Complete(path) => paths.push(path),
+                BlobState::Complete(blob) => found.push(blob),
                 BlobState::Partial(offset) if seen.insert(hash) => {
                     missing.push((hash, nbytes, offset));
                 }
@@ -210,17 +246,19 @@ impl Loader {
             self.cache.make_room(incoming, &keep).map_err(cache_failure)?;
             return Ok(Search::Missing { blobs: missing, header });
         };
-        // All are complete: `paths` is the header's and then one a tensor, in the manifest's order.
+        // All are complete: the header's and then one a tensor, in the manifest's order.
         let names = order.tensors.iter().map(|t| t.name.clone());
-        let blobs = names.zip(paths.into_iter().skip(1)).collect();
-        Ok(Search::Found(Found { source: WeightSource::Cache, model, blobs }))
+        let weights = Source::Blobs(names.zip(found.into_iter().skip(1)).collect());
+        let content = Content { files: Vec::new(), hashes };
+        Ok(Search::Found(Found { source: WeightSource::Cache, model, weights, content }))
     }
 
     fn cached_header(&self, order: &Order) -> Result<Option<Arc<Gguf>>, Failure> {
         let (hash, nbytes) = order.header;
-        let Some(path) = self.cache.lookup(&hash, nbytes).map_err(cache_failure)? else {
+        let Some(blob) = self.cache.lookup(&hash, nbytes).map_err(cache_failure)? else {
             return Ok(None);
         };
+        let CachedBlob { path, .. } = blob;
         let bytes = fs::read(&path)
             .map_err(|e| Failure::refusal(FailureKind::Io, format!("{}: {e}", path.display())))?;
         let model = Gguf::from_header_bytes(&bytes, &order.model_name).map_err(unreadable)?;
@@ -271,6 +309,19 @@ pub struct Loaded {
     pub source: WeightSource,
     /// What the stage takes and uses.
     pub facts: BuiltFacts,
+    /// What its weights are known by.
+    pub content: Content,
+}
+
+fn found(source: WeightSource, (model, files): Opened, hashes: Vec<Hash>) -> Found {
+    let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
+    Found { source, model, weights: Source::Files(files), content }
+}
+
+/// The state of a regular file at a path.
+fn state_at(path: impl AsRef<Path>) -> Option<FileState> {
+    let meta = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some(FileState::from(&meta))
 }
 
 /// A stage at the line's end must be built as one, and no other.
@@ -287,19 +338,6 @@ fn check_ends(order: &Order, runner: &dyn StageRunner) -> Result<(), Failure> {
         order.spec.layer_begin, order.spec.layer_end, order.spec.stage, order.spec.n_stages
     );
     Err(Failure::refusal(FailureKind::BadMessage, why))
-}
-
-/// Starts reading what is about to be used; with `prefault`, waits for it.
-fn read_ahead(order: &Order, model: &Gguf, weights: &Weights) -> Result<(), GgufError> {
-    for wanted in &order.tensors {
-        weights.will_need(model.require(&wanted.name)?);
-    }
-    if let (true, Weights::File(file)) = (order.spec.prefault, weights) {
-        for wanted in &order.tensors {
-            file.prefault(file.require(&wanted.name)?)?;
-        }
-    }
-    Ok(())
 }
 
 /// The manifest's tensors in the model's directory, sizes equal.
@@ -327,7 +365,12 @@ fn is_named(model: &Gguf, order: &Order) -> bool {
 }
 
 fn unreadable(error: GgufError) -> Failure {
-    Failure::refusal(FailureKind::Unsupported, error.to_string())
+    let kind = match &error {
+        // The next attempt looks anew.
+        GgufError::Io { .. } | GgufError::Changed { .. } => FailureKind::Io,
+        _ => FailureKind::Unsupported,
+    };
+    Failure::refusal(kind, error.to_string())
 }
 
 /// The failure of a cache error.
@@ -336,7 +379,12 @@ pub fn cache_failure(error: CacheError) -> Failure {
         CacheError::Corrupt { .. } => FailureKind::Corrupt,
         CacheError::Gap { .. } => FailureKind::BadMessage,
         CacheError::Locked { .. } => FailureKind::Busy,
-        CacheError::TooLarge { .. } | CacheError::Io { .. } => FailureKind::Io,
+        // These do not pass by themselves.
+        CacheError::TooLarge { .. }
+        | CacheError::NoSpace { .. }
+        | CacheError::Unwritable { .. }
+        | CacheError::NotAFile { .. } => FailureKind::Storage,
+        CacheError::Io { .. } => FailureKind::Io,
     };
     Failure::refusal(kind, error.to_string())
 }

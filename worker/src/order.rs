@@ -3,11 +3,14 @@
 use std::collections::HashSet;
 
 use blake3::Hash;
+use brigade_engine::gguf::FileState;
 use brigade_proto::address::Address;
 use brigade_proto::control::{Blob, FileHint, KvType, PrepareRequest, StageSpec, WireType};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, at_most};
 use brigade_proto::limits::*;
+
+use crate::hashes::hinted_state;
 
 /// What a coordinator wants loaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,11 +42,35 @@ pub struct TensorWanted {
     pub hash: Option<Hash>,
 }
 
+/// What the weights of a loaded stage are known by. A header does not tell: a model that was trained
+/// further has the same one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// The files of this machine they were read from, in this state; empty if there were none.
+    pub files: Vec<FileState>,
+    /// Hashes of the tensors, as the manifest orders them; empty where they are not known.
+    pub hashes: Vec<Hash>,
+}
+
 /// What makes a loaded stage usable for another order: everything but its place in the line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageKey {
     header: Hash,
     spec: StageSpec,
+    tensors: Vec<String>,
+    content: Content,
+}
+
+impl StageKey {
+    /// Whether the stage has what `order` asks for: the same layers with the same limits, and weights
+    /// that are known to be the same. `host_id` is this machine's.
+    pub fn serves(&self, order: &Order, host_id: &str) -> bool {
+        let wanted = order.content(host_id);
+        let same_files = !wanted.files.is_empty() && wanted.files == self.content.files;
+        let same_hashes = !wanted.hashes.is_empty() && wanted.hashes == self.content.hashes;
+        let same_shape = *self == StageKey { content: self.content.clone(), ..order.key(wanted) };
+        same_shape && (same_files || same_hashes)
+    }
 }
 
 impl Order {
@@ -84,17 +111,30 @@ impl Order {
         Ok(Self { spec, next_hop, wire_type, model_name, header, tensors: wanted, files })
     }
 
-    /// What a loaded stage must equal to serve this order.
-    pub fn key(&self) -> StageKey {
+    /// The key of a stage that was loaded for this order, with these weights.
+    pub fn key(&self, content: Content) -> StageKey {
         let spec = StageSpec {
             stage: 0,
             n_stages: 0,
             next_hop: String::new(),
             wire_type: 0,
-            prefault: false,
             ..self.spec.clone()
         };
-        StageKey { header: self.header.0, spec }
+        let tensors = self.tensors.iter().map(|t| t.name.clone()).collect();
+        StageKey { header: self.header.0, spec, tensors, content }
+    }
+
+    /// What the order says of its weights: the coordinator's files, if it is on this machine, and
+    /// all hashes, if it has them.
+    pub fn content(&self, host_id: &str) -> Content {
+        let here = self.files.iter().all(|file| file.host_id == host_id);
+        let files = if here { self.files.iter().map(hinted_state).collect() } else { Vec::new() };
+        Content { files, hashes: self.hashes().unwrap_or_default() }
+    }
+
+    /// Hashes of all tensors; `None` if one is not known.
+    pub fn hashes(&self) -> Option<Vec<Hash>> {
+        self.tensors.iter().map(|t| t.hash).collect()
     }
 
     /// Bytes of all tensors.
@@ -242,9 +282,38 @@ mod tests {
         (spec.stage, spec.n_stages, spec.next_hop) = (2, 3, String::new());
         let mut grown = request();
         grown.spec.as_mut().unwrap().max_seqs = 5;
-        let key = |r| Order::parse(r).unwrap().key();
-        assert_eq!(key(request()), key(moved));
-        assert_ne!(key(request()), key(grown));
+        let order = |r| Order::parse(r).unwrap();
+        let key = order(request()).key(order(request()).content("here"));
+        assert!(key.serves(&order(moved), "here"));
+        assert!(!key.serves(&order(grown), "here"));
+    }
+
+    #[test]
+    fn equal_headers_do_not_make_equal_weights() {
+        let host_id = "here".to_string();
+        let hint = FileHint { path: "/m".into(), nbytes: 9, host_id, ..FileHint::default() };
+        let on_file = || {
+            let mut request = request();
+            request.tensors[0].blob.as_mut().unwrap().blake3.clear();
+            PrepareRequest { files: vec![hint.clone()], ..request }
+        };
+        let order = |r| Order::parse(r).unwrap();
+        let key = order(on_file()).key(order(on_file()).content("here"));
+        assert!(key.serves(&order(on_file()), "here"));
+        // The same file on another machine, or rewritten, is another one.
+        assert!(!key.serves(&order(on_file()), "there"));
+        let mut rewritten = on_file();
+        rewritten.files[0].ctime_ns += 1;
+        assert!(!key.serves(&order(rewritten), "here"));
+        // Nothing is said of the weights: nothing serves.
+        assert!(!key.serves(&order(PrepareRequest { files: vec![], ..on_file() }), "here"));
+        // A file and hashes are not compared with each other.
+        assert!(!key.serves(&order(request()), "here"));
+        let hashed = order(request()).key(order(request()).content("here"));
+        assert!(hashed.serves(&order(request()), "elsewhere"));
+        let mut trained = request();
+        trained.tensors[0].blob.as_mut().unwrap().blake3 = vec![8; HASH_BYTES].into();
+        assert!(!hashed.serves(&order(trained), "here"));
     }
 
     #[test]

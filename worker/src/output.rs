@@ -1,17 +1,22 @@
 //! Where a lane's results go: frames to the next stage, or result frames to the coordinator.
 //! Runs on the executor's thread; a full queue there is the network's back-pressure.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use brigade_engine::batch::{RowOutput, RowValue};
+use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{self as pb, LaneFrame, ResultFrame, lane_frame};
 use prost::Message;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::executor::{LaneRun, StageOutput};
-use crate::wire::{boundary_to_wire, row_to_wire};
+use crate::backend::StageOutput;
+use crate::metrics::Meter;
+use crate::wire::{BufferPool, boundary_to_wire, row_to_wire};
 
 /// Frames handed to the transport and not yet taken by it.
 pub const SEND_QUEUE: usize = 2;
@@ -26,6 +31,29 @@ pub enum LaneOut {
     Next(mpsc::Sender<LaneFrame>),
     /// The coordinator.
     Results(ResultSender),
+}
+
+/// One lane's use of the stage: what its results need on their way.
+#[derive(Debug)]
+pub struct LaneRun {
+    /// This stage's number, for failures and timings.
+    pub stage: u32,
+    /// Where results go.
+    pub out: LaneOut,
+    /// Type of outgoing boundaries.
+    pub dtype: WireType,
+    /// f32 values of an outgoing boundary row; 0 on the last stage.
+    pub output_width: u32,
+    /// Set when the lane is over: queued work is dropped, a blocked send gives up.
+    pub cancel: CancellationToken,
+    /// Told once if a ubatch fails.
+    pub failed: oneshot::Sender<Failure>,
+    /// Counts what happens.
+    pub meter: Arc<Meter>,
+    /// Boundary buffers.
+    pub pool: BufferPool,
+    /// What this stage's times count from.
+    pub opened: Instant,
 }
 
 impl LaneOut {

@@ -15,9 +15,10 @@ use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::StageBackend;
-use crate::cache::{Cache, CacheError};
+use crate::cache::Cache;
 use crate::config::Config;
 use crate::control::ControlService;
+use crate::executor::Stuck;
 use crate::hashes::HashStore;
 use crate::host;
 use crate::join::keep_joining;
@@ -25,6 +26,7 @@ use crate::lane::PipelineService;
 use crate::load::Loader;
 use crate::memory;
 use crate::pace::Pace;
+use crate::pool::{Pool, PoolError};
 use crate::stage::cpu_backend;
 use crate::state::Worker;
 
@@ -44,9 +46,12 @@ pub enum WorkerError {
     /// It cannot listen or serve.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// Its cache directory cannot be used.
+    /// The system refuses the threads that read weights.
     #[error(transparent)]
-    Cache(#[from] CacheError),
+    Pool(#[from] PoolError),
+    /// Its stage cannot be ended: whoever started this worker should start it again.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
     /// The op table named does not run here, or the system refuses threads.
     #[error(transparent)]
     Engine(#[from] KernelError),
@@ -78,7 +83,8 @@ impl Bound {
     /// # Errors
     /// [`WorkerError`].
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
-        let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes)?;
+        let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
+        let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
         let memory_limit = match config.memory_bytes {
             Some(nbytes) => nbytes,
             None => memory::available_bytes()
@@ -88,8 +94,9 @@ impl Bound {
         let loader = Loader {
             model_files: config.model_files,
             backend,
-            hashes: HashStore::new(cache.dir()),
+            hashes: HashStore::new(cache.dir(), pool.clone()),
             cache,
+            pool,
             host_id: host::host_id(),
             memory_limit,
         };
@@ -118,9 +125,10 @@ impl Bound {
             .max_decoding_message_size(MAX_FRAME_BYTES);
         let router = server().add_service(control).add_service(pipeline);
         let serving = listener.serve(router, stop.clone().cancelled_owned());
+        let joined = worker.clone();
         let joining = async {
             match config.join {
-                Some(coordinator) => match keep_joining(worker, coordinator, advertised).await {},
+                Some(coordinator) => match keep_joining(joined, coordinator, advertised).await {},
                 None => std::future::pending().await,
             }
         };
@@ -129,6 +137,7 @@ impl Bound {
             served = &mut serving => return Ok(served?),
             () = joining => {}
             () = shutdown => {}
+            stuck = worker.stuck() => return Err(stuck.into()),
         }
         stop.cancel();
         // Calls that do not end by themselves are cut when the process or the runtime ends.

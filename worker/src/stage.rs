@@ -1,22 +1,23 @@
 //! The engine's stage behind the worker's traits: what it can run, what a stage takes, building
 //! and running one.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::batch::{Boundary, SeqOp, SlotId, UBatch};
+use brigade_engine::batch::{Boundary, SlotId, UBatch};
 use brigade_engine::error::{ModelError, SnapshotError};
-use brigade_engine::gguf::{Gguf, TensorInfo};
+use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
-use crate::backend::{Abilities, BuildOrder, BuiltFacts, StageBackend, StageNeeds};
+use crate::backend::{
+    Abilities, BuildOrder, BuiltFacts, StageBackend, StageError, StageNeeds, StageOutput,
+    StageRunner, StageShape,
+};
 use crate::config::Config;
-use crate::executor::{StageError, StageOutput, StageRunner, StageShape};
 use crate::host;
 use crate::measure::{Speeds, measure};
 
@@ -150,6 +151,10 @@ impl StageBackend for CpuBackend {
             max_rows: spec.max_rows as usize,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
+        if layers.start == 0 {
+            let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
+            weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
+        }
         let stage = Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
             .map_err(model_failure)?;
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
@@ -163,7 +168,7 @@ impl StageBackend for CpuBackend {
             kernels: facts.kernels.to_owned(),
             threads: facts.threads as u32,
         };
-        Ok((Box::new(CpuStage { stage, open: BTreeSet::new() }), facts))
+        Ok((Box::new(CpuStage { stage }), facts))
     }
 }
 
@@ -212,31 +217,16 @@ fn model_failure(error: ModelError) -> Failure {
             FailureKind::NoMemory
         }
         ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
+        // The file is not what it was, or cannot be read now: the next attempt looks anew.
+        ModelError::Gguf(GgufError::Io { .. } | GgufError::Changed { .. }) => FailureKind::Io,
         _ => FailureKind::Unsupported,
     };
     Failure::refusal(kind, error.to_string())
 }
 
-/// A loaded stage, with the slots that hold sequences.
+/// A loaded stage.
 struct CpuStage {
     stage: Stage,
-    open: BTreeSet<SlotId>,
-}
-
-impl CpuStage {
-    fn note(&mut self, ubatch: &UBatch) {
-        for op in &ubatch.ops {
-            match op {
-                SeqOp::Open { slot, .. } | SeqOp::Copy { dst: slot, .. } => {
-                    self.open.insert(*slot);
-                }
-                SeqOp::Close { slot } => {
-                    self.open.remove(slot);
-                }
-                SeqOp::Truncate { .. } => {}
-            }
-        }
-    }
 }
 
 impl StageRunner for CpuStage {
@@ -255,12 +245,7 @@ impl StageRunner for CpuStage {
         ubatch: &UBatch,
         input: Option<Boundary>,
     ) -> Result<StageOutput, StageError> {
-        let result = self.stage.forward(ubatch, input);
-        // A refused ubatch has changed nothing.
-        if result.is_ok() {
-            self.note(ubatch);
-        }
-        Ok(result?)
+        Ok(self.stage.forward(ubatch, input)?)
     }
 
     fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {
@@ -272,10 +257,7 @@ impl StageRunner for CpuStage {
     }
 
     fn reset(&mut self) -> Result<(), StageError> {
-        let ops = std::mem::take(&mut self.open).into_iter().map(|slot| SeqOp::Close { slot });
-        let ubatch = UBatch { id: 0, ops: ops.collect(), parts: Vec::new() };
-        let input = self.shape().input_width.map(|_| Boundary::default());
-        self.stage.forward(&ubatch, input)?;
+        self.stage.reset();
         Ok(())
     }
 }

@@ -1,69 +1,182 @@
-//! The bytes of a stage's tensors: a model file, or blobs of the cache, both mapped.
+//! The bytes of a stage's tensors: a model file, or blobs of the cache. Read, never mapped: a file that
+//! somebody cuts off or writes to while it is loaded is an error that names it, not the process's end.
+//!
+//! All but the embedding are packed by the engine as they come, so that a copy lives as long as that
+//! takes. The embedding is looked up row by row for as long as the stage lives: it is kept.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
-use brigade_engine::gguf::{Gguf, GgufError, MappedFile, TensorInfo};
+use brigade_engine::gguf::{FileState, GgufError, TensorFiles, TensorInfo};
 use brigade_engine::weights::TensorSource;
+use rayon::prelude::*;
+use rustix::fs::{Advice, fadvise};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::CachedBlob;
+use crate::pool::Pool;
+
+/// Bytes that one thread reads at a time.
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Where tensors are read from.
-pub enum Weights {
-    /// A local model.
-    File(Arc<Gguf>),
-    /// One mapped blob a tensor, by name.
-    Blobs(HashMap<String, MappedFile>),
+pub enum Source {
+    /// A local model's files.
+    Files(TensorFiles),
+    /// One blob of the cache a tensor, by name.
+    Blobs(HashMap<String, CachedBlob>),
+}
+
+/// The weights of a stage that is being built.
+pub struct Weights {
+    source: Source,
+    pool: Pool,
+    given_up: CancellationToken,
+    kept: OnceLock<(String, Vec<u8>)>,
 }
 
 impl Weights {
-    /// Maps the blobs of tensors.
-    ///
-    /// # Errors
-    /// A blob cannot be mapped.
-    pub fn map_blobs<'a>(
-        blobs: impl Iterator<Item = (String, &'a Path)>,
-    ) -> Result<Self, GgufError> {
-        blobs
-            .map(|(name, path)| Ok((name, MappedFile::open(path)?)))
-            .collect::<Result<_, _>>()
-            .map(Self::Blobs)
+    /// Weights of `source`, read by `pool`'s threads; from `given_up` on nothing more is read.
+    pub fn new(source: Source, pool: Pool, given_up: CancellationToken) -> Self {
+        Self { source, pool, given_up, kept: OnceLock::new() }
     }
 
     /// Asks the system to read a tensor ahead. A hint.
     pub fn will_need(&self, tensor: &TensorInfo) {
-        match self {
-            Self::File(model) => model.advise_will_need(tensor),
-            Self::Blobs(blobs) => {
-                if let Some(blob) = blobs.get(&tensor.name) {
-                    blob.will_need();
+        let advise = |file: &File, at| {
+            // Without it loading waits for the disk more often.
+            if let Err(reason) = fadvise(file, at, NonZeroU64::new(tensor.nbytes), Advice::WillNeed)
+            {
+                tracing::debug!(%reason, tensor = tensor.name, "no reading ahead");
+            }
+        };
+        match &self.source {
+            Source::Files(files) => {
+                if let Some((file, at)) = files.place(tensor) {
+                    advise(file, at);
+                }
+            }
+            Source::Blobs(blobs) => {
+                if let Some(file) = blobs.get(&tensor.name).and_then(|b| File::open(&b.path).ok()) {
+                    advise(&file, 0);
                 }
             }
         }
     }
+
+    /// Reads a tensor that will be asked for again and again, and holds it in memory. One stage has
+    /// one such tensor.
+    ///
+    /// # Errors
+    /// As [`TensorSource::tensor`].
+    pub fn keep(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
+        let bytes = self.read(tensor, 0..tensor.nbytes as usize)?;
+        // A second one would be read anew each time, which is slow and right.
+        let _ = self.kept.set((tensor.name.clone(), bytes));
+        Ok(())
+    }
+
+    /// Checks that what was read is of the files' state at their opening. Blobs are checked as they
+    /// are read.
+    ///
+    /// # Errors
+    /// [`GgufError::Changed`].
+    pub fn check_unchanged(&self) -> Result<(), GgufError> {
+        match &self.source {
+            Source::Files(files) => files.check_unchanged(),
+            Source::Blobs(_) => Ok(()),
+        }
+    }
+
+    fn kept(&self, tensor: &TensorInfo) -> Option<&[u8]> {
+        self.kept.get().filter(|(name, _)| *name == tensor.name).map(|(_, bytes)| &bytes[..])
+    }
+
+    fn read(&self, tensor: &TensorInfo, range: Range<usize>) -> Result<Vec<u8>, GgufError> {
+        if self.given_up.is_cancelled() {
+            let source = io::Error::other("loading was given up");
+            return Err(GgufError::Io { path: tensor.name.clone().into(), source });
+        }
+        let missing = || GgufError::MissingTensor { name: tensor.name.clone() };
+        if range.end as u64 > tensor.nbytes || range.start > range.end {
+            return Err(missing());
+        }
+        let no_memory = |()| GgufError::Io {
+            path: tensor.name.clone().into(),
+            source: io::ErrorKind::OutOfMemory.into(),
+        };
+        let mut out = bytemuck::allocation::try_zeroed_vec(range.len()).map_err(no_memory)?;
+        let from = range.start as u64;
+        match &self.source {
+            Source::Files(files) => {
+                self.fill(&mut out, |at, piece| files.read(tensor, from + at, piece))?;
+            }
+            Source::Blobs(blobs) => {
+                let blob = blobs.get(&tensor.name).filter(|b| b.state.nbytes == tensor.nbytes);
+                self.read_blob(blob.ok_or_else(missing)?, from, &mut out)?;
+            }
+        }
+        Ok(out)
+    }
+
+    fn read_blob(&self, blob: &CachedBlob, from: u64, out: &mut [u8]) -> Result<(), GgufError> {
+        let CachedBlob { path, state } = blob;
+        let failed = |source| GgufError::Io { path: path.clone(), source };
+        let file = File::open(path).map_err(failed)?;
+        same_state(path, &file, state)?;
+        let filled =
+            self.fill(out, |at, piece| file.read_exact_at(piece, from + at).map_err(failed));
+        // That it was cut off says more than that the reading ended early.
+        same_state(path, &file, state)?;
+        filled
+    }
+
+    /// Fills `out` piece by piece, on all threads where there is more than one piece. `read` is told where
+    /// in `out` its piece begins.
+    fn fill(
+        &self,
+        out: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> Result<(), GgufError> + Sync,
+    ) -> Result<(), GgufError> {
+        if out.len() <= PIECE_BYTES {
+            return read(0, out);
+        }
+        let pieces = out.par_chunks_mut(PIECE_BYTES).enumerate();
+        self.pool.run(|| pieces.try_for_each(|(i, piece)| read((i * PIECE_BYTES) as u64, piece)))
+    }
+}
+
+/// That a cached blob is still what was verified.
+fn same_state(path: &Path, file: &File, state: &FileState) -> Result<(), GgufError> {
+    let now = FileState::of(file).map_err(|source| GgufError::Io { path: path.into(), source })?;
+    if now == *state {
+        return Ok(());
+    }
+    let problem = "this cached blob was written to or exchanged".to_owned();
+    Err(GgufError::Changed { path: path.into(), problem })
 }
 
 impl TensorSource for Weights {
     /// A blob of another size than the directory says counts as missing.
     fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
-        match self {
-            Self::File(model) => model.data(tensor).map(Cow::Borrowed),
-            Self::Blobs(blobs) => blobs
-                .get(&tensor.name)
-                .filter(|blob| blob.len() as u64 == tensor.nbytes)
-                .map(|blob| Cow::Borrowed(&**blob))
-                .ok_or_else(|| GgufError::MissingTensor { name: tensor.name.clone() }),
-        }
+        self.part(tensor, 0..tensor.nbytes as usize)
     }
 
-    fn release(&self, tensor: &TensorInfo) {
-        match self {
-            Self::File(model) => model.advise_dont_need(tensor),
-            Self::Blobs(blobs) => {
-                if let Some(blob) = blobs.get(&tensor.name) {
-                    blob.dont_need();
-                }
-            }
+    fn part<'a>(
+        &'a self,
+        tensor: &TensorInfo,
+        range: Range<usize>,
+    ) -> Result<Cow<'a, [u8]>, GgufError> {
+        match self.kept(tensor).map(|kept| kept.get(range.clone())) {
+            Some(Some(part)) => Ok(Cow::Borrowed(part)),
+            _ => self.read(tensor, range).map(Cow::Owned),
         }
     }
 }

@@ -11,9 +11,10 @@ use brigade_engine::batch::{
     BlockId, Boundary, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
     UBatch, Want,
 };
+use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
 use brigade_proto::control::WireType;
-use brigade_proto::failure::cut_reason;
+use brigade_proto::failure::{Failure, FailureKind, cut_reason};
 use brigade_proto::frame::{BoundaryShape, FrameError, Q8_0_BYTES, Q8_0_VALUES};
 use brigade_proto::pipeline as pb;
 use bytes::Bytes;
@@ -228,4 +229,14 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
         RowValue::Failed(why) => pb::row_result::Value::Failed(cut_reason(why)),
     };
     pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value) }
+}
+
+/// What a stage's refusal means to the coordinator.
+pub fn snapshot_failure(error: &SnapshotError, what: &str) -> Failure {
+    let kind = match error {
+        SnapshotError::Version { .. } | SnapshotError::Foreign(_) => FailureKind::Unsupported,
+        SnapshotError::Damaged(_) => FailureKind::Corrupt,
+        SnapshotError::Sequence(_) => FailureKind::BadMessage,
+    };
+    Failure::refusal(kind, format!("{what}: {error}"))
 }

@@ -4,16 +4,21 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use blake3::Hash;
 use brigade_worker::cache::{BlobState, Cache, CacheError};
+use brigade_worker::pool::Pool;
 
 fn scratch(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("brigade-cache-{name}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&dir);
     dir
+}
+
+fn open(dir: &Path, limit_bytes: u64) -> Cache {
+    Cache::open(dir, limit_bytes, Pool::new(1, &[]).unwrap())
 }
 
 fn put(cache: &Cache, bytes: &[u8]) -> (Hash, PathBuf) {
@@ -22,19 +27,20 @@ fn put(cache: &Cache, bytes: &[u8]) -> (Hash, PathBuf) {
     writer.write(0, bytes).unwrap();
     assert!(writer.is_complete(nbytes));
     writer.finish().unwrap();
-    (hash, cache.lookup(&hash, nbytes).unwrap().unwrap())
+    (hash, cache.lookup(&hash, nbytes).unwrap().unwrap().path)
 }
 
 /// Makes a blob look as if it was last used `seconds` ago.
-fn age(path: &PathBuf, seconds: u64) {
+fn age(path: &Path, seconds: u64) {
     let used = SystemTime::now() - Duration::from_secs(seconds);
-    let file = fs::File::open(path).unwrap();
+    let note = path.to_str().unwrap().replace("blobs", "verified");
+    let file = fs::File::open(note).unwrap();
     file.set_times(fs::FileTimes::new().set_accessed(used)).unwrap();
 }
 
 #[test]
 fn a_blob_that_was_written_to_is_noticed_and_deleted() {
-    let cache = Cache::open(&scratch("tamper"), 1 << 20).unwrap();
+    let cache = open(&scratch("tamper"), 1 << 20);
     let (hash, path) = put(&cache, b"weights");
     fs::write(&path, b"WEIGHTS").unwrap();
     assert_eq!(cache.lookup(&hash, 7).unwrap(), None);
@@ -44,15 +50,15 @@ fn a_blob_that_was_written_to_is_noticed_and_deleted() {
 
 #[test]
 fn a_blob_that_was_rewritten_as_it_was_is_kept() {
-    let cache = Cache::open(&scratch("rewrite"), 1 << 20).unwrap();
+    let cache = open(&scratch("rewrite"), 1 << 20);
     let (hash, path) = put(&cache, b"weights");
     fs::write(&path, b"weights").unwrap();
-    assert_eq!(cache.lookup(&hash, 7).unwrap(), Some(path));
+    assert_eq!(cache.lookup(&hash, 7).unwrap().unwrap().path, path);
 }
 
 #[test]
 fn a_truncated_blob_is_deleted() {
-    let cache = Cache::open(&scratch("truncate"), 1 << 20).unwrap();
+    let cache = open(&scratch("truncate"), 1 << 20);
     let (hash, path) = put(&cache, b"weights");
     fs::File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
     assert_eq!(cache.lookup(&hash, 7).unwrap(), None);
@@ -60,7 +66,7 @@ fn a_truncated_blob_is_deleted() {
 
 #[test]
 fn an_incomplete_part_says_where_to_go_on_and_a_wrong_one_is_dropped() {
-    let cache = Cache::open(&scratch("parts"), 1 << 20).unwrap();
+    let cache = open(&scratch("parts"), 1 << 20);
     let hash = blake3::hash(b"0123456789");
     let mut writer = cache.receive(hash, 10).unwrap();
     writer.write(0, b"0123").unwrap();
@@ -77,7 +83,7 @@ fn an_incomplete_part_says_where_to_go_on_and_a_wrong_one_is_dropped() {
 #[test]
 fn a_part_completed_before_a_crash_is_published() {
     let dir = scratch("crash");
-    let cache = Cache::open(&dir, 1 << 20).unwrap();
+    let cache = open(&dir, 1 << 20);
     let hash = blake3::hash(b"complete");
     fs::write(dir.join("parts").join(hash.to_hex().as_str()), b"complete").unwrap();
     assert!(matches!(cache.state(&hash, 8).unwrap(), BlobState::Complete(_)));
@@ -93,7 +99,7 @@ fn a_part_completed_before_a_crash_is_published() {
 
 #[test]
 fn the_longest_unused_go_first_and_what_is_needed_stays() {
-    let cache = Cache::open(&scratch("evict"), 100).unwrap();
+    let cache = open(&scratch("evict"), 100);
     let blobs: Vec<(Hash, PathBuf)> = (0..4).map(|i| put(&cache, &[i; 25])).collect();
     for (i, (_, path)) in blobs.iter().enumerate() {
         age(path, 1000 - i as u64);
@@ -103,13 +109,13 @@ fn the_longest_unused_go_first_and_what_is_needed_stays() {
     let there: Vec<bool> = blobs.iter().map(|(_, path)| path.exists()).collect();
     assert_eq!(there, [true, false, false, true]);
     let error = cache.make_room(80, &kept).unwrap_err();
-    assert!(error.to_string().contains("needs 105 bytes of cache and the limit is 100"), "{error}");
+    assert!(error.to_string().contains("needs 105 bytes of the cache"), "{error}");
     assert!(blobs[3].1.exists(), "a request that cannot be met evicts nothing");
 }
 
 #[test]
 fn a_part_in_use_by_another_worker_is_not_evicted() {
-    let cache = Cache::open(&scratch("locked"), 100).unwrap();
+    let cache = open(&scratch("locked"), 100);
     let hash = blake3::hash(&[1; 60]);
     let mut writer = cache.receive(hash, 60).unwrap();
     writer.write(0, &[1; 50]).unwrap();
@@ -121,7 +127,7 @@ fn a_part_in_use_by_another_worker_is_not_evicted() {
 
 #[test]
 fn two_receivers_of_one_blob_end_with_one_blob() {
-    let cache = Cache::open(&scratch("both"), 1 << 20).unwrap();
+    let cache = open(&scratch("both"), 1 << 20);
     let bytes = vec![3; 100_000];
     let hash = blake3::hash(&bytes);
     std::thread::scope(|scope| {
@@ -137,4 +143,58 @@ fn two_receivers_of_one_blob_end_with_one_blob() {
     });
     assert!(cache.lookup(&hash, bytes.len() as u64).unwrap().is_some());
     assert_eq!(fs::read_dir(cache.dir().join("parts")).unwrap().count(), 0);
+}
+
+#[test]
+fn changed_bytes_under_a_kept_modification_time_are_noticed() {
+    let cache = open(&scratch("kept-mtime"), 1 << 20);
+    let (hash, path) = put(&cache, b"weights");
+    let mtime = fs::metadata(&path).unwrap().modified().unwrap();
+    // Longer than a tick of the clock that stamps files.
+    std::thread::sleep(Duration::from_millis(20));
+    fs::write(&path, b"WEIGHTS").unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(mtime).unwrap();
+    assert_eq!(cache.lookup(&hash, 7).unwrap(), None);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_in_a_blobs_place_and_is_no_file_is_an_error_that_names_it() {
+    let dir = scratch("directory");
+    let cache = open(&dir, 1 << 20);
+    let hash = blake3::hash(b"weights");
+    for sub in ["parts", "blobs"] {
+        let path = dir.join(sub).join(hash.to_hex().as_str());
+        fs::create_dir(&path).unwrap();
+        let error = cache.state(&hash, 7).unwrap_err();
+        assert!(matches!(error, CacheError::NotAFile { .. }), "{error}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        assert!(cache.receive(hash, 7).is_err());
+        fs::remove_dir(&path).unwrap();
+    }
+    put(&cache, b"weights");
+}
+
+#[test]
+fn more_than_the_disk_has_is_refused_with_the_numbers() {
+    let dir = scratch("full");
+    let cache = open(&dir, u64::MAX);
+    let error = cache.make_room(1 << 60, &HashSet::new()).unwrap_err();
+    let CacheError::NoSpace { needed_bytes, free_bytes, .. } = error else { panic!("{error}") };
+    assert_eq!(needed_bytes, 1 << 60);
+    assert!(free_bytes < 1 << 60);
+    assert!(error.to_string().contains(dir.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_serves_nothing_new_and_says_so() {
+    // A file in the directory's place: that stops root as well, whom rights do not stop.
+    let dir = scratch("no-directory");
+    fs::write(&dir, b"").unwrap();
+    let cache = open(&dir, 1 << 20);
+    let error = cache.make_room(10, &HashSet::new()).unwrap_err();
+    assert!(matches!(error, CacheError::Unwritable { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(dir.to_str().unwrap()) && text.contains("--cache-dir"), "{text}");
+    fs::remove_file(dir).unwrap();
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use brigade_engine::arch;
 use brigade_worker::config::default_cache_dir;
 use brigade_worker::hashes::{HashError, HashStore};
+use brigade_worker::host;
+use brigade_worker::pool::Pool;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::link::LineEvent;
 use crate::handle::Status;
@@ -15,22 +18,30 @@ use crate::model::Model;
 /// blake3 of the stage's tensors in the order of [`arch::stage_tensors`]; remembered between
 /// processes, computed on all cores where they are not.
 ///
+/// Who drops the future gives up: hashing ends soon, and nothing more is told of it.
+///
 /// # Errors
-/// The model's file cannot be read.
+/// The model's file cannot be read, or has changed since it was opened.
 pub async fn of_stage(
     model: Arc<Model>,
     layers: Range<usize>,
     events: mpsc::Sender<LineEvent>,
 ) -> Result<Vec<blake3::Hash>, HashError> {
+    let given_up = CancellationToken::new();
+    let _until_dropped = given_up.clone().drop_guard();
     let work = move || {
         let tensors = arch::stage_tensors(&model.gguf, &model.spec, &layers);
         let progress = |done_bytes, total_bytes| {
+            if given_up.is_cancelled() {
+                return;
+            }
             let what = "hashing weights".to_string();
             let status = Status::Loading { what, done_bytes, total_bytes };
             // A full queue means that newer progress is on its way already.
             let _ = events.try_send(LineEvent::Progress(status));
         };
-        store().tensor_hashes(&model.gguf, &tensors, &progress)
+        let model = (&model.gguf, model.files()?);
+        store()?.tensor_hashes(model, &tensors, &progress, &given_up)
     };
     // The task is not aborted while it runs, and passes on a panic as such.
     tokio::task::spawn_blocking(work)
@@ -39,7 +50,8 @@ pub async fn of_stage(
 }
 
 /// Where hashes are remembered; without a home directory, for the time of the boot.
-fn store() -> HashStore {
+fn store() -> Result<HashStore, HashError> {
     let dir = default_cache_dir(&|name| std::env::var(name).ok());
-    HashStore::new(&dir.unwrap_or_else(|_| std::env::temp_dir().join("brigade")))
+    let dir = dir.unwrap_or_else(|_| std::env::temp_dir().join("brigade"));
+    Ok(HashStore::new(&dir, Pool::new(host::cores(), &[])?))
 }

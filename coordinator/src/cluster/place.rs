@@ -27,6 +27,7 @@ use super::config::StageOptions;
 use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
+use super::lease::Lease;
 use super::link::LineEvent;
 use super::placed::{Identity, PlacedStage};
 use super::reconcile::MemberId;
@@ -79,6 +80,8 @@ pub struct Placement {
     pub weight_bytes: u64,
     /// The table all stages were told to use.
     kernels: Option<String>,
+    /// The workers are ours until their heartbeats are listened to, or this is dropped.
+    _lease: Arc<Lease>,
 }
 
 impl Placement {
@@ -148,7 +151,9 @@ pub async fn place(
     let weight_bytes = plan.stages.iter().map(|s| s.memory.weights).sum();
     let line = line_spec(&plan, &settings, model.spec.prefixes());
     let kernels = options.kernels.clone();
-    let placement = Placement { stages, line, identity, weight_bytes, kernels };
+    let held = stages.iter().map(|stage| stage.conn.clone());
+    let _lease = Arc::new(Lease::hold(held, identity.epoch));
+    let placement = Placement { stages, line, identity, weight_bytes, kernels, _lease };
     prepare_all(model, &placement, options, events).await?;
     Ok(placement)
 }
@@ -238,7 +243,7 @@ async fn prepare_all(
     options: &StageOptions,
     events: &mpsc::Sender<LineEvent>,
 ) -> Result<(), PlaceError> {
-    let files = file_hints(&model.gguf, &host_id())?;
+    let files = file_hints(model.files().map_err(HashError::from)?, &host_id())?;
     let mut tasks = JoinSet::new();
     for index in 0..placement.stages.len() {
         let request = prepare_request(model, placement, index, options, files.clone());
@@ -299,7 +304,6 @@ fn prepare_request(
         kv_type: options.kv_type.into(),
         threads: 0,
         kernels: options.kernels.clone().unwrap_or_default(),
-        prefault: true,
         wire_type: options.wire_type.into(),
         next_hop,
     };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use brigade_engine::gguf::TensorInfo;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};
@@ -87,7 +88,7 @@ fn nbytes(missing: &MissingBlob) -> u64 {
     missing.blob.as_ref().map_or(0, |b| b.nbytes)
 }
 
-/// Reads blobs out of the mapped file, chunk by chunk.
+/// Reads blobs out of the model's files, chunk by chunk.
 struct Reader {
     model: Arc<Model>,
     job: Job,
@@ -107,36 +108,38 @@ impl Reader {
         for entry in missing {
             let Some(blob) = &entry.blob else { continue };
             let data = self.data(blob, &names)?;
-            let begin = usize::try_from(entry.offset).unwrap_or(usize::MAX).min(data.len());
-            for (i, chunk) in data[begin..].chunks(CHUNK_BYTES).enumerate() {
+            let mut offset = entry.offset;
+            while offset < data.nbytes(&self.model) {
+                let chunk = data.chunk(&self.model, offset)?;
+                let len = chunk.len() as u64;
                 let message = TensorChunk {
                     epoch: self.job.epoch,
                     coordinator_id: self.job.coordinator_id.clone(),
                     blob: Some(blob.clone()),
-                    offset: (begin + i * CHUNK_BYTES) as u64,
-                    data: Bytes::copy_from_slice(chunk),
+                    offset,
+                    data: chunk,
                 };
                 if out.blocking_send(message).is_err() {
                     // The call has ended; its status says why.
                     return Ok(());
                 }
-                sent += chunk.len() as u64;
+                offset += len;
+                sent += len;
                 self.progress(sent);
             }
         }
         Ok(())
     }
 
-    /// The bytes that a blob's hash names.
-    fn data(&self, blob: &Blob, names: &HashMap<Bytes, &str>) -> Result<&[u8], String> {
+    /// What a blob's hash names.
+    fn data(&self, blob: &Blob, names: &HashMap<Bytes, &str>) -> Result<Data<'_>, String> {
         if blob.blake3[..] == self.model.header_hash.as_bytes()[..] {
-            return Ok(&self.model.header);
+            return Ok(Data::Header);
         }
         let Some(name) = names.get(&blob.blake3) else {
             return Err("it asks for bytes that are not of its stage".to_string());
         };
-        let tensor = self.model.gguf.require(name).map_err(|e| e.to_string())?;
-        self.model.gguf.data(tensor).map_err(|e| e.to_string())
+        self.model.gguf.require(name).map(Data::Tensor).map_err(|e| e.to_string())
     }
 
     fn progress(&self, done_bytes: u64) {
@@ -144,5 +147,33 @@ impl Reader {
         let status = Status::Loading { what, done_bytes, total_bytes: self.total };
         // A full queue means that newer progress is on its way already.
         let _ = self.events.try_send(LineEvent::Progress(status));
+    }
+}
+
+/// Bytes of a model that a hash names.
+enum Data<'a> {
+    Header,
+    Tensor(&'a TensorInfo),
+}
+
+impl Data<'_> {
+    fn nbytes(&self, model: &Model) -> u64 {
+        match self {
+            Self::Header => model.header.len() as u64,
+            Self::Tensor(tensor) => tensor.nbytes,
+        }
+    }
+
+    /// The next bytes from `offset`, which is below the length.
+    fn chunk(&self, model: &Model, offset: u64) -> Result<Bytes, String> {
+        let len = (self.nbytes(model) - offset).min(CHUNK_BYTES as u64);
+        match self {
+            Self::Header => Ok(model.header.slice(offset as usize..(offset + len) as usize)),
+            Self::Tensor(tensor) => {
+                let mut chunk = vec![0; len as usize];
+                let read = model.files().and_then(|files| files.read(tensor, offset, &mut chunk));
+                read.map(|()| chunk.into()).map_err(|e| e.to_string())
+            }
+        }
     }
 }

@@ -102,3 +102,31 @@ async fn a_client_that_leaves_makes_no_ubatch_overtake_another() {
     assert_eq!(later.iter().map(|u| u.id).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(driver.live.len(), 2);
 }
+
+fn loading(total_bytes: u64) -> LineEvent {
+    let what = "hashing weights".to_string();
+    LineEvent::Progress(Status::Loading { what, done_bytes: 0, total_bytes })
+}
+
+#[tokio::test]
+async fn progress_that_comes_late_does_not_hide_that_the_line_is_up() {
+    let (mut driver, _frames) = driver();
+    driver.line_event(loading(9));
+    let status = driver.status.borrow().clone();
+    assert!(matches!(status, Status::Ready(_)), "{status:?}");
+}
+
+#[tokio::test]
+async fn why_an_attempt_failed_is_shown_until_the_next_one_loads() {
+    let (mut driver, _frames) = driver();
+    driver.line_event(LineEvent::Down { reason: "stage 1 is gone".to_string() });
+    driver.line_event(LineEvent::Down { reason: "the disk is full".to_string() });
+    driver.line_event(loading(0));
+    let status = driver.status.borrow().clone();
+    assert!(
+        matches!(&status, Status::Down { reason } if reason == "the disk is full"),
+        "{status:?}"
+    );
+    driver.line_event(loading(9));
+    assert!(matches!(*driver.status.borrow(), Status::Loading { total_bytes: 9, .. }));
+}

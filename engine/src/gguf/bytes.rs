@@ -30,13 +30,6 @@ impl Bytes {
         Ok(Self::Mapped(Arc::new(map)))
     }
 
-    /// Asks the system to read `range` ahead. A hint: errors are of no consequence.
-    pub fn will_need(&self, range: Range<usize>) {
-        if let Self::Mapped(map) = self {
-            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
-        }
-    }
-
     /// Tells the system that `range` is not needed for now; its memory can go to others. A hint.
     #[cfg(unix)]
     pub fn dont_need(&self, range: Range<usize>) {
@@ -56,37 +49,6 @@ impl Bytes {
     /// No such hint on this system.
     #[cfg(not(unix))]
     pub fn dont_need(&self, _range: Range<usize>) {}
-}
-
-/// A file of raw tensor bytes, mapped: how a worker's cache is read without a copy.
-pub struct MappedFile(Bytes);
-
-impl MappedFile {
-    /// Maps a whole file.
-    ///
-    /// # Errors
-    /// It cannot be opened or mapped.
-    pub fn open(path: &Path) -> Result<Self, GgufError> {
-        Ok(Self(Bytes::map(path)?))
-    }
-
-    /// Asks the system to read all of it ahead. A hint.
-    pub fn will_need(&self) {
-        self.0.will_need(0..self.0.len());
-    }
-
-    /// Tells the system that none of it is needed for now; its memory can go to others. A hint.
-    pub fn dont_need(&self) {
-        self.0.dont_need(0..self.0.len());
-    }
-}
-
-impl Deref for MappedFile {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 impl Deref for Bytes {

@@ -15,6 +15,14 @@ pub enum GgufError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The file is no longer what was opened: open it again, when nobody writes to it.
+    #[error("{} has changed since it was opened: {problem}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// How that shows.
+        problem: String,
+    },
     /// The file breaks the format: fetch it again.
     #[error("{file}: {field}: {problem}")]
     Malformed {

@@ -16,6 +16,19 @@ const PACK_MAGIC: [u8; 8] = *b"GGUFHDR1";
 /// Most bytes accepted for one shard's header; the largest vocabularies take some 10 MB.
 pub const MAX_HEADER_BYTES: u64 = 1 << 30;
 
+/// What the bytes of a shard are.
+pub(super) enum Extent {
+    /// The whole file.
+    Whole,
+    /// At least its header; how long the file is does not matter.
+    Header,
+    /// At least its header, of a file of this length.
+    HeaderOf {
+        /// Bytes of the whole file.
+        file_len: u64,
+    },
+}
+
 /// One shard, parsed and checked by itself.
 pub(super) struct Part {
     shard: Shard,
@@ -24,16 +37,20 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Parses shard `no`. With `has_data` its tensors must lie inside `bytes`.
+    /// Parses shard `no`. Its tensors must lie inside the file, where its length is known.
     pub fn new(
         no: usize,
         bytes: Bytes,
         name: String,
         path: Option<PathBuf>,
-        has_data: bool,
+        extent: Extent,
     ) -> Result<Self, GgufError> {
         let header = parse::parse_header(&bytes, &name)?;
-        let file_len = has_data.then_some(bytes.len() as u64);
+        let (has_data, file_len) = match extent {
+            Extent::Whole => (true, Some(bytes.len() as u64)),
+            Extent::Header => (false, None),
+            Extent::HeaderOf { file_len } => (false, Some(file_len)),
+        };
         let tensors = place_tensors(&header, no, file_len, &name)?;
         let meta = Meta::new(bytes.clone(), header.entries);
         Ok(Self {
@@ -159,7 +176,7 @@ pub(super) fn unpack(bytes: &[u8], name: &str) -> Result<Vec<Part>, GgufError> {
             return Err(c.bad(field, format!("{len} bytes, the limit is {MAX_HEADER_BYTES}")));
         }
         let bytes = Bytes::Owned(c.take(len, field)?.into());
-        let part = Part::new(no, bytes, name.to_owned(), None, false)?;
+        let part = Part::new(no, bytes, name.to_owned(), None, Extent::Header)?;
         if part.shard.header_len as u64 != len {
             let problem = format!("ends after {} of its {len} bytes", part.shard.header_len);
             return Err(c.bad(field, problem));

@@ -9,6 +9,8 @@ mod bytes;
 mod cursor;
 mod directory;
 mod error;
+#[cfg(unix)]
+mod files;
 mod header;
 mod meta;
 mod parse;
@@ -16,10 +18,11 @@ mod split;
 mod value;
 mod writer;
 
-pub use bytes::MappedFile;
 pub use cursor::MAX_STRING_BYTES;
 pub use directory::TensorInfo;
 pub use error::GgufError;
+#[cfg(unix)]
+pub use files::{FileState, TensorFiles};
 pub use header::MAX_HEADER_BYTES;
 pub use meta::{ByteStrs, Meta};
 pub use parse::{
@@ -31,14 +34,11 @@ pub use value::{ArrayIter, ArrayRef, Value, ValueType};
 pub use writer::{GgufWriter, MetaElement, MetaValue, TensorStream};
 
 use bytes::Bytes;
-use header::Part;
+use header::{Extent, Part};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Page size assumed when prefaulting; touching more often than needed does no harm.
-const PREFAULT_STEP: usize = 4096;
 
 /// A model: metadata, tensor directory and, unless opened for its header only, the tensors' data.
 pub struct Gguf {
@@ -85,7 +85,13 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`].
     pub fn from_bytes(bytes: Arc<[u8]>, name: &str) -> Result<Self, GgufError> {
-        header::assemble(vec![Part::new(0, Bytes::Owned(bytes), name.to_owned(), None, true)?])
+        header::assemble(vec![Part::new(
+            0,
+            Bytes::Owned(bytes),
+            name.to_owned(),
+            None,
+            Extent::Whole,
+        )?])
     }
 
     /// The model behind [`Gguf::header_bytes`], without data. `name` is for messages.
@@ -106,8 +112,9 @@ impl Gguf {
 
     fn open_mapped(path: &Path, with_data: bool) -> Result<Self, GgufError> {
         let part = |no: usize, path: &Path| {
+            let extent = if with_data { Extent::Whole } else { Extent::Header };
             let name = path.display().to_string();
-            Part::new(no, Bytes::map(path)?, name, Some(path.to_owned()), with_data)
+            Part::new(no, Bytes::map(path)?, name, Some(path.to_owned()), extent)
         };
         let mut parts = vec![part(0, path)?];
         for other in parts[0].other_paths(path)? {
@@ -184,29 +191,11 @@ impl Gguf {
         })
     }
 
-    /// Asks the system to read a tensor's data ahead. A hint; does nothing without data.
-    pub fn advise_will_need(&self, tensor: &TensorInfo) {
-        if let Some((shard, range)) = self.located(tensor) {
-            shard.bytes.will_need(range);
-        }
-    }
-
     /// Tells the system that a tensor's data are not needed for now. A hint; does nothing without data.
     pub fn advise_dont_need(&self, tensor: &TensorInfo) {
         if let Some((shard, range)) = self.located(tensor) {
             shard.bytes.dont_need(range);
         }
-    }
-
-    /// Reads a tensor's data into memory now, so that first use does not wait for the disk.
-    ///
-    /// # Errors
-    /// As [`Gguf::data`].
-    pub fn prefault(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
-        self.advise_will_need(tensor);
-        let touched = self.data(tensor)?.iter().step_by(PREFAULT_STEP).fold(0_u8, |sum, b| sum ^ b);
-        std::hint::black_box(touched);
-        Ok(())
     }
 
     fn located(&self, tensor: &TensorInfo) -> Option<(&Shard, Range<usize>)> {

@@ -28,10 +28,10 @@ pub(super) fn of_layer(
     for tensor in model.tensors().iter().filter(|tensor| shapes(&tensor.name, spec, layer)) {
         hasher.update(&(tensor.name.len() as u64).to_le_bytes());
         hasher.update(tensor.name.as_bytes());
-        let bytes = source.tensor(tensor)?;
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        for start in starts(bytes.len()) {
-            hasher.update(&bytes[start..bytes.len().min(start + SAMPLE_BYTES)]);
+        hasher.update(&tensor.nbytes.to_le_bytes());
+        let len = tensor.nbytes as usize;
+        for start in starts(len) {
+            hasher.update(&source.part(tensor, start..len.min(start + SAMPLE_BYTES))?);
         }
     }
     Ok(hasher.finalize())

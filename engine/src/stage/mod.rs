@@ -114,6 +114,12 @@ impl Stage {
         self.sequences.n_open()
     }
 
+    /// Forgets every sequence, as after loading. Its pages and slots are cleared when they are next
+    /// given to one.
+    pub fn reset(&mut self) {
+        self.sequences.clear();
+    }
+
     /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
     ///
     /// # Errors

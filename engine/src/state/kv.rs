@@ -3,20 +3,16 @@
 //! Which page belongs to whom is the coordinator's decision and arrives with the ubatch; this file
 //! owns the memory and lays parts and pages side by side for the kernels.
 
+use super::memory::Zeroed;
 use super::{PartRows, Sequences};
 use crate::batch::BlockId;
 use crate::error::ModelError;
 use crate::kernels::{Attend, AttendPart, Compute, KvLayout};
 
-/// A cache line, so that the pool starts on one.
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct CacheLine([u8; 64]);
-
 /// Pages of keys and values.
 pub struct KvCache {
     layout: KvLayout,
-    pool: Vec<CacheLine>,
+    pool: Zeroed<u8>,
 }
 
 impl KvCache {
@@ -26,10 +22,9 @@ impl KvCache {
     /// The system has not that much memory.
     pub fn new(layout: KvLayout, n_blocks: u32) -> Result<Self, ModelError> {
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        let lines = bytes.div_ceil(size_of::<CacheLine>() as u64);
-        usize::try_from(lines)
+        usize::try_from(bytes)
             .ok()
-            .and_then(|lines| bytemuck::allocation::try_zeroed_vec(lines).ok())
+            .and_then(Zeroed::new)
             .map(|pool| Self { layout, pool })
             .ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })
     }
@@ -41,27 +36,26 @@ impl KvCache {
 
     /// Bytes reserved.
     pub fn nbytes(&self) -> usize {
-        size_of_val(self.pool.as_slice())
+        self.pool.len()
     }
 
     /// The bytes of a page.
     pub fn page(&self, block: BlockId) -> &[u8] {
         let n = self.layout.page_bytes();
-        &bytemuck::cast_slice(&self.pool)[block.0 as usize * n..][..n]
+        &self.pool[block.0 as usize * n..][..n]
     }
 
     /// The bytes of a page.
     pub fn page_mut(&mut self, block: BlockId) -> &mut [u8] {
         let n = self.layout.page_bytes();
-        &mut bytemuck::cast_slice_mut(&mut self.pool)[block.0 as usize * n..][..n]
+        &mut self.pool[block.0 as usize * n..][..n]
     }
 
     /// Copies one page to another.
     pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
         let n = self.layout.page_bytes();
         let src = src.0 as usize * n;
-        let pool: &mut [u8] = bytemuck::cast_slice_mut(&mut self.pool);
-        pool.copy_within(src..src + n, dst.0 as usize * n);
+        self.pool.copy_within(src..src + n, dst.0 as usize * n);
     }
 
     /// Writes keys `[n_rows, n_kv_head * head_dim_k]` and values of the ubatch's rows.
@@ -74,8 +68,7 @@ impl KvCache {
         v: &[f32],
     ) {
         let parts = attend_parts(parts, sequences);
-        let pool = bytemuck::cast_slice_mut(&mut self.pool);
-        compute.kv_write(&self.layout, pool, &parts, k, v);
+        compute.kv_write(&self.layout, &mut self.pool, &parts, k, v);
     }
 
     /// Attention of queries `[n_rows, n_head * head_dim_k]` over everything up to each row's own
@@ -90,8 +83,7 @@ impl KvCache {
         out: &mut [f32],
     ) {
         let parts = attend_parts(parts, sequences);
-        let pool = bytemuck::cast_slice(&self.pool);
-        let layout = &self.layout;
+        let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
         compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale }, q, out);

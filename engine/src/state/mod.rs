@@ -5,6 +5,7 @@
 
 mod block;
 mod kv;
+mod memory;
 mod parts;
 mod sequences;
 mod slots;

@@ -150,6 +150,12 @@ impl Sequences {
         Ok(applied)
     }
 
+    /// Closes every sequence.
+    pub(crate) fn clear(&mut self) {
+        self.slots.fill(None);
+        self.histories.iter_mut().flatten().for_each(Vec::clear);
+    }
+
     /// Replaces what is known of an open sequence by a restored length and history.
     pub(crate) fn set_restored(&mut self, slot: SlotId, len: u32, history: Vec<u32>) {
         if let Some(sequence) = self.slots[slot.0 as usize].as_mut() {

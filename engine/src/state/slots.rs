@@ -6,13 +6,14 @@ use crate::error::ModelError;
 use crate::kernels::ScanPart;
 
 use super::PartRows;
+use super::memory::Zeroed;
 
 /// States of all slots, each `[n_slots, values]` in f32.
 pub struct SlotStates {
     n_conv: usize,
     n_scan: usize,
-    conv: Vec<f32>,
-    scan: Vec<f32>,
+    conv: Zeroed<f32>,
+    scan: Zeroed<f32>,
 }
 
 impl SlotStates {
@@ -26,7 +27,7 @@ impl SlotStates {
             let what = "recurrent states";
             values
                 .checked_mul(n_slots)
-                .and_then(|n| bytemuck::allocation::try_zeroed_vec(n).ok())
+                .and_then(Zeroed::new)
                 .ok_or(ModelError::OutOfMemory { bytes, what })
         };
         Ok(Self { n_conv, n_scan, conv: room(n_conv)?, scan: room(n_scan)? })
@@ -39,7 +40,7 @@ impl SlotStates {
 
     /// Bytes reserved.
     pub fn nbytes(&self) -> usize {
-        size_of_val(self.conv.as_slice()) + size_of_val(self.scan.as_slice())
+        size_of_val(&self.conv[..]) + size_of_val(&self.scan[..])
     }
 
     /// Bytes of one slot.

@@ -131,10 +131,52 @@ fn a_file_on_disk_is_mapped_and_takes_hints() {
     std::fs::write(&path.0, small_file(32)).unwrap();
     let file = Gguf::open(&path.0).unwrap();
     let tensor = file.require("b.weight").unwrap();
-    file.prefault(tensor).unwrap();
     file.advise_dont_need(tensor);
     assert_eq!(file.data(tensor).unwrap(), b_data());
     assert_eq!(file.paths().collect::<Vec<_>>(), [&path.0]);
+}
+
+#[test]
+fn a_model_is_read_from_its_open_files_without_a_map() {
+    let path = TempPath::new("read.gguf");
+    std::fs::write(&path.0, small_file(32)).unwrap();
+    let whole = Gguf::open(&path.0).unwrap();
+    let (model, files) = Gguf::open_files(&path.0).unwrap();
+    assert_eq!((model.tensors(), model.header_bytes()), (whole.tensors(), whole.header_bytes()));
+    assert_eq!(model.paths().collect::<Vec<_>>(), [&path.0]);
+    let tensor = model.require("b.weight").unwrap();
+    let mut part = vec![0; tensor.nbytes as usize - 4];
+    files.read(tensor, 4, &mut part).unwrap();
+    assert_eq!(part, b_data()[4..]);
+    assert!(files.read(tensor, 5, &mut part).is_err(), "beyond the tensor");
+    files.check_unchanged().unwrap();
+    // Cut off while it is open: an error, where a map would end the process.
+    let file = std::fs::File::options().write(true).open(&path.0).unwrap();
+    file.set_len(tensor.offset + 1).unwrap();
+    let error = files.read(tensor, 4, &mut part).unwrap_err();
+    assert!(matches!(error, GgufError::Changed { .. }), "{error}");
+    let error = files.check_unchanged().unwrap_err().to_string();
+    assert!(error.contains("read.gguf has changed since it was opened"), "{error}");
+    let error = Gguf::open_files(&path.0).unwrap_err().to_string();
+    assert!(error.contains("cut off"), "{error}");
+}
+
+#[test]
+fn times_that_are_set_back_do_not_hide_a_change() {
+    let path = TempPath::new("times.gguf");
+    std::fs::write(&path.0, small_file(32)).unwrap();
+    let (model, files) = Gguf::open_files(&path.0).unwrap();
+    let mtime = std::fs::metadata(&path.0).unwrap().modified().unwrap();
+    // Longer than a tick of the clock that stamps files.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let file = std::fs::File::options().write(true).open(&path.0).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[77], model.tensors()[0].offset).unwrap();
+    file.set_modified(mtime).unwrap();
+    assert!(matches!(files.check_unchanged(), Err(GgufError::Changed { .. })));
+    let (_, state) = files.states().next().unwrap();
+    assert!(!state.is_settled(std::time::SystemTime::now()));
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
+    assert!(state.is_settled(later));
 }
 
 #[test]
@@ -163,7 +205,6 @@ fn a_header_only_file_opens_as_such_alone() {
     let file = Gguf::open_header_only(&path.0).unwrap();
     assert_eq!(file.tensors()[0].nbytes, w.data_bytes());
     assert!(matches!(file.data(&file.tensors()[0]), Err(GgufError::NoData { .. })));
-    assert!(file.prefault(&file.tensors()[0]).is_err());
 }
 
 #[test]

@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{Worker, over};
-use crate::executor::{Job, StageShape, gone};
+use crate::backend::StageShape;
+use crate::executor::{Job, gone};
 use crate::metrics::Meter;
 use crate::order::Order;
 use crate::output::ResultSender;

@@ -8,7 +8,7 @@ mod report;
 mod snapshots;
 
 pub use lanes::LaneGrant;
-pub use snapshots::{STALL, StateTurn, snapshot_failure};
+pub use snapshots::{STALL, StateTurn};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -18,10 +18,11 @@ use brigade_proto::control::{
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::STATES_AT_ONCE;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::executor::{Executor, StageShape};
+use crate::backend::StageShape;
+use crate::executor::{Executor, Stuck};
 use crate::load::{Loaded, Loader};
 use crate::metrics::Meter;
 use crate::order::{Order, StageKey};
@@ -39,6 +40,8 @@ pub struct Worker {
     stop: CancellationToken,
     readings: report::Readings,
     states: Arc<Semaphore>,
+    /// Why this process cannot go on, once it cannot.
+    stuck: watch::Sender<Option<Stuck>>,
 }
 
 struct Inner {
@@ -80,6 +83,7 @@ impl Worker {
             stop,
             readings: report::Readings::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
+            stuck: watch::Sender::new(None),
         }
     }
 
@@ -123,9 +127,10 @@ impl Worker {
         };
         tracing::info!(epoch, coordinator_id, model = order.model_name, ?taken, "prepare");
         let order = Arc::new(order);
+        let given_up = self.inner().epoch_over.clone();
         let located = match self.resident_serves(&order) {
             Some(reply) => Ok(reply),
-            None => self.locate(order.clone()).await,
+            None => self.locate(order.clone(), given_up).await,
         };
         let mut inner = self.inner();
         let current = inner.session.is_at(coordinator_id, epoch);
@@ -147,7 +152,8 @@ impl Worker {
 
     fn resident_serves(&self, order: &Order) -> Option<PrepareReply> {
         let inner = self.inner();
-        let resident = inner.resident.as_ref().filter(|r| r.serves(order))?;
+        let resident = inner.resident.as_ref();
+        let resident = resident.filter(|r| r.serves(order, &self.loader.host_id))?;
         Some(PrepareReply {
             source: WeightSource::Resident.into(),
             weight_bytes: resident.loaded.facts.weight_bytes,
@@ -156,9 +162,13 @@ impl Worker {
         })
     }
 
-    async fn locate(&self, order: Arc<Order>) -> Result<PrepareReply, Failure> {
+    async fn locate(
+        &self,
+        order: Arc<Order>,
+        given_up: CancellationToken,
+    ) -> Result<PrepareReply, Failure> {
         let loader = self.loader.clone();
-        let located = blocking(move || loader.locate(&order)).await?;
+        let located = blocking(move || loader.locate(&order, &given_up)).await?;
         let missing = located.missing.into_iter().map(|(hash, nbytes, offset)| {
             let blake3 = hash.as_bytes().to_vec().into();
             MissingBlob { blob: Some(Blob { blake3, nbytes }), offset }
@@ -200,7 +210,7 @@ impl Worker {
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<LoadedFacts, Failure> {
         let _alone = self.stage_change.lock().await;
-        let order = {
+        let (order, given_up) = {
             let mut inner = self.inner();
             let now = Instant::now();
             inner.session.check_phase(now, coordinator_id, epoch, Phase::Prepared)?;
@@ -208,41 +218,52 @@ impl Worker {
                 Failure::refusal(FailureKind::WrongPhase, "Prepare has not been answered yet")
             })?;
             inner.session.advance(coordinator_id, epoch, Phase::Loading);
-            order
+            (order, inner.epoch_over.clone())
         };
         let started = Instant::now();
-        let result = self.load_stage(&order, progress).await;
-        let mut inner = self.inner();
-        match result {
+        let resident = match self.load_stage(&order, given_up, progress).await {
+            Ok(resident) => resident,
             Err(failure) => {
                 tracing::error!(epoch, %failure, "loading failed");
-                inner.session.fail(coordinator_id, epoch, failure.clone());
-                Err(failure)
+                self.inner().session.fail(coordinator_id, epoch, failure.clone());
+                return Err(failure);
             }
-            Ok(resident) => {
-                let facts = resident.facts(&order, started.elapsed().as_secs_f64());
+        };
+        let facts = resident.facts(&order, started.elapsed().as_secs_f64());
+        let unwanted = {
+            let mut inner = self.inner();
+            if inner.session.advance(coordinator_id, epoch, Phase::Ready) {
                 inner.resident = Some(resident);
-                if !inner.session.advance(coordinator_id, epoch, Phase::Ready) {
-                    return Err(over(epoch, &inner.session));
-                }
-                tracing::info!(epoch, ?facts, "loaded");
-                Ok(facts)
+                None
+            } else {
+                Some((resident, over(epoch, &inner.session)))
             }
+        };
+        if let Some((resident, failure)) = unwanted {
+            tracing::info!(epoch, %failure, "nobody wants the stage any more");
+            self.free(resident).await?;
+            return Err(failure);
         }
+        tracing::info!(epoch, ?facts, "loaded");
+        Ok(facts)
     }
 
     async fn load_stage(
         &self,
         order: &Arc<Order>,
+        given_up: CancellationToken,
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<Resident, Failure> {
         let old = self.inner().resident.take();
         if let Some(mut resident) = old {
-            if resident.serves(order) && resident.executor.reset().await.is_ok() {
-                resident.loaded.source = WeightSource::Resident;
-                return Ok(resident);
+            if resident.serves(order, &self.loader.host_id) {
+                let reset = resident.executor.reset().await;
+                if reset.map_err(|stuck| self.end_with(stuck))?.is_ok() {
+                    resident.loaded.source = WeightSource::Resident;
+                    return Ok(resident);
+                }
             }
-            resident.executor.stop().await;
+            self.free(resident).await?;
         }
         let (loader, loading) = (self.loader.clone(), order.clone());
         let total = order.tensor_bytes();
@@ -252,18 +273,18 @@ impl Worker {
             progress(done, total);
         };
         let build = move || {
-            let (runner, loaded) = loader.load(&loading, Box::new(count))?;
+            let (runner, loaded) = loader.load(&loading, &given_up, Box::new(count))?;
             let shape = runner.shape();
             Ok((runner, (shape, loaded)))
         };
         let (executor, (shape, loaded)) = Executor::start(build).await?;
-        Ok(Resident { key: order.key(), executor, shape, loaded })
+        Ok(Resident { key: order.key(loaded.content.clone()), executor, shape, loaded })
     }
 
-    /// Ends the epoch and frees its memory.
+    /// Ends the epoch and frees its memory, that of a stage that is being loaded too.
     ///
     /// # Errors
-    /// Busy or StaleEpoch.
+    /// Busy or StaleEpoch; Compute where the stage is stuck, and the worker ends.
     pub async fn unload(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
         {
             let mut inner = self.inner();
@@ -278,10 +299,34 @@ impl Worker {
             if inner.session.phase() == Phase::Idle { inner.resident.take() } else { None }
         };
         if let Some(resident) = stage {
-            resident.executor.stop().await;
+            self.free(resident).await?;
         }
         tracing::info!(epoch, "unloaded");
         Ok(())
+    }
+
+    async fn free(&self, resident: Resident) -> Result<(), Failure> {
+        resident.executor.stop().await.map_err(|stuck| self.end_with(stuck))
+    }
+
+    /// A stage that is stuck keeps its memory and its CPUs for as long as the process lives.
+    fn end_with(&self, stuck: Stuck) -> Failure {
+        tracing::error!(%stuck, "this worker ends, so that another can begin");
+        self.stuck.send_replace(Some(stuck));
+        Failure::refusal(FailureKind::Compute, format!("{stuck}: this worker ends"))
+    }
+
+    /// Ready when this process cannot go on.
+    pub async fn stuck(&self) -> Stuck {
+        let mut told = self.stuck.subscribe();
+        loop {
+            let stuck = *told.borrow_and_update();
+            match stuck {
+                Some(stuck) => return stuck,
+                // The sender lives as long as `self`.
+                None => drop(told.changed().await),
+            }
+        }
     }
 
     /// Takes no new epoch from now on; ready when no lane is open. Returns the epoch that ran.
@@ -318,8 +363,8 @@ impl Inner {
 }
 
 impl Resident {
-    fn serves(&self, order: &Order) -> bool {
-        self.executor.is_alive() && self.key == order.key()
+    fn serves(&self, order: &Order, host_id: &str) -> bool {
+        self.executor.is_alive() && self.key.serves(order, host_id)
     }
 
     fn facts(&self, order: &Order, seconds: f64) -> LoadedFacts {

@@ -6,7 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_engine::error::SnapshotError;
 use brigade_proto::control::{Phase, RestoreHead, SnapshotRequest};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{SNAPSHOT_FRAME_BYTES, STATE_STALL_MS, STATES_AT_ONCE};
@@ -134,14 +133,4 @@ impl Worker {
         let room = self.loader.memory_limit.saturating_sub(held);
         Ok(Door { jobs: resident.executor.jobs(), limit, room })
     }
-}
-
-/// What a stage's refusal means to the coordinator.
-pub fn snapshot_failure(error: &SnapshotError, what: &str) -> Failure {
-    let kind = match error {
-        SnapshotError::Version { .. } | SnapshotError::Foreign(_) => FailureKind::Unsupported,
-        SnapshotError::Damaged(_) => FailureKind::Corrupt,
-        SnapshotError::Sequence(_) => FailureKind::BadMessage,
-    };
-    Failure::refusal(kind, format!("{what}: {error}"))
 }

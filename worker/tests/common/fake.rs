@@ -11,8 +11,10 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::weights::TensorSource;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_worker::backend::{Abilities, BuildOrder, BuiltFacts, StageBackend, StageNeeds};
-use brigade_worker::executor::{StageError, StageOutput, StageRunner, StageShape};
+use brigade_worker::backend::{
+    Abilities, BuildOrder, BuiltFacts, StageBackend, StageError, StageNeeds, StageOutput,
+    StageRunner, StageShape,
+};
 
 pub const WIDTH: usize = 8;
 pub const N_VOCAB: u32 = 1000;
@@ -32,6 +34,10 @@ pub struct FakeBackend {
     pub built: AtomicUsize,
     /// Held while a stage computes: a test can keep it to make a stage hang.
     pub gate: Arc<Mutex<()>>,
+    /// Held while a tensor is taken: a test can keep it to make loading hang.
+    pub load_gate: Arc<Mutex<()>>,
+    /// Tensors asked for so far, before that gate.
+    pub asked: AtomicUsize,
 }
 
 impl FakeBackend {
@@ -50,7 +56,14 @@ impl FakeBackend {
             gb_per_second: 1.0,
             gop_per_second: 1.0,
         };
-        Arc::new(Self { abilities, width, built: AtomicUsize::new(0), gate: Arc::default() })
+        Arc::new(Self {
+            abilities,
+            width,
+            built: AtomicUsize::new(0),
+            gate: Arc::default(),
+            load_gate: Arc::default(),
+            asked: AtomicUsize::new(0),
+        })
     }
 }
 
@@ -80,7 +93,10 @@ impl StageBackend for FakeBackend {
         let mut addends = Vec::new();
         for name in layers(&order.spec) {
             let tensor = order.model.require(&name).map_err(unsupported)?;
-            let bytes = order.weights.tensor(tensor).map_err(unsupported)?;
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            drop(self.load_gate.lock());
+            let bytes = order.weights.tensor(tensor);
+            let bytes = bytes.map_err(|e| Failure::refusal(FailureKind::Io, e.to_string()))?;
             addends.push(f32::from_le_bytes(bytes[..4].try_into().unwrap()));
             (order.progress)(tensor.nbytes);
         }

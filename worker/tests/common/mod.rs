@@ -23,7 +23,7 @@ use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{self as pb, LaneEvent, LaneFrame, ResultFrame, lane_frame};
 use brigade_worker::backend::StageBackend;
 use brigade_worker::config::{Config, RawConfig};
-use brigade_worker::run::Bound;
+use brigade_worker::run::{Bound, WorkerError};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -63,6 +63,7 @@ pub struct TestWorker {
     pub backend: Arc<FakeBackend>,
     runtime: Option<tokio::runtime::Runtime>,
     stop: Option<oneshot::Sender<()>>,
+    ended: Option<oneshot::Receiver<Result<(), WorkerError>>>,
 }
 
 impl TestWorker {
@@ -97,13 +98,20 @@ impl TestWorker {
             .unwrap();
         let (stop, stopped) = oneshot::channel();
         let (told, address) = std::sync::mpsc::channel();
+        let (over, ended) = oneshot::channel();
         runtime.spawn(async move {
             let bound = Bound::new(config, engine).await.unwrap();
             told.send(bound.address().clone()).unwrap();
-            bound.serve(async { drop(stopped.await) }).await.unwrap();
+            // Nobody listens unless a test waits for it.
+            let _ = over.send(bound.serve(async { drop(stopped.await) }).await);
         });
         let address = address.recv().unwrap();
-        Self { address, backend, runtime: Some(runtime), stop: Some(stop) }
+        Self { address, backend, runtime: Some(runtime), stop: Some(stop), ended: Some(ended) }
+    }
+
+    /// How it ended by itself.
+    pub async fn ended(&mut self) -> Result<(), WorkerError> {
+        self.ended.take().unwrap().await.unwrap()
     }
 
     /// Asks it to leave.

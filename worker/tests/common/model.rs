@@ -91,7 +91,9 @@ impl Model {
     }
 
     pub fn hints(&self, host_id: &str) -> Vec<FileHint> {
-        brigade_worker::hashes::file_hints(&self.gguf, host_id).unwrap()
+        let path = self.gguf.paths().next().unwrap();
+        let (_, files) = Gguf::open_files(path).unwrap();
+        brigade_worker::hashes::file_hints(&files, host_id).unwrap()
     }
 }
 

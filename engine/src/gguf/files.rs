@@ -1,0 +1,201 @@
+//! A model's tensors read from its open files, not mapped: what long-lived processes use. A file that is
+//! cut off while it is mapped ends the process with a signal; one that is cut off while it is read is an error.
+//!
+//! [`FileState`] is what tells one state of a file from another. It promises to change with every
+//! write, truncation, exchange or setting of times, because the system stamps the change time
+//! (`ctime`) itself and lets nobody set it. It does not notice a change within one tick of the clock
+//! that stamps (see [`FileState::is_settled`]; milliseconds, a second or two on old file systems), bytes
+//! that rot on the disk, writes to the disk below the file system, or a clock that is set back.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::bytes::Bytes;
+use super::directory::TensorInfo;
+use super::error::GgufError;
+use super::header::{self, Extent, MAX_HEADER_BYTES, Part};
+use super::{Gguf, parse};
+
+/// Bytes read at first for a header; most are within a few of them.
+const FIRST_READ: u64 = 1 << 20;
+/// How much more is read when that was not enough.
+const READ_MORE: u64 = 8;
+
+/// Change times younger than this may be followed by another change with the same one: file systems stamp
+/// by clocks of milliseconds, some of one or two seconds.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// What tells one state of a file from another, on one machine. The module says what it promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState {
+    /// Size in bytes.
+    pub nbytes: u64,
+    /// Modification time, nanoseconds since the Unix epoch. Anybody can set it.
+    pub mtime_ns: i64,
+    /// Change time, nanoseconds since the Unix epoch. Set by the system with every change.
+    pub ctime_ns: i64,
+    /// Number within its file system.
+    pub inode: u64,
+    /// The file system.
+    pub device: u64,
+}
+
+impl FileState {
+    /// The state of an open file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: &File) -> io::Result<Self> {
+        file.metadata().map(|meta| Self::from(&meta))
+    }
+
+    /// Whether the change time is old enough that any later change has another one.
+    pub fn is_settled(&self, now: SystemTime) -> bool {
+        let now_ns = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128;
+        now_ns - i128::from(self.ctime_ns) >= SETTLED_AFTER.as_nanos() as i128
+    }
+}
+
+impl From<&Metadata> for FileState {
+    fn from(meta: &Metadata) -> Self {
+        let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
+        Self {
+            nbytes: meta.len(),
+            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            inode: meta.ino(),
+            device: meta.dev(),
+        }
+    }
+}
+
+/// The open files of a model, one a shard.
+#[derive(Debug)]
+pub struct TensorFiles {
+    files: Vec<OpenFile>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    state: FileState,
+}
+
+impl Gguf {
+    /// Opens a model without mapping it: its header in memory, and its files, which tensors are read
+    /// from. [`Gguf::data`] of it is an error.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`].
+    pub fn open_files(path: impl AsRef<Path>) -> Result<(Self, TensorFiles), GgufError> {
+        let path = path.as_ref();
+        let (part, file) = read_part(0, path)?;
+        let others = part.other_paths(path)?;
+        let (mut parts, mut files) = (vec![part], vec![file]);
+        for other in others {
+            let (part, file) = read_part(parts.len(), &other)?;
+            parts.push(part);
+            files.push(file);
+        }
+        Ok((header::assemble(parts)?, TensorFiles { files }))
+    }
+}
+
+/// Opens shard `no` and reads its header.
+fn read_part(no: usize, path: &Path) -> Result<(Part, OpenFile), GgufError> {
+    let io = |source| GgufError::io(path, source);
+    // Looked at before it is opened: opening a pipe waits for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(io(io::Error::other("not a regular file")));
+    }
+    let file = File::open(path).map_err(io)?;
+    let state = FileState::of(&file).map_err(io)?;
+    let name = path.display().to_string();
+    let header = Bytes::Owned(read_header(&file, &state, path, &name)?.into());
+    let extent = Extent::HeaderOf { file_len: state.nbytes };
+    let part = Part::new(no, header, name, Some(path.to_owned()), extent)?;
+    Ok((part, OpenFile { path: path.to_owned(), file, state }))
+}
+
+/// The bytes of the header alone, read in growing steps until they parse.
+fn read_header(
+    file: &File,
+    state: &FileState,
+    path: &Path,
+    name: &str,
+) -> Result<Vec<u8>, GgufError> {
+    let most = state.nbytes.min(MAX_HEADER_BYTES);
+    let mut wanted = FIRST_READ.min(most);
+    let mut bytes = Vec::new();
+    loop {
+        let have = bytes.len();
+        bytes.resize(wanted as usize, 0);
+        read_at(file, path, &mut bytes[have..], have as u64)?;
+        match parse::parse_header(&bytes, name) {
+            Ok(header) => {
+                bytes.truncate(header.len);
+                return Ok(bytes);
+            }
+            Err(error) if wanted == most || !bytes.starts_with(&parse::MAGIC) => return Err(error),
+            Err(_) => wanted = wanted.saturating_mul(READ_MORE).min(most),
+        }
+    }
+}
+
+/// Fills `out` from `offset` on; a file that ends before was cut off.
+fn read_at(file: &File, path: &Path, out: &mut [u8], offset: u64) -> Result<(), GgufError> {
+    file.read_exact_at(out, offset).map_err(|source| match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let end = offset.saturating_add(out.len() as u64);
+            let problem = format!("it ends before byte {end}, which it had when it was opened");
+            GgufError::Changed { path: path.to_owned(), problem }
+        }
+        _ => GgufError::io(path, source),
+    })
+}
+
+impl TensorFiles {
+    /// The files' states when they were opened, with their paths.
+    pub fn states(&self) -> impl Iterator<Item = (&Path, &FileState)> {
+        self.files.iter().map(|open| (open.path.as_path(), &open.state))
+    }
+
+    /// Fills `out` with a tensor's bytes from `from` on.
+    ///
+    /// # Errors
+    /// [`GgufError::Changed`] for a file that was cut off; [`GgufError::Io`]; the tensor is not of this
+    /// model, or has no such bytes.
+    pub fn read(&self, tensor: &TensorInfo, from: u64, out: &mut [u8]) -> Result<(), GgufError> {
+        let inside = from.checked_add(out.len() as u64).is_some_and(|end| end <= tensor.nbytes);
+        let at = tensor.offset.checked_add(from).filter(|_| inside);
+        match (self.files.get(tensor.shard), at) {
+            (Some(open), Some(at)) => read_at(&open.file, &open.path, out, at),
+            _ => Err(GgufError::MissingTensor { name: tensor.name.clone() }),
+        }
+    }
+
+    /// Where a tensor lies: for hints to the system.
+    pub fn place(&self, tensor: &TensorInfo) -> Option<(&File, u64)> {
+        self.files.get(tensor.shard).map(|open| (&open.file, tensor.offset))
+    }
+
+    /// Checks that no file has changed since it was opened: what was read before is of that state.
+    ///
+    /// # Errors
+    /// [`GgufError::Changed`], [`GgufError::Io`].
+    pub fn check_unchanged(&self) -> Result<(), GgufError> {
+        for OpenFile { path, file, state } in &self.files {
+            if FileState::of(file).map_err(|e| GgufError::io(path, e))? != *state {
+                let problem = "it was written to".to_owned();
+                return Err(GgufError::Changed { path: path.clone(), problem });
+            }
+        }
+        Ok(())
+    }
+}

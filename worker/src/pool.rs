@@ -1,0 +1,75 @@
+//! Threads for reading and hashing weights: as many as the stage computes with, on the same CPUs. Work that
+//! takes minutes must keep to `--threads` and `--cpus` as much as the stage does.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Name of each thread, for whoever looks at the process.
+pub const THREAD_NAME: &str = "weights";
+
+/// A fixed number of threads, which sleep when there is nothing to do. Clones share them.
+#[derive(Clone)]
+pub struct Pool(Arc<rayon::ThreadPool>);
+
+/// The system refuses threads.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start {threads} threads that read weights: {reason}")]
+pub struct PoolError {
+    threads: usize,
+    reason: rayon::ThreadPoolBuildError,
+}
+
+impl Pool {
+    /// Starts `threads` threads; thread `i` is pinned to the `i`-th of `cpus`, in turn, unless there
+    /// are none.
+    ///
+    /// # Errors
+    /// [`PoolError`].
+    pub fn new(threads: usize, cpus: &[usize]) -> Result<Self, PoolError> {
+        let cpus = cpus.to_vec();
+        let pin = move |thread: usize| {
+            let Some(&id) = (!cpus.is_empty()).then(|| &cpus[thread % cpus.len()]) else { return };
+            if !core_affinity::set_for_current(core_affinity::CoreId { id }) {
+                tracing::warn!(cpu = id, "cannot pin a thread that reads weights to this CPU");
+            }
+        };
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .thread_name(|_| THREAD_NAME.to_owned())
+            .start_handler(pin)
+            .build()
+            .map(|pool| Self(Arc::new(pool)))
+            .map_err(|reason| PoolError { threads, reason })
+    }
+
+    /// Does `work` on these threads; what it does in parallel stays on them.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.0.install(work)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} threads)", self.0.current_num_threads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rayon::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn threads_are_as_many_as_asked_for_and_where_they_belong() {
+        let allowed = |_| {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+            let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+            list.map(|list| list.trim().to_owned())
+        };
+        let pool = Pool::new(3, &[0]).unwrap();
+        let cpus: Vec<Option<String>> = pool.run(|| (0..64).into_par_iter().map(allowed).collect());
+        assert!(cpus.iter().flatten().all(|list| list == "0"), "{cpus:?}");
+        assert_eq!(pool.run(rayon::current_num_threads), 3);
+    }
+}
