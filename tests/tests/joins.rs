@@ -12,6 +12,12 @@ use brigade_tests::up_share::{completes, free_address, serve, wait_up, worker};
 /// How long a bad peer is given to do its harm.
 const HARM_WITHIN: Duration = Duration::from_secs(3);
 
+/// Hung addresses that join.
+const FLOOD: usize = 80;
+
+/// Time between two of them.
+const OUT_OF_STEP: Duration = Duration::from_millis(70);
+
 /// Tries until the coordinator's control address answers.
 fn join_soon(control: &Address, address: &str) {
     let begin = Instant::now();
@@ -59,18 +65,18 @@ fn a_worker_that_is_none_ends_nothing() {
     assert!(completes(&server.ready), "the line is not disturbed");
 }
 
-/// Addresses that prove nothing do not keep a worker from joining.
+/// Addresses that answer nothing, more of them than are dialled at once and out of step, keep nobody out.
 #[test]
 fn a_flood_of_joins_keeps_nobody_out() {
     let control = free_address();
     let server = serve(&["--control", &control]);
     let address: Address = control.parse().unwrap();
     join_soon(&address, "127.0.0.1:9");
-    let hung = Fake::start(Phase::Accepts);
-    join_soon(&address, &hung.address.to_string());
-    for port in 1..400 {
-        // Refusals for being too many are answers too.
-        let _ = join(&address, &format!("127.0.0.1:{port}"));
+    let hung: Vec<Fake> = (0..FLOOD).map(|_| Fake::start(Phase::Accepts)).collect();
+    for fake in &hung {
+        // A refusal for being too many is an answer too.
+        let _ = join(&address, &fake.address.to_string());
+        std::thread::sleep(OUT_OF_STEP);
     }
     let _healthy = worker("127.0.0.1:0", &["--join", &control]);
     wait_up(&server);

@@ -33,13 +33,15 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 /// How long a broken line is remembered.
 pub const DOUBT_FOR: Duration = Duration::from_secs(300);
 
-/// Weight of a line that a member broke, or of being lost while one was built. The first such is
-/// forgiven: machines are restarted.
+/// Weight of a line that a member broke, or of being lost while one was built.
 pub const BROKE: u32 = 1;
 
-/// Weight of what is not forgiven: accepting work and not doing it, or breaking the first line of a
-/// newcomer.
-pub const BROKE_BADLY: u32 = 2;
+/// So many of these are forgiven: processes are restarted, sometimes more than once.
+const FORGIVEN: u32 = 3;
+
+/// Weight of what is not forgiven: accepting work and not doing it, or coming in the place of one that
+/// broke a line.
+pub const BROKE_BADLY: u32 = FORGIVEN + 1;
 
 /// Most breaks remembered of one member.
 const MAX_BREAKS: usize = 64;
@@ -192,11 +194,11 @@ impl Member {
         }
     }
 
-    /// Weight of the lines it broke lately, the first of them forgiven.
+    /// Weight of the lines it broke lately, less what is forgiven.
     pub fn doubts(&self, now: Instant) -> u32 {
         let recent = |at: Instant| now.saturating_duration_since(at) < DOUBT_FOR;
         let weights = self.breaks.iter().filter(|(at, _)| recent(*at)).map(|(_, weight)| weight);
-        weights.sum::<u32>().saturating_sub(1)
+        weights.sum::<u32>().saturating_sub(FORGIVEN)
     }
 
     /// Whether it broke any line lately.
@@ -374,10 +376,12 @@ mod tests {
     }
 
     #[test]
-    fn one_break_is_forgiven_and_a_bad_one_is_not() {
+    fn some_breaks_are_forgiven_and_a_bad_one_is_not() {
         let now = Instant::now();
         let mut member = joined(now);
-        member.broke(now, BROKE);
+        for _ in 0..FORGIVEN {
+            member.broke(now, BROKE);
+        }
         assert_eq!((member.doubts(now), member.has_broken(now)), (0, true));
         member.broke(now, BROKE);
         assert_eq!(member.doubts(now), 1);

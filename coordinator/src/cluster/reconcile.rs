@@ -194,7 +194,10 @@ fn trusted_first(
     connected: &[&MemberSeen],
     enough: &mut dyn FnMut(&[MemberId]) -> Result<(), String>,
 ) -> Result<Vec<MemberId>, String> {
-    let doubted = |m: &MemberSeen| !goal.all_named && is_doubted(goal, m);
+    // Where all broke lines, nobody stands out: whoever did so much more often than the best does.
+    let usual = connected.iter().map(|m| m.doubts).min().unwrap_or(0);
+    let stands_out = |m: &MemberSeen| m.doubts > 2 * usual || is_late(goal, m);
+    let doubted = |m: &MemberSeen| !goal.all_named && stands_out(m);
     let mut who: Vec<MemberId> = Vec::new();
     who.extend(connected.iter().filter(|m| !doubted(m)).map(|m| m.id));
     let mut others: Vec<&MemberSeen> = connected.iter().copied().filter(|m| doubted(m)).collect();
@@ -215,9 +218,9 @@ fn trusted_first(
     Ok(who)
 }
 
-/// Whether others are preferred to it.
-fn is_doubted(goal: &Goal, member: &MemberSeen) -> bool {
-    member.doubts > 0 || (member.busy && member.missing_for >= patience(goal))
+/// Whether it had no time for us for longer than anybody is waited for.
+fn is_late(goal: &Goal, member: &MemberSeen) -> bool {
+    member.busy && member.missing_for >= patience(goal)
 }
 
 fn patience(goal: &Goal) -> Duration {
@@ -235,7 +238,7 @@ fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration>
         Presence::Absent { .. } => None,
     };
     let stands_in = goal.was_up && n >= goal.last_line;
-    let waited_for = member.known && !stands_in && !member.refuses && !is_doubted(goal, member);
+    let waited_for = member.known && !stands_in && !member.refuses && member.doubts == 0;
     let left = patience(goal).checked_sub(member.missing_for).filter(|d| !d.is_zero());
     settling.max(left.filter(|_| waited_for))
 }

@@ -120,6 +120,15 @@ fn who_broke_lines_is_used_only_where_others_do_not_suffice() {
 }
 
 #[test]
+fn where_all_broke_lines_nobody_stands_out() {
+    let doubted = |id, doubts| MemberSeen { doubts, ..there(id) };
+    let members = [doubted(0, 2), doubted(1, 4), doubted(2, 3)];
+    assert_eq!(decide(AGAIN, &members, 1), Step::Build(vec![0, 1, 2]));
+    let members = [doubted(0, 2), doubted(1, 5), doubted(2, 3)];
+    assert_eq!(decide(AGAIN, &members, 1), Step::Build(vec![0, 2]));
+}
+
+#[test]
 fn who_is_busy_is_waited_for_as_long_as_who_is_lost() {
     let busy = |time| MemberSeen { busy: true, missing_for: time, ..there(1) };
     // It passes the handshake: while there is patience it is asked again, later the others go first.
