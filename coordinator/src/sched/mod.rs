@@ -316,7 +316,7 @@ impl Scheduler {
         while let Some(next) = self.waiting.front()
             && line.has_room(&next.request)
             && !self.live.has_suspect()
-            && (self.live.len() == 0 || !replay::is_suspect(next.losses))
+            && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
             && let Some(next) = self.waiting.pop()
         {
             admit(line, &mut self.live, next, out);
@@ -347,7 +347,7 @@ impl Scheduler {
         let mut stats = Stats {
             waiting: self.waiting.len(),
             suspect_alone: self.live.has_suspect()
-                || self.waiting.front().is_some_and(|next| replay::is_suspect(next.losses)),
+                || self.waiting.front().is_some_and(|next| sequence::is_suspect(next.losses)),
             prefilling: self.live.len() - decoding,
             decoding,
             ..Stats::default()

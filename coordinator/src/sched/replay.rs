@@ -12,16 +12,8 @@
 use super::events::{Micros, Request, RequestError, RequestId, Work};
 use super::sequence::Sequence;
 
-/// A request under which so many lines were lost since it last got further than ever runs alone ...
-const ALONE_AFTER: u32 = 2;
-
-/// ... and ends with an error after so many.
+/// A request under which so many lines were lost since it last got further than ever ends with an error.
 const MOST_LOSSES: u32 = 3;
-
-/// Whether a request with so many losses in a row may be what breaks the lines.
-pub(super) fn is_suspect(losses: u32) -> bool {
-    losses >= ALONE_AFTER
-}
 
 /// A request without a place: a new one, or one whose line was lost.
 #[derive(Debug)]

@@ -17,7 +17,14 @@ use std::sync::Arc;
 use brigade_engine::batch::{BlockId, SeqPart, SlotId, Want};
 
 use super::events::{RequestId, Work};
-use super::replay;
+
+/// A request under which so many lines were lost since it last got further than ever runs alone.
+const ALONE_AFTER: u32 = 2;
+
+/// Whether a request with so many losses in a row may be what breaks the lines.
+pub(super) fn is_suspect(losses: u32) -> bool {
+    losses >= ALONE_AFTER
+}
 
 /// Admission number: the order of sequences, and a name that is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,7 +184,7 @@ impl Live {
 
     /// Whether one of them may have broken its lines, and has not shown yet that it did not.
     pub fn has_suspect(&self) -> bool {
-        self.seqs.values().any(|sequence| replay::is_suspect(sequence.losses))
+        self.seqs.values().any(|sequence| is_suspect(sequence.losses))
     }
 
     pub fn n_decoding(&self) -> usize {

@@ -2,7 +2,7 @@
 //! it. The rest is counted once it is there (`metered`): a filter that is not treated here makes at most a
 //! few times what it is given, and its inputs were counted.
 
-use minijinja::value::{Rest, Value, from_args};
+use minijinja::value::{Rest, Value, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
 
 use super::list::List;
@@ -11,6 +11,9 @@ use super::{metered, python};
 
 /// Most columns of an indentation, and most lists of `batch` and `slice`.
 pub const MAX_TEMPLATE_COUNT: u64 = 4096;
+
+/// Filters whose results nest deeper than what they are given.
+const DEEPEN: [&str; 5] = ["batch", "slice", "groupby", "items", "dictsort"];
 
 /// Looks at the arguments of a filter, its value first.
 type Look = fn(&Meter, &[Value]) -> Result<(), Error>;
@@ -23,13 +26,18 @@ pub fn install(env: &mut Environment<'_>) {
     }
     env.remove_global("debug");
     let mut guard = |name: &'static str, plain: Value, look: Look| {
-        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
             // A default may be a namespace: it is handed on, not put into anything.
             let rest =
                 if matches!(name, "default" | "d") { &[] } else { args.get(1..).unwrap_or(&[]) };
             rest.iter().try_for_each(no_variables)?;
             look(Meter::of(state), &args)?;
-            plain.call(state, &args)
+            let made = plain.call(state, &args)?;
+            if DEEPEN.contains(&name) {
+                Meter::of(state).walk_parts(&made)?;
+            }
+            Ok::<_, Error>(made)
         });
     };
     macro_rules! filters {
@@ -72,10 +80,13 @@ fn install_meter(env: &mut Environment<'_>) {
     });
     env.add_filter(metered::KEPT, |value: Value| meter::only_a_variable(&value).map(|()| value));
     env.add_filter(metered::CONCAT, |state: &mut State<'_, '_>, left: Value, right: Value| {
+        concat(Meter::of(state), &left, &right)
+    });
+    env.add_filter(metered::CONCAT_ONTO, |state: &mut State<'_, '_>, left: Value, right: Value| {
         let meter = Meter::of(state);
-        let len = meter.text_len(&left)? + meter.text_len(&right)?;
-        meter.count(len)?;
-        meter.made(Value::from(format!("{left}{right}")))
+        let text = concat(meter, &left, &right)?;
+        meter.gone(&left);
+        Ok::<_, Error>(text)
     });
     env.set_formatter(|out, state, value| {
         let meter = Meter::of(state);
@@ -83,6 +94,12 @@ fn install_meter(env: &mut Environment<'_>) {
         meter.count(len)?;
         minijinja::escape_formatter(out, state, value)
     });
+}
+
+/// Both as one text.
+fn concat(meter: &mut Meter, left: &Value, right: &Value) -> Result<Value, Error> {
+    meter.allow(meter.text_len(left)?.saturating_add(meter.text_len(right)?))?;
+    meter.made(Value::from(format!("{left}{right}")))
 }
 
 /// Python's methods, as [`python::method`], looked at before.

@@ -15,12 +15,12 @@ use minijinja::{Error, ErrorKind, State};
 use super::list::List;
 
 /// Bytes of text and lists that any template may make.
-pub const TEMPLATE_BYTES: u64 = 64 << 20;
+pub const TEMPLATE_BYTES: u64 = 128 << 20;
 /// What it may make besides for each byte of messages, tools and arguments: templates copy them some times,
-/// and those that gather their output in a variable copy it with every message.
-pub const TEMPLATE_BYTES_PER_INPUT: u64 = 64;
+/// and those that gather their output in a variable copy it with every message (a thousand times half of it).
+pub const TEMPLATE_BYTES_PER_INPUT: u64 = 512;
 /// Most bytes of text and lists that a template may make, whatever its input.
-pub const MAX_TEMPLATE_BYTES_MADE: u64 = 512 << 20;
+pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;
 /// Deepest nesting of a value that a template makes (messages may come with 128 levels).
 pub const MAX_TEMPLATE_DEPTH: usize = 256;
 /// Parts of nested values that one rendering may walk through.
@@ -153,6 +153,12 @@ impl Meter {
             _ => {}
         }
         Ok(value)
+    }
+
+    /// Takes a text off the count again that was made last and that nobody holds but the caller.
+    pub fn gone(&mut self, value: &Value) {
+        let bytes = value.as_str().map_or(0, |text| VALUE_BYTES + text.len() as u64);
+        self.left = (self.left + bytes).min(self.limit);
     }
 
     /// As [`Self::made`] for a value put together from others: walks through it.

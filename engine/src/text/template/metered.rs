@@ -4,6 +4,7 @@
 //! Rests on the template engine's instructions, whose form is no promise of that crate: its version is
 //! pinned, and every instruction is named here, so that a new one does not compile.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use minijinja::machinery::{
@@ -24,6 +25,8 @@ pub const RIGHT: &str = "brigade/right";
 pub const ADDED: &str = "brigade/added";
 /// Puts two values together as text.
 pub const CONCAT: &str = "brigade/concat";
+/// As [`CONCAT`], where the left one is a text that the instruction before has put together: it is gone then.
+pub const CONCAT_ONTO: &str = "brigade/concat-onto";
 /// Refuses what a namespace may not keep.
 pub const KEPT: &str = "brigade/kept";
 
@@ -63,12 +66,17 @@ pub fn config(syntax: minijinja::syntax::SyntaxConfig) -> TemplateConfig {
 
 fn metered<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     let mut out = Instructions::new(plain.name(), plain.source());
+    let onto = chained(plain);
     // Where each instruction has gone, with what stands before it.
     let mut places = Vec::new();
     let mut at = 0;
     while let Some(instruction) = plain.get(at) {
         let mut first = None;
-        for instruction in expand(instruction)? {
+        let mut expanded = expand(instruction)?;
+        if matches!(instruction, Instruction::StringConcat) && onto.contains(&at) {
+            expanded = vec![call(CONCAT_ONTO, 2)];
+        }
+        for instruction in expanded {
             let place = match (plain.get_span(at), plain.get_line(at)) {
                 (Some(span), _) => out.add_with_span(instruction, span),
                 (None, Some(line)) => {
@@ -93,6 +101,44 @@ fn metered<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     Ok(out)
 }
 
+/// The concatenations whose left operand is what another has just made: `b ~ c` of `a ~ b ~ c`. Nothing between
+/// the two reaches that operand, and no jump comes in between.
+fn chained(plain: &Instructions<'_>) -> BTreeSet<u32> {
+    let mut jumped_to = BTreeSet::new();
+    let mut at = 0;
+    while let Some(instruction) = plain.get(at) {
+        jumped_to.extend(target(&mut instruction.clone()).map(|target| *target));
+        at += 1;
+    }
+    (0..at).filter_map(|at| next_concat(plain, at, &jumped_to)).collect()
+}
+
+/// The concatenation whose left operand is made at `at`.
+fn next_concat(plain: &Instructions<'_>, at: u32, jumped_to: &BTreeSet<u32>) -> Option<u32> {
+    plain.get(at).filter(|first| matches!(first, Instruction::StringConcat))?;
+    // Values above that operand.
+    let mut above = 0_usize;
+    for next in at + 1.. {
+        let (pops, pushes) = match plain.get(next)? {
+            _ if jumped_to.contains(&next) => return None,
+            Instruction::StringConcat if above == 1 => return Some(next),
+            Instruction::LoadConst(_) | Instruction::Lookup(_) => (0, 1),
+            Instruction::GetAttr(_) | Instruction::Not | Instruction::Neg => (1, 1),
+            Instruction::GetItem | Instruction::Add | Instruction::Sub | Instruction::Mul => (2, 1),
+            Instruction::StringConcat => (2, 1),
+            Instruction::Slice => (4, 1),
+            Instruction::ApplyFilter(_, Some(n), _)
+            | Instruction::CallFunction(_, Some(n))
+            | Instruction::CallMethod(_, Some(n)) => (usize::from(*n), 1),
+            Instruction::BuildKwargs(n) | Instruction::BuildMap(n) => (2 * n, 1),
+            Instruction::BuildList(Some(n)) => (*n, 1),
+            _ => return None,
+        };
+        above = above.checked_sub(pops)? + pushes;
+    }
+    None
+}
+
 /// Where an instruction may go on besides the next one.
 fn target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
     match instruction {
@@ -106,9 +152,12 @@ fn target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
     }
 }
 
+fn call(filter: &'static str, n: u16) -> Instruction<'static> {
+    Instruction::ApplyFilter(filter, Some(n), NO_SLOT)
+}
+
 /// An instruction with what counts it.
 fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
-    let call = |filter, n| Instruction::ApplyFilter(filter, Some(n), NO_SLOT);
     let then = |filter| Ok(vec![plain.clone(), call(filter, 1)]);
     match plain {
         // Through the formatter, which counts, as text that needs no escapes.

@@ -262,6 +262,11 @@ impl io::Write for Len {
 }
 
 fn explain(error: Error) -> TextError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        let text =
+            format!("the template ran out of fuel: {TEMPLATE_FUEL} instructions are the limit");
+        return TextError::Template(text);
+    }
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
     while let Some(inner) = cause {

@@ -59,7 +59,7 @@ fn texts_that_double_are_refused() {
          {% set y %}{% call m() %}{{ ns.x }}{% endcall %}{% endset %}{% set ns.x = y %}",
         "{{ ns.x }}{% set ns.x = ns.x ~ ns.x %}",
     ] {
-        let why = refusal(&repeated("'a'", step));
+        let why = refusal(&repeated("'ab'", step));
         assert!(
             why.contains("the limit") || why.contains("repeated string is too large"),
             "{step}: {why}"
@@ -72,7 +72,6 @@ fn lists_that_grow_are_refused() {
     for step in [
         "{% set ns.x = ns.x + ns.x %}",
         "{% set ns.x = ns.x * 2 %}",
-        "{% set ns.x = [*ns.x, *ns.x] %}",
         "{% set ns.x = ns.x + ns.x|list %}",
         "{% set ns.x = [ns.x, ns.x] %}{% if i > 40 %}{{ ns.x }}{% endif %}",
         "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% if i > 40 %}{{ ns.x|tojson }}{% endif %}",
@@ -172,41 +171,47 @@ fn what_templates_do_in_earnest_is_let_be() {
     }
 }
 
+/// The meter changes no result: as the engine alone renders it.
 #[test]
-fn operators_give_what_they_gave() {
+fn results_are_those_of_the_engine_without_a_meter() {
     let message =
         json!({ "role": "user", "content": "a\nb", "n": 3, "list": [1, [2]], "none": null });
-    for (source, want) in [
-        ("{{ 1 ~ 'b' ~ none ~ true ~ 1.5 ~ [1, 'x'] }}", "1bnonetrue1.5[1, \"x\"]"),
-        (
-            "{{ 1 + 2 }} {{ 'a' + 'b' }} {{ [1] + [2] }} {{ 2 * 3 }} {{ 'ab' * 2 }}",
-            "3 ab [1, 2] 6 abab",
-        ),
-        ("{{ ([1] + [2]) is sequence }} {{ [0] * 3 }}", "true [0, 0, 0]"),
-        ("{{ messages[0].none or ('x' + 'y') }}{{ 'p' if false else 'q' ~ 'r' }}", "xyqr"),
-        ("{% for a, b in {'x': 1, 'y': 2}.items() %}{{ a }}{{ b }}{% endfor %}", "x1y2"),
-        (
-            "{% for x in [1, 2, 3] if x > 1 %}{{ loop.index }}{{ x }}{% else %}none{% endfor %}",
-            "1223",
-        ),
-        (
-            "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}.{% endfor %}",
-            "1.2.3...",
-        ),
-        (
-            "{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}{{ m(1, b=3) ~ '!' }}",
-            "1213!",
-        ),
-        ("{% set x, y = (1, 2) %}{{ y }}{{ x }}{{ (1, 2) }}", "21(1, 2)"),
-        (
-            "{{ messages[0]['content'][::-1] }}{{ messages[0].content.split('\\n') }}",
-            "b\na[\"a\", \"b\"]",
-        ),
-        ("{{ range(3)|list }}{{ range(3)[1:]|list }}", "[0, 1, 2][1, 2]"),
-        ("{% autoescape true %}<b>{{ '<' }}{% endautoescape %}", "<b>&lt;"),
-        ("{{ {'a': [1, {'b': none}]}|tojson }}", "{\"a\": [1, {\"b\": null}]}"),
-        ("{{ undefined_thing }}{{ undefined_thing|default('d') }}", "d"),
+    let mut plain = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    plain.set_syntax(syntax.unwrap());
+    plain.set_unknown_method_callback(python::method);
+    plain.add_filter("tojson", python::tojson);
+    for source in [
+        "{{ 1 ~ 'b' ~ none ~ true ~ 1.5 ~ [1, 'x'] }}",
+        "{{ 1 + 2 }} {{ 'a' + 'b' }} {{ [1] + [2] }} {{ 2 * 3 }} {{ 'ab' * 2 }} {{ 2 ** 8 }}",
+        "{{ [1, [2]] + messages[0].list }} {{ [0] * 3 }} {{ (1, 2) + (3,) }}",
+        "{{ messages[0].none or ('x' + 'y') }}{{ 'p' if false else 'q' ~ 'r' }}",
+        "{{ 'a' ~ ('b' if messages else 'c') ~ messages[0].role ~ ('d' ~ 'e') ~ messages[0].list[0] }}",
+        "{% for a, b in {'x': 1, 'y': 2}.items() %}{{ a }}{{ b }}{% endfor %}",
+        "{% for x in [1, 2, 3] if x > 1 %}{{ loop.index }}{{ x }}{% else %}none{% endfor %}",
+        "{% for x in [] %}{{ x }}{% else %}none{% endfor %}",
+        "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}.{% endfor %}",
+        "{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}",
+        "{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}{{ m(1, b=3) ~ '!' }}",
+        "{% macro m(a) %}<{{ caller(a) }}>{% endmacro %}{% call(x) m(1) %}{{ x }}{% endcall %}",
+        "{% set x, y = (1, 2) %}{{ y }}{{ x }}{{ (1, 2) }}",
+        "{% set ns = namespace(a=1) %}{% set ns.b = ns.a + 1 %}{{ ns.a }}{{ ns.b }}",
+        "{% set x %}a{{ 'b'|upper }}{% endset %}{{ x }}{% filter upper %}x{% endfilter %}",
+        "{{ messages[0]['content'][::-1] }}{{ messages[0].content.split('\\n') }}",
+        "{{ range(3)|list }}{{ range(3)[1:]|list }}{{ range(5, 0, -2)|list }}",
+        "{% autoescape true %}<b>{{ '<' }}{% endautoescape %}",
+        "{{ {'a': [1, {'b': none}]}|tojson }}{{ messages|tojson(indent=2) }}",
+        "{{ missing }}{{ missing|default('d') }}{{ dict(a=1) }}{{ dict(a=1).a }}",
+        "{{ [3, 1, 2]|sort|join(', ') }}{{ ['a', 'b']|map('upper')|list }}{{ [1, 2]|sum }}",
+        "{{ 'a\\nb'|indent(2) }}{{ 'a\\nb'|indent(width=2, first=true) }}{{ '%05d %s'|format(3, 'x') }}",
+        "{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='n', default=0)|list }}",
+        "{{ '{} {name}'.format(1, name='n') }}{{ 'abc'.replace('b', 'x') }}{{ ','.join(['a', 'b']) }}",
+        "{{ [1, 2, 3]|batch(2, 0)|list }}{{ [1, 2, 3]|slice(2)|list }}{{ {'b': 1, 'a': 2}|dictsort }}",
+        "  {% if true %}\n  x\n  {% endif %}\n{# c #}y {%- if true -%}  z  {%- endif -%}",
     ] {
-        assert_eq!(render(source, std::slice::from_ref(&message)).unwrap(), want, "{source}");
+        let messages = Value::from(Serde(std::slice::from_ref(&message)));
+        let want = plain.render_str(source, minijinja::context! { messages });
+        let got = render(source, std::slice::from_ref(&message));
+        assert_eq!(got.unwrap(), want.unwrap(), "{source}");
     }
 }
