@@ -150,51 +150,42 @@ fn expression(expr: &Expr<'_>, sum: &mut u64) -> Folded {
             Folded { constant, bytes, number: None }
         }
         Expr::UnaryOp(op) => Folded { number: None, ..expression(&op.expr, sum) },
+        _ => {
+            within(expr, sum);
+            // What is compared is computed early as well, to a truth value.
+            Folded { constant: matches!(expr, Expr::Compare(_)), ..Folded::default() }
+        }
+    }
+}
+
+/// Looks into an expression that is not computed early, or to nothing long.
+fn within(expr: &Expr<'_>, sum: &mut u64) {
+    let mut see = |part: &Expr<'_>| {
+        expression(part, sum);
+    };
+    match expr {
         Expr::Compare(compare) => {
-            expression(&compare.expr, sum);
-            compare.ops.iter().for_each(|op| {
-                expression(&op.expr, sum);
-            });
-            Folded { constant: true, ..Folded::default() }
+            see(&compare.expr);
+            compare.ops.iter().for_each(|op| see(&op.expr));
         }
         Expr::IfExpr(e) => {
             let parts = [Some(&e.test_expr), Some(&e.true_expr), e.false_expr.as_ref()];
-            parts.into_iter().flatten().for_each(|part| {
-                expression(part, sum);
-            });
-            Folded::default()
+            parts.into_iter().flatten().for_each(see);
         }
         Expr::Slice(slice) => {
-            expression(&slice.expr, sum);
-            let parts = [&slice.start, &slice.stop, &slice.step];
-            parts.into_iter().flatten().for_each(|part| {
-                expression(part, sum);
-            });
-            Folded::default()
+            see(&slice.expr);
+            [&slice.start, &slice.stop, &slice.step].into_iter().flatten().for_each(see);
         }
         Expr::Filter(filter) => {
-            filter.expr.iter().for_each(|part| {
-                expression(part, sum);
-            });
+            filter.expr.iter().for_each(see);
             see_args(&filter.args, sum);
-            Folded::default()
         }
-        Expr::Test(test) => {
-            see_call(&test.expr, &test.args, sum);
-            Folded::default()
-        }
-        Expr::GetAttr(get) => {
-            expression(&get.expr, sum);
-            Folded::default()
-        }
-        Expr::GetItem(get) => {
-            expression(&get.expr, sum);
-            expression(&get.subscript_expr, sum);
-            Folded::default()
-        }
-        Expr::Call(call) => {
-            see_call(&call.expr, &call.args, sum);
-            Folded::default()
-        }
+        Expr::Test(test) => see_call(&test.expr, &test.args, sum),
+        Expr::GetAttr(get) => see(&get.expr),
+        Expr::GetItem(get) => [&get.expr, &get.subscript_expr].into_iter().for_each(see),
+        Expr::Call(call) => see_call(&call.expr, &call.args, sum),
+        // These are looked into where they are met.
+        Expr::Var(_) | Expr::Const(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {}
+        Expr::BinOp(_) | Expr::UnaryOp(_) => {}
     }
 }

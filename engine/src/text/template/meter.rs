@@ -24,7 +24,7 @@ pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;
 /// Deepest nesting of a value that a template makes (messages may come with 128 levels).
 pub const MAX_TEMPLATE_DEPTH: usize = 256;
 /// Parts of nested values that one rendering may walk through.
-const MAX_WALKED: u64 = 1 << 26;
+const MAX_WALKED: u64 = 1 << 24;
 
 /// Counted for a value besides its text.
 const VALUE_BYTES: u64 = 32;

@@ -166,16 +166,6 @@ fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
             Ok(vec![Instruction::LoadConst(text), Instruction::Emit])
         }
         Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => then(MADE),
-        Instruction::Slice
-        | Instruction::Mul
-        | Instruction::ApplyFilter(..)
-        | Instruction::CallMethod(..)
-        | Instruction::CallObject(..)
-        | Instruction::BuildMacro(..) => then(MADE),
-        Instruction::BuildMap(_)
-        | Instruction::BuildList(_)
-        | Instruction::BuildTuple(_)
-        | Instruction::CallFunction(..) => then(BUILT),
         Instruction::Add => Ok(vec![call(RIGHT, 1), plain.clone(), call(ADDED, 1)]),
         Instruction::StringConcat => Ok(vec![call(CONCAT, 2)]),
         // The value lies below the namespace.
@@ -186,60 +176,44 @@ fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
             let what = format!("{n} lists are spread in one place, the limit is {MAX_SPREADS}");
             Err(Error::new(ErrorKind::InvalidOperation, what))
         }
-        // These make nothing, or numbers, or hand on what is there. What is captured was counted as it was
-        // written; what is unpacked was counted as the list it is unpacked from.
-        Instruction::LoadConst(_)
-        | Instruction::StoreLocal(_)
-        | Instruction::Lookup(_)
-        | Instruction::GetAttr(_)
-        | Instruction::GetItem
-        | Instruction::BuildKwargs(_)
-        | Instruction::MergeKwargs(_)
-        | Instruction::UnpackList(_)
-        | Instruction::UnpackLists(_)
-        | Instruction::Sub
-        | Instruction::Div
-        | Instruction::IntDiv
-        | Instruction::Rem
-        | Instruction::Pow
-        | Instruction::Neg
-        | Instruction::Eq
-        | Instruction::Ne
-        | Instruction::Gt
-        | Instruction::Gte
-        | Instruction::Lt
-        | Instruction::Lte
-        | Instruction::Not
-        | Instruction::In
-        | Instruction::CompareAndPreserve(_)
-        | Instruction::PerformTest(..)
-        | Instruction::Emit
-        | Instruction::PushLoop(_)
-        | Instruction::PushWith
-        | Instruction::Iterate(_)
-        | Instruction::PushDidNotIterate
-        | Instruction::PopFrame
-        | Instruction::PopLoopFrame
-        | Instruction::Jump(_)
-        | Instruction::JumpIfFalse(_)
-        | Instruction::JumpIfFalseOrPop(_)
-        | Instruction::JumpIfTrueOrPop(_)
-        | Instruction::PushAutoEscape
-        | Instruction::PopAutoEscape
-        | Instruction::BeginCapture(_)
-        | Instruction::EndCapture
-        | Instruction::DupTop
-        | Instruction::DiscardTop
-        | Instruction::FastSuper
-        | Instruction::FastRecurse
-        | Instruction::Swap
-        | Instruction::CallBlock(_)
-        | Instruction::LoadBlocks
-        | Instruction::Include(_)
-        | Instruction::ExportLocals
-        | Instruction::Return
-        | Instruction::IsUndefined
-        | Instruction::Enclose(_)
-        | Instruction::GetClosure => Ok(vec![plain.clone()]),
+        _ => match effect(plain) {
+            Effect::Makes => then(MADE),
+            Effect::Builds => then(BUILT),
+            Effect::Nothing => Ok(vec![plain.clone()]),
+        },
+    }
+}
+
+/// What an instruction leaves behind.
+enum Effect {
+    /// A value that is new.
+    Makes,
+    /// A value put together from others.
+    Builds,
+    /// Nothing, a number, or what is there. What is captured was counted as it was written, what is unpacked
+    /// as the list that it is unpacked from.
+    Nothing,
+}
+
+fn effect(plain: &Instruction<'_>) -> Effect {
+    use Instruction as I;
+    match plain {
+        I::Slice | I::Mul | I::ApplyFilter(..) | I::CallMethod(..) => Effect::Makes,
+        I::CallObject(..) | I::BuildMacro(..) | I::Add | I::StringConcat => Effect::Makes,
+        I::BuildMap(_) | I::BuildList(_) | I::BuildTuple(_) | I::CallFunction(..) => Effect::Builds,
+        I::EmitRaw(_) | I::Emit | I::BeginCapture(_) | I::EndCapture => Effect::Nothing,
+        I::LoadConst(_) | I::StoreLocal(_) | I::Lookup(_) | I::GetAttr(_) => Effect::Nothing,
+        I::SetAttr(_) | I::GetItem | I::DupTop | I::DiscardTop | I::Swap => Effect::Nothing,
+        I::BuildKwargs(_) | I::MergeKwargs(_) | I::UnpackList(_) => Effect::Nothing,
+        I::UnpackLists(_) | I::IsUndefined | I::PerformTest(..) => Effect::Nothing,
+        I::Sub | I::Div | I::IntDiv | I::Rem | I::Pow | I::Neg | I::Not => Effect::Nothing,
+        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In => Effect::Nothing,
+        I::CompareAndPreserve(_) | I::PushDidNotIterate => Effect::Nothing,
+        I::PushLoop(_) | I::PushWith | I::PopFrame | I::PopLoopFrame => Effect::Nothing,
+        I::Iterate(_) | I::Jump(_) | I::JumpIfFalse(_) => Effect::Nothing,
+        I::JumpIfFalseOrPop(_) | I::JumpIfTrueOrPop(_) | I::Return => Effect::Nothing,
+        I::PushAutoEscape | I::PopAutoEscape | I::FastSuper | I::FastRecurse => Effect::Nothing,
+        I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => Effect::Nothing,
+        I::Enclose(_) | I::GetClosure => Effect::Nothing,
     }
 }
