@@ -82,7 +82,10 @@ fn hostile_templates_end_with_an_error() {
     let cases = [
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "fuel"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
-        ("{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "prompt exceeds"),
+        (
+            "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+            "bytes of text and lists, the limit",
+        ),
         ("{{ missing_function() }}", "missing_function"),
         ("{{ messages.nothing.more }}", "undefined"),
     ];
