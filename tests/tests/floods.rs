@@ -16,7 +16,7 @@ use brigade_proto::WIRE_VERSION;
 use brigade_proto::control::HelloRequest;
 use brigade_proto::limits::*;
 use brigade_tests::hostile::*;
-use brigade_tests::process::Server;
+use brigade_tests::process::{Server, signal};
 use bytes::Bytes;
 use prost::Message;
 use serde_json::json;
@@ -195,6 +195,7 @@ fn wire_version() -> u32 {
 struct Line {
     server: Arc<Server>,
     stop: Arc<AtomicBool>,
+    clients: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Line {
@@ -203,9 +204,10 @@ impl Line {
         let args = ["--worker", &worker, "--max-seqs", "8", "--keep", "0"];
         let server = Arc::new(Server::start_of(&binary(), &args));
         let stop = Arc::new(AtomicBool::new(false));
+        let mut clients = Vec::new();
         for i in 0..STREAMS {
             let (server, stop) = (server.clone(), stop.clone());
-            std::thread::spawn(move || {
+            clients.push(std::thread::spawn(move || {
                 let body = json!({
                     "messages": [{"role": "user", "content": format!("Tell me about day {i}")}],
                     "max_tokens": 400, "temperature": 0, "ignore_eos": true,
@@ -215,9 +217,9 @@ impl Line {
                         std::thread::sleep(Duration::from_millis(100));
                     }
                 }
-            });
+            }));
         }
-        Self { server, stop }
+        Self { server, stop, clients }
     }
 
     /// Tokens a second, over a while.
@@ -232,6 +234,9 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // Its streams end with it, so that nobody holds it any more.
+        signal("KILL", self.server.process.pid());
+        self.clients.drain(..).for_each(|client| drop(client.join()));
     }
 }
 
