@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use brigade_proto::WIRE_VERSION;
 use brigade_proto::control::HelloRequest;
 use brigade_proto::limits::*;
+use brigade_proto::net::STREAM_WINDOW_BYTES;
 use brigade_tests::hostile::*;
 use brigade_tests::process::{Server, signal};
 use bytes::Bytes;
@@ -67,8 +68,8 @@ const FLOODS: &[Flood] = &[
     },
     Flood {
         name: "Prepares of 16 MB of empty tensors",
-        caps: "MAX_PEER_BYTES",
-        cap_bytes: MAX_PEER_BYTES,
+        caps: "MAX_PEER_BYTES, 16 windows",
+        cap_bytes: MAX_PEER_BYTES + 16 * STREAM_WINDOW_BYTES as usize,
         beside_a_line: false,
         run: |victim, _| {
             let tensors = framed(&field(6, &[]).repeat(8 << 20));
@@ -77,8 +78,8 @@ const FLOODS: &[Flood] = &[
     },
     Flood {
         name: "Prepares of 32 MiB without their last byte",
-        caps: "MAX_PEER_BYTES",
-        cap_bytes: MAX_PEER_BYTES,
+        caps: "MAX_PEER_BYTES, 64 windows",
+        cap_bytes: MAX_PEER_BYTES + 64 * STREAM_WINDOW_BYTES as usize,
         beside_a_line: false,
         run: |victim, _| Box::pin(endless(victim)),
     },
@@ -180,7 +181,9 @@ async fn measure(flood: &Flood) -> Seen {
     let allowed = flood.cap_bytes as u64 + SLACK;
     let bad = match peak {
         _ if !serves => Some("it no longer serves".into()),
-        Some(peak) if peak - before > allowed => Some(format!("{} more", mib(peak - before))),
+        Some(peak) if peak.saturating_sub(before) > allowed => {
+            Some(format!("{} more", mib(peak - before)))
+        }
         _ => None,
     };
     Seen { row, bad }
