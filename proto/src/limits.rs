@@ -3,7 +3,8 @@
 //! A peer is a **stranger** until a call of its names the coordinator that holds the worker. What
 //! strangers can make a process hold, all together, is about [`MAX_STRANGER_BYTES`] of messages
 //! that are not complete, [`PREPARES_AT_ONCE`] decoded manifests, and for each of
-//! [`MAX_CONNECTIONS`] connections one HTTP/2 frame and [`MAX_STREAMS`] calls of some 20 KiB.
+//! [`MAX_CONNECTIONS`] connections one HTTP/2 frame, [`MAX_STREAMS`] calls of some 20 KiB, and what
+//! is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] a call).
 
 /// Bytes of one lane or result frame: 512 rows of nine 7168-wide f32 vectors and room to spare.
 /// Only a lane that was accepted may have frames above [`MAX_SMALL_BYTES`].

@@ -32,8 +32,9 @@ pub type ServerLayer = Stack<GateLayer, Identity>;
 /// Bytes of an HTTP/2 frame: large enough that a decode boundary is one write, small enough that
 /// a heartbeat on the same connection waits for microseconds only.
 const HTTP2_FRAME_BYTES: u32 = 256 << 10;
-/// Flow control window of a stream: several prefill boundaries.
-const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// Flow control window of a stream: several prefill boundaries. What a stranger's call can have on its
+/// way into the gate, beside what the gate counts.
+pub const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// Flow control window of a connection; also what the HTTP/2 library's allowance for small frames
 /// grows with, which a stream of tokens needs.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use brigade_proto::WIRE_VERSION;
 use brigade_proto::control::HelloRequest;
 use brigade_proto::limits::*;
+use brigade_proto::net::STREAM_WINDOW_BYTES;
 use brigade_tests::hostile::*;
-use brigade_tests::process::Server;
+use brigade_tests::process::{Server, signal};
 use bytes::Bytes;
 use prost::Message;
 use serde_json::json;
@@ -67,8 +68,8 @@ const FLOODS: &[Flood] = &[
     },
     Flood {
         name: "Prepares of 16 MB of empty tensors",
-        caps: "MAX_PEER_BYTES",
-        cap_bytes: MAX_PEER_BYTES,
+        caps: "MAX_PEER_BYTES, 16 windows",
+        cap_bytes: MAX_PEER_BYTES + 16 * STREAM_WINDOW_BYTES as usize,
         beside_a_line: false,
         run: |victim, _| {
             let tensors = framed(&field(6, &[]).repeat(8 << 20));
@@ -77,8 +78,8 @@ const FLOODS: &[Flood] = &[
     },
     Flood {
         name: "Prepares of 32 MiB without their last byte",
-        caps: "MAX_PEER_BYTES",
-        cap_bytes: MAX_PEER_BYTES,
+        caps: "MAX_PEER_BYTES, 64 windows",
+        cap_bytes: MAX_PEER_BYTES + 64 * STREAM_WINDOW_BYTES as usize,
         beside_a_line: false,
         run: |victim, _| Box::pin(endless(victim)),
     },
@@ -180,7 +181,9 @@ async fn measure(flood: &Flood) -> Seen {
     let allowed = flood.cap_bytes as u64 + SLACK;
     let bad = match peak {
         _ if !serves => Some("it no longer serves".into()),
-        Some(peak) if peak - before > allowed => Some(format!("{} more", mib(peak - before))),
+        Some(peak) if peak.saturating_sub(before) > allowed => {
+            Some(format!("{} more", mib(peak - before)))
+        }
         _ => None,
     };
     Seen { row, bad }
@@ -195,6 +198,7 @@ fn wire_version() -> u32 {
 struct Line {
     server: Arc<Server>,
     stop: Arc<AtomicBool>,
+    clients: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Line {
@@ -203,9 +207,10 @@ impl Line {
         let args = ["--worker", &worker, "--max-seqs", "8", "--keep", "0"];
         let server = Arc::new(Server::start_of(&binary(), &args));
         let stop = Arc::new(AtomicBool::new(false));
+        let mut clients = Vec::new();
         for i in 0..STREAMS {
             let (server, stop) = (server.clone(), stop.clone());
-            std::thread::spawn(move || {
+            clients.push(std::thread::spawn(move || {
                 let body = json!({
                     "messages": [{"role": "user", "content": format!("Tell me about day {i}")}],
                     "max_tokens": 400, "temperature": 0, "ignore_eos": true,
@@ -215,9 +220,9 @@ impl Line {
                         std::thread::sleep(Duration::from_millis(100));
                     }
                 }
-            });
+            }));
         }
-        Self { server, stop }
+        Self { server, stop, clients }
     }
 
     /// Tokens a second, over a while.
@@ -232,6 +237,9 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // Its streams end with it, so that nobody holds it any more.
+        signal("KILL", self.server.process.pid());
+        self.clients.drain(..).for_each(|client| drop(client.join()));
     }
 }
 

@@ -156,7 +156,8 @@ async fn one_stage(worker: &[TestWorker]) -> Line {
 
 #[tokio::test]
 async fn a_state_has_what_a_sequence_can_have() {
-    let mut line = one_stage(&real_workers(1)).await;
+    let workers = real_workers(1);
+    let mut line = one_stage(&workers).await;
     // More than one sequence's, though less than the whole stage's and what frames it.
     let client = &mut line.clients[0];
     let total = client.health().await.state_bytes + SNAPSHOT_FRAME_BYTES;
@@ -195,7 +196,8 @@ async fn a_state_that_memory_has_no_room_for_is_refused_with_what_to_do() {
 
 #[tokio::test]
 async fn states_are_read_and_written_one_at_a_time() {
-    let mut line = one_stage(&real_workers(1)).await;
+    let workers = real_workers(1);
+    let mut line = one_stage(&workers).await;
     let client = &mut line.clients[0];
     let whole = client.snapshot(0).await.unwrap();
     let (parts, stream) = tokio::sync::mpsc::channel(4);
