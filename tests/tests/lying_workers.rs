@@ -2,7 +2,7 @@
 //! number it claims for an epoch reaches no other worker.
 
 use brigade_proto::control::worker_client::WorkerClient;
-use brigade_proto::control::{HelloReply, HelloRequest};
+use brigade_proto::control::{Capabilities, HelloReply, HelloRequest};
 use brigade_proto::net::dial;
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use brigade_tests::hostile::Victim;
@@ -48,7 +48,7 @@ async fn the_epoch_that_a_worker_claims_is_ignored() {
 async fn absurd_abilities_are_refused_by_their_name() {
     let worker = Victim::ours();
     let hello = honest(&worker).await;
-    type Lie = fn(&mut brigade_proto::control::Capabilities);
+    type Lie = fn(&mut Capabilities);
     let claims: [(&str, Lie); 4] = [
         ("gb_per_second is NaN", |c| c.gb_per_second = f64::NAN),
         ("gop_per_second is inf", |c| c.gop_per_second = f64::INFINITY),
