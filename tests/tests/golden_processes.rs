@@ -19,7 +19,7 @@ fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
     std::fs::create_dir_all(&folder).unwrap();
     for golden in Golden::folders() {
         for (name, entry) in &golden.manifest.models {
-            let path = golden.folder.join(&entry.file);
+            let path = golden.model(entry);
             let n_layer = arch::describe(&Gguf::open(&path).unwrap()).map(|spec| spec.n_layer());
             match n_layer {
                 Ok(n_layer) => check(&golden, name, entry, n_layer, &folder),
@@ -31,7 +31,7 @@ fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
 }
 
 fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize, folder: &Path) {
-    let model = golden.folder.join(&entry.file);
+    let model = golden.model(entry);
     let model = model.to_str().unwrap();
     let worker_counts = if n_layer < 3 { ["1", "2"] } else { ["1", "3"] };
     let runs = worker_counts.map(|workers| {

@@ -20,7 +20,7 @@ fn golden_models_are_the_same_on_every_table_within_the_stated_distance() {
     let mut largest = [0.0_f64; 2];
     for golden in Golden::folders() {
         for (name, entry) in &golden.manifest.models {
-            let path = golden.folder.join(&entry.file);
+            let path = golden.model(entry);
             if let Err(reason) = arch::describe(&Gguf::open(&path).unwrap()) {
                 println!("{name:20} skipped: {reason}");
                 continue;
