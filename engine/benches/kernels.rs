@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{
-    ActRows, Attend, AttendPart, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix, ValuePlace,
+    ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix,
+    ValuePlace,
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
@@ -137,7 +138,14 @@ fn attention(bench: &Bench, n_rows: usize, context: usize) {
     let k = values(context * 4 * dim);
     compute.kv_write(&layout, pool, &[all], &k, &k);
     let part = AttendPart { first_pos: context - n_rows, n_rows, ..all };
-    let attend = Attend { layout: &layout, pool, parts: &[part], n_head, scale: 0.125 };
+    let attend = Attend {
+        layout: &layout,
+        pool,
+        parts: &[part],
+        n_head,
+        scale: 0.125,
+        variant: AttendVariant::default(),
+    };
     let q = values(n_rows * n_head * dim);
     let mut out = vec![0.0; q.len()];
     let seconds = bench.seconds(|_| compute.attend(&attend, &q, &mut out));

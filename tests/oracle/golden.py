@@ -5,9 +5,17 @@ golden models (tests/data/golden) in the form that tests/src/golden.rs reads.
     brigade synth --arch ARCH --size golden --quant F32 --out tests/data/golden/NAME.gguf
     python3 tests/oracle/golden.py tests/data/golden NAME
 
+or, so that the tests make the model when they need it and only the results are kept:
+
+    python3 tests/oracle/golden.py tests/data/golden NAME --brigade target/release/brigade --arch ARCH --size SIZE
+
 Needs numpy and llama-cpp-python (its C library serves as it is, or point LLAMA_CPP_LIB_PATH at the folder
 of another build). llama.cpp runs as exactly as it can: flash attention off, keys and values in f32, the
 prompt in one ubatch, no repacked weights. What it computes belongs to its version, which is printed.
+
+llama.cpp's CPU backend reads GELU from a table of f16, which alone moves logits by 3e-4. The results of models
+with GELU (gemma2, gemma3, grok) are those of a build without it: GGML_GELU_FP16 not defined in
+ggml-cpu/vec.h.
 
 An entry's tokens are the folder's own (`tokens` and `greedy_prompt` of manifest.json), so a model must have
 all of them in its vocabulary.
@@ -15,6 +23,8 @@ all of them in its vocabulary.
 
 import argparse
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 
 import llama_cpp
@@ -92,17 +102,43 @@ def margin(rows):
     return float((top[:, 1] - top[:, 0]).min())
 
 
+def fnv1a(data):
+    """FNV-1a, 64 bits, in hexadecimal digits."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return f"{value:016x}"
+
+
+def synthesise(args, folder):
+    """Makes a model with `brigade synth`; returns its path and the recipe for the manifest."""
+    path = Path(folder) / f"{args.name}.gguf"
+    recipe = {"arch": args.arch, "size": args.size, "seed": args.seed, "quant": args.quant}
+    options = [word for key, value in recipe.items() for word in (f"--{key}", str(value))]
+    subprocess.run([args.brigade, "synth", *options, "--out", path], check=True, stdout=subprocess.DEVNULL)
+    return path, {**recipe, "fnv1a": fnv1a(path.read_bytes())}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path, help="holds manifest.json and NAME.gguf")
     parser.add_argument("name", help="of the model; NAME.logits.npy is written")
+    parser.add_argument("--brigade", type=Path, help="the program; makes the model, which is not kept")
+    parser.add_argument("--arch", help="of `brigade synth`")
+    parser.add_argument("--size", help="of `brigade synth`")
+    parser.add_argument("--seed", type=int, default=1, help="of `brigade synth`")
+    parser.add_argument("--quant", default="F32", help="of `brigade synth`")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--all", type=Path, help="write the logits of all positions to this file too")
     args = parser.parse_args()
 
     manifest_path = args.folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text())
-    model = Model(args.folder / f"{args.name}.gguf", args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path, recipe = args.folder / f"{args.name}.gguf", None
+        if args.brigade:
+            path, recipe = synthesise(args, folder)
+        model = Model(path, args.threads)
     tokens, prompt = manifest["tokens"], manifest["greedy_prompt"]
     if max(tokens + prompt) >= model.n_vocab:
         raise SystemExit(f"the model has {model.n_vocab} tokens, the manifest goes up to {max(tokens)}")
@@ -116,6 +152,8 @@ def main():
         "argmax": [int(t) for t in rows.argmax(axis=1)],
         "greedy": model.greedy(prompt, manifest["greedy_n"]),
     }
+    if recipe:
+        entry["synth"] = recipe
     np.save(args.folder / entry["logits"], rows[POSITIONS].astype(np.float32))
     if args.all:
         np.save(args.all, rows.astype(np.float32))

@@ -1,11 +1,13 @@
 //! Models with the logits that llama.cpp computed for them.
 //!
 //! A folder of them holds `manifest.json` and the files it names. A few small ones are in the
-//! repository; `BRIGADE_TEST_DATA/golden` may hold more.
+//! repository, others it says how to make; `BRIGADE_TEST_DATA/golden` may hold more.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 use serde::Deserialize;
 
 /// A folder of golden models.
@@ -33,6 +35,8 @@ pub struct Manifest {
 pub struct Entry {
     /// The model.
     pub file: String,
+    /// How the model is made, where the folder does not have it.
+    pub synth: Option<Recipe>,
     /// `[positions, n_vocab]` in f32.
     pub logits: String,
     /// Positions of the rows of `logits`.
@@ -46,10 +50,71 @@ pub struct Entry {
 /// Golden models that are not run, each with its reason. Whatever stands in a manifest and not here must
 /// pass.
 pub const NOT_RUN: [(&str, &str); 0] = [];
+/// What `brigade synth` makes a model from.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Recipe {
+    /// `--arch`.
+    pub arch: String,
+    /// `--size`.
+    pub size: String,
+    /// `--seed`.
+    pub seed: u64,
+    /// `--quant`.
+    pub quant: String,
+    /// FNV-1a (64 bits) of the file, in hexadecimal digits: the results are those of these weights.
+    pub fnv1a: String,
+}
+
+impl Recipe {
+    /// The model, made in the system's folder for temporary files unless it is there.
+    ///
+    /// # Panics
+    /// If `synth` makes another file than the one whose results are kept.
+    fn make(&self) -> PathBuf {
+        let folder = std::env::temp_dir().join("brigade-golden-models");
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(format!("{}-{}-{}.gguf", self.arch, self.size, self.fnv1a));
+        if std::fs::read(&path).is_ok_and(|bytes| fnv1a(&bytes) == self.fnv1a) {
+            return path;
+        }
+        let quant = FileType::ALL.iter().find(|ty| ty.name() == self.quant).expect("a file type");
+        let spec = Spec {
+            arch: Arch::named(&self.arch).unwrap(),
+            shape: Shape::named(&self.size).unwrap(),
+            quant: *quant,
+            seed: self.seed,
+            header_only: false,
+        };
+        // Other tests may make the same at this moment: each writes its own, and the last one stays.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let unique = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let mine = folder.join(format!("{}-{}.part", unique.0, unique.1));
+        synth::write(&spec, &mine).unwrap();
+        let found = fnv1a(&std::fs::read(&mine).unwrap());
+        std::fs::rename(&mine, &path).unwrap();
+        assert_eq!(
+            found, self.fnv1a,
+            "synth makes another {} {} than llama.cpp's results are of: run tests/oracle/golden.py \
+             for it again",
+            self.arch, self.size
+        );
+        path
+    }
+}
+
+fn fnv1a(bytes: &[u8]) -> String {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
 
 impl Entry {
     /// Whether the weights are not quantised.
     pub fn is_f32(&self, name: &str) -> bool {
+        if let Some(recipe) = &self.synth {
+            return recipe.quant == FileType::F32.name();
+        }
         !name.starts_with("llama-") || name == "llama-ropef"
     }
 }
@@ -79,6 +144,19 @@ impl Golden {
             None => println!("BRIGADE_TEST_DATA is not set: only the repository's golden models"),
         }
         folders
+    }
+
+    /// Where the model of an entry is; makes it where the folder only says how.
+    pub fn model(&self, entry: &Entry) -> PathBuf {
+        entry.synth.as_ref().map_or_else(|| self.folder.join(&entry.file), Recipe::make)
+    }
+
+    /// [`Golden::model`] by name.
+    ///
+    /// # Panics
+    /// If the folder has no model of that name.
+    pub fn named(&self, name: &str) -> PathBuf {
+        self.model(&self.manifest.models[name])
     }
 
     fn open(folder: &Path) -> Self {

@@ -48,7 +48,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
     let (prompt, later) = golden.manifest.tokens.split_at(LEN);
     let mut kinds = Vec::new();
     for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
-        let path = golden.folder.join(&entry.file);
+        let path = golden.model(entry);
         let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
         let prefixes = spec.prefixes();
         kinds.push(prefixes);
@@ -99,7 +99,7 @@ fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
     let prompt = &golden.manifest.tokens[..LEN];
     let mut n_models = 0;
     for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
-        let path = golden.folder.join(&entry.file);
+        let path = golden.model(entry);
         let alone = {
             let mut line = Line::open(&path, &LineConfig::default());
             rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, prompt)]);

@@ -9,7 +9,7 @@
 //! On the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names (`avx512`, `avx2`, `neon`,
 //! `reference`).
 
-use brigade_engine::arch::{self, LayerSpec, ModelSpec};
+use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::npy;
 use brigade_engine::state::StateSpec;
@@ -29,7 +29,7 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
     let mut n_checked = 0;
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
-            let model = Gguf::open(golden.folder.join(&entry.file)).unwrap();
+            let model = Gguf::open(golden.model(entry)).unwrap();
             let spec = arch::describe(&model).unwrap_or_else(|e| panic!("{name}: {e}"));
             check(&golden, name, entry, &spec);
             n_checked += 1;
@@ -65,7 +65,7 @@ fn every_golden_model_is_run_or_excused() {
 
 fn check(golden: &Golden, name: &str, entry: &Entry, spec: &ModelSpec) {
     let is_f32 = entry.is_f32(name);
-    let path = golden.folder.join(&entry.file);
+    let path = golden.model(entry);
     let splits = splits(spec, if is_f32 { 3 } else { 2 });
     let run = |(cuts, n_ubatch): &(Vec<usize>, usize)| {
         let config = LineConfig { cuts: cuts.clone(), ..LineConfig::default() };
@@ -105,7 +105,8 @@ fn splits(spec: &ModelSpec, n_stages: usize) -> Vec<(Vec<usize>, usize)> {
     let even = Line::even_cuts(spec.n_layer(), n_stages);
     let mut splits = vec![(Vec::new(), 64), (even.clone(), 64)];
     let kinds = |il: usize| -> Vec<_> {
-        spec.layers[il].blocks.iter().map(|b| std::mem::discriminant(&b.kind)).collect()
+        let kind = |b: &BlockSpec| (std::mem::discriminant(&b.kind), b.kind.window());
+        spec.layers[il].blocks.iter().map(kind).collect()
     };
     let between = (1..spec.n_layer()).filter(|&cut| kinds(cut - 1) != kinds(cut));
     splits.extend(between.map(|cut| (vec![cut], 64)));

@@ -19,7 +19,7 @@ fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
     std::fs::create_dir_all(&folder).unwrap();
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
-            let path = golden.folder.join(&entry.file);
+            let path = golden.model(entry);
             let spec = arch::describe(&Gguf::open(&path).unwrap());
             let spec = spec.unwrap_or_else(|e| panic!("{name}: {e}"));
             check(&golden, name, entry, spec.n_layer(), &folder);
@@ -29,7 +29,7 @@ fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
 }
 
 fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize, folder: &Path) {
-    let model = golden.folder.join(&entry.file);
+    let model = golden.model(entry);
     let model = model.to_str().unwrap();
     let worker_counts = if n_layer < 3 { ["1", "2"] } else { ["1", "3"] };
     let runs = worker_counts.map(|workers| {

@@ -15,8 +15,9 @@ use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
-/// latent attention with experts, rows kept over depth.
-const MODELS: [&str; 16] = [
+/// latent attention with experts, rows kept over depth; windows with sinks, and with two rotations and bounds;
+/// attention in chunks; blocks that read a layer's input.
+const MODELS: [&str; 21] = [
     "llama",
     "qwen3",
     "granite",
@@ -33,10 +34,15 @@ const MODELS: [&str; 16] = [
     "qwen3next",
     "kimi-linear",
     "kimi-k3",
+    "gpt-oss",
+    "gemma2",
+    "gemma3",
+    "llama4",
+    "arctic",
 ];
 
 fn path(model: &str) -> PathBuf {
-    Golden::repository().folder.join(format!("{model}.gguf"))
+    Golden::repository().named(model)
 }
 
 fn describe(model: &str) -> ModelSpec {

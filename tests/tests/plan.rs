@@ -405,6 +405,7 @@ fn keeping_sequences_changes_no_order() {
         expert_share: 0.25,
         elements: elements << 20,
         kv_bytes: kv << 10,
+        window: None,
         conv_bytes: 0,
         scan_bytes: scan << 20,
     };
@@ -462,6 +463,7 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
             expert_share: 0.25,
             elements: elements << 20,
             kv_bytes: kv << 10,
+            window: None,
             conv_bytes: 0,
             scan_bytes: state << 20,
         },

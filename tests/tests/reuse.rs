@@ -165,7 +165,7 @@ fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
     let unquantised = golden.manifest.models.iter().filter(|(name, entry)| entry.is_f32(name));
     let mut models = Vec::new();
     for (name, entry) in unquantised {
-        let path = golden.folder.join(&entry.file);
+        let path = golden.model(entry);
         let args = ["-m", path.to_str().unwrap(), "--workers", "2", "--kv-type", "f32"];
         let with = Server::start(&args);
         let without = Server::start(&[&args[..], &["--keep", "0"]].concat());

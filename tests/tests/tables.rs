@@ -20,7 +20,7 @@ fn golden_models_are_the_same_bits_on_every_table_and_mixed() {
     println!("tables: {}", tables.join(", "));
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
-            let path = golden.folder.join(&entry.file);
+            let path = golden.model(entry);
             let tokens = &golden.manifest.tokens;
             let logits =
                 |config: &LineConfig| bits(Line::open(&path, config).logits(tokens, N_UBATCH));
@@ -49,7 +49,7 @@ fn golden_models_are_the_bits_of_other_machines() {
     let recorded: BTreeMap<String, String> = serde_json::from_str(&text).unwrap();
     let mut found = BTreeMap::new();
     for (name, entry) in golden.models() {
-        let mut line = Line::open(&golden.folder.join(&entry.file), &LineConfig::default());
+        let mut line = Line::open(&golden.model(entry), &LineConfig::default());
         let bits = bits(line.logits(&golden.manifest.tokens, N_UBATCH));
         let bytes: Vec<u8> = bits.into_iter().flat_map(u32::to_le_bytes).collect();
         found.insert(name.clone(), blake3::hash(&bytes).to_hex().to_string());

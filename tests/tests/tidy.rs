@@ -36,12 +36,10 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 
 /// Files that need each other in circles and are let be for now: folder or file beginnings that hold a whole
 /// circle, and why.
-const CIRCLES_LET_BE: [(&[&str], &str); 1] = [
-    (
-        &["engine/src/kernels/"],
-        "the op table names every kernel and every op calls the table: the seam for devices parts them",
-    ),
-];
+const CIRCLES_LET_BE: [(&[&str], &str); 1] = [(
+    &["engine/src/kernels/"],
+    "the op table names every kernel and every op calls the table: the seam for devices parts them",
+)];
 
 /// For each crate folder: packages that its `[dependencies]` must not name, by exact name.
 const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 3] = [

@@ -398,9 +398,9 @@ impl Bench<'_> {
 
     /// KV bytes that one sequence reads while it grows by `n` positions.
     fn kv_bytes_read(&self, n: u32) -> f64 {
-        let per_position: u64 = self.facts.layers.iter().map(|l| l.kv_bytes).sum();
         let (n, depth) = (f64::from(n), f64::from(self.args.depth));
-        per_position as f64 * n * (depth + (n + 1.0) / 2.0)
+        let middle = depth + (n + 1.0) / 2.0;
+        n * self.facts.layers.iter().map(|l| l.cache_read(middle)).sum::<f64>()
     }
 }
 

@@ -171,7 +171,7 @@ impl<'a> Costs<'a> {
 /// A generated token's time in a layer.
 fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
     let batch = f64::from(settings.decode_batch);
-    let cache = layer.kv_bytes as f64 * f64::from(settings.typical_positions);
+    let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
     slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
 }

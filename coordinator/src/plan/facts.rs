@@ -41,6 +41,9 @@ pub struct LayerFacts {
     pub elements: u64,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
+    /// Positions that a token sees at most; `None`: all before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
     /// What a sequence's convolutions remember.
     pub conv_bytes: u64,
     /// What a sequence's scan carries on.
@@ -53,6 +56,11 @@ impl LayerFacts {
     pub fn read_bytes(&self, rows: f64) -> f64 {
         let dense = (self.weight_bytes - self.expert_bytes) as f64;
         dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
+    }
+
+    /// Bytes of the KV cache that a token behind `positions` others reads.
+    pub fn cache_read(&self, positions: f64) -> f64 {
+        self.kv_bytes as f64 * self.window.map_or(positions, |n| positions.min(f64::from(n)))
     }
 
     /// Recurrent state of a sequence.
@@ -125,6 +133,14 @@ pub struct LinkFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_bounds_what_is_read_of_the_cache() {
+        let layer = |window| LayerFacts { kv_bytes: 8, window, ..LayerFacts::default() };
+        assert_eq!(layer(None).cache_read(1000.0), 8000.0);
+        assert_eq!(layer(Some(128)).cache_read(1000.0), 1024.0);
+        assert_eq!(layer(Some(128)).cache_read(100.0), 800.0);
+    }
 
     #[test]
     fn rows_share_experts() {

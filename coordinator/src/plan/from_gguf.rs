@@ -33,11 +33,9 @@ impl ModelFacts {
                     add(&mut layers[layer], tensor, share)?;
                     scratch[layer] += widths(&spec.layers[layer].blocks, tensor);
                 }
-                Some(layer) => {
-                    let (name, n) = (&tensor.name, layers.len());
-                    let what = format!("{name} is of layer {layer}, the metadata count {n}");
-                    return Err(ModelError::Bad(what));
-                }
+                // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
+                // those that the metadata count.
+                Some(_) => {}
                 None if tensor.name == TOKEN_EMBD => {}
                 None => last_stage += packed_bytes(tensor)?,
             }
@@ -90,6 +88,7 @@ fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
         conv_bytes: sum(&|state| state.conv_bytes()),
         scan_bytes: sum(&|state| state.scan_bytes()),
         expert_share: 1.0,
+        window: blocks.iter().find_map(|block| block.kind.window()),
         ..LayerFacts::default()
     }
 }

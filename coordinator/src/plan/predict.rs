@@ -123,7 +123,7 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
     }
     let typical = f64::from(costs.settings.typical_positions);
     let of_stream: f64 =
-        layers.iter().map(|l| l.kv_bytes as f64 * typical + 2.0 * l.state_bytes() as f64).sum();
+        layers.iter().map(|l| l.cache_read(typical) + 2.0 * l.state_bytes() as f64).sum();
     let own_read = if decode.is_some() { of_stream } else { 0.0 };
     StageModel {
         fixed_us: read / worker.gbps * 1e-3,

@@ -1,9 +1,10 @@
 //! `falcon-h1`: attention with NEOX rotation and a Mamba-2 mixer beside each other in every layer,
 //! both on the same normed input, then a SwiGLU FFN. The family's multipliers are in the weights.
 
-use super::transformer::attention_spec;
+use super::attention_spec::attention_spec;
 use super::{
-    AttentionSpec, BlockKind, BlockSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, RopeSpec, mamba2,
+    AttentionSpec, BlockKind, BlockSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, Reads, RopeSpec,
+    Rotation, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -12,17 +13,24 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
     let n_ff = hp.need_per_layer("feed_forward_length")?;
     let layer = |il: usize| {
-        let attention = AttentionSpec { rope: true, output_bias: false, ..attention_spec(hp, il)? };
+        let attention = AttentionSpec {
+            rotation: Rotation::Model,
+            output_bias: false,
+            ..attention_spec(hp, il)?
+        };
         if n_ff[il] == 0 {
             return Err(hp.bad("feed_forward_length", "must be positive"));
         }
-        let block = |norm, beside, kind| BlockSpec { norm, eps, residual_scale: 1.0, beside, kind };
+        let mamba2 = BlockKind::Mamba2(mamba2::mixer(hp, il, eps)?);
         Ok(LayerSpec {
             blocks: vec![
-                block("attn_norm.weight", false, BlockKind::Attention(attention)),
-                block("attn_norm.weight", true, BlockKind::Mamba2(mamba2::mixer(hp, il, eps)?)),
+                BlockSpec::new("attn_norm.weight", eps, BlockKind::Attention(attention)),
+                BlockSpec {
+                    reads: Reads::AsBefore,
+                    ..BlockSpec::new("attn_norm.weight", eps, mamba2)
+                },
                 // Files have this one without the usual ending.
-                block("ffn_norm", false, BlockKind::Mlp(MlpSpec::swiglu(n_ff[il]))),
+                BlockSpec::new("ffn_norm", eps, BlockKind::Mlp(MlpSpec::swiglu(n_ff[il]))),
             ],
         })
     };

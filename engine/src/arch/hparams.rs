@@ -2,7 +2,7 @@
 
 use super::layer_of;
 use crate::error::ModelError;
-use crate::gguf::{Gguf, GgufError};
+use crate::gguf::{Gguf, GgufError, Value};
 use crate::kernels::MAX_CONV_TAPS;
 
 /// Most layers a model may have; the largest known have under 200.
@@ -110,6 +110,18 @@ impl<'m> Hparams<'m> {
     /// A list of i32, `None` where it is missing.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.model.meta().opt_i32s(&self.key(key))
+    }
+
+    /// A list of flags, `None` where the key is missing or a single number.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        let (meta, key) = (self.model.meta(), self.key(key));
+        match meta.get(&key) {
+            Some(Value::Array(_)) => {
+                let list = meta.opt_u32s(&key)?;
+                Ok(list.map(|list| list.into_iter().map(|flag| flag != 0).collect()))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The taps of a causal convolution.

@@ -1,7 +1,7 @@
 //! `jamba`: Mamba mixers with weighted norms of Δ, B and C, and unrotated attention where a layer has
 //! KV heads; each followed by an FFN, of experts where the layer has a router.
 
-use super::transformer::attention_spec;
+use super::attention_spec::attention_spec;
 use super::{
     BlockKind, BlockSpec, Hparams, LayerSpec, MambaNorms, MlpSpec, ModelSpec, MoeSpec, experts,
     mamba,

@@ -101,7 +101,7 @@ fn dense(hp: &Hparams<'_>, il: usize, activation: Activation) -> Result<BlockKin
     if n_ff == 0 {
         return Err(hp.bad("feed_forward_length", "must be positive"));
     }
-    Ok(BlockKind::Mlp(MlpSpec { n_ff, suffix: "", activation }))
+    Ok(BlockKind::Mlp(MlpSpec::new(n_ff, activation)))
 }
 
 /// Experts behind a router that reads the model's width, as does the shared expert where there is one.

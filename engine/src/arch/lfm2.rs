@@ -2,10 +2,10 @@
 //! where a layer has KV heads; each followed by an FFN, in `lfm2moe` of experts after the
 //! leading dense layers.
 
-use super::transformer::attention_spec;
+use super::attention_spec::attention_spec;
 use super::{
     AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, ShortConvSpec, experts,
+    QkNorm, RopeSpec, Rotation, ShortConvSpec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{MAX_CONV_TAPS, RopeLayout};
@@ -29,8 +29,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let mixer = match n_kv_head {
             0 => conv.clone(),
             _ => BlockKind::Attention(AttentionSpec {
-                rope: true,
-                qk_norm_eps: Some(eps),
+                rotation: Rotation::Model,
+                qk_norm: Some(QkNorm::heads(eps)),
                 ..attention_spec(hp, il)?
             }),
         };
@@ -50,7 +50,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     };
     Ok(ModelSpec {
         rope,
-        head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0 },
+        head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0, softcap: None },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }

@@ -9,13 +9,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
     let norms = hp.bool("ssm.dt_b_c_rms")?.unwrap_or(false);
     let norms = norms.then_some(MambaNorms { eps, weighted: false });
-    let block = BlockSpec {
-        norm: "attn_norm.weight",
-        eps,
-        residual_scale: 1.0,
-        beside: false,
-        kind: BlockKind::Mamba(mixer(hp, norms)?),
-    };
+    let block = BlockSpec::new("attn_norm.weight", eps, BlockKind::Mamba(mixer(hp, norms)?));
     ModelSpec::usual(hp, vec![LayerSpec { blocks: vec![block] }; hp.n_layer()], eps)
 }
 

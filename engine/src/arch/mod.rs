@@ -5,40 +5,61 @@
 //! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
 //! stages.
 
+mod arctic;
+mod attention_spec;
+mod bailing;
+mod cohere;
+mod dbrx;
+mod decoder;
+mod deepseek;
 mod deepseek2;
 mod delta_spec;
+mod ernie;
+mod exaone4;
 mod experts;
 mod falcon_h1;
+mod gemma;
+mod glm4;
+mod gpt_oss;
 mod granite;
+mod grok;
 mod hparams;
+mod hunyuan;
 mod jamba;
 mod kimi_k3;
 mod kimi_linear;
 mod lfm2;
 mod llama;
+mod llama4;
 mod mamba;
 mod mamba2;
+mod minimax;
+mod mistral3;
 mod mla;
 mod nemotron;
+mod olmo;
+mod phi3;
 mod qwen;
+mod qwen2moe;
 mod qwen_next;
 mod residual;
 mod rope;
 mod rwkv7;
+mod seed_oss;
 mod spec;
 mod transformer;
 
 use std::ops::Range;
 
+pub use attention_spec::{AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use hparams::Hparams;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec,
-    ExpertGroups, HeadSpec, LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec,
-    MlpSpec, ModelSpec, MoeSpec, NormKind, Router, SharedExpertSpec, ShortConvSpec, Skeleton,
-    TimeMixSpec,
+    Activation, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, ExpertGroups, HeadSpec,
+    LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
+    NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
 };
 
 use crate::error::ModelError;
@@ -49,27 +70,56 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
+    ("arctic", arctic::describe),
+    ("bailingmoe", bailing::describe),
+    ("bailingmoe2", bailing::describe_2),
+    ("cohere2", cohere::describe_2),
+    ("command-r", cohere::describe),
+    ("dbrx", dbrx::describe),
+    ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
+    ("dots1", deepseek::describe_dots1),
+    ("ernie4_5", ernie::describe),
+    ("ernie4_5-moe", ernie::describe_moe),
+    ("exaone4", exaone4::describe),
     ("falcon-h1", falcon_h1::describe),
+    ("gemma2", gemma::describe_gemma2),
+    ("gemma3", gemma::describe_gemma3),
+    ("glm4", glm4::describe_glm4),
+    ("glm4moe", glm4::describe_glm4moe),
+    ("gpt-oss", gpt_oss::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
+    ("granitemoe", granite::describe),
+    ("grok", grok::describe),
+    ("hunyuan-dense", hunyuan::describe_dense),
+    ("hunyuan-moe", hunyuan::describe_moe),
     ("jamba", jamba::describe),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),
+    ("llama4", llama4::describe),
     ("mamba", mamba::describe),
     ("mamba2", mamba2::describe),
+    ("minimax-m2", minimax::describe),
+    ("mistral3", mistral3::describe),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
+    ("olmo2", olmo::describe_olmo2),
+    ("olmoe", olmo::describe_olmoe),
+    ("phi3", phi3::describe),
     ("qwen2", qwen::describe_qwen2),
+    ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen::describe_qwen3),
     ("qwen35", qwen_next::describe_qwen35),
     ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
     ("rwkv7", rwkv7::describe),
+    ("seed_oss", seed_oss::describe),
+    ("smollm3", seed_oss::describe_smollm3),
 ];
 
 /// Name of the embedding matrix.

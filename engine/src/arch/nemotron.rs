@@ -1,7 +1,7 @@
 //! `nemotron_h` and `nemotron_h_moe`: each layer is a single block, a Mamba-2 mixer, attention
 //! without rotation or an FFN of squared ReLUs (dense or experts), after one norm.
 
-use super::transformer::attention_spec;
+use super::attention_spec::attention_spec;
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, LatentSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec,
     Router, SharedExpertSpec, experts, mamba2,
@@ -33,7 +33,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 fn ffn(hp: &Hparams<'_>, il: usize, n_ff: usize) -> Result<BlockKind, ModelError> {
     let activation = Activation::ReluSquared;
     if !hp.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight")) {
-        return Ok(BlockKind::Mlp(MlpSpec { n_ff, suffix: "", activation }));
+        return Ok(BlockKind::Mlp(MlpSpec::new(n_ff, activation)));
     }
     let shared = hp.need_u32("expert_shared_feed_forward_length")? as usize;
     let latent = hp.u32("moe_latent_size")?.filter(|&n| n > 0).map(|n| LatentSpec {

@@ -4,7 +4,7 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec, experts, transformer,
+    ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
@@ -42,11 +42,14 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
         let mixer = if recurrent {
             BlockKind::DeltaNet(delta_net.clone())
         } else {
-            let attention = transformer::attention_spec(hp, il)?;
+            let attention = attention_spec::attention_spec(hp, il)?;
             head_dim = Some(attention.head_dim_k);
-            let qk_norm_eps = Some(eps);
-            let attention = AttentionSpec { rope: true, qk_norm_eps, gated: true, ..attention };
-            BlockKind::Attention(attention)
+            BlockKind::Attention(AttentionSpec {
+                rotation: Rotation::Model,
+                qk_norm: Some(QkNorm::heads(eps)),
+                gated: true,
+                ..attention
+            })
         };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         let ffn = ffn(hp, il)?;

@@ -45,11 +45,22 @@ impl RopeFactors {
     }
 }
 
-/// YaRN with the ramp that llama.cpp fixes (beta fast 32, beta slow 1).
+/// YaRN with its ramp, which is [`YarnSpec::BETA_FAST`] and [`YarnSpec::BETA_SLOW`] for most models.
 #[derive(Clone, Debug, PartialEq)]
 pub struct YarnSpec {
     /// Context the frequencies were trained for, in positions.
     pub n_ctx_orig: u32,
+    /// Rotations above which a pair is fully extrapolated.
+    pub beta_fast: f32,
+    /// Rotations below which a pair is fully interpolated.
+    pub beta_slow: f32,
+}
+
+impl YarnSpec {
+    /// The ramp's usual end, as llama.cpp fixes it.
+    pub const BETA_FAST: f32 = 32.0;
+    /// The ramp's usual beginning.
+    pub const BETA_SLOW: f32 = 1.0;
 }
 
 impl RopeSpec {
@@ -80,7 +91,11 @@ impl RopeSpec {
             Some(n) => n,
             None => hp.need_u32("context_length")?,
         };
-        let yarn = (scaling == "yarn").then_some(YarnSpec { n_ctx_orig });
+        let yarn = (scaling == "yarn").then_some(YarnSpec {
+            n_ctx_orig,
+            beta_fast: YarnSpec::BETA_FAST,
+            beta_slow: YarnSpec::BETA_SLOW,
+        });
         let attn_factor = hp.f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let factors = match () {
             () if !factor_tensors => None,

@@ -1,9 +1,11 @@
 //! The types a model description is made of. Plain data: no weights, no behaviour beyond what
 //! follows from the sizes. Of metadata only what most models have around their layers is read here.
 
-use super::{DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD};
+use super::{
+    AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD,
+};
 use crate::error::ModelError;
-use crate::kernels::{MambaScan, SituBounds, SsdShape};
+use crate::kernels::{MambaScan, SituBounds, SsdShape, SwiGluClamp, Window};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -19,8 +21,10 @@ pub struct ModelSpec {
     pub n_ctx_train: u32,
     /// Multiplies the embedded rows (1: nothing).
     pub embedding_scale: f32,
-    /// Rotary embedding, one for all attention blocks; `None` where nothing rotates.
+    /// Rotary embedding of the attention blocks; `None` where nothing rotates.
     pub rope: Option<RopeSpec>,
+    /// That of [`Rotation::Local`] blocks, where a model has two.
+    pub local_rope: Option<RopeSpec>,
     /// In order of computation.
     pub layers: Vec<LayerSpec>,
     /// What turns the last hidden rows into logits.
@@ -50,6 +54,8 @@ pub enum NormKind {
     Rms,
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
     Layer,
+    /// [`NormKind::Layer`] without a bias.
+    LayerUnbiased,
 }
 
 /// What a token carries through the layers beside its row of the residual stream.
@@ -80,8 +86,9 @@ impl ModelSpec {
             n_ctx_train: hp.need_u32("context_length")?,
             embedding_scale: 1.0,
             rope: None,
+            local_rope: None,
             layers,
-            head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0 },
+            head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0, softcap: None },
             skeleton: Skeleton::default(),
         })
     }
@@ -131,8 +138,8 @@ impl BoundarySpec {
     }
 }
 
-/// One layer: residual blocks in order, `x += residual_scale * block(norm(x))` for each; a block that
-/// stands beside another reads the same `norm(x)` as the one before it. [`Residual`] has the exception.
+/// One layer: residual blocks in order, `x += residual_scale * post_norm(block(norm(x)))` for each, with the
+/// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// At least one.
@@ -142,15 +149,17 @@ pub struct LayerSpec {
 /// A block with the norm before it and the scale after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// Tensor of the norm's weight within the layer, e.g. `attn_norm.weight`.
-    pub norm: &'static str,
-    /// Epsilon of that RMS norm, inside the root.
+    /// Tensor of the norm's weight within the layer, e.g. `attn_norm.weight`; `None` where the block reads
+    /// the stream as it is.
+    pub norm: Option<&'static str>,
+    /// Epsilon of its norms, inside the root.
     pub eps: f32,
+    /// Tensor of the weight of a norm of the block's output.
+    pub post_norm: Option<&'static str>,
     /// Multiplies the block's output before it is added.
     pub residual_scale: f32,
-    /// Whether it reads the normed rows of the block before it in the layer (parallel branches), not
-    /// those of the residual stream as that block left it.
-    pub beside: bool,
+    /// Which rows it reads.
+    pub reads: Reads,
     /// What the block computes.
     pub kind: BlockKind,
 }
@@ -158,8 +167,20 @@ pub struct BlockSpec {
 impl BlockSpec {
     /// A block on its own whose output is added as it is.
     pub(super) fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
-        Self { norm, eps, residual_scale: 1.0, beside: false, kind }
+        let (norm, post_norm, residual_scale) = (Some(norm), None, 1.0);
+        Self { norm, eps, post_norm, residual_scale, reads: Reads::Stream, kind }
     }
+}
+
+/// Which rows a block reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// The residual stream as the block before it left it, normed.
+    Stream,
+    /// The normed rows of the block before it in the layer (parallel branches with one norm).
+    AsBefore,
+    /// The residual stream as it came into the layer, with a norm of the block's own.
+    LayerInput,
 }
 
 /// Every kind of mixer and FFN.
@@ -219,6 +240,16 @@ impl BlockKind {
         }
     }
 
+    /// Positions that a row sees at most; `None`: all before it.
+    pub fn window(&self) -> Option<u32> {
+        match self {
+            Self::Attention(attention) => attention.window.map(|window| match window {
+                Window::Sliding(n) | Window::Chunk(n) => n,
+            }),
+            _ => None,
+        }
+    }
+
     /// Share of a layer's tensor (by name) that one token reads: less than 1 for experts.
     pub fn active_share(&self, tensor: &str) -> f64 {
         match self {
@@ -226,30 +257,6 @@ impl BlockKind {
             _ => 1.0,
         }
     }
-}
-
-/// Grouped-query attention.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub n_head: usize,
-    /// Key/value heads; divides `n_head`.
-    pub n_kv_head: usize,
-    /// Width of a query or key head.
-    pub head_dim_k: usize,
-    /// Width of a value head.
-    pub head_dim_v: usize,
-    /// Multiplies q·k.
-    pub scale: f32,
-    /// Whether q and k are rotated by the model's [`RopeSpec`].
-    pub rope: bool,
-    /// Epsilon of the per-head norms of q and k before the rotation; `None` without them.
-    pub qk_norm_eps: Option<f32>,
-    /// Whether the query projection has a gate behind each head's query, whose sigmoid multiplies the
-    /// head's output.
-    pub gated: bool,
-    /// Whether the bias of the output projection is added, where the file has one.
-    pub output_bias: bool,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all
@@ -294,12 +301,19 @@ pub enum Activation {
     Situ(SituBounds),
     /// `max(up x, 0)²`; there is no gate matrix.
     ReluSquared,
+    /// `gelu(gate x) * up x`, by the hyperbolic tangent.
+    GeGlu,
+    /// `gelu(up x)`; there is no gate matrix.
+    Gelu,
+    /// SwiGLU with bounds and a 1 added to what is gated: see
+    /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
+    ClampedSwiGlu(SwiGluClamp),
 }
 
 impl Activation {
     /// Whether there is a gate matrix beside the way up.
     pub fn is_gated(self) -> bool {
-        self != Self::ReluSquared
+        !matches!(self, Self::ReluSquared | Self::Gelu)
     }
 }
 
@@ -330,12 +344,19 @@ pub struct MlpSpec {
     pub suffix: &'static str,
     /// What is between the matrices.
     pub activation: Activation,
+    /// Whether the gate's rows are the first half of the way up's tensor.
+    pub fused: bool,
 }
 
 impl MlpSpec {
+    /// A layer's FFN.
+    pub fn new(n_ff: usize, activation: Activation) -> Self {
+        Self { n_ff, suffix: "", activation, fused: false }
+    }
+
     /// A layer's SwiGLU FFN.
     pub fn swiglu(n_ff: usize) -> Self {
-        Self { n_ff, suffix: "", activation: Activation::SwiGlu }
+        Self::new(n_ff, Activation::SwiGlu)
     }
 }
 
@@ -362,6 +383,10 @@ pub struct MoeSpec {
     pub norm_weights: bool,
     /// Multiplies the chosen weights, after that division.
     pub weights_scale: f32,
+    /// Whether weights multiply what an expert reads, not what it gives.
+    pub weigh_input: bool,
+    /// Multiplies the sum of all experts, the shared one included.
+    pub output_scale: f32,
     /// What experts work in, where it is not the model's width.
     pub latent: Option<LatentSpec>,
     /// An expert that every token uses.
@@ -381,6 +406,8 @@ impl MoeSpec {
             groups: None,
             norm_weights: true,
             weights_scale: 1.0,
+            weigh_input: false,
+            output_scale: 1.0,
             latent: None,
             shared: None,
         }
@@ -405,6 +432,8 @@ pub enum Router {
     Softmax,
     /// Sigmoid of each.
     Sigmoid,
+    /// The choice by the logits themselves, then softmax over the chosen.
+    SoftmaxOfChosen,
 }
 
 /// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,
@@ -429,7 +458,7 @@ pub struct SharedExpertSpec {
 impl SharedExpertSpec {
     /// An un-gated one of inner width `n_ff`.
     pub fn new(n_ff: usize, activation: Activation) -> Self {
-        Self { mlp: MlpSpec { n_ff, suffix: "_shexp", activation }, gated: false }
+        Self { mlp: MlpSpec { suffix: "_shexp", ..MlpSpec::new(n_ff, activation) }, gated: false }
     }
 }
 
@@ -492,7 +521,7 @@ pub struct ChannelMixSpec {
     pub n_ff: usize,
 }
 
-/// The end of the model: `logits = output(norm(x)) * logit_scale`.
+/// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
     /// Tensor of the last norm's weight.
@@ -501,4 +530,6 @@ pub struct HeadSpec {
     pub eps: f32,
     /// Multiplies the logits (1: nothing).
     pub logit_scale: f32,
+    /// Bound of the logits: `cap * tanh(logit / cap)`.
+    pub softcap: Option<f32>,
 }

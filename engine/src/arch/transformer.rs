@@ -3,7 +3,8 @@
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT_NORM, RopeSpec, SharedExpertSpec, experts, mamba2,
+    ModelSpec, MoeSpec, OUTPUT_NORM, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec,
+    experts, mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -34,21 +35,18 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
         let mixer = if family.mamba2 && hp.need_per_layer("attention.head_count_kv")?[il] == 0 {
             BlockKind::Mamba2(mamba2::mixer(hp, il, eps)?)
         } else {
-            let attention = attention_spec(hp, il)?;
+            let attention = attention_spec::attention_spec(hp, il)?;
             BlockKind::Attention(AttentionSpec {
                 scale: scales.attention.unwrap_or(attention.scale),
-                rope: rope.is_some(),
-                qk_norm_eps: family.qk_norm.then_some(eps),
+                rotation: if rope.is_some() { Rotation::Model } else { Rotation::None },
+                qk_norm: family.qk_norm.then_some(QkNorm::heads(eps)),
                 ..attention
             })
         };
         let ffn = ffn_spec(hp, family, il)?;
         let block = |norm, kind| BlockSpec {
-            norm,
-            eps,
             residual_scale: scales.residual,
-            beside: false,
-            kind,
+            ..BlockSpec::new(norm, eps, kind)
         };
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
@@ -57,7 +55,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
     Ok(ModelSpec {
         embedding_scale: scales.embedding,
         rope,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits },
+        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits, softcap: None },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }
@@ -82,30 +80,6 @@ impl GraniteScales {
             logits: scale("logit_scale")?.map_or(1.0, |s| 1.0 / s),
         })
     }
-}
-
-/// Heads of layer `il` with the usual scale 1/sqrt(head_dim), neither rotated nor normed.
-pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
-    let n_head = hp.need_per_layer("attention.head_count")?[il];
-    let n_kv_head = hp.per_layer("attention.head_count_kv")?.map_or(n_head, |heads| heads[il]);
-    if n_head == 0 || n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) {
-        return Err(hp.bad(
-            "attention.head_count_kv",
-            &format!("layer {il}: {n_kv_head} KV heads cannot serve {n_head} query heads"),
-        ));
-    }
-    let (head_dim_k, head_dim_v) = hp.head_dims(n_head)?;
-    Ok(AttentionSpec {
-        n_head,
-        n_kv_head,
-        head_dim_k,
-        head_dim_v,
-        scale: 1.0 / (head_dim_k as f32).sqrt(),
-        rope: false,
-        qk_norm_eps: None,
-        gated: false,
-        output_bias: true,
-    })
 }
 
 fn ffn_spec(hp: &Hparams<'_>, family: &Family, il: usize) -> Result<BlockKind, ModelError> {

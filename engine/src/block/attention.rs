@@ -1,10 +1,11 @@
 //! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245): projections,
-//! optional per-head norms, rotation, causal attention, optional gate, output projection.
+//! optional norms, rotation, causal attention that may have a window, optional gate, output projection.
 
 use super::BlockCx;
-use crate::arch::AttentionSpec;
+use super::qkv::{Projection, QkNorms, load_gated, load_qkv};
+use crate::arch::{AttentionSpec, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, AttendVariant, MatmulJob, PackedMatrix};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -17,32 +18,14 @@ pub struct Attention {
     k: Projection,
     v: Projection,
     output: Projection,
-    /// Weights of the per-head norms of q and k, each `[head_dim_k]`.
-    qk_norm: Option<(Vec<f32>, Vec<f32>, f32)>,
-}
-
-/// A matrix with its optional bias.
-struct Projection {
-    weight: PackedMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-impl Projection {
-    fn load(
-        loader: &mut WeightLoader<'_>,
-        stem: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, ModelError> {
-        Ok(Self {
-            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
-            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
-        })
-    }
+    qk_norms: Option<QkNorms>,
+    /// A score without a value for each query head.
+    sinks: Option<Vec<f32>>,
 }
 
 impl Attention {
-    /// Loads `<stem>.attn_{q,k,v,output}` and, where the spec has them, `attn_{q,k}_norm`.
+    /// Loads `<stem>.attn_{q,k,v,output}` (or `attn_qkv`) and, where the spec has them, `attn_{q,k}_norm` and
+    /// `attn_sinks`.
     pub fn load(
         spec: &AttentionSpec,
         stem: &str,
@@ -52,31 +35,22 @@ impl Attention {
         let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
         let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
         let name = |part: &str| format!("{stem}.attn_{part}");
-        let qk_norm = match spec.qk_norm_eps {
-            None => None,
-            Some(eps) => Some((
-                loader.vector(&name("q_norm.weight"), spec.head_dim_k)?,
-                loader.vector(&name("k_norm.weight"), spec.head_dim_k)?,
-                eps,
-            )),
-        };
-        let (q, gate) = if spec.gated {
+        let ([q, k, v], gate) = if spec.gated {
             let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
-            (Projection { weight: q, bias: None }, Some(Box::new(gate)))
+            let k = Projection::load(loader, &name("k"), n_k, n_embd)?;
+            let v = Projection::load(loader, &name("v"), n_v, n_embd)?;
+            ([Projection { weight: q, bias: None }, k, v], Some(Box::new(gate)))
         } else {
-            (Projection::load(loader, &name("q"), n_q, n_embd)?, None)
+            (load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?, None)
         };
         let mut output = Projection::load(loader, &name("output"), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        Ok(Self {
-            q,
-            gate,
-            k: Projection::load(loader, &name("k"), n_k, n_embd)?,
-            v: Projection::load(loader, &name("v"), n_v, n_embd)?,
-            output,
-            qk_norm,
-            spec: spec.clone(),
-        })
+        let sinks = match spec.sinks {
+            true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
+            false => None,
+        };
+        let qk_norms = QkNorms::load(spec, stem, loader)?;
+        Ok(Self { q, gate, k, v, output, qk_norms, sinks, spec: spec.clone() })
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
@@ -106,17 +80,18 @@ impl Attention {
         cx.add_bias(&mut q, self.q.bias.as_deref());
         cx.add_bias(&mut k, self.k.bias.as_deref());
         cx.add_bias(&mut v, self.v.bias.as_deref());
-        if let Some((q_norm, k_norm, eps)) = &self.qk_norm {
-            cx.compute.rms_norm_inplace(&mut q, q_norm, *eps);
-            cx.compute.rms_norm_inplace(&mut k, k_norm, *eps);
+        if let Some(bound) = spec.clamp {
+            [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
         }
-        if let Some(rope) = cx.rope.filter(|_| spec.rope) {
-            cx.compute.rope(&mut q, spec.head_dim_k, rope);
-            cx.compute.rope(&mut k, spec.head_dim_k, rope);
-        }
+        self.norm_and_rotate(cx, &mut q, &mut k);
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
         kv.append(cx.compute, cx.parts, cx.sequences, &k, &v);
-        kv.attend(cx.compute, cx.parts, cx.sequences, spec.scale, &q, &mut heads);
+        let variant = AttendVariant {
+            window: spec.window,
+            softcap: spec.softcap,
+            sinks: self.sinks.as_deref(),
+        };
+        kv.attend(cx.compute, cx.parts, cx.sequences, (spec.scale, variant), &q, &mut heads);
         if let Some(gate) = gate {
             cx.compute.sigmoid_mul(&mut heads, &gate);
             cx.scratch.give_all([gate]);
@@ -127,6 +102,32 @@ impl Attention {
         cx.add_bias(out, self.output.bias.as_deref());
         drop(x);
         cx.scratch.give_all([q, k, v, heads]);
+    }
+
+    /// What happens to queries and keys between their projections and the cache.
+    fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut [f32], k: &mut [f32]) {
+        let spec = &self.spec;
+        let after_rotation = spec.qk_norm.is_some_and(|norm| norm.after_rotation);
+        let norms = self.qk_norms.as_ref();
+        if let Some(norms) = norms.filter(|_| !after_rotation) {
+            norms.apply(cx, spec, q, k);
+        }
+        let rope = match spec.rotation {
+            Rotation::None => None,
+            Rotation::Model => cx.rope,
+            Rotation::Local => cx.local_rope,
+        };
+        if let Some(rope) = rope {
+            cx.compute.rope(q, spec.head_dim_k, rope);
+            cx.compute.rope(k, spec.head_dim_k, rope);
+        }
+        if let Some(norms) = norms.filter(|_| after_rotation) {
+            norms.apply(cx, spec, q, k);
+        }
+        if let Some(temperature) = spec.temperature {
+            let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
+            cx.compute.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
+        }
     }
 
     /// The matrices that multiply the block's input.
@@ -141,21 +142,4 @@ impl Attention {
         let output = &self.output.weight;
         self.inputs().into_iter().chain([output]).map(PackedMatrix::nbytes).sum()
     }
-}
-
-/// Queries and gates of a projection with `[query | gate]` for each head: two matrices.
-fn load_gated(
-    spec: &AttentionSpec,
-    name: &str,
-    n_embd: usize,
-    loader: &mut WeightLoader<'_>,
-) -> Result<(PackedMatrix, PackedMatrix), ModelError> {
-    let (d_q, d_gate) = (spec.head_dim_k, spec.head_dim_v);
-    let of_heads = |start: usize, width: usize| {
-        let head = move |h: usize| (0..width).map(move |i| h * (d_q + d_gate) + start + i);
-        (0..spec.n_head).flat_map(head).collect()
-    };
-    let rows = [of_heads(0, d_q), of_heads(d_q, d_gate)];
-    let [q, gate] = loader.split_matrix(name, spec.n_head * (d_q + d_gate), n_embd, rows)?;
-    Ok((q, gate))
 }

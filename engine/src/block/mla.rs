@@ -11,7 +11,7 @@
 use super::BlockCx;
 use crate::arch::MlaSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, HeadColumns, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, AttendVariant, HeadColumns, MatmulJob, PackedMatrix};
 use crate::quant::{self, GgmlType};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
@@ -120,7 +120,8 @@ impl Mla {
         let q_hat = self.absorb(cx, n, &q);
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
         kv.append(cx.compute, cx.parts, cx.sequences, &key, &[]);
-        kv.attend(cx.compute, cx.parts, cx.sequences, spec.scale, &q_hat, &mut latent);
+        let variant = (spec.scale, AttendVariant::default());
+        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
         if self.gate.is_some() {
             cx.compute.sigmoid_mul(&mut heads, &gate);

@@ -36,7 +36,8 @@ impl Affine {
 }
 
 impl Mlp {
-    /// Loads `<stem>.ffn_{gate,up,down}<suffix>`, the gate only where the activation has one.
+    /// Loads `<stem>.ffn_{gate,up,down}<suffix>`, the gate only where the activation has one, or from the
+    /// way up where the two are fused.
     pub fn load(
         spec: &MlpSpec,
         stem: &str,
@@ -44,14 +45,21 @@ impl Mlp {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part| format!("{stem}.ffn_{part}{}", spec.suffix);
-        let gate = match spec.activation.is_gated() {
-            true => Some(Affine::load(loader, &name("gate"), spec.n_ff, n_embd)?),
-            false => None,
+        let (gate, up) = if spec.fused {
+            let both = format!("{}.weight", name("up"));
+            let [gate, up] = loader.row_blocks(&both, [spec.n_ff; 2], n_embd)?;
+            (Some(Affine { weight: gate, bias: None }), Affine { weight: up, bias: None })
+        } else {
+            let gate = match spec.activation.is_gated() {
+                true => Some(Affine::load(loader, &name("gate"), spec.n_ff, n_embd)?),
+                false => None,
+            };
+            (gate, Affine::load(loader, &name("up"), spec.n_ff, n_embd)?)
         };
         Ok(Self {
             activation: spec.activation,
             gate,
-            up: Affine::load(loader, &name("up"), spec.n_ff, n_embd)?,
+            up,
             down: Affine::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
@@ -95,5 +103,8 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], 
         Activation::SwiGlu => compute.silu_mul_inplace(up, gate),
         Activation::Situ(bounds) => compute.situ_mul(up, gate, bounds),
         Activation::ReluSquared => compute.relu_squared(up),
+        Activation::GeGlu => compute.gelu_mul(up, gate),
+        Activation::Gelu => compute.gelu(up),
+        Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
     }
 }

@@ -12,6 +12,7 @@ mod mamba2;
 mod mla;
 mod mlp;
 mod moe;
+mod qkv;
 mod routing;
 mod scratch;
 mod short_conv;
@@ -74,6 +75,8 @@ pub struct BlockCx<'a> {
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions, where the model rotates.
     pub rope: Option<&'a RopeTable>,
+    /// Those of [`Rotation::Local`](crate::arch::Rotation::Local) blocks.
+    pub local_rope: Option<&'a RopeTable>,
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
     pub beside: &'a mut Vec<Vec<f32>>,
     /// Buffers to borrow.
@@ -81,6 +84,11 @@ pub struct BlockCx<'a> {
 }
 
 impl BlockCx<'_> {
+    /// Position of each row, in the order of rows.
+    fn positions(&self) -> impl Iterator<Item = u32> + use<'_> {
+        self.parts.iter().flat_map(|part| part.pos..part.pos + part.rows.len() as u32)
+    }
+
     /// Adds an optional bias to each row of `x`.
     fn add_bias(&self, x: &mut [f32], bias: Option<&[f32]>) {
         if let Some(bias) = bias {

@@ -18,6 +18,8 @@ use crate::weights::WeightLoader;
 pub struct Moe {
     spec: MoeSpec,
     router: PackedMatrix,
+    /// Of the router's logits, where the file has one.
+    router_bias: Option<Vec<f32>>,
     selection_bias: Option<Vec<f32>>,
     /// Where experts work in another width.
     latent: Option<Latent>,
@@ -25,6 +27,8 @@ pub struct Moe {
     gate: Vec<PackedMatrix>,
     up: Vec<PackedMatrix>,
     down: Vec<PackedMatrix>,
+    /// Of gates, ways up and ways down, `[n_expert, rows]` each, where the file has them.
+    biases: [Option<Vec<f32>>; 3],
     shared: Option<Shared>,
 }
 
@@ -72,8 +76,18 @@ impl Moe {
             true => Some(loader.vector(&format!("{stem}.exp_probs_b.bias"), n)?),
             false => None,
         };
+        let mut bias = |part: &str, rows: usize| {
+            let name = format!("{stem}.ffn_{part}_exps.bias");
+            match loader.has(&name) {
+                true => loader.values(&name, &[rows, n]).map(Some),
+                false => Ok(None),
+            }
+        };
+        let biases = [bias("gate", spec.n_ff)?, bias("up", spec.n_ff)?, bias("down", width)?];
         Ok(Self {
             router: loader.matrix(&name("gate_inp"), n, n_embd)?,
+            router_bias: loader.opt_vector(&format!("{stem}.ffn_gate_inp.bias"), n)?,
+            biases,
             selection_bias,
             latent,
             gate,
@@ -94,17 +108,31 @@ impl Moe {
             Some(shared) => shared.forward(cx, x, out),
             None => out.fill(0.0),
         }
-        let Some(Latent { narrow, norm, widen }) = &self.latent else {
-            self.add_experts(cx, x, &routing, out);
-            return;
-        };
+        match &self.latent {
+            Some(latent) => self.add_latent(cx, latent, x, &routing, out),
+            None => self.add_experts(cx, x, &routing, out),
+        }
+        if self.spec.output_scale != 1.0 {
+            cx.compute.scale(out, self.spec.output_scale);
+        }
+    }
+
+    /// [`Moe::add_experts`] through the experts' own width.
+    fn add_latent(
+        &self,
+        cx: &mut BlockCx<'_>,
+        Latent { narrow, norm, widen }: &Latent,
+        x: &ActRows<'_>,
+        routing: &Routing,
+        out: &mut [f32],
+    ) {
         let n = x.n_rows();
         let mut input = cx.scratch.take(n * narrow.rows());
         cx.compute.matmul(&mut [MatmulJob { w: narrow, x, rows: 0..n, out: &mut input }]);
         let mut sum = cx.scratch.take(input.len());
         sum.fill(0.0);
         let narrow_x = ActRows::new(cx.compute, &input, narrow.rows(), &[]);
-        self.add_experts(cx, &narrow_x, &routing, &mut sum);
+        self.add_experts(cx, &narrow_x, routing, &mut sum);
         if let Some((weight, eps)) = norm {
             cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
         }
@@ -129,6 +157,9 @@ impl Moe {
         for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(width)) {
             out.copy_from_slice(x.row(*row as usize));
         }
+        if self.spec.weigh_input {
+            cx.compute.scale_rows(&mut gathered, width, &routing.weights());
+        }
         let inputs: Vec<_> = self.gate.first().into_iter().chain(self.up.first()).collect();
         let expert_x = ActRows::new(cx.compute, &gathered, width, &inputs);
         let mut up = cx.scratch.take(n_pairs * self.spec.n_ff);
@@ -140,14 +171,19 @@ impl Moe {
         cx.compute.matmul(&mut both);
         drop(both);
         drop(expert_x);
+        let [gate_bias, up_bias, down_bias] = &self.biases;
+        add_biases(cx, gate_bias.as_deref(), &routing.spans, self.spec.n_ff, &mut gate);
+        add_biases(cx, up_bias.as_deref(), &routing.spans, self.spec.n_ff, &mut up);
         activate(cx.compute, self.spec.activation, &gate, &mut up);
         let inner_x = ActRows::new(cx.compute, &up, self.spec.n_ff, &[&self.down[0]]);
         let mut expert_out = cx.scratch.take(n_pairs * width);
         cx.compute.matmul(&mut jobs(&self.down, &inner_x, &routing.spans, &mut expert_out));
+        add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
         for (row, out) in out.chunks_exact_mut(width).enumerate() {
             for choice in routing.choices(row) {
                 let from = &expert_out[choice.pair * width..][..width];
-                cx.compute.add_scaled(out, from, choice.weight);
+                let weight = if self.spec.weigh_input { 1.0 } else { choice.weight };
+                cx.compute.add_scaled(out, from, weight);
             }
         }
         drop(inner_x);
@@ -176,15 +212,24 @@ impl Moe {
         let mut probs = cx.scratch.take(n * n_expert);
         let job = MatmulJob { w: &self.router, x, rows: 0..n, out: &mut probs };
         cx.compute.matmul(&mut [job]);
+        cx.add_bias(&mut probs, self.router_bias.as_deref());
         match self.spec.router {
             Router::Softmax => cx.compute.softmax(&mut probs, n_expert),
             Router::Sigmoid => cx.compute.sigmoid(&mut probs),
+            Router::SoftmaxOfChosen => {}
         }
         let mut picks = Vec::with_capacity(n * self.spec.n_used);
         for probs in probs.chunks_exact(n_expert) {
             picks.extend(choose(probs, self.selection_bias.as_deref(), &self.spec));
         }
         cx.scratch.give_all([probs]);
+        if self.spec.router == Router::SoftmaxOfChosen {
+            let mut weights: Vec<f32> = picks.iter().map(|pick| pick.1).collect();
+            cx.compute.softmax(&mut weights, self.spec.n_used);
+            for (pick, weight) in picks.iter_mut().zip(weights) {
+                pick.1 = weight * self.spec.weights_scale;
+            }
+        }
         Routing::new(picks, n_expert, self.spec.n_used)
     }
 }
@@ -243,6 +288,21 @@ impl Shared {
 
     fn nbytes(&self) -> usize {
         self.mlp.nbytes() + self.gate.as_ref().map_or(0, PackedMatrix::nbytes)
+    }
+}
+
+/// Adds to the rows of each expert its bias of `biases`, `[n_expert, width]`.
+fn add_biases(
+    cx: &BlockCx<'_>,
+    biases: Option<&[f32]>,
+    spans: &[(usize, Range<usize>)],
+    width: usize,
+    out: &mut [f32],
+) {
+    let Some(biases) = biases else { return };
+    for (expert, pairs) in spans {
+        let rows = &mut out[pairs.start * width..pairs.end * width];
+        cx.compute.add_bias(rows, &biases[expert * width..][..width]);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{ExpertGroups, MoeSpec};
+use crate::arch::{ExpertGroups, MoeSpec, Router};
 
 /// The smallest sum that chosen weights are divided by (the smallest normal f16).
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
@@ -10,7 +10,8 @@ const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 const GROUP_SCORES: usize = 2;
 
 /// The experts of one row with their weights, by descending score (ties: the lower id). The score
-/// is the router's weight, plus `bias` where there is one.
+/// is the router's weight, plus `bias` where there is one. [`Router::SoftmaxOfChosen`] has no weights yet:
+/// its logits are chosen from, and come back as they are.
 pub(super) fn choose(probs: &[f32], bias: Option<&[f32]>, spec: &MoeSpec) -> Vec<(usize, f32)> {
     let mut scores = probs.to_vec();
     for (score, bias) in scores.iter_mut().zip(bias.unwrap_or_default()) {
@@ -23,6 +24,9 @@ pub(super) fn choose(probs: &[f32], bias: Option<&[f32]>, spec: &MoeSpec) -> Vec
     let mut sum = 0.0;
     for &e in &order {
         sum += probs[e];
+    }
+    if spec.router == Router::SoftmaxOfChosen {
+        return order.into_iter().map(|e| (e, probs[e])).collect();
     }
     let norm = if spec.norm_weights { sum.max(MIN_WEIGHT_SUM) } else { 1.0 };
     order.into_iter().map(|e| (e, probs[e] / norm * spec.weights_scale)).collect()
@@ -94,6 +98,13 @@ impl Routing {
         Self { rows, spans, choices, n_used }
     }
 
+    /// Weight of each pair.
+    pub fn weights(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.choices.len()];
+        self.choices.iter().for_each(|choice| weights[choice.pair] = choice.weight);
+        weights
+    }
+
     /// The choices of a row in order of selection.
     pub fn choices(&self, row: usize) -> &[Choice] {
         &self.choices[row * self.n_used..][..self.n_used]
@@ -103,7 +114,6 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::Router;
 
     fn ids(picks: &[(usize, f32)]) -> Vec<usize> {
         picks.iter().map(|p| p.0).collect()

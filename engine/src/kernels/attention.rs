@@ -43,6 +43,38 @@ pub struct Attend<'a> {
     pub n_head: usize,
     /// Factor on the scores, usually `1 / sqrt(head_dim_k)`.
     pub scale: f32,
+    /// What few models change of the softmax.
+    pub variant: AttendVariant<'a>,
+}
+
+/// What few models change of a layer's attention; the default changes nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttendVariant<'a> {
+    /// What a row sees of the positions before it; `None`: all of them.
+    pub window: Option<Window>,
+    /// Bound of the scores: `cap * tanh(score / cap)` after the scale.
+    pub softcap: Option<f32>,
+    /// For each query head a score without a value: `exp` of it joins the sum of the weights.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// Which positions a row sees, besides that none comes after its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// The last so many, its own included.
+    Sliding(u32),
+    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
+    Chunk(u32),
+}
+
+impl Window {
+    /// The first position that a row at `pos` sees.
+    pub fn first_visible(self, pos: usize) -> usize {
+        match self {
+            Self::Sliding(n) => (pos + 1).saturating_sub(n as usize),
+            Self::Chunk(n) => pos / n.max(1) as usize * n.max(1) as usize,
+        }
+    }
 }
 
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
@@ -59,7 +91,9 @@ const TILES_PER_THREAD: usize = 4;
 pub(super) struct Query<'a> {
     /// `[head_dim_k]`.
     pub(super) q: &'a [f32],
-    /// Positions it sees.
+    /// The first position it sees.
+    pub(super) first_visible: usize,
+    /// Behind the last position it sees.
     pub(super) n_visible: usize,
 }
 
@@ -71,7 +105,8 @@ pub(super) struct AttendTile<'a> {
     pub(super) kv_head: usize,
     pub(super) pages: Range<usize>,
     pub(super) scale: f32,
-    /// At most [`TILE_QUERIES`], by ascending `n_visible`.
+    pub(super) softcap: Option<f32>,
+    /// At most [`TILE_QUERIES`], by ascending `n_visible` and `first_visible`.
     pub(super) queries: &'a [Query<'a>],
     /// One state for each query: [`STATE_HEAD`] values, then the weighted sum of values.
     pub(super) states: &'a mut [f32],
@@ -83,6 +118,8 @@ pub(super) struct AttendMerge<'a> {
     pub(super) states: &'a [f32],
     pub(super) stride: usize,
     pub(super) n_spans: usize,
+    /// A score without a value.
+    pub(super) sink: Option<f32>,
     /// `[head_dim_v]`.
     pub(super) out: &'a mut [f32],
 }
@@ -93,6 +130,9 @@ struct Tile {
     part: usize,
     kv_head: usize,
     queries: Range<usize>,
+    /// Spans before the first that any of its queries sees.
+    skipped: usize,
+    /// Spans from there.
     n_spans: usize,
     /// Index of the tile's first span among all.
     first_span: usize,
@@ -149,19 +189,22 @@ impl Compute {
     /// Fills the states of one span of a tile.
     fn attend_span(&self, plan: &Plan<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
         let part = &plan.attend.parts[tile.part];
-        let mut queries = [Query { q: &[], n_visible: 0 }; TILE_QUERIES];
+        let mut queries = [Query { q: &[], first_visible: 0, n_visible: 0 }; TILE_QUERIES];
         let n_queries = tile.queries.len();
         for (query, i) in queries.iter_mut().zip(tile.queries.clone()) {
             *query = plan.query(tile, i);
         }
         let n_pages = queries[n_queries - 1].n_visible.div_ceil(KV_PAGE);
+        let span = tile.skipped + span;
+        let first_page = (queries[0].first_visible / KV_PAGE).max(span * SPAN_PAGES);
         (self.kernels().attend)(&mut AttendTile {
             layout: plan.attend.layout,
             pool: plan.attend.pool,
             blocks: part.blocks,
             kv_head: tile.kv_head,
-            pages: span * SPAN_PAGES..((span + 1) * SPAN_PAGES).min(n_pages),
+            pages: first_page..((span + 1) * SPAN_PAGES).min(n_pages),
             scale: plan.attend.scale,
+            softcap: plan.attend.variant.softcap,
             queries: &queries[..n_queries],
             states: &mut states[..n_queries * plan.state_len],
         });
@@ -175,8 +218,11 @@ impl Compute {
             (self.kernels().attend_merge)(&mut AttendMerge {
                 states: &states[t * plan.state_len..],
                 stride: plan.span_len(),
-                // Its own, not the tile's: a span it does not see must leave no trace.
-                n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE),
+                // Its own, not the tile's: a later span must leave no trace. An earlier one that it does
+                // not see has the weight 0 in the merge, which changes no sum.
+                n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE)
+                    - tile.skipped,
+                sink: plan.attend.variant.sinks.map(|sinks| sinks[head]),
                 // SAFETY: parts have no row in common (`Plan::new` checks that), so that a query belongs
                 // to one tile, and each tile is merged once.
                 out: unsafe { out.rows(at..at + 1) },
@@ -203,6 +249,10 @@ impl<'a> Plan<'a> {
         let n_rows = q.len() / q_row.max(1);
         assert_eq!(q.len(), n_rows * q_row, "attend: length of q");
         assert_eq!(out_len, n_rows * n_head * layout.head_dim_v, "attend: length of out");
+        assert!(
+            attend.variant.sinks.is_none_or(|sinks| sinks.len() == n_head),
+            "attend: a sink for each query head"
+        );
         let mut plan = Self {
             attend,
             q,
@@ -222,8 +272,11 @@ impl<'a> Plan<'a> {
                 for start in (0..n_queries).step_by(TILE_QUERIES) {
                     let queries = start..(start + TILE_QUERIES).min(n_queries);
                     let n_visible = part.first_pos + (queries.end - 1) / plan.group + 1;
-                    let n_spans = n_visible.div_ceil(SPAN_PAGES * KV_PAGE);
-                    plan.tiles.push(Tile { part: p, kv_head, queries, n_spans, first_span });
+                    let first = plan.first_visible(part.first_pos + queries.start / plan.group);
+                    let skipped = first / (SPAN_PAGES * KV_PAGE);
+                    let n_spans = n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped;
+                    let tile = Tile { part: p, kv_head, queries, skipped, n_spans, first_span };
+                    plan.tiles.push(tile);
                     first_span += n_spans;
                 }
             }
@@ -246,7 +299,13 @@ impl<'a> Plan<'a> {
         let (row, head) = self.row_and_head(tile, i);
         let dk = self.attend.layout.head_dim_k;
         let at = (row * self.attend.n_head + head) * dk;
-        let n_visible = self.attend.parts[tile.part].first_pos + i / self.group + 1;
-        Query { q: &self.q[at..at + dk], n_visible }
+        let pos = self.attend.parts[tile.part].first_pos + i / self.group;
+        let first_visible = self.first_visible(pos);
+        Query { q: &self.q[at..at + dk], first_visible, n_visible: pos + 1 }
+    }
+
+    /// The first position that a row at `pos` sees.
+    fn first_visible(&self, pos: usize) -> usize {
+        self.attend.variant.window.map_or(0, |window| window.first_visible(pos))
     }
 }

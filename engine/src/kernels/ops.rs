@@ -187,7 +187,7 @@ impl Compute {
     }
 
     /// Runs `op` on parts of `x`.
-    fn map(&self, x: &mut [f32], name: &str, op: fn(&mut [f32])) {
+    pub(super) fn map(&self, x: &mut [f32], name: &str, op: fn(&mut [f32])) {
         let len = x.len();
         self.each_span(x, len, name, &|_, x| op(x));
     }

@@ -8,6 +8,7 @@ use super::cpu;
 use super::delta::DeltaTile;
 use super::depth::DepthRow;
 use super::error::KernelError;
+use super::gates::SwiGluClamp;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
@@ -42,6 +43,11 @@ pub struct Kernels {
     pub(super) softplus: fn(&mut [f32]),
     pub(super) relu_squared: fn(&mut [f32]),
     pub(super) situ_mul: fn(&mut [f32], &[f32], SituBounds),
+    pub(super) gelu: fn(&mut [f32]),
+    pub(super) gelu_mul: fn(&mut [f32], &[f32]),
+    pub(super) clamped_swiglu_mul: fn(&mut [f32], &[f32], SwiGluClamp),
+    pub(super) softcap: fn(&mut [f32], f32),
+    pub(super) clamp: fn(&mut [f32], f32),
     pub(super) softmax: fn(&mut [f32]),
     pub(super) rope: fn(&mut RopeRow<'_>),
     pub(super) conv: fn(&mut ConvTile<'_>),
@@ -89,6 +95,11 @@ impl Kernels {
             softplus: cpu::elementwise::softplus::<S>,
             relu_squared: cpu::elementwise::relu_squared::<S>,
             situ_mul: cpu::situ::situ_mul::<S>,
+            gelu: cpu::gates::gelu::<S>,
+            gelu_mul: cpu::gates::gelu_mul::<S>,
+            clamped_swiglu_mul: cpu::gates::clamped_swiglu_mul::<S>,
+            softcap: cpu::gates::softcap::<S>,
+            clamp: cpu::gates::clamp::<S>,
             softmax: cpu::elementwise::softmax::<S>,
             rope: cpu::rope::rotate::<S>,
             conv: cpu::conv::conv::<S>,

@@ -31,7 +31,7 @@ impl Head {
         wanted: &Carried,
     ) -> Vec<RowOutput> {
         let n_vocab = self.output.rows();
-        let n = wanted.hidden.len() / self.read.width();
+        let n = wanted.hidden.len() / self.output.cols();
         if n == 0 {
             return Vec::new();
         }
@@ -61,7 +61,7 @@ impl Head {
         rows: &Carried,
         n: usize,
     ) -> Vec<f32> {
-        let n_embd = self.read.width();
+        let n_embd = self.output.cols();
         let mut normed = scratch.take(n * n_embd);
         self.read.apply(compute, rows, &mut normed);
         let x = ActRows::new(compute, &normed, n_embd, &[&self.output]);
@@ -73,6 +73,9 @@ impl Head {
         }
         if self.spec.logit_scale != 1.0 {
             compute.scale(&mut logits, self.spec.logit_scale);
+        }
+        if let Some(cap) = self.spec.softcap {
+            compute.softcap(&mut logits, cap);
         }
         drop(x);
         scratch.give_all([normed]);
@@ -116,8 +119,13 @@ mod tests {
         let weights: Vec<f32> = rows.collect();
         let bytes = bytemuck::cast_slice(&weights);
         Head {
-            spec: HeadSpec { norm: crate::arch::OUTPUT_NORM, eps: 1e-5, logit_scale: 1.0 },
-            read: Read::new(Norm::plain(N_EMBD, 1e-5), None),
+            spec: HeadSpec {
+                norm: crate::arch::OUTPUT_NORM,
+                eps: 1e-5,
+                logit_scale: 1.0,
+                softcap: None,
+            },
+            read: Read::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
             bias: None,
             sampler: Sampler::new(),

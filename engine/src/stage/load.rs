@@ -9,7 +9,7 @@ use super::head::Head;
 use super::norm::Norm;
 use super::read::{Mix, Read};
 use super::{LoadedBlock, Stage, StageFacts};
-use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, TOKEN_EMBD};
+use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
@@ -55,7 +55,8 @@ impl Stage {
         }
         let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
         let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
-        let rope = load_rope(&spec, config.n_ctx, &mut loader)?;
+        let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
+        let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let embedding = match first {
             false => None,
             true => {
@@ -103,6 +104,7 @@ impl Stage {
             blocks,
             head,
             rope,
+            local_rope,
             sequences,
             scratch,
         })
@@ -125,18 +127,23 @@ fn load_layer(
 ) -> Result<(), ModelError> {
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
         let residual = &spec.skeleton.residual;
-        let read = match block.beside {
-            true => None,
-            false => {
-                let stem = format!("blk.{layer}.");
+        let stem = format!("blk.{layer}.");
+        let read = match block.reads {
+            Reads::AsBefore => None,
+            Reads::Stream | Reads::LayerInput => {
                 let score = residual.score(index);
                 Some(load_read(spec, loader, &stem, block.norm, score, block.eps)?)
             }
+        };
+        let post_norm = match block.post_norm {
+            Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.eps)?),
+            None => None,
         };
         blocks.push(LoadedBlock {
             layer,
             index,
             read,
+            post_norm,
             restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
             state: BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)?,
@@ -160,7 +167,7 @@ fn load_read(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
     stem: &str,
-    norm: &str,
+    norm: Option<&str>,
     score: Option<&str>,
     eps: f32,
 ) -> Result<Read, ModelError> {
@@ -168,7 +175,11 @@ fn load_read(
         Some(score) => Some(Mix::load(loader, &format!("{stem}{score}"), spec.n_embd, eps)?),
         None => None,
     };
-    Ok(Read::new(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?, mix))
+    let norm = match norm {
+        Some(norm) => Some(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?),
+        None => None,
+    };
+    Ok(Read::new(norm, mix))
 }
 
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
@@ -176,25 +187,21 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     Ok(Head {
         spec: spec.head.clone(),
-        read: load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
+        read: load_read(spec, loader, "", Some(spec.head.norm), head_score, spec.head.eps)?,
         output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),
     })
 }
 
-/// YaRN's ramp as llama.cpp fixes it for these models.
-const YARN_BETA_FAST: f32 = 32.0;
-const YARN_BETA_SLOW: f32 = 1.0;
-
 /// The rotation with the factors that apply for this context; the other of longrope's two tensors
 /// counts as taken.
 fn load_rope(
-    spec: &ModelSpec,
+    rope: Option<&RopeSpec>,
     n_ctx: u32,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Option<RopeParams>, ModelError> {
-    let Some(rope) = &spec.rope else { return Ok(None) };
+    let Some(rope) = rope else { return Ok(None) };
     let mut freq_factors = None;
     if let Some(factors) = rope.factors {
         for other in ["rope_factors_long.weight", "rope_factors_short.weight"] {
@@ -213,8 +220,8 @@ fn load_rope(
         attn_factor: rope.attn_factor,
         yarn: rope.yarn.as_ref().map(|yarn| Yarn {
             ext_factor: 1.0,
-            beta_fast: YARN_BETA_FAST,
-            beta_slow: YARN_BETA_SLOW,
+            beta_fast: yarn.beta_fast,
+            beta_slow: yarn.beta_slow,
             n_ctx_orig: yarn.n_ctx_orig,
         }),
     }))

@@ -14,12 +14,13 @@ mod read;
 mod snapshot;
 mod wanted;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use load::StageConfig;
 
-use crate::arch::{BlockSpec, ModelSpec};
+use crate::arch::{BlockSpec, ModelSpec, Reads};
 use crate::batch::{Boundary, RowOutput, UBatch};
 use crate::block::{Block, BlockCx, Scratch};
 use crate::error::BatchError;
@@ -69,6 +70,7 @@ pub struct Stage {
     blocks: Vec<LoadedBlock>,
     head: Option<Head>,
     rope: Option<RopeParams>,
+    local_rope: Option<RopeParams>,
     sequences: Sequences,
     scratch: Scratch,
 }
@@ -81,6 +83,8 @@ struct LoadedBlock {
     spec: BlockSpec,
     /// `None` where the block reads what the one before it read.
     read: Option<Read>,
+    /// A norm of the block's output.
+    post_norm: Option<Norm>,
     /// Whether the stream is kept as it is, and goes on as the block's output.
     restarts: bool,
     block: Block,
@@ -202,12 +206,19 @@ impl Stage {
         }
     }
 
-    /// Blocks up to the last that mixes rows; the one beside it goes with it.
+    /// Blocks up to the last that mixes rows, and up to the last of its layer that reads what was there
+    /// before it.
     fn n_mixing(&self) -> usize {
-        let last = self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows());
-        let after = last.map_or(0, |i| i + 1);
-        let beside = self.blocks[after..].iter().take_while(|b| b.spec.beside).count();
-        after + if after > 0 { beside } else { 0 }
+        let Some(last) = self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows()) else {
+            return 0;
+        };
+        let rest = self.blocks[last + 1..].iter();
+        let of_layer = rest.take_while(|b| b.layer == self.blocks[last].layer);
+        let reads: Vec<_> = of_layer.map(|b| b.spec.reads).collect();
+        let beside = reads.iter().take_while(|&&reads| reads == Reads::AsBefore).count();
+        let early =
+            reads.iter().rposition(|&reads| reads == Reads::LayerInput).map_or(0, |i| i + 1);
+        last + 1 + beside.max(early)
     }
 
     /// Makes the state follow the ubatch's ops.
@@ -233,13 +244,31 @@ impl Stage {
         if n_rows == 0 {
             return;
         }
-        let rope = self.rope_table(parts);
+        let rope = rope_table(&self.compute, self.rope.as_ref(), parts);
+        let local_rope = rope_table(&self.compute, self.local_rope.as_ref(), parts);
         let n_embd = self.spec.n_embd;
         let mut normed = self.scratch.take(n_rows * n_embd);
         let mut out = self.scratch.take(n_rows * n_embd);
-        for block in &mut self.blocks[range] {
-            if let Some(read) = &block.read {
-                read.apply(&self.compute, rows, &mut normed);
+        // What later blocks of a layer read of its input, in their order.
+        let mut early = VecDeque::new();
+        for i in range {
+            if self.blocks[i].index == 0 {
+                let of_layer =
+                    self.blocks[i..].iter().take_while(|b| b.layer == self.blocks[i].layer);
+                for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
+                    let mut input = self.scratch.take(n_rows * n_embd);
+                    block.read.iter().for_each(|r| r.apply(&self.compute, rows, &mut input));
+                    early.push_back(input);
+                }
+            }
+            let block = &mut self.blocks[i];
+            match (block.spec.reads, &block.read) {
+                (Reads::LayerInput, _) => {
+                    let input = early.pop_front().expect("made at the layer's first block");
+                    self.scratch.give_all([std::mem::replace(&mut normed, input)]);
+                }
+                (_, Some(read)) => read.apply(&self.compute, rows, &mut normed),
+                (_, None) => {}
             }
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
             let mut cx = BlockCx {
@@ -247,10 +276,14 @@ impl Stage {
                 parts,
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
+                local_rope: local_rope.as_ref(),
                 beside: &mut rows.beside,
                 scratch: &mut self.scratch,
             };
             block.block.forward(&mut cx, &mut block.state, &x, &mut out);
+            if let Some(norm) = &block.post_norm {
+                norm.apply_inplace(&self.compute, &mut out);
+            }
             if block.restarts {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
@@ -259,12 +292,16 @@ impl Stage {
         }
         self.scratch.give_all([normed, out]);
     }
+}
 
-    /// Sines and cosines for the positions of the ubatch.
-    fn rope_table(&self, parts: &[PartRows]) -> Option<RopeTable> {
-        let rope = self.rope.as_ref().filter(|_| !parts.is_empty())?;
-        let positions: Vec<u32> =
-            parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
-        Some(RopeTable::new(&self.compute, rope, &positions))
-    }
+/// Sines and cosines for the positions of a ubatch.
+fn rope_table(
+    compute: &Compute,
+    rope: Option<&RopeParams>,
+    parts: &[PartRows],
+) -> Option<RopeTable> {
+    let rope = rope.filter(|_| !parts.is_empty())?;
+    let positions: Vec<u32> =
+        parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
+    Some(RopeTable::new(compute, rope, &positions))
 }

@@ -8,7 +8,7 @@ use crate::weights::WeightLoader;
 /// A norm with its weights, `[n]` each.
 pub(super) struct Norm {
     weight: Vec<f32>,
-    /// Of a [`NormKind::Layer`].
+    /// Of a norm that takes the mean off; zeros where it has none.
     bias: Option<Vec<f32>>,
     eps: f32,
 }
@@ -30,6 +30,7 @@ impl Norm {
     ) -> Result<Self, ModelError> {
         let bias = match kind {
             NormKind::Rms => None,
+            NormKind::LayerUnbiased => Some(vec![0.0; n]),
             NormKind::Layer => {
                 let stem = weight.strip_suffix(".weight").unwrap_or(weight);
                 Some(loader.vector(&format!("{stem}.bias"), n)?)

@@ -1,4 +1,5 @@
-//! What a block or the head reads of a token's rows: normed, and where the model attends over depth, mixed.
+//! What a block or the head reads of a token's rows: normed where it has a norm, and where the model attends
+//! over depth, mixed.
 
 use super::carried::Carried;
 use super::norm::Norm;
@@ -6,9 +7,10 @@ use crate::error::ModelError;
 use crate::kernels::Compute;
 use crate::weights::WeightLoader;
 
-/// A norm, and what comes before it.
+/// A norm, where there is one, and what comes before it.
 pub(super) struct Read {
-    norm: Norm,
+    /// `None` where the stream is read as it is.
+    norm: Option<Norm>,
     /// Of residual attention over depth.
     mix: Option<Mix>,
 }
@@ -34,23 +36,23 @@ impl Mix {
 }
 
 impl Read {
-    pub(super) fn new(norm: Norm, mix: Option<Mix>) -> Self {
+    pub(super) fn new(norm: Option<Norm>, mix: Option<Mix>) -> Self {
         Self { norm, mix }
-    }
-
-    /// Width of a row.
-    pub(super) fn width(&self) -> usize {
-        self.norm.width()
     }
 
     /// `out = norm(stream)`, or the norm of a mixture of what was kept, oldest first, and the stream.
     pub(super) fn apply(&self, compute: &Compute, rows: &Carried, out: &mut [f32]) {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
-            return self.norm.apply(compute, &rows.hidden, out);
+            return match &self.norm {
+                Some(norm) => norm.apply(compute, &rows.hidden, out),
+                None => out.copy_from_slice(&rows.hidden),
+            };
         };
         let sources: Vec<&[f32]> =
             rows.beside.iter().chain([&rows.hidden]).map(Vec::as_slice).collect();
         compute.attend_depth(&sources, &mix.score, mix.eps, out);
-        self.norm.apply_inplace(compute, out);
+        if let Some(norm) = &self.norm {
+            norm.apply_inplace(compute, out);
+        }
     }
 }

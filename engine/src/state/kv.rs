@@ -7,7 +7,7 @@ use super::memory::Zeroed;
 use super::{PartRows, Sequences};
 use crate::batch::BlockId;
 use crate::error::ModelError;
-use crate::kernels::{Attend, AttendPart, Compute, KvLayout};
+use crate::kernels::{Attend, AttendPart, AttendVariant, Compute, KvLayout};
 
 /// Pages of keys and values.
 pub struct KvCache {
@@ -72,13 +72,13 @@ impl KvCache {
     }
 
     /// Attention of queries `[n_rows, n_head * head_dim_k]` over everything up to each row's own
-    /// position; `out` is `[n_rows, n_head * head_dim_v]`.
+    /// position that the variant lets it see; `out` is `[n_rows, n_head * head_dim_v]`.
     pub fn attend(
         &self,
         compute: &Compute,
         parts: &[PartRows],
         sequences: &Sequences,
-        scale: f32,
+        (scale, variant): (f32, AttendVariant<'_>),
         q: &[f32],
         out: &mut [f32],
     ) {
@@ -86,7 +86,7 @@ impl KvCache {
         let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
-        compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale }, q, out);
+        compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::plan::Plan;
 use super::{
-    Shape, Spec, SynthError, deepseek, delta, hybrids, kimi, kimi_k3, mamba2, rwkv, transformer,
-    vocab,
+    Shape, Spec, SynthError, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2, mixtures,
+    rwkv, transformer, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -45,6 +45,35 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "nemotron_h_moe", build: mamba2::nemotron_h_moe },
     Arch { name: "falcon-h1", build: mamba2::falcon_h1 },
     Arch { name: "deepseek2", build: deepseek::deepseek2 },
+    Arch { name: "gpt-oss", build: mixtures::gpt_oss },
+    Arch { name: "glm4", build: dense::glm4 },
+    Arch { name: "glm4moe", build: mixtures::glm4moe },
+    Arch { name: "minimax-m2", build: mixtures::minimax_m2 },
+    Arch { name: "gemma2", build: dense::gemma2 },
+    Arch { name: "gemma3", build: dense::gemma3 },
+    Arch { name: "llama4", build: mixtures::llama4 },
+    Arch { name: "mistral3", build: dense::mistral3 },
+    Arch { name: "qwen2moe", build: mixtures::qwen2moe },
+    Arch { name: "phi3", build: dense::phi3 },
+    Arch { name: "deepseek", build: mixtures::deepseek },
+    Arch { name: "dots1", build: mixtures::dots1 },
+    Arch { name: "ernie4_5", build: dense::ernie4_5 },
+    Arch { name: "ernie4_5-moe", build: mixtures::ernie4_5_moe },
+    Arch { name: "hunyuan-dense", build: dense::hunyuan_dense },
+    Arch { name: "hunyuan-moe", build: mixtures::hunyuan_moe },
+    Arch { name: "bailingmoe", build: mixtures::bailingmoe },
+    Arch { name: "bailingmoe2", build: mixtures::bailingmoe2 },
+    Arch { name: "command-r", build: dense::command_r },
+    Arch { name: "cohere2", build: dense::cohere2 },
+    Arch { name: "olmo2", build: dense::olmo2 },
+    Arch { name: "olmoe", build: mixtures::olmoe },
+    Arch { name: "seed_oss", build: dense::seed_oss },
+    Arch { name: "smollm3", build: dense::smollm3 },
+    Arch { name: "exaone4", build: dense::exaone4 },
+    Arch { name: "granitemoe", build: mixtures::granitemoe },
+    Arch { name: "arctic", build: mixtures::arctic },
+    Arch { name: "dbrx", build: mixtures::dbrx },
+    Arch { name: "grok", build: mixtures::grok },
 ];
 
 impl Arch {

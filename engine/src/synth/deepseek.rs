@@ -1,6 +1,7 @@
 //! DeepSeek's architecture: latent attention and experts beside shared ones.
 
 use super::Shape;
+use super::decoder::dense_layers;
 use super::file_type::Role;
 use super::parts::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
 use super::plan::Plan;
@@ -17,7 +18,8 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     plan.number("rope.scaling.factor", 4.0);
     plan.count("rope.scaling.original_context_length", shape.context.div_ceil(4));
     plan.number("rope.scaling.yarn_log_multiplier", 0.0707);
-    plan.count("leading_dense_block_count", 1);
+    let n_dense = dense_layers(shape);
+    plan.count("leading_dense_block_count", n_dense);
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("expert_shared_count", 1);
     plan.number("expert_weights_scale", 2.5);
@@ -32,7 +34,7 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     for il in 0..shape.n_layer {
         plan.layer(il);
         latent_attention(shape, &latent, plan);
-        if il == 0 {
+        if il < n_dense {
             ffn(&dense, plan);
         } else {
             ffn(shape, plan);

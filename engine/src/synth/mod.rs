@@ -5,13 +5,16 @@
 //! The weights are noise of the right size: activations stay finite, and the text is babble.
 
 mod arch;
+mod decoder;
 mod deepseek;
 mod delta;
+mod dense;
 mod file_type;
 mod hybrids;
 mod kimi;
 mod kimi_k3;
 mod mamba2;
+mod mixtures;
 mod noise;
 mod parts;
 mod plan;
@@ -115,7 +118,9 @@ pub fn write(spec: &Spec, path: impl AsRef<Path>) -> Result<u64, SynthError> {
 
 fn header(spec: &Spec, plan: &Plan) -> Result<GgufWriter, GgufError> {
     let mut writer = GgufWriter::new();
-    let name = format!("synthetic {} (seed {})", spec.arch.name(), spec.seed);
+    // llama.cpp takes a file whose name has phi3 in it for one with that model's special tokens.
+    let arch = spec.arch.name().replace("phi3", "phi 3");
+    let name = format!("synthetic {arch} (seed {})", spec.seed);
     writer.set("general.architecture", spec.arch.name())?;
     writer.set("general.name", &name)?;
     writer.set("general.file_type", &spec.quant.id())?;

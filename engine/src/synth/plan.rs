@@ -71,8 +71,10 @@ impl Plan {
         self.metadata.push((whole_key, MetaScalar::U32(value as u32)));
     }
 
-    /// Adds a number to the metadata.
+    /// Adds a number to the metadata, in the place of an earlier one of that key.
     pub fn number(&mut self, key: &str, value: f32) {
+        let whole_key = format!("{}.{key}", self.prefix);
+        self.metadata.retain(|(other, _)| *other != whole_key);
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::F32(value)));
     }
 
@@ -135,6 +137,12 @@ impl Plan {
     pub fn norm(&mut self, name: &str, width: usize) {
         let name = format!("blk.{}.{name}.weight", self.place.il);
         self.push(name, Role::Precise, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// Norms of the current layer with weights `[width, n]`.
+    pub fn matrix_norm(&mut self, name: &str, ne: &[usize]) {
+        let name = format!("{name}.weight");
+        self.precise(&name, ne, Fill::AroundOne(SMALL));
     }
 
     /// A tensor of the current layer that is f32 in every file type, by its whole name.

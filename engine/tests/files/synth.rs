@@ -21,8 +21,29 @@ fn tiny(arch: &str) -> &'static str {
         "deepseek2",
         "kimi-linear",
         "kimi-k3",
+        "gpt-oss",
+        "glm4moe",
+        "minimax-m2",
+        "llama4",
+        "qwen2moe",
+        "deepseek",
+        "dots1",
+        "ernie4_5-moe",
+        "hunyuan-moe",
+        "bailingmoe",
+        "bailingmoe2",
+        "olmoe",
+        "granitemoe",
+        "arctic",
+        "dbrx",
+        "grok",
     ];
-    if with_experts.contains(&arch) { "tiny-moe" } else { "tiny" }
+    let tied = ["gemma2", "gemma3", "command-r", "cohere2"];
+    match arch {
+        arch if with_experts.contains(&arch) => "tiny-moe",
+        arch if tied.contains(&arch) => "tiny-tied",
+        _ => "tiny",
+    }
 }
 
 #[test]

@@ -33,8 +33,11 @@ fn gguf() -> Result<(), Box<dyn Error>> {
             write(&spec, &path)
         };
         let shape = Shape { n_layer: 1, vocab: 354, ..Shape::named("tiny-moe")? };
-        // Some have experts always, some never.
-        header(shape.clone()).or_else(|_| header(Shape { experts: None, ..shape }))?;
+        // Some have experts always, some never, and of those some an embedding that is the output.
+        let dense = Shape { experts: None, ..shape.clone() };
+        header(shape)
+            .or_else(|_| header(dense.clone()))
+            .or_else(|_| header(Shape { tied: true, ..dense }))?;
         save(&format!("{}-headers", arch.name()), &Gguf::open_header_only(&path)?.header_bytes())?;
     }
     println!("{} seeds in {}", std::fs::read_dir(&corpus)?.count(), corpus.display());

@@ -138,6 +138,7 @@ impl Bench {
             parts,
             sequences: &self.sequences,
             rope,
+            local_rope: None,
             beside: &mut Vec::new(),
             scratch: &mut self.scratch,
         };

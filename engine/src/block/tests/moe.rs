@@ -4,7 +4,7 @@ use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{
     Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
-use crate::kernels::{SituBounds, available};
+use crate::kernels::{SituBounds, SwiGluClamp, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -13,6 +13,11 @@ const N_ROWS: usize = 37;
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    0.5 * x * (1.0 + inner.tanh())
 }
 
 fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
@@ -24,6 +29,13 @@ fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
             gate.iter().zip(up).map(|(g, u)| bounded(*g, b) * sigmoid(*g) * u).collect()
         }
         Activation::ReluSquared => up.iter().map(|u| u.max(0.0).powi(2)).collect(),
+        Activation::GeGlu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
+        Activation::Gelu => up.iter().map(|u| gelu(*u)).collect(),
+        Activation::ClampedSwiGlu(SwiGluClamp { alpha, limit }) => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gates = gate.iter().map(|g| g.min(limit)).map(|g| g * sigmoid(alpha * g));
+            gates.zip(up).map(|(g, u)| g * (u.clamp(-limit, limit) + 1.0)).collect()
+        }
     }
 }
 
@@ -54,6 +66,19 @@ fn plain_mlp(tensors: &Tensors, spec: &MlpSpec, x: &[f64]) -> Vec<f64> {
     affine("down", &activated(spec.activation, &gate, &affine("up", x)))
 }
 
+/// Router and experts have biases, in the tests, where the weights are softmaxed last: as in gpt-oss.
+fn has_biases(spec: &MoeSpec) -> bool {
+    spec.router == Router::SoftmaxOfChosen
+}
+
+/// Adds row `row` of a bias `[n, width]`, if there is one.
+fn add_bias(tensors: &Tensors, name: &str, row: usize, y: &mut [f64]) {
+    if let Some((_, bias)) = tensors.0.get(name) {
+        let bias = &bias[row * y.len()..][..y.len()];
+        y.iter_mut().zip(bias).for_each(|(y, b)| *y += f64::from(*b));
+    }
+}
+
 fn moe_tensors(spec: &MoeSpec, fused: bool) -> Tensors {
     let mut tensors = Tensors::default();
     let width = spec.latent.map_or(N_EMBD, |latent| latent.width);
@@ -66,6 +91,12 @@ fn moe_tensors(spec: &MoeSpec, fused: bool) -> Tensors {
     add("ffn_down_exps.weight", &[N_FF, width, N_EXPERT]);
     if spec.selection_bias {
         add("exp_probs_b.bias", &[N_EXPERT]);
+    }
+    if has_biases(spec) {
+        add("ffn_gate_inp.bias", &[N_EXPERT]);
+        add("ffn_gate_exps.bias", &[N_FF, N_EXPERT]);
+        add("ffn_up_exps.bias", &[N_FF, N_EXPERT]);
+        add("ffn_down_exps.bias", &[width, N_EXPERT]);
     }
     if let Some(latent) = spec.latent {
         let name = |part: &str| format!("ffn_{}_{part}.weight", latent.stem);
@@ -98,9 +129,11 @@ fn fuse(tensors: &mut Tensors, width: usize) {
 
 /// Experts and weights of a token, by the definition: scores, groups, the best, their weights.
 fn plain_choice(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<(usize, f64)> {
-    let logits = tensors.times("blk.0.ffn_gate_inp.weight", 0, x);
+    let mut logits = tensors.times("blk.0.ffn_gate_inp.weight", 0, x);
+    add_bias(tensors, "blk.0.ffn_gate_inp.bias", 0, &mut logits);
     let probs: Vec<f64> = match spec.router {
         Router::Sigmoid => logits.iter().map(|x| sigmoid(*x)).collect(),
+        Router::SoftmaxOfChosen => logits.clone(),
         Router::Softmax => {
             let total: f64 = logits.iter().map(|x| x.exp()).sum();
             logits.iter().map(|x| x.exp() / total).collect()
@@ -128,6 +161,10 @@ fn plain_choice(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<(usize, f64
     let mut order: Vec<usize> = (0..N_EXPERT).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     order.truncate(spec.n_used);
+    if spec.router == Router::SoftmaxOfChosen {
+        let total: f64 = order.iter().map(|e| logits[*e].exp()).sum();
+        return order.into_iter().map(|e| (e, logits[e].exp() / total)).collect();
+    }
     let sum: f64 = order.iter().map(|e| probs[*e]).sum();
     let norm = if spec.norm_weights { sum } else { 1.0 };
     let scale = f64::from(spec.weights_scale);
@@ -143,13 +180,19 @@ fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
     };
     let mut sum = vec![0.0; input.len()];
     for (expert, weight) in plain_choice(tensors, spec, x) {
+        let affine = |part: &str, x: &[f64]| {
+            let mut y = tensors.times(&name(part), expert, x);
+            add_bias(tensors, &format!("blk.0.ffn_{part}.bias"), expert, &mut y);
+            y
+        };
+        let (input_weight, weight) = if spec.weigh_input { (weight, 1.0) } else { (1.0, weight) };
+        let input: Vec<f64> = input.iter().map(|x| x * input_weight).collect();
         let gate = match spec.activation.is_gated() {
-            true => tensors.times(&name("gate_exps"), expert, &input),
+            true => affine("gate_exps", &input),
             false => Vec::new(),
         };
-        let up = tensors.times(&name("up_exps"), expert, &input);
-        let inner = activated(spec.activation, &gate, &up);
-        let y = tensors.times(&name("down_exps"), expert, &inner);
+        let inner = activated(spec.activation, &gate, &affine("up_exps", &input));
+        let y = affine("down_exps", &inner);
         sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
     }
     if let Some(latent) = spec.latent {
@@ -169,7 +212,7 @@ fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
         let y = plain_mlp(tensors, &shared.mlp, x);
         sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
     }
-    sum
+    sum.iter().map(|s| s * f64::from(spec.output_scale)).collect()
 }
 
 /// All rows together against `plain`, then alone and in two parts for the same bits.
@@ -195,7 +238,8 @@ fn check(what: &str, kind: &BlockKind, tensors: &Tensors, plain: impl Fn(&[f64])
 #[test]
 fn dense_ffns_match_f64() {
     let situ = |linear| Activation::Situ(SituBounds { gate: 4.0, linear });
-    let others = [situ(None), situ(Some(2.5))];
+    let clamp = Activation::ClampedSwiGlu(SwiGluClamp { alpha: 1.702, limit: 0.8 });
+    let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu, clamp];
     for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
         for biases in [false, true] {
             let spec = MlpSpec { activation, ..MlpSpec::swiglu(N_FF) };
@@ -238,6 +282,19 @@ fn experts_in_every_variant_match_f64() {
             ..sigmoid
         },
         MoeSpec { latent: Some(latent(16)), ..base.clone() },
+        MoeSpec {
+            router: Router::SoftmaxOfChosen,
+            activation: Activation::ClampedSwiGlu(SwiGluClamp { alpha: 1.702, limit: 0.8 }),
+            ..base.clone()
+        },
+        MoeSpec {
+            router: Router::Sigmoid,
+            norm_weights: false,
+            weigh_input: true,
+            output_scale: 0.7,
+            activation: Activation::GeGlu,
+            ..base.clone()
+        },
         base,
     ];
     for spec in &variants {
@@ -245,6 +302,24 @@ fn experts_in_every_variant_match_f64() {
         let kind = BlockKind::Moe(spec.clone());
         check(&format!("{spec:?}"), &kind, &tensors, |x| plain_moe(&tensors, spec, x));
     }
+}
+
+#[test]
+fn a_fused_way_up_is_the_same_ffn() {
+    let spec = MlpSpec::swiglu(N_FF);
+    let [mut unfused, mut fused] = [Tensors::default(), Tensors::default()];
+    mlp_tensors(&mut unfused, &spec, false);
+    mlp_tensors(&mut fused, &spec, false);
+    let gate = fused.0.remove("blk.0.ffn_gate.weight").unwrap().1;
+    let up = fused.0.remove("blk.0.ffn_up.weight").unwrap().1;
+    fused.put("blk.0.ffn_up.weight", &[N_EMBD, 2 * N_FF], [gate, up].concat());
+    let x = noise(N_ROWS * N_EMBD, 7);
+    let run = |spec: &MlpSpec, tensors: &Tensors| {
+        let kind = BlockKind::Mlp(spec.clone());
+        Bench::new(&kind, tensors, N_EMBD, available()[0]).forward(&[], None, &x)
+    };
+    let fused = run(&MlpSpec { fused: true, ..spec.clone() }, &fused);
+    assert!(bits(&fused) == bits(&run(&spec, &unfused)));
 }
 
 #[test]

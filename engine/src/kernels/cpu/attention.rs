@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::exp::exp;
+use super::exp::{exp, tanh};
 use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32};
 use super::run;
@@ -47,6 +47,9 @@ impl<T: PageType> Op for Span<'_, '_, T> {
         for page in tile.pages.clone() {
             let block = tile.blocks[page].0 as usize;
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
+            // Queries whose windows begin behind this page come last: they see nothing of it.
+            let behind = |query: &Query<'_>| query.first_visible < (page + 1) * KV_PAGE;
+            let n_queries = tile.queries.partition_point(behind);
             let next = tile.blocks.get(page + 1).map(|next| next.0 as usize);
             let next = next.map(|next| tile.layout.head(tile.pool, next, tile.kv_head));
             let ahead = match next {
@@ -74,12 +77,13 @@ impl<T: PageType> Op for Span<'_, '_, T> {
                 v: v.as_chunks().0,
                 v_stride: v_stride / LANES,
                 scale: tile.scale,
+                softcap: tile.softcap,
                 state_len,
                 ahead,
             };
             let mut at = 0;
-            while at < tile.queries.len() {
-                let queries = &tile.queries[at..];
+            while at < n_queries {
+                let queries = &tile.queries[at..n_queries];
                 let states = &mut tile.states[at * state_len..];
                 // Queries that see nothing of this page come first; then as many at once as there are.
                 at += if queries[0].n_visible <= page.start {
@@ -112,6 +116,7 @@ struct Page<'a, E: Element> {
     v: &'a [[E::Bits; LANES]],
     v_stride: usize,
     scale: f32,
+    softcap: Option<f32>,
     /// Values of a query's state.
     state_len: usize,
     /// Bytes to this head of the next page, which is asked for element by element as this one is read:
@@ -191,7 +196,9 @@ impl<E: Element> Page<'_, E> {
         for r in 0..R {
             let state = &mut states[r * state_len..];
             let (m, l) = (state[0], state[1]);
-            let (m, l, correction) = soften(s, &mut weights.p[r], visible[r], self.scale, m, l);
+            let seen = first[r].first_visible.saturating_sub(self.start)..visible[r];
+            let p = &mut weights.p[r];
+            let (m, l, correction) = soften(s, p, seen, (self.scale, self.softcap), m, l);
             (state[0], state[1], weights.correction[r]) = (m, l, correction);
         }
         // Queries come by ascending position: what the first sees, all see.
@@ -348,14 +355,14 @@ fn load_all<S: Simd, E: Element, const G: usize>(
     out
 }
 
-/// Turns the scores of a page into weights. Takes and returns the greatest score and the sum of
-/// weights so far, and returns the factor on earlier sums.
+/// Turns the scores of a page into weights: of the positions `seen`, scaled and then capped. Takes and
+/// returns the greatest score and the sum of weights so far, and returns the factor on earlier sums.
 #[inline(always)]
 fn soften<S: Simd>(
     s: S,
     p: &mut [f32; KV_PAGE],
-    visible: usize,
-    scale: f32,
+    seen: Range<usize>,
+    (scale, softcap): (f32, Option<f32>),
     m_old: f32,
     l_old: f32,
 ) -> (f32, f32, f32) {
@@ -365,9 +372,16 @@ fn soften<S: Simd>(
     let lane = s.load(&LANE);
     let mut scores = [s.zero(); VECTORS];
     for g in 0..VECTORS {
-        let end = s.splat(visible as f32 - (g * LANES) as f32);
-        let scaled = s.mul(s.load(&p[g]), s.splat(scale));
+        let end = s.splat(seen.end as f32 - (g * LANES) as f32);
+        let mut scaled = s.mul(s.load(&p[g]), s.splat(scale));
+        if let Some(cap) = softcap {
+            scaled = s.mul(tanh(s, s.mul(scaled, s.splat(1.0 / cap))), s.splat(cap));
+        }
         scores[g] = s.select_gt(end, lane, scaled, s.splat(f32::NEG_INFINITY));
+        if seen.start > 0 {
+            let start = s.splat(seen.start as f32 - (g * LANES) as f32);
+            scores[g] = s.select_gt(start, lane, s.splat(f32::NEG_INFINITY), scores[g]);
+        }
     }
     let top = s.max(s.max(scores[0], scores[1]), s.max(scores[2], scores[3]));
     let top = s.max_lane(top);
@@ -400,16 +414,19 @@ impl Op for Merge<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let AttendMerge { states, stride, n_spans, out } = self.0;
+        let AttendMerge { states, stride, n_spans, sink, out } = self.0;
         let span = |i: usize| &states[i * *stride..];
         let m = (0..*n_spans)
             .map(|i| span(i)[0])
-            .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+            .fold(sink.unwrap_or(f32::NEG_INFINITY), |a, b| if b > a { b } else { a });
         let mut weights = vec![0.0; *n_spans];
         let mut total = 0.0f32;
         for (i, weight) in weights.iter_mut().enumerate() {
             *weight = first_lane(s, exp(s, s.splat(span(i)[0] - m)));
             total = span(i)[1].mul_add(*weight, total);
+        }
+        if let Some(sink) = *sink {
+            total += first_lane(s, exp(s, s.splat(sink - m)));
         }
         for (g, out) in out.chunks_mut(LANES).enumerate() {
             let mut sum = s.zero();

@@ -23,7 +23,7 @@ pub(super) fn zip<S: Simd>(s: S, out: &mut [f32], x: &[f32], f: impl Fn(S::F, S:
 
 /// Applies `f` to sixteen values at a time of `x`.
 #[inline(always)]
-fn map<S: Simd>(s: S, x: &mut [f32], f: impl Fn(S::F) -> S::F) {
+pub(super) fn map<S: Simd>(s: S, x: &mut [f32], f: impl Fn(S::F) -> S::F) {
     let (whole, tail) = x.as_chunks_mut::<LANES>();
     for x in whole {
         let y = f(s.load(x));

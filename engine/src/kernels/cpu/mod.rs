@@ -17,6 +17,7 @@ pub(super) mod delta_plain;
 pub(super) mod depth;
 pub(super) mod elementwise;
 pub(super) mod exp;
+pub(super) mod gates;
 pub(super) mod kv;
 pub(super) mod mamba;
 pub(super) mod matmul;

@@ -2,11 +2,31 @@
 
 use super::ops::softmax;
 
-/// `Σ softmax(scale * q·k) v` over the given keys and values.
-pub(crate) fn attend(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], scale: f32) -> Vec<f64> {
+/// What [`attend`] changes of the softmax.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Variant {
+    pub(crate) softcap: Option<f32>,
+    pub(crate) sink: Option<f32>,
+}
+
+/// `Σ softmax(scale * q·k) v` over the given keys and values; the scores bounded by the cap, where there is
+/// one, and the sink a further score without a value.
+pub(crate) fn attend(
+    q: &[f32],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    scale: f32,
+    variant: Variant,
+) -> Vec<f64> {
     let products =
         |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
-    let scores: Vec<f64> = keys.iter().map(|k| f64::from(scale) * products(k)).collect();
+    let capped = |score: f64| match variant.softcap.map(f64::from) {
+        Some(cap) => cap * (score / cap).tanh(),
+        None => score,
+    };
+    let mut scores: Vec<f64> =
+        keys.iter().map(|k| capped(f64::from(scale) * products(k))).collect();
+    scores.extend(variant.sink.map(f64::from));
     let weights = softmax(&scores);
     let mut out = vec![0.0; values[0].len()];
     for (w, v) in weights.iter().zip(values) {

@@ -1,6 +1,6 @@
 //! Elementwise ops, norms, softmax and rotation, plainly, in f64.
 
-use crate::kernels::SituBounds;
+use crate::kernels::{SituBounds, SwiGluClamp};
 
 /// `x / sqrt(mean(x²) + eps) * weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -45,6 +45,19 @@ pub(crate) fn situ_mul(gate: f32, up: f32, bounds: SituBounds) -> f64 {
     };
     let up = bounds.linear.map_or(f64::from(up), |linear| bounded(up, linear));
     bounded(gate, bounds.gate) * sigmoid(f64::from(gate)) * up
+}
+
+/// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³)))`.
+pub(crate) fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+/// `min(g, limit) sigmoid(alpha min(g, limit)) (clamp(u, -limit, limit) + 1)`.
+pub(crate) fn clamped_swiglu_mul(gate: f32, up: f32, clamp: SwiGluClamp) -> f64 {
+    let (alpha, limit) = (f64::from(clamp.alpha), f64::from(clamp.limit));
+    let gate = f64::from(gate).min(limit);
+    gate * sigmoid(alpha * gate) * (f64::from(up).clamp(-limit, limit) + 1.0)
 }
 
 /// Softmax of a row.

@@ -4,10 +4,11 @@ use std::slice::from_ref as one;
 
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::batch::BlockId;
-use crate::kernels::reference::attention::attend as plain_attend;
+use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, available,
+    Attend, AttendPart, AttendVariant, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, Window,
+    available,
 };
 
 /// A pool aligned as the ops ask for it.
@@ -28,6 +29,9 @@ struct Case {
     layout: KvLayout,
     n_head: usize,
     scale: f32,
+    window: Option<Window>,
+    softcap: Option<f32>,
+    sinks: Option<Vec<f32>>,
     sequences: Vec<Sequence>,
 }
 
@@ -56,7 +60,14 @@ impl Case {
                 }
             }
         }
-        Self { layout, n_head, scale: 1.3 / (layout.head_dim_k as f32).sqrt(), sequences }
+        let scale = 1.3 / (layout.head_dim_k as f32).sqrt();
+        Self { layout, n_head, scale, window: None, softcap: None, sinks: None, sequences }
+    }
+
+    /// With a window, a bound on the scores, and sinks that differ.
+    fn varied(self, window: Window) -> Self {
+        let sinks = (0..self.n_head).map(|head| head as f32 - 1.0).collect();
+        Self { window: Some(window), softcap: Some(0.7), sinks: Some(sinks), ..self }
     }
 
     /// A pool full of NaN, as a recycled one may be.
@@ -101,6 +112,11 @@ impl Case {
             parts: &parts,
             n_head: self.n_head,
             scale: self.scale,
+            variant: AttendVariant {
+                window: self.window,
+                softcap: self.softcap,
+                sinks: self.sinks.as_deref(),
+            },
         };
         compute.attend(&attend, &q, &mut out);
         out
@@ -124,7 +140,7 @@ impl Case {
         for row in 0..seq.len {
             for h in 0..self.n_head {
                 let q = &seq.q[(row * self.n_head + h) * layout.head_dim_k..][..layout.head_dim_k];
-                let rows = 0..=row;
+                let rows = self.window.map_or(0, |window| window.first_visible(row))..=row;
                 let k: Vec<_> =
                     rows.clone().map(|r| head(&seq.k, layout.head_dim_k, r, h / group)).collect();
                 let value = |r| match layout.values {
@@ -135,7 +151,9 @@ impl Case {
                     }
                 };
                 let v: Vec<_> = rows.map(value).collect();
-                out.extend(plain_attend(q, &k, &v, self.scale));
+                let sink = self.sinks.as_ref().map(|sinks| sinks[h]);
+                let variant = Variant { softcap: self.softcap, sink };
+                out.extend(plain_attend(q, &k, &v, self.scale, variant));
             }
         }
         out
@@ -174,6 +192,30 @@ fn attention_matches_f64() {
 }
 
 #[test]
+fn windows_caps_and_sinks_match_f64() {
+    // Shorter than a page, at its edges, longer than a page, longer than the prompt.
+    let windows = [1, 3, 63, 64, 65, 100, 500].map(Window::Sliding);
+    for window in windows.into_iter().chain([1, 48, 64, 100].map(Window::Chunk)) {
+        for ty in TYPES {
+            let case = Case::new(layout(2, 20, 36, ty), 6, &[150, 1, 64, 65]).varied(window);
+            let out = same_bits_everywhere("attention", |compute| case.whole(compute));
+            let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+            for (got, want) in out.iter().zip(want) {
+                close(&format!("attention {window:?}"), *got, want, BOUND);
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_over_long_contexts_leave_spans_out() {
+    for window in [Window::Sliding(100), Window::Sliding(1500), Window::Chunk(1000)] {
+        let case = Case::new(layout(1, 16, 16, KvType::F16), 2, &[3300]).varied(window);
+        long_context(&case, 3290);
+    }
+}
+
+#[test]
 fn values_in_keys_match_f64() {
     let check = |layout: KvLayout, heads: usize, lens: &[usize]| {
         let case = Case::new(in_keys(layout), heads, lens);
@@ -196,18 +238,21 @@ fn values_in_keys_match_f64() {
 
 #[test]
 fn long_contexts_merge_their_spans() {
-    long_context(layout(1, 16, 16, KvType::F16));
-    long_context(in_keys(layout(1, 24, 16, KvType::F16)));
-    long_context(layout(1, 16, 16, KvType::Q8_0));
+    for layout in [
+        layout(1, 16, 16, KvType::F16),
+        in_keys(layout(1, 24, 16, KvType::F16)),
+        layout(1, 16, 16, KvType::Q8_0),
+    ] {
+        long_context(&Case::new(layout, 2, &[2200]), 2190);
+    }
 }
 
 /// More than two spans of 1024 positions; the last rows one by one, the others at once.
-fn long_context(layout: KvLayout) {
-    let case = Case::new(layout, 2, &[2200]);
+fn long_context(case: &Case, n_at_once: usize) {
     let out = same_bits_everywhere("long attention", |compute| {
         let mut pool = case.pool();
-        let mut out = case.step(compute, &mut pool, one(&(0..2190)));
-        for row in 2190..2200 {
+        let mut out = case.step(compute, &mut pool, one(&(0..n_at_once)));
+        for row in n_at_once..case.sequences[0].len {
             out.extend(case.step(compute, &mut pool, one(&(row..row + 1))));
         }
         out
@@ -220,13 +265,16 @@ fn long_context(layout: KvLayout) {
 #[test]
 fn any_cut_and_any_company_give_the_same_bits() {
     for ty in [KvType::F16, KvType::Q8_0] {
-        any_cut(layout(2, 64, 64, ty));
-        any_cut(in_keys(layout(2, 72, 64, ty)));
+        for layout in [layout(2, 64, 64, ty), in_keys(layout(2, 72, 64, ty))] {
+            let case = || Case::new(layout, 6, &[200, 90, 129]);
+            any_cut(&case());
+            any_cut(&case().varied(Window::Sliding(70)));
+            any_cut(&case().varied(Window::Chunk(30)));
+        }
     }
 }
 
-fn any_cut(layout: KvLayout) {
-    let case = Case::new(layout, 6, &[200, 90, 129]);
+fn any_cut(case: &Case) {
     for kernels in available() {
         let compute = super::compute(kernels, 2);
         let whole = case.whole(&compute);

@@ -6,6 +6,7 @@ mod conv;
 mod delta;
 mod delta_chunked;
 mod depth;
+mod gates;
 mod kv;
 mod lanes;
 mod mamba;

@@ -1,0 +1,179 @@
+//! Softmax attention as data: heads, and what few models change of it.
+
+use super::Hparams;
+use crate::error::ModelError;
+use crate::kernels::Window;
+
+/// Grouped-query attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key/value heads; divides `n_head`.
+    pub n_kv_head: usize,
+    /// Width of a query or key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    /// What rotates q and k.
+    pub rotation: Rotation,
+    /// Norms of q and k; `None` without them.
+    pub qk_norm: Option<QkNorm>,
+    /// Bound on q, k and v: each value is clamped to `-bound..=bound` after its bias.
+    pub clamp: Option<f32>,
+    /// What a row sees of the positions before it; `None`: all.
+    pub window: Option<Window>,
+    /// Bound of the scores: `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
+    pub sinks: bool,
+    /// A factor on q that grows with the position.
+    pub temperature: Option<Temperature>,
+    /// Whether the query projection has a gate behind each head's query, whose sigmoid multiplies the
+    /// head's output.
+    pub gated: bool,
+    /// Whether the bias of the output projection is added, where the file has one.
+    pub output_bias: bool,
+}
+
+/// What rotates q and k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// Nothing.
+    None,
+    /// The model's [`RopeSpec`](super::RopeSpec).
+    Model,
+    /// The one of layers with windows, where a model has two.
+    Local,
+}
+
+/// RMS norms of q and k.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNorm {
+    /// Their epsilon.
+    pub eps: f32,
+    /// What is normed by itself, and with which weights.
+    pub over: NormOver,
+    /// Whether they come after the rotation.
+    pub after_rotation: bool,
+}
+
+impl QkNorm {
+    /// Norms of heads that share their weights, before the rotation.
+    pub fn heads(eps: f32) -> Self {
+        Self { eps, over: NormOver::Head, after_rotation: false }
+    }
+}
+
+/// What a norm of q or k is taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormOver {
+    /// Each head, all with the same weights.
+    Head,
+    /// Each head, without weights.
+    HeadUnweighted,
+    /// Each head with weights of its own, the mean taken off first.
+    HeadLayer,
+    /// All heads together.
+    AllHeads,
+}
+
+/// A factor on q by position: `1 + scale * ln(floor((pos + offset) / every) + 1)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Of the logarithm.
+    pub scale: f32,
+    /// Positions of a step.
+    pub every: u32,
+    /// Added to the position.
+    pub offset: f32,
+}
+
+impl Temperature {
+    /// The factor at a position.
+    pub fn factor(&self, pos: u32) -> f32 {
+        let step = ((pos as f32 + self.offset) / self.every as f32).floor();
+        (libm::log(f64::from(step) + 1.0) * f64::from(self.scale) + 1.0) as f32
+    }
+}
+
+/// Heads of layer `il` with the usual scale 1/sqrt(head_dim), neither rotated nor normed.
+pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
+    let n_head = hp.need_per_layer("attention.head_count")?[il];
+    let n_kv_head = hp.per_layer("attention.head_count_kv")?.map_or(n_head, |heads| heads[il]);
+    if n_head == 0 || n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) {
+        return Err(hp.bad(
+            "attention.head_count_kv",
+            &format!("layer {il}: {n_kv_head} KV heads cannot serve {n_head} query heads"),
+        ));
+    }
+    let (head_dim_k, head_dim_v) = hp.head_dims(n_head)?;
+    Ok(AttentionSpec {
+        n_head,
+        n_kv_head,
+        head_dim_k,
+        head_dim_v,
+        scale: 1.0 / (head_dim_k as f32).sqrt(),
+        rotation: Rotation::None,
+        qk_norm: None,
+        clamp: None,
+        window: None,
+        softcap: None,
+        sinks: false,
+        temperature: None,
+        gated: false,
+        output_bias: true,
+    })
+}
+
+impl Hparams<'_> {
+    /// Which layers have windows: `attention.sliding_window_pattern` as a list of flags, or as the length
+    /// `n` of a period whose first `n - 1` layers have one. `period` stands in where the key is missing.
+    ///
+    /// # Errors
+    /// The list has not one flag for each layer.
+    pub fn windowed_layers(&self, period: u32) -> Result<Vec<bool>, ModelError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        if let Some(flags) = self.flags(KEY)? {
+            if flags.len() < self.n_layer() {
+                let problem = format!("{} flags for {} layers", flags.len(), self.n_layer());
+                return Err(self.bad(KEY, &problem));
+            }
+            return Ok(flags[..self.n_layer()].to_vec());
+        }
+        let period = self.u32(KEY)?.unwrap_or(period) as usize;
+        let windowed = |il: usize| period == 0 || il % period < period - 1;
+        Ok((0..self.n_layer()).map(windowed).collect())
+    }
+
+    /// `attention.sliding_window`; `None` where it is missing or 0.
+    ///
+    /// # Errors
+    /// The key is not a number.
+    pub fn window(&self) -> Result<Option<u32>, ModelError> {
+        Ok(self.u32("attention.sliding_window")?.filter(|&n| n > 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_grow_with_the_logarithm_of_steps() {
+        let temperature = Temperature { scale: 0.1, every: 8192, offset: 1.0 };
+        let factors = [0, 8190, 8191, 16383].map(|pos| temperature.factor(pos));
+        assert_eq!(factors[..2], [1.0, 1.0]);
+        assert_eq!(factors[2], (1.0 + 0.1 * 2f64.ln()) as f32);
+        assert_eq!(factors[3], (1.0 + 0.1 * 3f64.ln()) as f32);
+    }
+
+    #[test]
+    fn windows_begin_where_they_should() {
+        let first = |window: Window, pos| window.first_visible(pos);
+        assert_eq!([0, 3, 4, 9].map(|pos| first(Window::Sliding(4), pos)), [0, 0, 1, 6]);
+        assert_eq!([0, 3, 4, 9].map(|pos| first(Window::Chunk(4), pos)), [0, 0, 4, 8]);
+    }
+}

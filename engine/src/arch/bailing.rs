@@ -1,0 +1,40 @@
+//! `bailingmoe` (Ling) and `bailingmoe2` (Ling 2, Ring): experts beside shared ones. The first has NORM rotation
+//! of whole heads and a softmax router in every layer; the second one tensor for q, k and v, norms of
+//! their heads, NEOX rotation of a part, dense leading layers and a router that chooses groups first.
+
+use super::decoder::{self, FFN_NORM, deepseek_experts};
+use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Router};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let experts = MoeSpec {
+            router: Router::Softmax,
+            selection_bias: false,
+            ..deepseek_experts(hp, il, Router::Softmax, None)?
+        };
+        Ok(decoder::layer(eps, decoder::attention(hp, il)?, FFN_NORM, BlockKind::Moe(experts)))
+    };
+    decoder::model(hp, eps, decoder::rope_with_factors(hp, RopeLayout::Norm)?, layer)
+}
+
+pub(super) fn describe_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let n_dense = decoder::n_dense(hp)?;
+    let shared = hp.u32("expert_shared_feed_forward_length")?.filter(|&n| n > 0);
+    let layer = |il: usize| {
+        let qk_norm = Some(QkNorm::heads(eps));
+        let attention = AttentionSpec { qk_norm, ..decoder::attention(hp, il)? };
+        let ffn = match il < n_dense {
+            true => decoder::dense(hp, il, Activation::SwiGlu)?,
+            false => {
+                let shared = shared.map(|n| n as usize);
+                BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, shared)?)
+            }
+        };
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+}

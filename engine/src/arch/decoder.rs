@@ -1,0 +1,178 @@
+//! What the files of plain decoders share: one attention and one FFN a layer, each behind a norm, and the
+//! keys that say how large they are. What a model changes of it stands in its own file.
+
+use super::attention_spec::attention_spec;
+use super::{
+    Activation, AttentionSpec, BlockKind, BlockSpec, Hparams, LayerSpec, MlpSpec, ModelSpec,
+    MoeSpec, RopeSpec, Rotation, Router, SharedExpertSpec, experts,
+};
+use crate::error::ModelError;
+use crate::kernels::{RopeLayout, Window};
+
+/// The norm before attention.
+pub(super) const ATTN_NORM: &str = "attn_norm.weight";
+/// The norm before the FFN.
+pub(super) const FFN_NORM: &str = "ffn_norm.weight";
+/// Where a model has this one it is either that of attention's output, or the one before the FFN.
+pub(super) const POST_ATTENTION_NORM: &str = "post_attention_norm.weight";
+/// The norm of the FFN's output.
+pub(super) const POST_FFN_NORM: &str = "post_ffw_norm.weight";
+
+/// A model of the layers that `layer` gives, rotated by `rope`.
+pub(super) fn model(
+    hp: &Hparams<'_>,
+    eps: f32,
+    rope: RopeSpec,
+    layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
+) -> Result<ModelSpec, ModelError> {
+    let layers = (0..hp.n_layer()).map(layer).collect::<Result<_, _>>()?;
+    Ok(ModelSpec { rope: Some(rope), ..ModelSpec::usual(hp, layers, eps)? })
+}
+
+/// Attention, then an FFN behind the norm `ffn_norm`.
+pub(super) fn layer(
+    eps: f32,
+    attention: AttentionSpec,
+    ffn_norm: &'static str,
+    ffn: BlockKind,
+) -> LayerSpec {
+    let attention = BlockSpec::new(ATTN_NORM, eps, BlockKind::Attention(attention));
+    LayerSpec { blocks: vec![attention, BlockSpec::new(ffn_norm, eps, ffn)] }
+}
+
+/// As [`layer`], with norms of what attention and FFN give; before them stand those of `before`.
+pub(super) fn layer_with_post_norms(
+    eps: f32,
+    before: [Option<&'static str>; 2],
+    attention: AttentionSpec,
+    ffn: BlockKind,
+    after: [&'static str; 2],
+) -> LayerSpec {
+    let block = |i: usize, kind| BlockSpec {
+        norm: before[i],
+        post_norm: Some(after[i]),
+        ..BlockSpec::new(ATTN_NORM, eps, kind)
+    };
+    LayerSpec { blocks: vec![block(0, BlockKind::Attention(attention)), block(1, ffn)] }
+}
+
+/// The model's rotation, of whole heads or of their beginnings.
+pub(super) fn rope(hp: &Hparams<'_>, layout: RopeLayout) -> Result<RopeSpec, ModelError> {
+    rope_with(hp, layout, false)
+}
+
+/// As [`rope`], with the tensors of factors that the file has.
+pub(super) fn rope_with_factors(
+    hp: &Hparams<'_>,
+    layout: RopeLayout,
+) -> Result<RopeSpec, ModelError> {
+    rope_with(hp, layout, true)
+}
+
+fn rope_with(hp: &Hparams<'_>, layout: RopeLayout, factors: bool) -> Result<RopeSpec, ModelError> {
+    let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);
+    let (head_dim, _) = hp.head_dims(n_head)?;
+    RopeSpec::read(hp, layout, head_dim, factors)
+}
+
+/// The heads of layer `il`, rotated by the model's rotation.
+pub(super) fn attention(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
+    Ok(AttentionSpec { rotation: Rotation::Model, ..attention_spec(hp, il)? })
+}
+
+/// The width of layer `il`'s dense FFN.
+pub(super) fn n_ff(hp: &Hparams<'_>, il: usize) -> Result<usize, ModelError> {
+    match hp.need_per_layer("feed_forward_length")?[il] {
+        0 => Err(hp.bad("feed_forward_length", "must be positive")),
+        n_ff => Ok(n_ff),
+    }
+}
+
+/// The dense FFN of layer `il`.
+pub(super) fn dense(
+    hp: &Hparams<'_>,
+    il: usize,
+    activation: Activation,
+) -> Result<BlockKind, ModelError> {
+    Ok(BlockKind::Mlp(MlpSpec::new(n_ff(hp, il)?, activation)))
+}
+
+/// Layers before the first with experts.
+pub(super) fn n_dense(hp: &Hparams<'_>) -> Result<usize, ModelError> {
+    Ok(hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize)
+}
+
+/// The experts of layer `il` as DeepSeek's line has them: router, norm and scale as the keys say, a bias on
+/// the choice where the file has one, `expert_shared_count` shared experts of the width `shared` (of
+/// one) or of that of the others.
+pub(super) fn deepseek_experts(
+    hp: &Hparams<'_>,
+    il: usize,
+    router: Router,
+    shared: Option<usize>,
+) -> Result<MoeSpec, ModelError> {
+    let experts = experts::read(hp, il, |n_used| n_ff(hp, il).unwrap_or(0) / n_used)?;
+    let n_shared = hp.u32("expert_shared_count")?.unwrap_or(0) as usize;
+    let n_ff = n_shared * shared.unwrap_or(experts.n_ff);
+    Ok(MoeSpec {
+        router: hp.expert_router()?.unwrap_or(router),
+        selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),
+        norm_weights: hp.bool("expert_weights_norm")?.unwrap_or(false),
+        weights_scale: hp.expert_weights_scale()?,
+        shared: (n_ff > 0).then(|| SharedExpertSpec::new(n_ff, Activation::SwiGlu)),
+        ..experts
+    })
+}
+
+/// Sliding windows: which layers have one, how long it is, and the rotation in them.
+pub(super) struct Windows {
+    layers: Vec<bool>,
+    window: Option<u32>,
+    /// The rotation of windowed layers, where it is another than the model's.
+    pub local_rope: Option<RopeSpec>,
+}
+
+impl Windows {
+    /// Reads the keys: windows in the first `period - 1` layers of each `period`, where the file does not say
+    /// which; `local` rotates in them, with `rope.freq_base_swa` where the file has it.
+    pub(super) fn read(
+        hp: &Hparams<'_>,
+        window: Option<u32>,
+        period: u32,
+        rope: &RopeSpec,
+        local: RopeSpec,
+    ) -> Result<Self, ModelError> {
+        let freq_base = hp.f32("rope.freq_base_swa")?.unwrap_or(local.freq_base);
+        let local = RopeSpec { freq_base, ..local };
+        let layers = hp.windowed_layers(period)?;
+        let other = window.is_some() && local != *rope;
+        Ok(Self { layers, window, local_rope: other.then_some(local) })
+    }
+
+    /// Whether layer `il` has a window.
+    pub(super) fn has(&self, il: usize) -> bool {
+        self.window.is_some() && self.layers[il]
+    }
+
+    /// `attention` with the window and the rotation of layer `il`.
+    pub(super) fn apply(&self, il: usize, attention: AttentionSpec) -> AttentionSpec {
+        let Some(window) = self.window.filter(|_| self.layers[il]) else { return attention };
+        let rotation = match (&self.local_rope, attention.rotation) {
+            (Some(_), Rotation::Model) => Rotation::Local,
+            (_, rotation) => rotation,
+        };
+        AttentionSpec { window: Some(Window::Sliding(window)), rotation, ..attention }
+    }
+}
+
+impl Hparams<'_> {
+    /// `attention.layer_norm_rms_epsilon`.
+    pub(super) fn rms_eps(&self) -> Result<f32, ModelError> {
+        Ok(self.need_f32("attention.layer_norm_rms_epsilon")?)
+    }
+
+    /// `attention.layer_norm_epsilon`.
+    pub(super) fn layer_norm_eps(&self) -> Result<f32, ModelError> {
+        Ok(self.need_f32("attention.layer_norm_epsilon")?)
+    }
+}

@@ -1,0 +1,41 @@
+//! `deepseek` (the first), `dots1`: plain attention, dense leading layers, then experts beside shared ones.
+//! deepseek has NORM rotation and weights as the softmax gives them; dots1 has NEOX, norms each head
+//! of q and k, and its router is what the keys say. (arXiv 2401.06066, arXiv 2506.05767.)
+
+use super::decoder::{self, FFN_NORM, deepseek_experts};
+use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Router};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let n_dense = decoder::n_dense(hp)?;
+    let layer = |il: usize| {
+        let ffn = match il < n_dense {
+            true => decoder::dense(hp, il, Activation::SwiGlu)?,
+            false => BlockKind::Moe(MoeSpec {
+                router: Router::Softmax,
+                norm_weights: false,
+                selection_bias: false,
+                ..deepseek_experts(hp, il, Router::Softmax, None)?
+            }),
+        };
+        Ok(decoder::layer(eps, decoder::attention(hp, il)?, FFN_NORM, ffn))
+    };
+    decoder::model(hp, eps, decoder::rope_with_factors(hp, RopeLayout::Norm)?, layer)
+}
+
+pub(super) fn describe_dots1(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let n_dense = decoder::n_dense(hp)?;
+    let layer = |il: usize| {
+        let qk_norm = Some(QkNorm::heads(eps));
+        let attention = AttentionSpec { qk_norm, ..decoder::attention(hp, il)? };
+        let ffn = match il < n_dense {
+            true => decoder::dense(hp, il, Activation::SwiGlu)?,
+            false => BlockKind::Moe(deepseek_experts(hp, il, Router::Softmax, None)?),
+        };
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+}

@@ -1,0 +1,53 @@
+//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation; with experts, dense leading layers, a bias
+//! on the choice, normed weights and a shared expert of its own width, in every so many layers.
+
+use super::decoder::{self, FFN_NORM};
+use super::{
+    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, SharedExpertSpec, experts,
+};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    build(hp, |_| Ok(None))
+}
+
+pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let n_dense = decoder::n_dense(hp)?;
+    let step = hp.need_u32("interleave_moe_layer_step")? as usize;
+    if step == 0 {
+        return Err(hp.bad("interleave_moe_layer_step", "must be positive"));
+    }
+    build(hp, |il| match il >= n_dense && (il + 1).is_multiple_of(step) {
+        true => moe(hp, il).map(Some),
+        false => Ok(None),
+    })
+}
+
+/// The layers; `experts` says which have some.
+fn build(
+    hp: &Hparams<'_>,
+    experts: impl Fn(usize) -> Result<Option<MoeSpec>, ModelError>,
+) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        // llama.cpp knows a bias of the output projection, and leaves it out.
+        let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
+        let ffn = match experts(il)? {
+            Some(experts) => BlockKind::Moe(experts),
+            None => decoder::dense(hp, il, Activation::SwiGlu)?,
+        };
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Norm)?, layer)
+}
+
+fn moe(hp: &Hparams<'_>, il: usize) -> Result<MoeSpec, ModelError> {
+    let n_shared = hp.u32("expert_shared_feed_forward_length")?.unwrap_or(0) as usize;
+    Ok(MoeSpec {
+        selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),
+        weights_scale: hp.expert_weights_scale()?,
+        shared: (n_shared > 0).then(|| SharedExpertSpec::new(n_shared, Activation::SwiGlu)),
+        ..experts::read(hp, il, |_| 0)?
+    })
+}

@@ -1,0 +1,39 @@
+//! `exaone4`: norms of each head of q and k, and of what attention and FFN give, none before them. The model of
+//! 64 layers has windows in three of four, and rotates those alone. (arXiv 2507.11407.)
+
+use super::decoder::{self, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
+use super::{Activation, AttentionSpec, Hparams, ModelSpec, QkNorm, Rotation};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// Layers of the model with windows.
+const WINDOWED: usize = 64;
+/// Its window where the file does not say.
+const WINDOW: u32 = 4096;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let rope = decoder::rope_with_factors(hp, RopeLayout::Neox)?;
+    let window = match hp.n_layer() == WINDOWED {
+        true => Some(hp.u32("attention.sliding_window")?.unwrap_or(WINDOW)),
+        false => None,
+    };
+    let windows = Windows::read(hp, window, 4, &rope, rope.clone())?;
+    if windows.local_rope.is_some() {
+        return Err(hp.bad("rope.freq_base_swa", "exaone4 rotates by rope.freq_base alone"));
+    }
+    let layer = |il: usize| {
+        let attention = windows.apply(il, decoder::attention(hp, il)?);
+        let rotates = window.is_none() || windows.has(il);
+        let attention = AttentionSpec {
+            rotation: if rotates { Rotation::Model } else { Rotation::None },
+            qk_norm: Some(QkNorm::heads(eps)),
+            output_bias: false,
+            ..attention
+        };
+        let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
+        let after = [POST_ATTENTION_NORM, POST_FFN_NORM];
+        Ok(decoder::layer_with_post_norms(eps, [None; 2], attention, ffn, after))
+    };
+    decoder::model(hp, eps, rope, layer)
+}

@@ -1,0 +1,49 @@
+//! `glm4` and `glm4moe`: NORM and NEOX rotation of a part of each head, or NEOX in both where the file divides
+//! it among a picture's axes. glm4 norms what attention and FFN give; glm4moe has experts behind
+//! dense leading layers and may norm each head of q and k.
+
+use super::decoder::{
+    self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, deepseek_experts,
+};
+use super::{Activation, AttentionSpec, BlockKind, Hparams, MlpSpec, ModelSpec, QkNorm, Router};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe_glm4(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
+        let ffn = MlpSpec { fused: true, ..MlpSpec::swiglu(decoder::n_ff(hp, il)?) };
+        let before = [Some(ATTN_NORM), Some(FFN_NORM)];
+        let after = [POST_ATTENTION_NORM, POST_FFN_NORM];
+        let ffn = BlockKind::Mlp(ffn);
+        Ok(decoder::layer_with_post_norms(eps, before, attention, ffn, after))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, layout(hp, RopeLayout::Norm)?)?, layer)
+}
+
+pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let n_dense = decoder::n_dense(hp)?;
+    let layer = |il: usize| {
+        let qk_norm = hp.has_tensor(&format!("blk.{il}.attn_q_norm.weight"));
+        let attention = AttentionSpec {
+            qk_norm: qk_norm.then_some(QkNorm::heads(eps)),
+            output_bias: false,
+            ..decoder::attention(hp, il)?
+        };
+        let ffn = match il < n_dense {
+            true => decoder::dense(hp, il, Activation::SwiGlu)?,
+            false => BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, None)?),
+        };
+        Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, layout(hp, RopeLayout::Neox)?)?, layer)
+}
+
+/// Where `rope.dimension_sections` has one that is not 0, angles are those of text in every section, and
+/// pairs lie half the rotated part apart.
+fn layout(hp: &Hparams<'_>, plain: RopeLayout) -> Result<RopeLayout, ModelError> {
+    let sections = hp.i32s("rope.dimension_sections")?.unwrap_or_default();
+    Ok(if sections.iter().any(|&n| n > 0) { RopeLayout::Neox } else { plain })
+}

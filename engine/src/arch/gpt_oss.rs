@@ -1,0 +1,30 @@
+//! `gpt-oss`: sinks in every head, windows in every second layer, YaRN, biases everywhere, experts with a
+//! clamped SwiGLU whose weights are softmaxed over the chosen. (arXiv 2508.10925.)
+
+use super::decoder::{self, POST_ATTENTION_NORM, Windows};
+use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, Router, experts};
+use crate::error::ModelError;
+use crate::kernels::{RopeLayout, SwiGluClamp};
+
+/// Constants of the activation; files have no keys for them.
+const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let rope = decoder::rope(hp, RopeLayout::Neox)?;
+    let window = hp.need_u32("attention.sliding_window")?;
+    let windows = Windows::read(hp, Some(window), 2, &rope, rope.clone())?;
+    let layer = |il: usize| {
+        let attention = windows.apply(il, decoder::attention(hp, il)?);
+        let attention = AttentionSpec { sinks: true, ..attention };
+        let experts = MoeSpec {
+            activation: Activation::ClampedSwiGlu(CLAMP),
+            router: Router::SoftmaxOfChosen,
+            weights_scale: hp.expert_weights_scale()?,
+            ..experts::read(hp, il, |_| 0)?
+        };
+        Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, BlockKind::Moe(experts)))
+    };
+    let spec = decoder::model(hp, eps, rope, layer)?;
+    Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
+}

@@ -1,0 +1,27 @@
+//! `qwen2moe`: qwen2's attention, experts whose weights are not normed, and a gated shared one in every layer.
+
+use super::decoder::{self, FFN_NORM};
+use super::{Activation, BlockKind, Hparams, ModelSpec, MoeSpec, SharedExpertSpec, experts};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let n_ff = hp.per_layer("feed_forward_length")?.map_or(0, |widths| widths[il]);
+        let experts = experts::read(hp, il, |n_used| n_ff / n_used)?;
+        let n_shared = match hp.u32("expert_shared_feed_forward_length")?.unwrap_or(0) {
+            0 => n_ff,
+            n => n as usize,
+        };
+        let shared = SharedExpertSpec::new(n_shared, Activation::SwiGlu);
+        let experts = MoeSpec {
+            norm_weights: false,
+            weights_scale: hp.expert_weights_scale()?,
+            shared: Some(SharedExpertSpec { gated: true, ..shared }),
+            ..experts
+        };
+        Ok(decoder::layer(eps, decoder::attention(hp, il)?, FFN_NORM, BlockKind::Moe(experts)))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+}

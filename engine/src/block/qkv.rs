@@ -1,0 +1,126 @@
+//! The way into an attention block: projections to queries, keys and values with what happens to them
+//! before they are rotated and kept.
+
+use super::BlockCx;
+use crate::arch::{AttentionSpec, NormOver};
+use crate::error::ModelError;
+use crate::kernels::PackedMatrix;
+use crate::weights::WeightLoader;
+
+/// A matrix with its optional bias.
+pub(super) struct Projection {
+    pub(super) weight: PackedMatrix,
+    pub(super) bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    /// Loads `<stem>.weight` and, where the file has it, `<stem>.bias`.
+    pub(super) fn load(
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
+            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
+        })
+    }
+}
+
+/// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
+/// file has them below each other in one tensor (the bias may be in one or in three then).
+pub(super) fn load_qkv(
+    loader: &mut WeightLoader<'_>,
+    stem: &str,
+    rows: [usize; 3],
+    n_embd: usize,
+) -> Result<[Projection; 3], ModelError> {
+    let name = |part: &str| format!("{stem}.attn_{part}");
+    let fused = format!("{}.weight", name("qkv"));
+    if !loader.has(&fused) {
+        return Ok([
+            Projection::load(loader, &name("q"), rows[0], n_embd)?,
+            Projection::load(loader, &name("k"), rows[1], n_embd)?,
+            Projection::load(loader, &name("v"), rows[2], n_embd)?,
+        ]);
+    }
+    let weights = loader.row_blocks(&fused, rows, n_embd)?;
+    let fused = loader.opt_vector(&format!("{}.bias", name("qkv")), rows.iter().sum())?;
+    let mut biases = [const { None }; 3];
+    let mut start = 0;
+    for (part, (bias, rows)) in ["q", "k", "v"].iter().zip(biases.iter_mut().zip(rows)) {
+        *bias = match &fused {
+            Some(fused) => Some(fused[start..start + rows].to_vec()),
+            None => loader.opt_vector(&format!("{}.bias", name(part)), rows)?,
+        };
+        start += rows;
+    }
+    let mut biases = biases.into_iter();
+    Ok(weights.map(|weight| Projection { weight, bias: biases.next().flatten() }))
+}
+
+/// The weights of the norms of q and k.
+pub(super) struct QkNorms {
+    q: Vec<f32>,
+    k: Vec<f32>,
+}
+
+impl QkNorms {
+    /// Loads `<stem>.attn_{q,k}_norm`, where the spec's norms have weights.
+    pub(super) fn load(
+        spec: &AttentionSpec,
+        stem: &str,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Option<Self>, ModelError> {
+        let Some(norm) = spec.qk_norm else { return Ok(None) };
+        let d = spec.head_dim_k;
+        let mut weights = |part: &str, n_head: usize| {
+            let name = format!("{stem}.attn_{part}_norm.weight");
+            match norm.over {
+                NormOver::Head => loader.vector(&name, d),
+                NormOver::HeadUnweighted => Ok(vec![1.0; d]),
+                NormOver::HeadLayer => loader.values(&name, &[d, n_head]),
+                NormOver::AllHeads => loader.vector(&name, n_head * d),
+            }
+        };
+        Ok(Some(Self { q: weights("q", spec.n_head)?, k: weights("k", spec.n_kv_head)? }))
+    }
+
+    /// Norms queries and keys in place.
+    pub(super) fn apply(
+        &self,
+        cx: &BlockCx<'_>,
+        spec: &AttentionSpec,
+        q: &mut [f32],
+        k: &mut [f32],
+    ) {
+        let Some(norm) = spec.qk_norm else { return };
+        for (x, weights) in [(q, &self.q), (k, &self.k)] {
+            match norm.over {
+                NormOver::HeadLayer => {
+                    let biases = vec![0.0; weights.len()];
+                    cx.compute.group_layer_norm(x, weights, &biases, spec.head_dim_k, norm.eps);
+                }
+                _ => cx.compute.rms_norm_inplace(x, weights, norm.eps),
+            }
+        }
+    }
+}
+
+/// Queries and gates of a projection with `[query | gate]` for each head: two matrices.
+pub(super) fn load_gated(
+    spec: &AttentionSpec,
+    name: &str,
+    n_embd: usize,
+    loader: &mut WeightLoader<'_>,
+) -> Result<(PackedMatrix, PackedMatrix), ModelError> {
+    let (d_q, d_gate) = (spec.head_dim_k, spec.head_dim_v);
+    let of_heads = |start: usize, width: usize| {
+        let head = move |h: usize| (0..width).map(move |i| h * (d_q + d_gate) + start + i);
+        (0..spec.n_head).flat_map(head).collect()
+    };
+    let rows = [of_heads(0, d_q), of_heads(d_q, d_gate)];
+    let [q, gate] = loader.split_matrix(name, spec.n_head * (d_q + d_gate), n_embd, rows)?;
+    Ok((q, gate))
+}

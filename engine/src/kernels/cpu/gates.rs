@@ -1,0 +1,121 @@
+//! GELU, the clamped SwiGLU, and bounds on values.
+
+use super::elementwise::{map, zip};
+use super::exp::{sigmoid, tanh};
+use super::run;
+use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, SwiGluClamp};
+use crate::kernels::simd::{Op, Simd};
+
+/// See [`Compute::gelu`](crate::kernels::Compute::gelu).
+pub(crate) fn gelu<S: Simd>(x: &mut [f32]) {
+    struct Gelu<'a>(&'a mut [f32]);
+    impl Op for Gelu<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| gelu_of(s, x),
+            );
+        }
+    }
+    run::<S, _>(Gelu(x));
+}
+
+/// See [`Compute::gelu_mul`](crate::kernels::Compute::gelu_mul).
+pub(crate) fn gelu_mul<S: Simd>(x: &mut [f32], gates: &[f32]) {
+    struct GeluMul<'a>(&'a mut [f32], &'a [f32]);
+    impl Op for GeluMul<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            zip(
+                s,
+                self.0,
+                self.1,
+                #[inline(always)]
+                |x, g| s.mul(gelu_of(s, g), x),
+            );
+        }
+    }
+    run::<S, _>(GeluMul(x, gates));
+}
+
+/// See [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
+pub(crate) fn clamped_swiglu_mul<S: Simd>(x: &mut [f32], gates: &[f32], clamp: SwiGluClamp) {
+    struct Clamped<'a>(&'a mut [f32], &'a [f32], SwiGluClamp);
+    impl Op for Clamped<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let (alpha, limit) = (s.splat(self.2.alpha), s.splat(self.2.limit));
+            zip(
+                s,
+                self.0,
+                self.1,
+                #[inline(always)]
+                |x, g| {
+                    let g = s.select_gt(g, limit, limit, g);
+                    let x = s.add(bounded(s, x, limit), s.splat(1.0));
+                    s.mul(s.mul(g, sigmoid(s, s.mul(g, alpha))), x)
+                },
+            );
+        }
+    }
+    run::<S, _>(Clamped(x, gates, clamp));
+}
+
+/// See [`Compute::softcap`](crate::kernels::Compute::softcap).
+pub(crate) fn softcap<S: Simd>(x: &mut [f32], cap: f32) {
+    struct Softcap<'a>(&'a mut [f32], f32);
+    impl Op for Softcap<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let (cap, inverse) = (s.splat(self.1), s.splat(1.0 / self.1));
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| s.mul(tanh(s, s.mul(x, inverse)), cap),
+            );
+        }
+    }
+    run::<S, _>(Softcap(x, cap));
+}
+
+/// See [`Compute::clamp`](crate::kernels::Compute::clamp).
+pub(crate) fn clamp<S: Simd>(x: &mut [f32], bound: f32) {
+    struct Clamp<'a>(&'a mut [f32], f32);
+    impl Op for Clamp<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let bound = s.splat(self.1);
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| bounded(s, x, bound),
+            );
+        }
+    }
+    run::<S, _>(Clamp(x, bound));
+}
+
+#[inline(always)]
+fn gelu_of<S: Simd>(s: S, x: S::F) -> S::F {
+    let square = s.mul(x, x);
+    let slope = s.fma(square, s.splat(GELU_CUBIC), s.splat(GELU_LINEAR));
+    s.mul(x, sigmoid(s, s.mul(x, slope)))
+}
+
+/// `x` within `-bound..=bound`; NaN stays NaN.
+#[inline(always)]
+fn bounded<S: Simd>(s: S, x: S::F, bound: S::F) -> S::F {
+    let least = s.sub(s.zero(), bound);
+    let x = s.select_gt(x, bound, bound, x);
+    s.select_gt(least, x, least, x)
+}

@@ -1,0 +1,61 @@
+//! GELU, the clamped SwiGLU and bounds against f64, and bit equality everywhere.
+
+use super::{Rng, close, same_bits_everywhere};
+use crate::kernels::reference::ops;
+use crate::kernels::{Compute, SwiGluClamp};
+
+const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
+
+/// `op` on `n` values beside others, and what it should give value by value.
+fn check(
+    what: &str,
+    op: &dyn Fn(&Compute, &mut [f32], &[f32]),
+    want: &dyn Fn(f32, f32) -> f64,
+    error: f64,
+) {
+    let mut rng = Rng::new(16);
+    for n in [1, 15, 16, 17, 5000] {
+        let scaled = |values: Vec<f32>| -> Vec<f32> { values.iter().map(|x| x * 9.0).collect() };
+        let (x, gates) = (scaled(rng.values(n)), scaled(rng.values(n)));
+        let out = same_bits_everywhere(what, |compute| {
+            let mut out = x.clone();
+            op(compute, &mut out, &gates);
+            out
+        });
+        for ((x, gate), got) in x.iter().zip(&gates).zip(out) {
+            let want = want(*x, *gate);
+            close(what, got, want, want.abs() * error + 1e-12);
+        }
+    }
+}
+
+#[test]
+fn gates_match_f64() {
+    // An exponential of up to 60 carries the error of its argument.
+    check("gelu", &|c, x, _| c.gelu(x), &|x, _| ops::gelu(f64::from(x)), 2e-5);
+    let gated = |x: f32, g: f32| ops::gelu(f64::from(g)) * f64::from(x);
+    check("gelu_mul", &|c, x, g| c.gelu_mul(x, g), &gated, 2e-5);
+    let clamped = |x, g| ops::clamped_swiglu_mul(g, x, CLAMP);
+    check("clamped_swiglu_mul", &|c, x, g| c.clamped_swiglu_mul(x, g, CLAMP), &clamped, 2e-6);
+    let capped = |x: f32, _| 3.0 * (f64::from(x) / 3.0).tanh();
+    check("softcap", &|c, x, _| c.softcap(x, 3.0), &capped, 1e-6);
+    check("clamp", &|c, x, _| c.clamp(x, 4.0), &|x, _| f64::from(x.clamp(-4.0, 4.0)), 0.0);
+}
+
+#[test]
+fn ends_are_what_they_tend_to() {
+    let out = same_bits_everywhere("gelu", |compute| {
+        let mut out = vec![-100.0, -0.0, 0.0, 100.0];
+        compute.gelu(&mut out);
+        out
+    });
+    assert_eq!(out, [0.0, 0.0, 0.0, 100.0]);
+    let out = same_bits_everywhere("clamped_swiglu_mul", |compute| {
+        let mut out = vec![1e30, -1e30, 1e30];
+        compute.clamped_swiglu_mul(&mut out, &[-1e30, 1e30, 1e30], CLAMP);
+        out
+    });
+    let top = 7.0 / (1.0 + (-1.702f32 * 7.0).exp());
+    assert_eq!(out[0], 0.0);
+    assert!((out[1] + 6.0 * top).abs() < 1e-4 && (out[2] - 8.0 * top).abs() < 1e-4, "{out:?}");
+}

@@ -1,0 +1,336 @@
+//! Decoders with experts, each with what it changes of Mixtral's block.
+
+use super::decoder::{
+    dense_layers, expert_biases, experts, fused_projections, half_rotated, head_norms, mixture,
+    projections, qkv_biases, sinks, untied, whole_heads, wide_norms, window, yarn,
+};
+use super::file_type::Role;
+use super::parts::{
+    EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
+    transformer_metadata,
+};
+use super::plan::Plan;
+use super::{Experts, Shape};
+
+/// `expert_gating_func` of routers.
+const SOFTMAX: usize = 1;
+const SIGMOID: usize = 2;
+
+/// Embedding and layers; `layer` gets the layer's number.
+fn layers(shape: &Shape, plan: &mut Plan, deviation: f32, layer: impl Fn(usize, &mut Plan)) {
+    embedding(shape, plan, deviation);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        layer(il, plan);
+    }
+}
+
+/// Metadata with experts of a width of their own.
+fn metadata(shape: &Shape, plan: &mut Plan) -> Result<Experts, String> {
+    let experts = experts(shape)?;
+    transformer_metadata(shape, plan);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    Ok(experts)
+}
+
+/// Metadata of architectures that have the experts' width under the dense FFN's key.
+fn metadata_of_one_width(shape: &Shape, plan: &mut Plan) -> Result<Experts, String> {
+    let experts = metadata(shape, plan)?;
+    plan.count("feed_forward_length", experts.n_ff);
+    Ok(experts)
+}
+
+/// gpt-oss: sinks, windows in every second layer, YaRN, biases everywhere.
+pub(super) fn gpt_oss(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = metadata(shape, plan)?;
+    window(shape, plan);
+    yarn(shape, plan);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        qkv_biases(shape, plan);
+        plan.bias("attn_output", shape.n_embd);
+        sinks(shape, plan);
+        plan.norm("post_attention_norm", shape.n_embd);
+        mixture(shape, plan, experts);
+        expert_biases(shape, plan, experts);
+    });
+    Ok(())
+}
+
+/// glm4moe: half-rotated heads with norms and biases, a dense first layer, a block of multi-token prediction at
+/// the end, which has experts too and is not run.
+pub(super) fn glm4moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = metadata(shape, plan)?;
+    half_rotated(shape, plan);
+    deepseek_keys(plan, SIGMOID, true);
+    let n_dense = dense_layers(shape);
+    plan.count("leading_dense_block_count", n_dense);
+    plan.count("nextn_predict_layers", 1);
+    plan.count("block_count", shape.n_layer + 1);
+    let layer = |il: usize, plan: &mut Plan| {
+        attention(shape, plan);
+        qkv_biases(shape, plan);
+        head_norms(shape, plan);
+        plan.norm("post_attention_norm", shape.n_embd);
+        dense_then_experts(shape, plan, il < n_dense, experts, experts.n_ff);
+    };
+    layers(shape, plan, EMBEDDING, layer);
+    plan.layer(shape.n_layer);
+    layer(shape.n_layer, plan);
+    plan.matrix("nextn.eh_proj", Role::Matrix, &[2 * shape.n_embd, shape.n_embd], 1.0);
+    for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
+        plan.norm(norm, shape.n_embd);
+    }
+    Ok(())
+}
+
+/// Keys of DeepSeek's line: one dense layer first, one shared expert.
+fn deepseek_keys(plan: &mut Plan, router: usize, norm: bool) {
+    plan.count("leading_dense_block_count", 1);
+    plan.count("expert_shared_count", 1);
+    plan.number("expert_weights_scale", 2.5);
+    plan.flag("expert_weights_norm", norm);
+    plan.count("expert_gating_func", router);
+}
+
+/// A dense FFN in leading layers, then experts with a bias on the choice and a shared one.
+fn dense_then_experts(
+    shape: &Shape,
+    plan: &mut Plan,
+    is_dense: bool,
+    experts: Experts,
+    n_shared: usize,
+) {
+    if is_dense {
+        return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
+    }
+    mixture(shape, plan, experts);
+    plan.bias("exp_probs_b", experts.count);
+    ffn_matrices(plan, "_shexp", shape.n_embd, n_shared);
+}
+
+/// minimax-m2: half-rotated heads, norms over all of them, sigmoid router with a bias on the choice.
+pub(super) fn minimax_m2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = metadata_of_one_width(shape, plan)?;
+    half_rotated(shape, plan);
+    plan.count("expert_gating_func", SIGMOID);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        wide_norms(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        mixture(shape, plan, experts);
+        plan.bias("exp_probs_b", experts.count);
+    });
+    Ok(())
+}
+
+/// llama4: experts in every second layer, beside a shared one.
+pub(super) fn llama4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = metadata(shape, plan)?;
+    plan.count("interleave_moe_layer_step", 2);
+    plan.global_norm("rope_freqs", shape.head_dim / 2);
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        attention(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        if il % 2 == 0 {
+            return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
+        }
+        mixture(shape, plan, experts);
+        ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+    });
+    Ok(())
+}
+
+/// qwen2moe: qwen2's attention, a gated shared expert.
+pub(super) fn qwen2moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    whole_heads(shape)?;
+    let experts = metadata(shape, plan)?;
+    plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        qkv_biases(shape, plan);
+        ffn(shape, plan);
+        plan.matrix("ffn_gate_inp_shexp", Role::Precise, &[shape.n_embd], 1.0);
+        ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// deepseek, the first: weights as the softmax gives them, two shared experts.
+pub(super) fn deepseek(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    whole_heads(shape)?;
+    let experts = metadata(shape, plan)?;
+    plan.count("leading_dense_block_count", 1);
+    plan.count("expert_shared_count", 2);
+    plan.number("expert_weights_scale", 1.5);
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        attention(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        if il == 0 {
+            return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
+        }
+        mixture(shape, plan, experts);
+        ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// dots1: as many KV heads as heads, with norms, DeepSeek's experts.
+pub(super) fn dots1(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    let shape = &Shape { n_head_kv: shape.n_head, ..shape.clone() };
+    let experts = metadata(shape, plan)?;
+    deepseek_keys(plan, SIGMOID, true);
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        attention(shape, plan);
+        head_norms(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        dense_then_experts(shape, plan, il == 0, experts, experts.n_ff);
+    });
+    Ok(())
+}
+
+/// ernie4_5-moe: softmax router with a bias on the choice, a shared expert of its own width.
+pub(super) fn ernie4_5_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = metadata(shape, plan)?;
+    plan.count("leading_dense_block_count", 1);
+    plan.count("interleave_moe_layer_step", 1);
+    plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        attention(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        dense_then_experts(shape, plan, il == 0, experts, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// hunyuan-moe: norms of each head behind the rotation, a shared expert of its own width.
+pub(super) fn hunyuan_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = metadata_of_one_width(shape, plan)?;
+    plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        head_norms(shape, plan);
+        ffn(shape, plan);
+        ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// bailingmoe: llama's attention, experts beside a shared one in every layer.
+pub(super) fn bailingmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = metadata(shape, plan)?;
+    deepseek_keys(plan, SOFTMAX, true);
+    plan.count("leading_dense_block_count", 0);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        ffn(shape, plan);
+        ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+    });
+    Ok(())
+}
+
+/// bailingmoe2: fused projections, half-rotated heads with norms, groups of experts.
+pub(super) fn bailingmoe2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    whole_heads(shape)?;
+    let experts = metadata(shape, plan)?;
+    half_rotated(shape, plan);
+    deepseek_keys(plan, SIGMOID, true);
+    plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
+    if experts.count.is_multiple_of(8) && 2 * experts.used <= experts.count {
+        plan.count("expert_group_count", 4);
+        plan.count("expert_group_used_count", 2);
+    }
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        plan.norm("attn_norm", shape.n_embd);
+        fused_projections(shape, plan);
+        head_norms(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        dense_then_experts(shape, plan, il == 0, experts, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// olmoe: as many KV heads as heads, norms over all of them, weights as the softmax gives them.
+pub(super) fn olmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    whole_heads(shape)?;
+    let shape = &Shape { n_head_kv: shape.n_head, ..shape.clone() };
+    metadata_of_one_width(shape, plan)?;
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        wide_norms(shape, plan);
+        ffn(shape, plan);
+    });
+    Ok(())
+}
+
+/// granitemoe: granite's scales, experts beside a shared one.
+pub(super) fn granitemoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    let experts = metadata_of_one_width(shape, plan)?;
+    plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
+    let embedding_scale = granite_scales(shape, plan);
+    layers(shape, plan, EMBEDDING / embedding_scale, |_, plan| {
+        attention(shape, plan);
+        ffn(shape, plan);
+        ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
+    });
+    Ok(())
+}
+
+/// arctic: a dense FFN behind attention, experts that read the layer's input.
+pub(super) fn arctic(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    whole_heads(shape)?;
+    let experts = metadata_of_one_width(shape, plan)?;
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        ffn_matrices(plan, "", shape.n_embd, shape.n_embd);
+        plan.norm("ffn_norm_exps", shape.n_embd);
+        mixture(shape, plan, experts);
+    });
+    Ok(())
+}
+
+/// dbrx: LayerNorms without bias, clamped queries, keys and values.
+pub(super) fn dbrx(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    untied(shape)?;
+    whole_heads(shape)?;
+    let experts = metadata_of_one_width(shape, plan)?;
+    plan.number("attention.layer_norm_epsilon", RMS_EPSILON);
+    plan.number("attention.clamp_kqv", 1.2);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        plan.norm("attn_norm", shape.n_embd);
+        fused_projections(shape, plan);
+        plan.norm("attn_output_norm", shape.n_embd);
+        mixture(shape, plan, experts);
+    });
+    Ok(())
+}
+
+/// grok as Grok 2 has it: bounds, scales, a dense FFN beside the experts.
+pub(super) fn grok(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+    const EMBEDDING_SCALE: f32 = 4.0;
+    whole_heads(shape)?;
+    let experts = metadata(shape, plan)?;
+    plan.number("embedding_scale", EMBEDDING_SCALE);
+    plan.number("attention.output_scale", 1.0 / (shape.head_dim as f32).sqrt());
+    plan.number("attn_logit_softcapping", 1.5);
+    plan.number("final_logit_softcapping", 2.0);
+    plan.number("logit_scale", 0.6);
+    layers(shape, plan, EMBEDDING / EMBEDDING_SCALE, |_, plan| {
+        plan.norm("attn_norm", shape.n_embd);
+        projections(shape, plan);
+        plan.norm("attn_output_norm", shape.n_embd);
+        plan.norm("ffn_norm", shape.n_embd);
+        ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
+        mixture(shape, plan, experts);
+        plan.norm("layer_output_norm", shape.n_embd);
+    });
+    Ok(())
+}
