@@ -1,6 +1,6 @@
-//! `bailingmoe` (Ling) and `bailingmoe2` (Ling 2, Ring): experts beside shared ones. The first has NORM rotation
-//! of whole heads and a softmax router in every layer; the second one tensor for q, k and v, norms of
-//! their heads, NEOX rotation of a part, dense leading layers and a router that chooses groups first.
+//! `bailingmoe` (Ling) and `bailingmoe2` (Ling 2, Ring): experts beside shared ones. The first has NORM
+//! rotation of whole heads and a softmax router in every layer; the second one tensor for q, k and v, norms
+//! of their heads, NEOX rotation of a part, dense leading layers and a router that chooses groups first.
 
 use super::decoder::{self, FFN_NORM, deepseek_experts};
 use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Router};

@@ -1,5 +1,5 @@
-//! `dbrx`: LayerNorm without bias, one tensor for queries, keys and values, which are clamped, experts in every
-//! layer.
+//! `dbrx`: LayerNorm without bias, one tensor for queries, keys and values, which are clamped, experts in
+//! every layer.
 
 use super::decoder;
 use super::{AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, NormKind, Skeleton, experts};

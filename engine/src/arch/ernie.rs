@@ -1,5 +1,5 @@
-//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation; with experts, dense leading layers, a bias
-//! on the choice, normed weights and a shared expert of its own width, in every so many layers.
+//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation; with experts, dense leading layers, a
+//! bias on the choice, normed weights and a shared expert of its own width, in every so many layers.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

@@ -1,6 +1,6 @@
-//! `gemma2` and `gemma3`: scaled embeddings, norms before and after attention and FFN, tanh GELU, windows.
-//! gemma2 bounds scores and logits; gemma3 norms each head of q and k and rotates windowed layers by a
-//! base of their own. (arXiv 2408.00118, arXiv 2503.19786.)
+//! `gemma`, `gemma2` and `gemma3`: scaled embeddings, tanh GELU; since gemma2 norms before and after
+//! attention and FFN, and windows. gemma2 bounds scores and logits; gemma3 norms each head of q and k and
+//! rotates windowed layers by a base of their own. (arXiv 2408.00118, arXiv 2503.19786.)
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
 use super::{Activation, AttentionSpec, HeadSpec, Hparams, LayerSpec, ModelSpec, QkNorm, RopeSpec};
@@ -14,6 +14,16 @@ const GEMMA2_27B: usize = 46;
 const GEMMA3_27B: usize = 62;
 /// Base of gemma3's windowed layers, whose angles are not scaled.
 const GEMMA3_LOCAL_BASE: f32 = 10_000.0;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
+        let ffn = decoder::dense(hp, il, Activation::GeGlu)?;
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
+    };
+    around(decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)?, None)
+}
 
 pub(super) fn describe_gemma2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;

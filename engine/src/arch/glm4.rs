@@ -1,5 +1,5 @@
-//! `glm4` and `glm4moe`: NORM and NEOX rotation of a part of each head, or NEOX in both where the file divides
-//! it among a picture's axes. glm4 norms what attention and FFN give; glm4moe has experts behind
+//! `glm4` and `glm4moe`: NORM and NEOX rotation of a part of each head, or NEOX in both where the file
+//! divides it among a picture's axes. glm4 norms what attention and FFN give; glm4moe has experts behind
 //! dense leading layers and may norm each head of q and k.
 
 use super::decoder::{

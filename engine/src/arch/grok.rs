@@ -1,5 +1,5 @@
-//! `grok`: scaled embeddings and logits, bounded scores, norms before and after attention and experts with tanh
-//! GELU. Grok 2 has a dense FFN beside the experts, and halves the variance of their sum.
+//! `grok`: scaled embeddings and logits, bounded scores, norms before and after attention and experts with
+//! tanh GELU. Grok 2 has a dense FFN beside the experts, and halves the variance of their sum.
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_FFN_NORM};
 use super::{

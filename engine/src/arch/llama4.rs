@@ -1,5 +1,5 @@
-//! `llama4`: three layers with chunked attention, rotation and norms of q and k without weights, then one over
-//! all positions with neither, whose queries grow with the position. Experts in every so many layers:
+//! `llama4`: three layers with chunked attention, rotation and norms of q and k without weights, then one
+//! over all positions with neither, whose queries grow with the position. Experts in every so many layers:
 //! few or one a token, their sigmoid weight on what they read, beside a shared one.
 
 use super::decoder::{self, FFN_NORM};

@@ -21,10 +21,12 @@ mod falcon_h1;
 mod gemma;
 mod glm4;
 mod gpt_oss;
+mod gptneox;
 mod granite;
 mod grok;
 mod hparams;
 mod hunyuan;
+mod internlm2;
 mod jamba;
 mod kimi_k3;
 mod kimi_linear;
@@ -47,6 +49,7 @@ mod rope;
 mod rwkv7;
 mod seed_oss;
 mod spec;
+mod starcoder2;
 mod transformer;
 
 use std::ops::Range;
@@ -70,9 +73,12 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
+    ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("chatglm", internlm2::describe_chatglm),
+    ("codeshell", starcoder2::describe),
     ("cohere2", cohere::describe_2),
     ("command-r", cohere::describe),
     ("dbrx", dbrx::describe),
@@ -81,19 +87,24 @@ const ARCHS: &[(&str, Describe)] = &[
     ("dots1", deepseek::describe_dots1),
     ("ernie4_5", ernie::describe),
     ("ernie4_5-moe", ernie::describe_moe),
+    ("exaone", internlm2::describe_exaone),
     ("exaone4", exaone4::describe),
+    ("falcon", gptneox::describe_falcon),
     ("falcon-h1", falcon_h1::describe),
+    ("gemma", gemma::describe),
     ("gemma2", gemma::describe_gemma2),
     ("gemma3", gemma::describe_gemma3),
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),
+    ("gptneox", gptneox::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
     ("granitemoe", granite::describe),
     ("grok", grok::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
+    ("internlm2", internlm2::describe),
     ("jamba", jamba::describe),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
@@ -103,12 +114,17 @@ const ARCHS: &[(&str, Describe)] = &[
     ("llama4", llama4::describe),
     ("mamba", mamba::describe),
     ("mamba2", mamba2::describe),
+    ("minicpm", internlm2::describe_minicpm),
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
+    ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
+    ("olmo", internlm2::describe_olmo),
     ("olmo2", olmo::describe_olmo2),
     ("olmoe", olmo::describe_olmoe),
+    ("orion", starcoder2::describe_orion),
+    ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
@@ -120,6 +136,9 @@ const ARCHS: &[(&str, Describe)] = &[
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
     ("smollm3", seed_oss::describe_smollm3),
+    ("stablelm", gptneox::describe_stablelm),
+    ("starcoder2", starcoder2::describe),
+    ("xverse", internlm2::describe),
 ];
 
 /// Name of the embedding matrix.

@@ -1,5 +1,5 @@
-//! `phi3` (Phi-3, Phi-3.5, Phi-4): one tensor for queries, keys and values, one for gate and way up, rotation of
-//! whole heads or a part, longrope. Windows of old files are not kept, as llama.cpp does not.
+//! `phi3` (Phi-3, Phi-3.5, Phi-4): one tensor for queries, keys and values, one for gate and way up, rotation
+//! of whole heads or a part, longrope. Windows of old files are not kept, as llama.cpp does not.
 
 use super::decoder::{self, FFN_NORM};
 use super::{BlockKind, Hparams, MlpSpec, ModelSpec};

@@ -1,4 +1,5 @@
-//! `qwen2moe`: qwen2's attention, experts whose weights are not normed, and a gated shared one in every layer.
+//! `qwen2moe`: qwen2's attention, experts whose weights are not normed, and a gated shared one in every
+//! layer.
 
 use super::decoder::{self, FFN_NORM};
 use super::{Activation, BlockKind, Hparams, ModelSpec, MoeSpec, SharedExpertSpec, experts};

@@ -56,6 +56,8 @@ pub enum NormKind {
     Layer,
     /// [`NormKind::Layer`] without a bias.
     LayerUnbiased,
+    /// `(x - mean) / sqrt(variance + eps)`; files have no tensors of them.
+    LayerUnweighted,
 }
 
 /// What a token carries through the layers beside its row of the residual stream.

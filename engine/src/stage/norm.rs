@@ -31,6 +31,9 @@ impl Norm {
         let bias = match kind {
             NormKind::Rms => None,
             NormKind::LayerUnbiased => Some(vec![0.0; n]),
+            NormKind::LayerUnweighted => {
+                return Ok(Self { weight: vec![1.0; n], bias: Some(vec![0.0; n]), eps });
+            }
             NormKind::Layer => {
                 let stem = weight.strip_suffix(".weight").unwrap_or(weight);
                 Some(loader.vector(&format!("{stem}.bias"), n)?)

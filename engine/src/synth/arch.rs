@@ -2,8 +2,8 @@
 
 use super::plan::Plan;
 use super::{
-    Shape, Spec, SynthError, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2, mixtures,
-    rwkv, transformer, vocab,
+    Shape, Spec, SynthError, classic, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2,
+    mixtures, rwkv, transformer, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -74,6 +74,22 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "arctic", build: mixtures::arctic },
     Arch { name: "dbrx", build: mixtures::dbrx },
     Arch { name: "grok", build: mixtures::grok },
+    Arch { name: "gemma", build: classic::gemma },
+    Arch { name: "starcoder2", build: classic::starcoder2 },
+    Arch { name: "codeshell", build: classic::codeshell },
+    Arch { name: "orion", build: classic::orion },
+    Arch { name: "nemotron", build: classic::nemotron },
+    Arch { name: "gptneox", build: classic::gptneox },
+    Arch { name: "phi2", build: classic::phi2 },
+    Arch { name: "falcon", build: classic::falcon },
+    Arch { name: "stablelm", build: classic::stablelm },
+    Arch { name: "internlm2", build: classic::llama_like },
+    Arch { name: "xverse", build: classic::llama_like },
+    Arch { name: "exaone", build: classic::llama_like },
+    Arch { name: "arcee", build: classic::arcee },
+    Arch { name: "chatglm", build: classic::chatglm },
+    Arch { name: "minicpm", build: classic::minicpm },
+    Arch { name: "olmo", build: classic::olmo },
 ];
 
 impl Arch {

@@ -5,6 +5,7 @@
 //! The weights are noise of the right size: activations stay finite, and the text is babble.
 
 mod arch;
+mod classic;
 mod decoder;
 mod deepseek;
 mod delta;

@@ -38,7 +38,7 @@ fn tiny(arch: &str) -> &'static str {
         "dbrx",
         "grok",
     ];
-    let tied = ["gemma2", "gemma3", "command-r", "cohere2"];
+    let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2"];
     match arch {
         arch if with_experts.contains(&arch) => "tiny-moe",
         arch if tied.contains(&arch) => "tiny-tied",

@@ -1,0 +1,36 @@
+//! `starcoder2`, `codeshell`, `orion` and `nemotron`: LayerNorm with bias, NEOX rotation. The first two have
+//! GELU without a gate and biases everywhere, orion SwiGLU, nemotron squared ReLUs and rotation of a part of
+//! each head.
+
+use super::decoder::{self, FFN_NORM};
+use super::{Activation, AttentionSpec, Hparams, ModelSpec, NormKind, Skeleton};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// `starcoder2` and `codeshell`.
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    build(hp, Activation::Gelu, true)
+}
+
+pub(super) fn describe_orion(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    build(hp, Activation::SwiGlu, false)
+}
+
+pub(super) fn describe_nemotron(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    build(hp, Activation::ReluSquared, true)
+}
+
+fn build(
+    hp: &Hparams<'_>,
+    activation: Activation,
+    output_bias: bool,
+) -> Result<ModelSpec, ModelError> {
+    let eps = hp.layer_norm_eps()?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec { output_bias, ..decoder::attention(hp, il)? };
+        Ok(decoder::layer(eps, attention, FFN_NORM, decoder::dense(hp, il, activation)?))
+    };
+    let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)?;
+    let skeleton = Skeleton { norm: NormKind::Layer, ..spec.skeleton.clone() };
+    Ok(ModelSpec { skeleton, ..spec })
+}
