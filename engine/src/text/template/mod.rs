@@ -92,6 +92,8 @@ pub struct ChatTemplate {
     env: Environment<'static>,
     has_tool_variant: bool,
     tokens: TemplateTokens,
+    /// All variants' sources, one after the other.
+    source: String,
 }
 
 impl ChatTemplate {
@@ -100,7 +102,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::Template`] names the line.
     pub fn from_source(source: &str, tokens: TemplateTokens) -> Result<Self, TextError> {
-        let mut template = Self { env: environment(), has_tool_variant: false, tokens };
+        let mut template =
+            Self { env: environment(), has_tool_variant: false, tokens, source: String::new() };
         template.add(DEFAULT, source)?;
         Ok(template)
     }
@@ -141,6 +144,11 @@ impl ChatTemplate {
         Ok(self.strip(prompt))
     }
 
+    /// The source, with that of the variant for tools: for looking up which markers it mentions.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
         if source.len() > MAX_TEMPLATE_BYTES {
             return Err(TextError::Template(format!(
@@ -148,6 +156,7 @@ impl ChatTemplate {
                 source.len()
             )));
         }
+        self.source.push_str(source);
         let source = list::with_growing_lists(&python::without_generation_tags(source));
         self.env.add_template_owned(name, source).map_err(explain)
     }
