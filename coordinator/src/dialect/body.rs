@@ -51,6 +51,14 @@ pub enum Arguments {
     Python(Python),
 }
 
+impl Around<'_> {
+    /// Whether what looks like the beginning of a marker is none, because nothing follows. Where the answer was
+    /// cut off it is one.
+    fn decides(&self) -> bool {
+        self.ended && !self.cut_off
+    }
+}
+
 impl Arguments {
     /// Those of a call whose head says `body`.
     pub fn new(body: Body) -> Self {
@@ -95,7 +103,7 @@ impl Arguments {
 fn raw(text: &str, mender: &Mender, any: &mut bool, around: Around<'_>) -> Read {
     let mut markers = around.calls.closers();
     markers.extend(around.calls.openers());
-    let (used, end) = match find(text, &markers, around.ended) {
+    let (used, end) = match find(text, &markers, around.decides()) {
         Found::At(at, _) => (at, true),
         Found::NotBefore(at) => (at, around.ended),
     };
@@ -156,7 +164,7 @@ impl Tags {
         let mut markers = vec![shape.key.open.as_str(), shape.end.as_str()];
         markers.extend(around.calls.closers());
         markers.extend(around.calls.openers());
-        match begins(rest, &markers, around.ended) {
+        match begins(rest, &markers, around.decides()) {
             Begins::With(0) => {
                 let Some(used) = self.key(rest, shape, around, read) else {
                     if around.ended {
@@ -172,15 +180,15 @@ impl Tags {
                 self.close(around, read, space + used);
                 true
             }
-            Begins::Perhaps => false,
-            Begins::No if rest.is_empty() => {
+            Begins::Perhaps | Begins::No if rest.is_empty() || around.cut_off => {
                 if around.ended {
-                    self.close(around, read, space);
+                    self.close(around, read, text.len());
                 }
                 around.ended
             }
+            Begins::Perhaps => false,
             Begins::No => {
-                let stray = match find(rest, &markers, around.ended) {
+                let stray = match find(rest, &markers, around.decides()) {
                     Found::At(at, _) | Found::NotBefore(at) => at,
                 };
                 read.stray.push_str(&rest[..stray]);
@@ -209,14 +217,14 @@ impl Tags {
         read: &mut Read,
     ) -> Option<usize> {
         let mut at = shape.key.open.len();
-        let Found::At(end, _) = find(&text[at..], &[&shape.key.close], around.ended) else {
+        let Found::At(end, _) = find(&text[at..], &[&shape.key.close], around.decides()) else {
             return self.no_key(text, read);
         };
         let key = text[at..at + end].trim();
         at += end + shape.key.close.len();
         let mut attributes = "";
         if let Some(tag_end) = &shape.tag_end {
-            let Found::At(end, _) = find(&text[at..], &[tag_end], around.ended) else {
+            let Found::At(end, _) = find(&text[at..], &[tag_end], around.decides()) else {
                 return self.no_key(text, read);
             };
             attributes = &text[at..at + end];
@@ -224,7 +232,7 @@ impl Tags {
         }
         if !shape.value.open.is_empty() {
             at += lex::space(&text[at..]);
-            match begins(&text[at..], &[&shape.value.open], around.ended) {
+            match begins(&text[at..], &[&shape.value.open], around.decides()) {
                 Begins::With(_) => at += shape.value.open.len(),
                 Begins::Perhaps => return None,
                 Begins::No if text[at..].is_empty() => return None,
@@ -310,9 +318,9 @@ fn value_end(text: &str, shape: &TaggedShape, around: Around<'_>) -> (usize, Opt
     };
     let mut from = 0;
     loop {
-        let at = match find(&text[from..], &[&shape.value.close], around.ended) {
+        let at = match find(&text[from..], &[&shape.value.close], around.decides()) {
             Found::At(at, _) => from + at,
-            Found::NotBefore(at) if around.ended && !around.cut_off => {
+            Found::NotBefore(at) if around.decides() => {
                 return (without_break(from + at), Some(text.len()));
             }
             Found::NotBefore(at) => return (without_break(from + at), None),
@@ -324,9 +332,9 @@ fn value_end(text: &str, shape: &TaggedShape, around: Around<'_>) -> (usize, Opt
         let mut next = vec![shape.key.open.as_str(), shape.end.as_str()];
         next.extend(around.calls.closers());
         next.extend(around.calls.openers());
-        match begins(after, &next, around.ended) {
+        match begins(after, &next, around.decides()) {
             Begins::With(_) => return (without_break(at), Some(behind)),
-            Begins::No if after.is_empty() && around.ended => {
+            Begins::No if after.is_empty() && around.decides() => {
                 return (without_break(at), Some(behind));
             }
             Begins::No if !after.is_empty() => from = behind,

@@ -123,7 +123,7 @@ impl Channels {
     }
 
     fn message(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
-        let (at, which) = match find(text, &MARKERS, setting.ended) {
+        let (at, which) = match find(text, &MARKERS, setting.ended && !setting.cut_off) {
             Found::At(at, which) => (at, Some(which)),
             Found::NotBefore(at) => (at, None),
         };

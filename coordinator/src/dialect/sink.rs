@@ -75,6 +75,8 @@ struct Flow {
     held: String,
     /// Whether anything but white space came.
     any: bool,
+    /// What comes next is a new paragraph.
+    paragraph: bool,
 }
 
 impl Flow {
@@ -88,19 +90,27 @@ impl Flow {
             }
             self.at_start = false;
         }
-        self.any |= !text.trim().is_empty();
-        if !hold {
-            return text.to_string();
-        }
-        let sure = text.trim_end().len();
+        let sure = if hold { text.trim_end().len() } else { text.len() };
         if sure == 0 {
             self.held.push_str(text);
             return String::new();
         }
-        let mut out = std::mem::take(&mut self.held);
+        let mut out = String::new();
+        if std::mem::take(&mut self.paragraph) && self.any {
+            out.push_str("\n\n");
+        }
+        self.any |= !text.trim().is_empty();
+        out.push_str(&std::mem::take(&mut self.held));
         out.push_str(&text[..sure]);
         self.held = text[sure..].to_string();
         out
+    }
+
+    /// What was said is said; more would be a new paragraph.
+    fn end(&mut self) {
+        self.held.clear();
+        self.at_start = true;
+        self.paragraph = true;
     }
 }
 
@@ -163,8 +173,7 @@ impl Sink {
 
     /// The reasoning is over; another one would begin in a new paragraph.
     pub fn end_reasoning(&mut self) {
-        self.reasoning.held = if self.reasoning.any { "\n\n".to_string() } else { String::new() };
-        self.reasoning.at_start = true;
+        self.reasoning.end();
         if !self.content.any {
             self.content.held.clear();
             self.content.at_start = true;
@@ -173,10 +182,7 @@ impl Sink {
 
     /// What follows is content of its own: a new paragraph, if there was some.
     pub fn new_paragraph(&mut self) {
-        if self.content.any {
-            self.content.held = "\n\n".to_string();
-        }
-        self.content.at_start = true;
+        self.content.end();
     }
 
     /// A call begins.
