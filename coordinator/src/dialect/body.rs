@@ -164,7 +164,9 @@ impl Tags {
         let mut markers = vec![shape.key.open.as_str(), shape.end.as_str()];
         markers.extend(around.calls.closers());
         markers.extend(around.calls.openers());
-        match begins(rest, &markers, around.decides()) {
+        let begins = begins(rest, &markers, around.decides());
+        let is_end = rest.is_empty() || (begins == Begins::Perhaps && around.cut_off);
+        match begins {
             Begins::With(0) => {
                 let Some(used) = self.key(rest, shape, around, read) else {
                     if around.ended {
@@ -180,7 +182,7 @@ impl Tags {
                 self.close(around, read, space + used);
                 true
             }
-            Begins::Perhaps | Begins::No if rest.is_empty() || around.cut_off => {
+            Begins::Perhaps | Begins::No if is_end => {
                 if around.ended {
                     self.close(around, read, text.len());
                 }
