@@ -9,7 +9,7 @@ use super::json::{self, Scan};
 use super::lex::{self, Begins, Found, begins, find};
 use super::sink::{Event, IdSeed, Sink};
 use super::tools::Tools;
-use super::{Dialect, Ids, Shape};
+use super::{Calls, Dialect, Ids, Shape};
 
 /// Longest call that is held back until it is complete.
 const MAX_WHOLE_BYTES: usize = 1 << 20;
@@ -94,7 +94,7 @@ pub struct Parser {
 impl Parser {
     /// At the beginning of an answer.
     pub fn new(dialect: Arc<Dialect>, options: Options) -> Self {
-        let calls = dialect.calls.as_ref().filter(|_| !options.tools.is_empty());
+        let calls = calls_to_read(&dialect, &options);
         let nine = calls.is_some_and(|calls| calls.ids == Ids::Nine);
         let holds_space = calls.is_some() || (dialect.channels && !options.tools.is_empty());
         let state =
@@ -264,7 +264,7 @@ impl Parser {
     }
 
     fn reads_calls(&self) -> bool {
-        self.dialect.calls.is_some() && !self.options.tools.is_empty()
+        calls_to_read(&self.dialect, &self.options).is_some()
     }
 
     fn is_bare(&self) -> bool {
@@ -361,11 +361,16 @@ impl Parser {
         self.show(&text);
     }
 
+    /// Whether a call counts only if its tool is one of the request's: within reasoning, and without a marker.
+    fn known_only(&self, calls: &Calls) -> bool {
+        let has_marker = !self.undecided.trim_matches(is_between).is_empty();
+        self.thinks || (calls.bare && !has_marker) || self.options.tools.is_empty()
+    }
+
     fn head(&mut self) -> bool {
         let dialect = self.dialect.clone();
         let Some(calls) = &dialect.calls else { return self.go(State::Text) };
-        let known_only =
-            self.thinks || (calls.bare && self.undecided.trim_matches(is_between).is_empty());
+        let known_only = self.known_only(calls);
         let ended = self.ended == Ended::Whole;
         let context = Context { calls, tools: &self.options.tools, known_only, ended };
         match head::read(&self.text, context) {
@@ -403,10 +408,7 @@ impl Parser {
             }
             return self.wait(State::Whole(scan));
         };
-        let calls = self.dialect.calls.as_ref();
-        let known_only = self.thinks
-            || (calls.is_some_and(|calls| calls.bare)
-                && self.undecided.trim_matches(is_between).is_empty());
+        let known_only = self.dialect.calls.as_ref().is_some_and(|calls| self.known_only(calls));
         match whole_call(&self.text[..end]) {
             Some(call) if !known_only || self.options.tools.get(&call.name).is_some() => {
                 self.take(end);
@@ -512,9 +514,16 @@ fn head_marker(shape: &Shape) -> Option<&str> {
     (!marker.is_empty()).then_some(marker)
 }
 
+/// The form of calls, if they are looked for: where there are tools, or where text is written as a call is.
+fn calls_to_read<'a>(dialect: &'a Dialect, options: &Options) -> Option<&'a Calls> {
+    let has_plain = |shape: &Shape| matches!(shape, Shape::Named(named) if named.plain.is_some());
+    let calls = dialect.calls.as_ref()?;
+    (!options.tools.is_empty() || has_plain(&calls.shape)).then_some(calls)
+}
+
 fn marks(dialect: &Dialect, options: &Options) -> Vec<(Role, String)> {
     let mut marks: Vec<(Role, String)> = Vec::new();
-    if let Some(calls) = dialect.calls.as_ref().filter(|_| !options.tools.is_empty()) {
+    if let Some(calls) = calls_to_read(dialect, options) {
         let head = head_marker(&calls.shape);
         for marker in calls.openers() {
             let is_head = head == Some(marker);
