@@ -91,81 +91,116 @@ pub fn read(text: &str, context: Context<'_>) -> Head {
 
 /// Reads the keys of an object up to its arguments.
 fn json(text: &str, shape: &JsonShape, context: Context<'_>) -> Head {
-    let mut at = lex::space(text);
-    match text[at..].chars().next() {
+    let space = lex::space(text);
+    match text[space..].chars().next() {
         None => return Head::More,
-        Some('{') => at += 1,
+        Some('{') if shape.id_last => return Head::Whole,
+        Some('{') => {}
         Some(_) => return Head::No,
     }
-    if shape.id_last {
-        return Head::Whole;
-    }
-    let (mut name, mut id) = (None, None);
+    let mut object = Object { at: space + 1, name: None, id: None };
     loop {
-        at += lex::space(&text[at..]);
-        let rest = &text[at..];
+        if let Some(head) = object.field(text, shape, context) {
+            return head;
+        }
+    }
+}
+
+/// An object that may be a call: what was read of it, and where.
+struct Object {
+    at: usize,
+    name: Option<String>,
+    id: Option<String>,
+}
+
+impl Object {
+    /// Reads one field; the answer, if there is one.
+    fn field(&mut self, text: &str, shape: &JsonShape, context: Context<'_>) -> Option<Head> {
+        self.at += lex::space(&text[self.at..]);
+        let rest = &text[self.at..];
         match rest.chars().next() {
-            None => return Head::More,
+            None => return Some(Head::More),
             Some('}') => {
-                let Some(name) = name else { return Head::No };
-                return call(name, id, at, Body::Empty);
+                let Some(name) = self.name.take() else { return Some(Head::No) };
+                return Some(call(name, self.id.take(), self.at, Body::Empty));
             }
             Some(',') => {
-                at += 1;
-                continue;
+                self.at += 1;
+                return None;
             }
             Some(_) => {}
         }
-        let (key, used) = match string(rest) {
-            Part::Is(key, used) => (key, used),
-            Part::Open => return Head::More,
-            Part::Bad => return Head::No,
+        let key = match string(rest) {
+            Part::Is(key, used) => {
+                self.at += used;
+                key
+            }
+            Part::Open => return Some(Head::More),
+            Part::Bad => return Some(Head::No),
         };
-        at += used;
-        at += lex::space(&text[at..]);
-        match text[at..].chars().next() {
-            None => return Head::More,
-            Some(':') => at += 1,
-            Some(_) => return Head::No,
+        self.at += lex::space(&text[self.at..]);
+        match text[self.at..].chars().next() {
+            None => return Some(Head::More),
+            Some(':') => self.at += 1,
+            Some(_) => return Some(Head::No),
         }
-        at += lex::space(&text[at..]);
-        let value = &text[at..];
-        let Some(first) = value.chars().next() else { return Head::More };
-        match key.as_str() {
-            _ if shape.name_is_key && first == '{' && lex::is_name(&key) => {
-                return call(key, None, at, Body::Json);
+        self.at += lex::space(&text[self.at..]);
+        match text[self.at..].chars().next() {
+            None => Some(Head::More),
+            Some(first) => self.value(&key, first, &text[self.at..], shape, context),
+        }
+    }
+
+    /// Reads the value of `key`, which begins with `first`.
+    fn value(
+        &mut self,
+        key: &str,
+        first: char,
+        value: &str,
+        shape: &JsonShape,
+        context: Context<'_>,
+    ) -> Option<Head> {
+        let is_unknown = |name: &str| context.known_only && context.tools.get(name).is_none();
+        match key {
+            _ if shape.name_is_key && first == '{' && lex::is_name(key) => {
+                return Some(call(key.to_string(), None, self.at, Body::Json));
             }
-            "function" if first == '{' => at += 1,
-            "name" | "tool_name" | "function" | "recipient_name" => {
-                let (text, used) = match string(value) {
-                    Part::Is(text, used) => (text, used),
-                    Part::Open => return Head::More,
-                    Part::Bad => return Head::No,
-                };
-                if !lex::is_name(&text)
-                    || (context.known_only && context.tools.get(&text).is_none())
-                {
-                    return Head::No;
+            "function" if first == '{' => self.at += 1,
+            "name" | "tool_name" | "function" | "recipient_name" => match string(value) {
+                Part::Is(name, _) if !lex::is_name(&name) || is_unknown(&name) => {
+                    return Some(Head::No);
                 }
-                name = Some(text);
-                at += used;
-            }
-            "arguments" | "parameters" | "args" | "input" => match name {
-                Some(name) if first == '{' => return call(name, id, at, Body::Json),
-                _ => return Head::Whole,
+                Part::Is(name, used) => {
+                    self.name = Some(name);
+                    self.at += used;
+                }
+                Part::Open => return Some(Head::More),
+                Part::Bad => return Some(Head::No),
             },
-            "id" | "tool_call_id" | "call_id" => {
-                let Part::Is(text, used) = scalar(value) else { return unless_open(value) };
-                id = Some(text).filter(|id| !id.is_empty());
-                at += used;
+            "arguments" | "parameters" | "args" | "input" => {
+                return Some(match self.name.take().filter(|_| first == '{') {
+                    Some(name) => call(name, self.id.take(), self.at, Body::Json),
+                    None => Head::Whole,
+                });
             }
-            _ if context.calls.bare && key != "type" => return Head::No,
-            _ if matches!(first, '{' | '[') => return Head::Whole,
-            _ => {
-                let Part::Is(_, used) = scalar(value) else { return unless_open(value) };
-                at += used;
+            _ if context.calls.bare
+                && !matches!(key, "type" | "id" | "tool_call_id" | "call_id") =>
+            {
+                return Some(Head::No);
             }
+            _ if matches!(first, '{' | '[') => return Some(Head::Whole),
+            _ => match scalar(value) {
+                Part::Is(text, used) => {
+                    if matches!(key, "id" | "tool_call_id" | "call_id") {
+                        self.id = Some(text).filter(|id| !id.is_empty());
+                    }
+                    self.at += used;
+                }
+                Part::Open => return Some(Head::More),
+                Part::Bad => return Some(Head::No),
+            },
         }
+        None
     }
 }
 
@@ -202,11 +237,6 @@ fn string(text: &str) -> Part {
         }
     }
     Part::Open
-}
-
-/// What it means that [`scalar`] found nothing.
-fn unless_open(text: &str) -> Head {
-    if matches!(scalar(text), Part::Open) { Head::More } else { Head::No }
 }
 
 /// A string or a word.

@@ -402,7 +402,7 @@ impl Parser {
     }
 
     fn whole(&mut self, mut scan: Scan) -> bool {
-        let Some(end) = scan.end(&self.text) else {
+        let Some(end) = scan.end(&self.text).filter(|end| *end <= MAX_WHOLE_BYTES) else {
             if self.ended == Ended::Whole || self.text.len() > MAX_WHOLE_BYTES {
                 return self.give_up();
             }
