@@ -205,7 +205,8 @@ async fn channels_are_reasoning_content_and_calls() {
 
 #[tokio::test]
 async fn an_answer_cut_off_in_a_call_says_so() {
-    let server = server(HERMES, &[], TWO_CALLS);
+    let model = TextModel::sample_with(HERMES, &[]);
+    let server = server_of(Play::Text(TWO_CALLS), Status::Ready(Arc::default()), model, 4096);
     let more = json!({ "tools": tools(), "max_tokens": TWO_CALLS.find("Oslo").unwrap() + 2 });
     let (message, reason) = message(&server, more).await;
     assert_eq!(reason, "length");
