@@ -88,6 +88,8 @@ pub struct Generation {
     first: Option<Instant>,
     /// To be returned by the next call.
     end: Option<End>,
+    /// Control tokens whose names are text here, ascending.
+    visible: Arc<[u32]>,
 }
 
 #[derive(Debug)]
@@ -121,7 +123,18 @@ impl Generation {
             submitted: Instant::now(),
             first: None,
             end: None,
+            visible: Arc::from([]),
         })
+    }
+
+    /// Gives out the names of these control tokens (ascending) as text: for whoever reads a model's markup.
+    pub fn show(&mut self, tokens: Arc<[u32]>) {
+        self.visible = tokens;
+    }
+
+    /// How it ended, for whoever has seen enough of it; what is dropped then stops.
+    pub fn stop(self) -> End {
+        self.end_now()
     }
 
     /// Name of the sequence.
@@ -168,7 +181,10 @@ impl Generation {
         self.n_generated += 1;
         self.first.get_or_insert_with(Instant::now);
         let bytes = self.model.token_bytes(token.id);
-        let decoded = self.decoder.push(&bytes);
+        let decoded = match self.visible.binary_search(&token.id) {
+            Ok(_) => self.decoder.push(&self.model.vocab_bytes(token.id)),
+            Err(_) => self.decoder.push(&bytes),
+        };
         let begin = self.decoded;
         self.decoded += decoded.len();
         let piece = TokenPiece { id: token.id, bytes, logprob: token.logprob, top: token.top };
@@ -185,7 +201,7 @@ impl Generation {
         (!piece.text.is_empty() || !piece.tokens.is_empty()).then_some(piece)
     }
 
-    /// The end by a stop string, which the driver does not know of.
+    /// The end that is decided here, which the driver does not know of.
     fn end_now(&self) -> End {
         let now = Instant::now();
         let first = self.first.unwrap_or(now);

@@ -1,12 +1,17 @@
 //! The text side of a model: name, tokenizer, chat template. No weights, no workers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use brigade_engine::gguf::Gguf;
 use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer};
 use serde_json::Value;
 
 use crate::clock::unix_now;
+use crate::dialect::detect::detect;
+use crate::dialect::opening::{end_of_reasoning, opening};
+use crate::dialect::parser::Options;
+use crate::dialect::probe::Facts;
+use crate::dialect::{Dialect, History, IdSeed, Parser, Shape, Tools};
 
 /// What turns text into token ids and back.
 #[derive(Debug)]
@@ -15,13 +20,33 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     eog: Arc<[u32]>,
+    /// Found out when the first chat needs it.
+    markup: OnceLock<Markup>,
 }
+
+/// How the model's answers are written, and what its template wants.
+#[derive(Debug)]
+struct Markup {
+    dialect: Arc<Dialect>,
+    facts: Facts,
+    history: History,
+    /// Control tokens that are markers, ascending.
+    visible: Arc<[u32]>,
+    /// Their names.
+    hidden: Arc<[String]>,
+}
+
+/// Shortest name of a control token that can be a part of a marker.
+const MIN_MARKER_BYTES: usize = 3;
+
+/// Stands behind an unfinished answer while the template is rendered: no text has it.
+const UNFINISHED: &str = "\u{f8ff}brigade-unfinished\u{f8ff}";
 
 impl TextModel {
     /// Puts a text side together.
     pub fn new(name: String, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
         let eog = tokenizer.eog().into();
-        Self { name, tokenizer, template, eog }
+        Self { name, tokenizer, template, eog, markup: OnceLock::new() }
     }
 
     /// Reads it from a model file, under the name `name`.
@@ -48,6 +73,7 @@ impl TextModel {
             TemplateSource::ChatMl => ChatTemplate::chatml(tokens),
             TemplateSource::Text(text) => ChatTemplate::from_source(text, tokens)?,
         });
+        self.markup = OnceLock::new();
         Ok(())
     }
 
@@ -92,17 +118,139 @@ impl TextModel {
     /// Ids of a chat: the template is applied and control tokens in it are parsed.
     ///
     /// # Errors
-    /// There is no template, or it refuses the messages.
-    pub fn encode_chat(&self, chat: &Chat) -> Result<Vec<u32>, TextError> {
+    /// There is no template, or it refuses the messages, or it cannot do what is asked of it.
+    pub fn encode_chat(&self, chat: &Chat) -> Result<Prompt, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let markup = self.markup(template);
+        let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
         let input = TemplateInput {
-            messages: &chat.messages,
-            tools: &[],
-            add_generation_prompt: true,
+            messages: &[],
+            tools: &prepared.tools,
+            add_generation_prompt: !chat.continues,
             kwargs: Some(&chat.extra),
             now: unix_now() as i64,
         };
-        self.tokenizer.encode(&template.render(&input)?, true, true)
+        let (mut text, mut begins) = if chat.continues {
+            continued(template, &mut prepared.messages, &input)?
+        } else {
+            let input = TemplateInput { messages: &prepared.messages, ..input };
+            let text = template.render(&input)?;
+            let begins = markup.begun(&text);
+            (text, begins)
+        };
+        let name = match &chat.force {
+            Force::Free => {
+                let tokens = self.tokenizer.encode(&text, true, true)?;
+                return Ok(Prompt { tokens, begins, opening: String::new() });
+            }
+            Force::Any => None,
+            Force::Tool(name) => Some(name.as_str()),
+        };
+        let opening = opening(&markup.dialect, &markup.facts, name, prepared.n_calls);
+        let opening = opening.ok_or_else(|| {
+            let what = "its calls cannot be begun for the model: use tool_choice \"auto\"";
+            TextError::Template(what.to_string())
+        })?;
+        if markup.dialect.reasoning.as_ref().is_some_and(|pair| pair.open == begins) {
+            let end = end_of_reasoning(&markup.dialect, &markup.facts);
+            text.push_str(&end);
+            begins.push_str(&end);
+        }
+        text.push_str(&opening);
+        let tokens = self.tokenizer.encode(&text, true, true)?;
+        Ok(Prompt { tokens, begins, opening })
+    }
+
+    /// Reads an answer to `prompt`. `tools`: those of the request; `single`: one call is enough; `seed`: the
+    /// choice's.
+    pub fn parser(&self, prompt: &Prompt, tools: Arc<Tools>, single: bool, seed: u64) -> Parser {
+        let markup = self.template.as_ref().map(|template| self.markup(template));
+        let options = Options {
+            tools,
+            single,
+            hidden: markup.map(|m| m.hidden.clone()).unwrap_or_default(),
+            seed: IdSeed::new(&prompt.tokens, seed),
+        };
+        let dialect = markup.map(|m| m.dialect.clone()).unwrap_or_default();
+        let mut parser = Parser::new(dialect, options);
+        parser.begin_with(&prompt.begins);
+        parser
+    }
+
+    /// Control tokens that are markers of the model's answers, ascending.
+    pub fn markers(&self) -> Arc<[u32]> {
+        let markup = self.template.as_ref().map(|template| self.markup(template));
+        markup.map(|m| m.visible.clone()).unwrap_or_default()
+    }
+
+    fn markup(&self, template: &ChatTemplate) -> &Markup {
+        self.markup.get_or_init(|| {
+            let (dialect, facts) = detect(template);
+            let (visible, hidden) = self.control_tokens(&dialect);
+            let history = History::new(template, &dialect, &facts);
+            tracing::debug!(?dialect, "markup of answers");
+            Markup { dialect: Arc::new(dialect), facts, history, visible, hidden }
+        })
+    }
+
+    fn control_tokens(&self, dialect: &Dialect) -> (Arc<[u32]>, Arc<[String]>) {
+        let markers = dialect.markers();
+        let mut found = Vec::new();
+        for id in 0..self.n_vocab() {
+            if !self.tokenizer.is_special(id) || self.tokenizer.is_eog(id) {
+                continue;
+            }
+            let name = self.tokenizer.token_text(id).unwrap_or_default();
+            let is_part = |marker: &&str| marker.contains(name);
+            if name.len() >= MIN_MARKER_BYTES && markers.iter().any(is_part) {
+                found.push((id, name.to_string()));
+            }
+        }
+        let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
+        (ids.into(), names.into())
+    }
+}
+
+impl Markup {
+    /// What a prompt has begun of the answer.
+    fn begun(&self, prompt: &str) -> String {
+        let prompt = prompt.trim_end();
+        let open = self.dialect.reasoning.as_ref().map(|pair| pair.open.as_str());
+        let prefix = self.dialect.calls.as_ref().and_then(|calls| match &calls.shape {
+            Shape::Named(shape) if shape.plain.is_some() => Some(shape.prefix.as_str()),
+            _ => None,
+        });
+        let begun = open.into_iter().chain(prefix).find(|marker| prompt.ends_with(marker));
+        begun.unwrap_or_default().to_string()
+    }
+}
+
+/// Renders a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+fn continued(
+    template: &ChatTemplate,
+    messages: &mut [Value],
+    input: &TemplateInput<'_>,
+) -> Result<(String, String), TextError> {
+    let refused = || {
+        let what = "it does not leave the last answer open: end the messages with a user's, or set \
+                    continue_final_message to false";
+        TextError::Template(what.to_string())
+    };
+    let last = messages.last_mut().and_then(Value::as_object_mut).ok_or_else(refused)?;
+    let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
+    last.insert("content".to_string(), Value::from(format!("{begun}{UNFINISHED}")));
+    let text = template.render(&TemplateInput { messages, ..*input })?;
+    let mut parts = text.split(UNFINISHED);
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(before), Some(_), None) => {
+            // Where channels are written, the header that the template wrote counts too.
+            let header = before.rfind("<|start|>assistant").map(|at| &before[at..]);
+            let header = header.and_then(|header| header.split_once("assistant")).map(|(_, h)| h);
+            let header = header.filter(|header| header.starts_with("<|channel|>"));
+            let begun = header.map_or(begun, str::to_string);
+            Ok((before.to_string(), begun))
+        }
+        _ => Err(refused()),
     }
 }
 
@@ -120,14 +268,48 @@ pub enum TemplateSource {
 pub struct Chat {
     /// Objects with `role` and `content` and whatever else the template knows.
     pub messages: Vec<Value>,
+    /// Functions that may be called, as in the OpenAI API.
+    pub tools: Vec<Value>,
+    /// Whether one must be.
+    pub force: Force,
+    /// The last message is an answer that is to be continued.
+    pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
+}
+
+/// Whether an answer has to be a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Force {
+    /// It is for the model to decide.
+    #[default]
+    Free,
+    /// Of any tool.
+    Any,
+    /// Of this one.
+    Tool(String),
+}
+
+/// A chat as the model reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What it has of the answer that is not a part of it: the answer's parser begins with this.
+    pub begins: String,
+    /// What it has of the answer and is a part of it: the beginning of a forced call.
+    pub opening: String,
 }
 
 #[cfg(test)]
 impl TextModel {
     /// A vocabulary of bytes and lower-case letters and a template without decoration.
     pub fn sample() -> Self {
+        Self::sample_with("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", &[])
+    }
+
+    /// The same with another template and further control tokens.
+    pub fn sample_with(template: &str, controls: &[&str]) -> Self {
         use brigade_engine::text::{SpecialIds, VocabData};
         const NORMAL: i32 = 1;
         const CONTROL: i32 = 3;
@@ -142,12 +324,15 @@ impl TextModel {
             tokens.push(letter.to_string());
             types.push(NORMAL);
         }
+        for control in controls {
+            tokens.push((*control).to_string());
+            types.push(CONTROL);
+        }
         let scores = vec![0.0; tokens.len()];
         let ids = SpecialIds { unk: Some(0), bos: Some(1), eos: Some(2), ..SpecialIds::default() };
         let model = "llama".to_string();
         let data = VocabData { model, tokens, types, scores, ids, ..VocabData::default() };
         let tokenizer = Tokenizer::new(data).expect("the sample vocabulary is whole");
-        let template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}";
         let tokens = TemplateTokens::of(&tokenizer);
         let template = ChatTemplate::from_source(template, tokens).expect("it is valid");
         Self::new("sample".to_string(), tokenizer, Some(template))

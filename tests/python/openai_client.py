@@ -54,9 +54,29 @@ check("completion logprobs: as many as tokens", len(plain.choices[0].logprobs.to
 pieces = client.completions.create(prompt="In the beginning", stream=True, **fixed)
 check("completion stream: the same text", "".join(p.choices[0].text for p in pieces if p.choices) == plain.choices[0].text)
 
+weather = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+tools = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": weather}}]
+free = chat(tools=tools).choices[0]
+check("tools: left to the model", free.finish_reason in ("stop", "length", "tool_calls"))
+named = {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+call = chat(**named).choices[0].message.tool_calls[0]
+check("tools: a named one is called", (call.type, call.function.name) == ("function", "weather") and call.id)
+deltas = [c.choices[0].delta.tool_calls[0] for c in chat(stream=True, **named) if c.choices and c.choices[0].delta.tool_calls]
+check("tools stream: the head first", deltas[0].index == 0 and deltas[0].id and deltas[0].function.name == "weather")
+check("tools stream: then arguments alone", all(d.id is None and d.function.name is None for d in deltas[1:]))
+arguments = "".join(d.function.arguments or "" for d in deltas)
+check("tools stream: the same arguments", arguments == call.function.arguments)
+turns = question + [
+    {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+    {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "rain"}]},
+]
+check("tools: results go back", client.chat.completions.create(messages=turns, tools=tools, **fixed).choices)
+begun = client.chat.completions.create(messages=question + [{"role": "assistant", "content": "In the"}], **fixed)
+check("chat: an unfinished answer goes on", begun.choices[0].message.content)
+
 for name, kind, broken in [
     ("bad request", openai.BadRequestError, lambda: chat(temperature=-1)),
-    ("tools", openai.BadRequestError, lambda: chat(tools=[{"type": "function", "function": {"name": "f"}}])),
+    ("tools", openai.BadRequestError, lambda: chat(tools=[{"type": "function"}])),
     ("unknown model", openai.NotFoundError, lambda: client.models.retrieve("no-such-model")),
 ]:
     try:

@@ -88,6 +88,48 @@ fn answers_agree_with_each_other() {
 }
 
 #[test]
+fn an_unfinished_answer_goes_on_where_it_stands() {
+    let server = Server::start(&["--workers", "2"]);
+    let messages = json!([{ "role": "user", "content": "Go on" },
+                          { "role": "assistant", "content": "In the beginning" }]);
+    let mut chat =
+        json!({ "messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true });
+    let text = |chat: &Value| {
+        let reply = server.post("/v1/chat/completions", chat);
+        let body = json_of(&reply.body);
+        assert_eq!(reply.status, 200, "{body}");
+        body["choices"][0]["message"]["content"].as_str().unwrap().to_string()
+    };
+    let prompt = "<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\nIn the beginning";
+    let plain = completion(&server, &greedy(prompt, 12))["choices"][0]["text"].clone();
+    let continued = text(&chat);
+    assert_eq!(continued, plain.as_str().unwrap());
+    chat["continue_final_message"] = json!(false);
+    assert_ne!(text(&chat), continued, "a new answer begins behind it");
+}
+
+/// The demo model has never seen a tool: what it is made to call, it calls, with noise for arguments.
+#[test]
+fn a_forced_call_is_the_same_for_any_cut() {
+    let parameters = json!({ "type": "object", "properties": { "verse": { "type": "string" } } });
+    let tool =
+        json!({ "type": "function", "function": { "name": "quote", "parameters": parameters } });
+    let body = json!({ "messages": [{ "role": "user", "content": "Quote a verse" }], "tools": [tool],
+                       "tool_choice": "required", "max_tokens": 24, "seed": 3 });
+    let message = |workers: &str| {
+        let server = Server::start(&["--workers", workers]);
+        let reply = server.post("/v1/chat/completions", &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        json_of(&reply.body)["choices"][0]["message"].clone()
+    };
+    let one = message("1");
+    let call = &one["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("quote")));
+    assert!(call["id"].as_str().is_some_and(|id| !id.is_empty()));
+    assert_eq!(one, message("3"), "to the byte, ids included");
+}
+
+#[test]
 fn logprobs_do_not_depend_on_the_number_of_workers() {
     let body = json!({ "messages": [{ "role": "user", "content": "Who is he?" }], "max_tokens": 6,
                        "temperature": 0, "logprobs": true, "top_logprobs": 3, "ignore_eos": true });

@@ -165,10 +165,12 @@ impl RunArgs {
         let tokens = match prompt {
             Prompt::Tokens(ids) => ids,
             Prompt::Text(user) if self.chat => {
-                text.encode_chat(&self.chat_of(user)).map_err(|error| match error {
+                let prompt = text.encode_chat(&self.chat_of(user));
+                let prompt = prompt.map_err(|error| match error {
                     TextError::NoTemplate => anyhow!("{error}, with --chat-template chatml"),
                     other => other.into(),
-                })?
+                })?;
+                prompt.tokens
             }
             Prompt::Text(plain) => text.encode_prompt(&plain)?,
         };

@@ -17,7 +17,7 @@ use crate::request::{Drawing, Request};
 
 /// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
 /// has room for the rest.
-const PIECE_QUEUE: usize = 16;
+pub const PIECE_QUEUE: usize = 16;
 
 /// One finished choice.
 #[derive(Debug)]
@@ -145,7 +145,8 @@ async fn forward(
     }
 }
 
-fn log_end(sequence: RequestId, end: &End) {
+/// Says in the log how a sequence ended.
+pub fn log_end(sequence: RequestId, end: &End) {
     tracing::info!(
         sequence = sequence.0,
         reason = ?end.reason,

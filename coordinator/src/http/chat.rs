@@ -1,35 +1,38 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use serde_json::Value;
-use serde_json::value::RawValue;
 use tracing::Instrument;
 
-use super::answer::{self, Choice, Ended};
+use super::answer::{self, Ended};
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
+use super::fields::Fields;
+use super::messages::{self, reasoning, template_arguments};
 use super::params::Common;
-use super::types::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
-};
+use super::reply::{self, Replies, Reply, ReplyPart};
+use super::tools::ToolRequest;
+use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta};
 use super::{App, Stamp, logprobs, sse, trace};
-use crate::generation::{Generation, Part};
+use crate::dialect::Tools;
+use crate::generation::TokenPiece;
 use crate::handle::Failure;
 use crate::request::{DEFAULT_MAX_TOKENS, Limits};
-use crate::text_model::Chat;
+use crate::text_model::{Chat, Prompt};
 
-const ROLE: &str = "assistant";
-
-/// Most messages of a chat, and most parts of one message.
-pub const MAX_MESSAGES: usize = 1 << 13;
+/// Who answers.
+pub(super) const ROLE: &str = "assistant";
 
 /// A chat request, read.
 #[derive(Debug)]
 struct ChatRequest {
     chat: Chat,
+    tools: Arc<Tools>,
+    /// One call is enough.
+    single: bool,
     common: Common,
     top_logprobs: Option<u32>,
 }
@@ -50,35 +53,24 @@ pub(super) async fn create(
     });
     let ((request, prompt), _) = read.await?;
     let stamp = Stamp::new(&app, "chatcmpl-");
-    let n_prompt = prompt.len();
-    let generations =
-        answer::submit(&app, &name, &[prompt], &request.common, request.top_logprobs).await?;
+    let n_prompt = prompt.tokens.len();
+    let replies = request.submit(&app, &name, &prompt).await?;
     if request.common.stream {
-        return Ok(stream(app, request, stamp, n_prompt, generations));
+        return Ok(stream(app, request, stamp, n_prompt, replies));
     }
-    Ok(whole(&app, &request, stamp, n_prompt, generations).await?.into_response())
+    Ok(whole(&app, &request, stamp, n_prompt, replies).await?.into_response())
 }
 
 impl ChatRequest {
     fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let messages = list("messages", fields.require_raw("messages")?, MAX_MESSAGES)?;
-        if messages.is_empty() {
-            return Err(ApiError::field("messages", "messages must not be empty"));
-        }
-        let mut left = MAX_TEMPLATE_VALUES;
-        let messages = messages
-            .into_iter()
-            .enumerate()
-            .map(|(i, m)| message(&format!("messages[{i}]"), m, &mut left))
-            .collect::<Result<Vec<Value>, _>>()?;
-        let texts = messages.iter().filter_map(|m: &Value| m["content"].as_str());
-        limits.check_text(texts.map(str::len).sum())?;
-        let extra = match fields.raw("chat_template_kwargs") {
-            None => serde_json::Map::new(),
-            Some(value) => Fields::nested("chat_template_kwargs", value)?.into_rest(&mut left)?,
-        };
-        fields.refuse("continue_final_message", "every answer is a new message")?;
+        let mut left = super::fields::MAX_TEMPLATE_VALUES;
+        let (messages, n_message_bytes) = messages::read(&mut fields, &mut left)?;
+        let tools = ToolRequest::read(&mut fields, &mut left)?;
+        limits.check_text(n_message_bytes + tools.n_bytes)?;
+        let mut extra = template_arguments(&mut fields, &mut left)?;
+        reasoning(&mut fields, &mut extra)?;
+        let continues = messages::continues(&mut fields, &messages, tools.force())?;
         let wants: bool = fields.take("logprobs")?.unwrap_or(false);
         let top: Option<u32> = fields.take("top_logprobs")?;
         let top_logprobs = match (wants, top) {
@@ -90,48 +82,31 @@ impl ChatRequest {
             }
         };
         let common = Common::read(&mut fields, limits, DEFAULT_MAX_TOKENS)?;
-        Ok(Self { chat: Chat { messages, extra }, common, top_logprobs })
+        let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
+        let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
+        Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })
     }
-}
 
-/// Checks one message and joins the parts of its content; what else it has, the template may use.
-fn message(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
-    let mut fields = Fields::nested(path, value)?;
-    let role: String = fields.require("role")?;
-    let content = match fields.raw("content") {
-        None => Value::Null,
-        Some(content) => {
-            let path = fields.path("content");
-            Value::String(match kind(content) {
-                "a string" => read(&path, content)?,
-                "an array" => join_parts(&path, content)?,
-                kind => {
-                    let message = format!("{path} must be a string or a list of parts, not {kind}");
-                    return Err(ApiError::field(path, message));
-                }
-            })
+    /// Submits the choices, each with what reads its text.
+    async fn submit(
+        &self,
+        app: &App,
+        name: &trace::Name,
+        prompt: &Prompt,
+    ) -> Result<Replies, ApiError> {
+        let prompts = std::slice::from_ref(&prompt.tokens);
+        let generations =
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs).await?;
+        let markers = app.text.markers();
+        let mut replies = Vec::new();
+        for (mut generation, i) in generations.into_iter().zip(0..) {
+            generation.show(markers.clone());
+            let seed = self.common.seed.wrapping_add(i);
+            let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
+            replies.push((generation, Reply::new(parser, &prompt.opening)));
         }
-    };
-    let mut message = serde_json::Map::new();
-    message.insert("role".to_string(), Value::String(role));
-    message.insert("content".to_string(), content);
-    message.extend(fields.into_rest(left)?);
-    Ok(Value::Object(message))
-}
-
-fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
-    let mut text = String::new();
-    for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
-        let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
-        let kind: String = part.require("type")?;
-        if kind != "text" {
-            let path = part.path("type");
-            let message = format!("{path} is {kind:?}: this server takes text only");
-            return Err(ApiError::unsupported(path, message));
-        }
-        text.push_str(&part.require::<String>("text")?);
+        Ok(replies)
     }
-    Ok(text)
 }
 
 async fn whole(
@@ -139,20 +114,21 @@ async fn whole(
     request: &ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    generations: Vec<Generation>,
+    replies: Replies,
 ) -> Result<Json<ChatCompletion>, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
     let mut ended = Ended::default();
-    for (index, generation) in generations.into_iter().enumerate() {
-        let Choice { text, tokens, end } = answer::collect(generation).await?;
+    for (index, (generation, reply)) in replies.into_iter().enumerate() {
+        let reply::Whole { message, tokens, end, finish_reason } =
+            reply::collect(generation, reply).await?;
         n_generated += end.n_generated;
         ended.note(0, &end);
         timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
         choices.push(ChatChoice {
             index,
-            message: ChatMessage { role: ROLE, content: text, refusal: None },
+            message,
             logprobs: request.top_logprobs.map(|_| logprobs::chat(&app.text, &tokens)),
-            finish_reason: answer::finish_word(&end),
+            finish_reason,
         });
     }
     Ok(Json(ChatCompletion {
@@ -172,13 +148,13 @@ fn stream(
     request: ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    generations: Vec<Generation>,
+    replies: Replies,
 ) -> Response {
     let (events, response) = sse::channel();
     let chunks = Chunks { app, request, stamp, n_prompt };
     let sending = async move {
         // An error is a client that went away, which cancels the sequences.
-        let _ = chunks.send(generations, &events).await;
+        let _ = chunks.send(replies, &events).await;
     };
     tokio::spawn(sending.in_current_span());
     response
@@ -193,33 +169,29 @@ struct Chunks {
 }
 
 impl Chunks {
-    async fn send(&self, generations: Vec<Generation>, out: &sse::Sender) -> Result<(), sse::Gone> {
-        for index in 0..generations.len() {
-            let delta = ChatDelta { role: Some(ROLE), content: Some(String::new()) };
+    async fn send(&self, replies: Replies, out: &sse::Sender) -> Result<(), sse::Gone> {
+        for index in 0..replies.len() {
+            let content = Some(String::new());
+            let delta = ChatDelta { role: Some(ROLE), content, ..ChatDelta::default() };
             out.json(&self.chunk(index, delta)).await?;
         }
-        let (mut open, mut n_generated) = (generations.len(), 0);
+        let (mut open, mut n_generated) = (replies.len(), 0);
         let mut ended = Ended::default();
-        let mut parts = answer::merge(generations);
+        let mut parts = reply::merge(replies);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
             match part {
-                Ok(Part::End(end)) => {
+                Ok(ReplyPart::End { deltas, end, finish_reason }) => {
+                    self.deltas(index, deltas, &[], out).await?;
                     n_generated += end.n_generated;
                     ended.note(0, &end);
                     open -= 1;
                     let mut chunk = self.chunk(index, ChatDelta::default());
-                    chunk.choices[0].finish_reason = Some(answer::finish_word(&end));
+                    chunk.choices[0].finish_reason = Some(finish_reason);
                     chunk.timings = Some(answer::timings(self.n_prompt, &end));
                     out.json(&chunk).await?;
                 }
-                Ok(Part::Piece(piece)) => {
-                    let delta = ChatDelta { role: None, content: Some(piece.text) };
-                    let mut chunk = self.chunk(index, delta);
-                    chunk.choices[0].logprobs = self
-                        .request
-                        .top_logprobs
-                        .map(|_| logprobs::chat(&self.app.text, &piece.tokens));
-                    out.json(&chunk).await?;
+                Ok(ReplyPart::Piece { deltas, tokens }) => {
+                    self.deltas(index, deltas, &tokens, out).await?;
                 }
                 Err(failure) => return self.fail(failure, out).await,
             }
@@ -234,6 +206,27 @@ impl Chunks {
             out.json(&chunk).await?;
         }
         out.done().await
+    }
+
+    /// Sends what is new of a choice; the tokens' values, if they are wanted, with the first part of it.
+    async fn deltas(
+        &self,
+        index: usize,
+        mut deltas: Vec<ChatDelta>,
+        tokens: &[TokenPiece],
+        out: &sse::Sender,
+    ) -> Result<(), sse::Gone> {
+        let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
+        let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
+        if logprobs.is_some() && deltas.is_empty() {
+            deltas.push(ChatDelta { content: Some(String::new()), ..ChatDelta::default() });
+        }
+        for delta in deltas {
+            let mut chunk = self.chunk(index, delta);
+            chunk.choices[0].logprobs = logprobs.take();
+            out.json(&chunk).await?;
+        }
+        Ok(())
     }
 
     async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), sse::Gone> {
@@ -258,6 +251,8 @@ impl Chunks {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fields::MAX_TEMPLATE_VALUES;
+    use super::super::messages::MAX_MESSAGES;
     use super::*;
 
     const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100 };

@@ -65,6 +65,11 @@ impl<'a> Fields<'a> {
         Some(self.fields.remove(at).1).filter(|value| kind(value) != NULL)
     }
 
+    /// Puts a field back for [`Self::into_rest`].
+    pub fn put_back(&mut self, name: &str, value: &'a RawValue) {
+        self.fields.push((name.to_string(), value));
+    }
+
     /// Reads an optional field of type `T`, which must not grow beyond its text: lists and objects have
     /// [`list`] and [`entries`].
     pub fn take<T: Deserialize<'a>>(&mut self, name: &str) -> Result<Option<T>, ApiError> {

@@ -11,13 +11,16 @@ mod completions;
 mod error;
 mod fields;
 mod logprobs;
+mod messages;
 mod models;
 mod params;
+mod reply;
 mod serve;
 mod sse;
 mod status;
 mod stream;
 mod tokens;
+mod tools;
 mod trace;
 mod types;
 
@@ -122,3 +125,5 @@ impl Stamp {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tool_tests;

@@ -16,7 +16,7 @@ use crate::sched::Work;
 
 /// What the played engine does with every sequence.
 #[derive(Clone)]
-enum Play {
+pub(super) enum Play {
     /// Draws the text's letters, up to `max_tokens`.
     Text(&'static str),
     /// Draws the letters, then the end-of-sequence token.
@@ -36,17 +36,22 @@ enum Play {
 /// What no client may learn.
 const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
 
-struct Server {
+pub(super) struct Server {
     router: Router,
     /// Sequences whose client went away.
-    cancelled: mpsc::Receiver<u64>,
+    pub(super) cancelled: mpsc::Receiver<u64>,
     draining: CancellationToken,
 }
 
 fn server(play: Play, status: Status) -> Server {
+    server_of(play, status, TextModel::sample(), 32)
+}
+
+/// A server of another model than the sample, with room for `n_ctx` tokens.
+pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32) -> Server {
     let (engine, mut ends) = Engine::channel();
     ends.status.send_replace(status);
-    let text = Arc::new(TextModel::sample());
+    let text = Arc::new(text);
     let (gone, cancelled) = mpsc::channel(16);
     let (model, draining) = (text.clone(), CancellationToken::new());
     let health_details = matches!(play, Play::Details);
@@ -59,7 +64,7 @@ fn server(play: Play, status: Status) -> Server {
     });
     let meta = ModelMeta {
         architecture: "llama".to_string(),
-        n_ctx: 32,
+        n_ctx,
         n_ctx_train: 64,
         n_vocab: text.n_vocab(),
         n_params: 1,
@@ -67,7 +72,7 @@ fn server(play: Play, status: Status) -> Server {
     };
     let app = App {
         engine,
-        limits: Limits { n_ctx: 32, n_vocab: text.n_vocab() },
+        limits: Limits { n_ctx, n_vocab: text.n_vocab() },
         text,
         meta: Arc::new(meta),
         created: 1,
@@ -105,7 +110,7 @@ async fn perform(
         Play::Eos => "",
         Play::Break | Play::Full | Play::NoLine | Play::Details => "a",
     };
-    let letters = text.chars().map(|c| model.tokenizer().find(&c.to_string()).unwrap());
+    let letters = ids_of(&model, text).into_iter();
     let eos = if matches!(play, Play::Eos) { 2 } else { 0 };
     let ids = letters.chain(std::iter::repeat_n(2, eos));
     for id_drawn in ids.take(max_tokens as usize) {
@@ -138,12 +143,38 @@ async fn perform(
     }
 }
 
+/// Control tokens by their names, letters, and bytes for all else.
+fn ids_of(model: &TextModel, text: &str) -> Vec<u32> {
+    let find = |text: &str| model.tokenizer().find(text);
+    let (mut ids, mut rest) = (Vec::new(), text);
+    while let Some(c) = rest.chars().next() {
+        let is_control = |end: &usize| find(&rest[..*end]).filter(|_| *end > 1);
+        let ends = rest.char_indices().map(|(at, c)| at + c.len_utf8()).take(MAX_CONTROL);
+        if let Some((id, end)) = ends.filter_map(|end| is_control(&end).map(|id| (id, end))).last()
+        {
+            ids.push(id);
+            rest = &rest[end..];
+            continue;
+        }
+        let (this, after) = rest.split_at(c.len_utf8());
+        match find(this) {
+            Some(id) => ids.push(id),
+            None => ids.extend(this.bytes().map(|b| find(&format!("<0x{b:02X}>")).unwrap())),
+        }
+        rest = after;
+    }
+    ids
+}
+
+/// Longest name of a control token in these tests.
+const MAX_CONTROL: usize = 24;
+
 async fn send(server: &Server, method: &str, path: &str, body: impl Into<Body>) -> Response<Body> {
     let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
     server.router.clone().oneshot(request).await.unwrap()
 }
 
-async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, Value) {
+pub(super) async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, Value) {
     let response = send(server, "POST", path, body.to_string()).await;
     let status = response.status();
     let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
@@ -151,7 +182,7 @@ async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, Value) {
 }
 
 /// The `data:` lines of a streamed answer.
-async fn stream(server: &Server, path: &str, body: Value) -> Vec<String> {
+pub(super) async fn stream(server: &Server, path: &str, body: Value) -> Vec<String> {
     let response = send(server, "POST", path, body.to_string()).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
@@ -159,7 +190,7 @@ async fn stream(server: &Server, path: &str, body: Value) -> Vec<String> {
     text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_string).collect()
 }
 
-fn ready(play: Play) -> Server {
+pub(super) fn ready(play: Play) -> Server {
     server(play, Status::Ready(Arc::default()))
 }
 

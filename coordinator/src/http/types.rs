@@ -42,7 +42,7 @@ pub struct Timings {
     pub predicted_per_second: f64,
 }
 
-/// Why a choice ended: `stop` or `length`.
+/// Why a choice ended: `stop`, `length` or `tool_calls`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishWord {
@@ -50,6 +50,8 @@ pub enum FinishWord {
     Stop,
     /// `max_tokens` or the context ended it.
     Length,
+    /// It calls tools.
+    ToolCalls,
 }
 
 /// `chat.completion`.
@@ -91,10 +93,62 @@ pub struct ChatChoice {
 pub struct ChatMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// Its text.
-    pub content: String,
+    /// Its text; null where there is none beside calls.
+    pub content: Option<String>,
+    /// What the model thought before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
     /// Always null here; client libraries expect the field.
     pub refusal: Option<String>,
+    /// Calls of tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// For the result to name it.
+    pub id: String,
+    /// `function`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// What is called.
+    pub function: FunctionCall,
+}
+
+/// A function and its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FunctionCall {
+    /// Its name.
+    pub name: String,
+    /// JSON text, as far as the model wrote JSON.
+    pub arguments: String,
+}
+
+/// New parts of a call: the first has id, type and name, those that follow have arguments alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCallDelta {
+    /// Which call of the choice.
+    pub index: usize,
+    /// In the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// In the first: `function`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// What is new.
+    pub function: FunctionDelta,
+}
+
+/// New parts of a function's call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FunctionDelta {
+    /// In the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// More of the arguments.
+    pub arguments: String,
 }
 
 /// `chat.completion.chunk`.
@@ -142,6 +196,12 @@ pub struct ChatDelta {
     /// New text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// New reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// New parts of one call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<[ToolCallDelta; 1]>,
 }
 
 /// Log-probabilities of a chat answer.

@@ -107,6 +107,8 @@ pub struct ChatTemplate {
     /// The variant for requests with tools.
     tool_use: Option<String>,
     tokens: TemplateTokens,
+    /// All variants' sources, one after the other.
+    source: String,
 }
 
 impl ChatTemplate {
@@ -116,7 +118,8 @@ impl ChatTemplate {
     /// [`TextError::Template`] names the line.
     pub fn from_source(source: &str, tokens: TemplateTokens) -> Result<Self, TextError> {
         let default = prepared(DEFAULT, source)?;
-        Ok(Self { env: environment(), default, tool_use: None, tokens })
+        let source = source.to_owned();
+        Ok(Self { env: environment(), default, tool_use: None, tokens, source })
     }
 
     /// The template that the model carries, with its variant for tools if it has one.
@@ -129,6 +132,7 @@ impl ChatTemplate {
         let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
         if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
             template.tool_use = Some(prepared(TOOL_USE, source)?);
+            template.source.push_str(source);
         }
         Ok(template)
     }
@@ -161,6 +165,11 @@ impl ChatTemplate {
             return Err(TextError::TooLong { bytes: prompt.len(), limit: MAX_TEXT_BYTES });
         }
         Ok(self.strip(prompt))
+    }
+
+    /// The source, with that of the variant for tools: for looking up which markers it mentions.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     fn variables(&self, input: &TemplateInput<'_>) -> Result<Value, TextError> {

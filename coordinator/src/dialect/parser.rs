@@ -1,0 +1,575 @@
+//! The one streaming parser: text of an answer in, events out, for every dialect.
+
+use std::sync::Arc;
+
+use super::body::{Arguments, Around};
+use super::channel::{Channels, Setting};
+use super::head::{self, Context, Head, MAX_HEAD_BYTES};
+use super::json::{self, Scan};
+use super::lex::{self, Begins, Found, begins, find};
+use super::sink::{Event, IdSeed, Sink};
+use super::tools::Tools;
+use super::{Calls, Dialect, Ids, Shape};
+
+/// Longest call that is held back until it is complete.
+const MAX_WHOLE_BYTES: usize = 1 << 20;
+
+/// What a parser has to know of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The tools; none: calls are not looked for.
+    pub tools: Arc<Tools>,
+    /// Nothing after the first call counts.
+    pub single: bool,
+    /// Texts of special tokens that are shown to the parser and to nobody else.
+    pub hidden: Arc<[String]>,
+    /// For ids that the model does not give.
+    pub seed: IdSeed,
+}
+
+/// What a marker in running text means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Calls follow.
+    Open,
+    /// A call's own beginning.
+    Head,
+    ThinkOpen,
+    ThinkClose,
+    /// Nothing.
+    Silent,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// In content, or in reasoning if `thinks`.
+    Text,
+    /// Among calls: between two, or before the first.
+    Between,
+    /// Where a call may begin.
+    Head,
+    /// In a call that is read when it is complete.
+    Whole(Scan),
+    /// In a call's arguments.
+    Body { name: String, arguments: Arguments },
+    /// Behind the arguments of a call that is a JSON object.
+    Tail,
+    /// gpt-oss.
+    Channels(Channels),
+    /// Nothing counts any more.
+    Done,
+}
+
+/// How the text ended, if it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    No,
+    /// By itself.
+    Whole,
+    /// In the middle.
+    CutOff,
+}
+
+/// Reads one answer.
+#[derive(Clone, Debug)]
+pub struct Parser {
+    dialect: Arc<Dialect>,
+    options: Options,
+    marks: Vec<(Role, String)>,
+    /// Text that is not decided yet.
+    text: String,
+    /// Text before it that belongs to a call if there is one, and is content otherwise.
+    undecided: String,
+    state: State,
+    /// Reasoning is going on.
+    thinks: bool,
+    /// Nothing but white space came so far.
+    at_start: bool,
+    /// The calls that we are among have begun for certain.
+    committed: bool,
+    ended: Ended,
+    sink: Sink,
+}
+
+impl Parser {
+    /// At the beginning of an answer.
+    pub fn new(dialect: Arc<Dialect>, options: Options) -> Self {
+        let calls = calls_to_read(&dialect, &options);
+        let nine = calls.is_some_and(|calls| calls.ids == Ids::Nine);
+        let holds_space = calls.is_some() || (dialect.channels && !options.tools.is_empty());
+        let state =
+            if dialect.channels { State::Channels(Channels::default()) } else { State::Text };
+        Self {
+            marks: marks(&dialect, &options),
+            sink: Sink::new(options.seed, nine, holds_space),
+            dialect,
+            options,
+            text: String::new(),
+            undecided: String::new(),
+            state,
+            thinks: false,
+            at_start: true,
+            committed: false,
+            ended: Ended::No,
+        }
+    }
+
+    /// Takes in text that the prompt ends with: it counts for what follows and is not part of the answer.
+    pub fn begin_with(&mut self, text: &str) {
+        self.push(text);
+        self.sink.forget_space();
+    }
+
+    /// Takes in more text.
+    pub fn push(&mut self, text: &str) -> Vec<Event> {
+        self.text.push_str(text);
+        while self.step() {}
+        self.sink.take()
+    }
+
+    /// The end of the answer. `cut_off`: it ended in the middle, so a call that was begun is dropped instead
+    /// of being shown as text.
+    pub fn finish(&mut self, cut_off: bool) -> Vec<Event> {
+        self.ended = if cut_off { Ended::CutOff } else { Ended::Whole };
+        while self.step() {}
+        self.sink.finish();
+        self.sink.take()
+    }
+
+    /// Calls so far.
+    pub fn n_calls(&self) -> usize {
+        self.sink.n_calls()
+    }
+
+    /// Whether nothing that follows would count.
+    pub fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended != Ended::No
+    }
+
+    /// One step; whether another may follow.
+    fn step(&mut self) -> bool {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.running_text(),
+            State::Between => self.between(),
+            State::Head => self.head(),
+            State::Whole(scan) => self.whole(scan),
+            State::Body { name, arguments } => self.body(name, arguments),
+            State::Tail => self.tail(),
+            State::Channels(channels) => self.channels(channels),
+            State::Done => {
+                self.text.clear();
+                self.state = State::Done;
+                false
+            }
+        }
+    }
+
+    /// Stays in `state` until more text is there. If none comes because the answer was cut off, what is
+    /// undecided is dropped.
+    fn wait(&mut self, state: State) -> bool {
+        if self.ended == Ended::CutOff {
+            self.text.clear();
+            self.undecided.clear();
+        }
+        self.state = state;
+        false
+    }
+
+    fn go(&mut self, state: State) -> bool {
+        self.state = state;
+        true
+    }
+
+    /// Moves `n` bytes out of the text.
+    fn take(&mut self, n: usize) -> String {
+        let rest = self.text.split_off(n);
+        std::mem::replace(&mut self.text, rest)
+    }
+
+    fn show(&mut self, text: &str) {
+        if self.thinks {
+            self.sink.reasoning(text);
+        } else {
+            self.sink.content(text);
+        }
+        self.at_start &= text.trim().is_empty();
+    }
+
+    fn running_text(&mut self) -> bool {
+        if self.at_start && !self.thinks && self.reads_calls() && self.is_bare() {
+            match self.text.trim_start().chars().next() {
+                None if !self.has_ended() => return self.wait(State::Text),
+                Some('{' | '[') => {
+                    self.at_start = false;
+                    self.committed = false;
+                    return self.go(State::Between);
+                }
+                _ => {}
+            }
+        }
+        let marks: Vec<&str> = self.marks.iter().map(|(_, mark)| mark.as_str()).collect();
+        let (at, which) = match find(&self.text, &marks, self.ended == Ended::Whole) {
+            Found::NotBefore(at) => (at, None),
+            Found::At(at, which) => (at, Some(which)),
+        };
+        let before = self.take(at);
+        self.show(&before);
+        let Some(which) = which else {
+            return self.wait(State::Text);
+        };
+        let (role, mark) = self.marks[which].clone();
+        self.marker(role, &mark);
+        true
+    }
+
+    /// A marker stands at the beginning of the text.
+    fn marker(&mut self, role: Role, mark: &str) {
+        match role {
+            Role::Open => {
+                self.undecided = self.take(mark.len());
+                self.committed = false;
+                self.state = State::Between;
+            }
+            Role::Head => {
+                self.committed = false;
+                self.state = State::Head;
+            }
+            // A template that opens the reasoning, and a model that does so again.
+            Role::ThinkOpen if self.thinks && self.at_start => drop(self.take(mark.len())),
+            Role::ThinkOpen if !self.thinks && !self.sink.has_content() => {
+                self.take(mark.len());
+                self.thinks = true;
+                self.at_start = true;
+            }
+            Role::ThinkClose if self.thinks || !self.sink.has_reasoning() => {
+                self.take(mark.len());
+                self.end_reasoning();
+            }
+            Role::Silent => drop(self.take(mark.len())),
+            Role::ThinkOpen | Role::ThinkClose => {
+                let text = self.take(mark.len());
+                self.show(&text);
+            }
+        }
+    }
+
+    fn end_reasoning(&mut self) {
+        self.thinks = false;
+        self.at_start = true;
+        self.sink.end_reasoning();
+    }
+
+    fn reads_calls(&self) -> bool {
+        calls_to_read(&self.dialect, &self.options).is_some()
+    }
+
+    fn is_bare(&self) -> bool {
+        self.dialect.calls.as_ref().is_some_and(|calls| calls.bare)
+    }
+
+    /// Skips what stands between calls and finds out what is next.
+    fn between(&mut self) -> bool {
+        let dialect = self.dialect.clone();
+        let Some(calls) = &dialect.calls else { return self.go(State::Text) };
+        let in_list = matches!(calls.shape, Shape::Json(_) | Shape::Python);
+        let skipped =
+            |c: char| c.is_whitespace() || (in_list && matches!(c, '[' | ']' | ',' | ';' | '}'));
+        let n = self.text.len() - self.text.trim_start_matches(skipped).len();
+        let (openers, mut closers) = (calls.openers(), calls.closers());
+        let heads = head_marker(&calls.shape);
+        let n_closers = closers.len();
+        closers.extend(openers);
+        let rest = &self.text[n..];
+        let ended = self.ended == Ended::Whole;
+        match begins(rest, &closers, ended) {
+            Begins::Perhaps => self.wait(State::Between),
+            Begins::With(which) if which < n_closers => {
+                let ends = calls.section.as_ref().is_none_or(|s| s.close == closers[which]);
+                self.skip(n + closers[which].len());
+                if ends { self.leave() } else { self.go(State::Between) }
+            }
+            Begins::With(which) if heads == Some(closers[which]) => {
+                self.skip(n);
+                self.go(State::Head)
+            }
+            Begins::With(which) => {
+                self.skip(n + closers[which].len());
+                self.go(State::Between)
+            }
+            Begins::No if rest.is_empty() && ended => {
+                self.skip(n);
+                self.leave()
+            }
+            Begins::No if rest.is_empty() => self.wait(State::Between),
+            Begins::No => {
+                self.skip(n);
+                self.go(State::Head)
+            }
+        }
+    }
+
+    /// Takes `n` bytes that belong to a call if one follows.
+    fn skip(&mut self, n: usize) {
+        let text = self.take(n);
+        self.undecided.push_str(&text);
+    }
+
+    /// The calls are over, as they should be; if there was none, what stood there is text.
+    fn leave(&mut self) -> bool {
+        let text = std::mem::take(&mut self.undecided);
+        if !self.committed && !self.says_nothing(&text) {
+            self.show_visible(&text);
+        }
+        self.go(State::Text)
+    }
+
+    /// What looked like a call is none.
+    fn give_up(&mut self) -> bool {
+        let mut text = std::mem::take(&mut self.undecided);
+        // The call's own marker would be found again.
+        let head = self.dialect.calls.as_ref().and_then(|calls| head_marker(&calls.shape));
+        if let Some(n) = head.filter(|head| self.text.starts_with(head)).map(str::len) {
+            text.push_str(&self.take(n));
+        }
+        if self.committed && text.trim_matches(is_between).is_empty() {
+            text.clear();
+        }
+        self.show_visible(&text);
+        self.go(State::Text)
+    }
+
+    /// Whether `text` is nothing but the markers of calls.
+    fn says_nothing(&self, text: &str) -> bool {
+        let Some(calls) = &self.dialect.calls else { return false };
+        let mut text = text.to_string();
+        for marker in calls.openers().into_iter().chain(calls.closers()) {
+            text = text.replace(marker, "");
+        }
+        text.trim_matches(is_between).is_empty()
+    }
+
+    /// Shows text without the special tokens in it that nobody should see.
+    fn show_visible(&mut self, text: &str) {
+        let mut text = text.to_string();
+        for hidden in self.options.hidden.iter() {
+            text = text.replace(hidden.as_str(), "");
+        }
+        self.show(&text);
+    }
+
+    /// Whether a call counts only if its tool is one of the request's: within reasoning, and without a marker.
+    fn known_only(&self, calls: &Calls) -> bool {
+        let has_marker = !self.undecided.trim_matches(is_between).is_empty();
+        self.thinks || (calls.bare && !has_marker) || self.options.tools.is_empty()
+    }
+
+    fn head(&mut self) -> bool {
+        let dialect = self.dialect.clone();
+        let Some(calls) = &dialect.calls else { return self.go(State::Text) };
+        let known_only = self.known_only(calls);
+        let ended = self.ended == Ended::Whole;
+        let context = Context { calls, tools: &self.options.tools, known_only, ended };
+        match head::read(&self.text, context) {
+            Head::More if !ended => self.wait(State::Head),
+            Head::More | Head::No => self.give_up(),
+            Head::Whole => self.go(State::Whole(Scan::default())),
+            Head::Plain(used) => {
+                self.take(used);
+                self.undecided.clear();
+                self.go(State::Text)
+            }
+            Head::Call(called) => {
+                self.take(called.used);
+                self.call(called.name.clone(), called.id);
+                let arguments = Arguments::new(called.body);
+                self.go(State::Body { name: called.name, arguments })
+            }
+        }
+    }
+
+    fn call(&mut self, name: String, id: Option<String>) {
+        self.undecided.clear();
+        self.committed = true;
+        if self.thinks {
+            self.end_reasoning();
+        }
+        self.at_start = false;
+        self.sink.call(name, id);
+    }
+
+    fn whole(&mut self, mut scan: Scan) -> bool {
+        let Some(end) = scan.end(&self.text).filter(|end| *end <= MAX_WHOLE_BYTES) else {
+            if self.ended == Ended::Whole || self.text.len() > MAX_WHOLE_BYTES {
+                return self.give_up();
+            }
+            return self.wait(State::Whole(scan));
+        };
+        let known_only = self.dialect.calls.as_ref().is_some_and(|calls| self.known_only(calls));
+        match whole_call(&self.text[..end]) {
+            Some(call) if !known_only || self.options.tools.get(&call.name).is_some() => {
+                self.take(end);
+                self.call(call.name, call.id);
+                self.sink.arguments(&call.arguments);
+                self.end_call(State::Between)
+            }
+            _ => {
+                self.skip(end);
+                self.give_up()
+            }
+        }
+    }
+
+    fn body(&mut self, name: String, mut arguments: Arguments) -> bool {
+        let dialect = self.dialect.clone();
+        let Some(calls) = &dialect.calls else { return self.go(State::Text) };
+        let (ended, cut_off) = (self.has_ended(), self.ended == Ended::CutOff);
+        let tools = &*self.options.tools;
+        let around = Around { calls, tools, name: &name, ended, cut_off };
+        let was_raw = matches!(arguments, Arguments::Raw(..));
+        let read = arguments.read(&self.text, around);
+        let is_json = matches!(arguments, Arguments::Json(_) | Arguments::Empty);
+        self.take(read.used);
+        self.sink.arguments(&read.json);
+        if !read.stray.trim().is_empty() {
+            self.sink.content(&read.stray);
+        }
+        if read.end {
+            return self.end_call(if is_json { State::Tail } else { State::Between });
+        }
+        let became_raw = !was_raw && matches!(arguments, Arguments::Raw(..));
+        let body = State::Body { name, arguments };
+        if became_raw { self.go(body) } else { self.wait(body) }
+    }
+
+    fn end_call(&mut self, next: State) -> bool {
+        self.sink.end_call();
+        self.go(if self.options.single { State::Done } else { next })
+    }
+
+    /// Skips what a call's object has behind its arguments.
+    fn tail(&mut self) -> bool {
+        let space = lex::space(&self.text);
+        let rest = &self.text[space..];
+        let ended = self.ended == Ended::Whole;
+        let mut chars = rest.chars().filter(|c| !c.is_whitespace());
+        match (chars.next(), chars.next()) {
+            (None, _) | (Some(','), None) if !ended => self.wait(State::Tail),
+            (Some(','), Some('"')) => {
+                match Scan::inside().end(rest) {
+                    Some(end) => drop(self.take(space + end)),
+                    None if rest.len() <= MAX_HEAD_BYTES && !ended => {
+                        return self.wait(State::Tail);
+                    }
+                    None => {}
+                }
+                self.go(State::Between)
+            }
+            (Some('}'), _) => {
+                self.take(space + 1);
+                self.go(State::Between)
+            }
+            _ => self.go(State::Between),
+        }
+    }
+
+    fn channels(&mut self, mut channels: Channels) -> bool {
+        let setting = Setting {
+            tools: &self.options.tools,
+            read_calls: !self.options.tools.is_empty(),
+            ended: self.has_ended(),
+            cut_off: self.ended == Ended::CutOff,
+        };
+        let used = channels.step(&self.text, &mut self.sink, setting);
+        let done = self.options.single && self.sink.n_calls() > 0 && channels.is_between();
+        let used = match used {
+            Some(used) => used,
+            None => {
+                self.state = State::Channels(channels);
+                return false;
+            }
+        };
+        self.take(used);
+        let goes_on = !self.text.is_empty() || (used == 0 && !self.has_ended());
+        self.state = if done { State::Done } else { State::Channels(channels) };
+        goes_on
+    }
+}
+
+/// Characters that stand between calls.
+fn is_between(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '[' | ']' | ',' | ';' | '}')
+}
+
+/// The marker that is part of a call's head.
+fn head_marker(shape: &Shape) -> Option<&str> {
+    let marker = match shape {
+        Shape::Tagged(shape) => shape.name.open.as_str(),
+        Shape::Named(shape) => shape.prefix.as_str(),
+        Shape::Json(_) | Shape::Python => "",
+    };
+    (!marker.is_empty()).then_some(marker)
+}
+
+/// The form of calls, if they are looked for: where there are tools, or where text is written as a call is.
+fn calls_to_read<'a>(dialect: &'a Dialect, options: &Options) -> Option<&'a Calls> {
+    let has_plain = |shape: &Shape| matches!(shape, Shape::Named(named) if named.plain.is_some());
+    let calls = dialect.calls.as_ref()?;
+    (!options.tools.is_empty() || has_plain(&calls.shape)).then_some(calls)
+}
+
+fn marks(dialect: &Dialect, options: &Options) -> Vec<(Role, String)> {
+    let mut marks: Vec<(Role, String)> = Vec::new();
+    if let Some(calls) = calls_to_read(dialect, options) {
+        let head = head_marker(&calls.shape);
+        for marker in calls.openers() {
+            let is_head = head == Some(marker);
+            marks.push((if is_head { Role::Head } else { Role::Open }, marker.to_string()));
+        }
+    }
+    if let Some(pair) = &dialect.reasoning {
+        marks.push((Role::ThinkOpen, pair.open.clone()));
+        marks.push((Role::ThinkClose, pair.close.clone()));
+    }
+    for text in dialect.silent.iter().chain(options.hidden.iter()) {
+        if !marks.iter().any(|(_, mark)| mark == text) {
+            marks.push((Role::Silent, text.clone()));
+        }
+    }
+    marks
+}
+
+struct WholeCall {
+    name: String,
+    id: Option<String>,
+    arguments: String,
+}
+
+/// The call that a complete object is.
+fn whole_call(text: &str) -> Option<WholeCall> {
+    let value: serde_json::Value = serde_json::from_str(&json::mend(text)?).ok()?;
+    let object = match value.get("function") {
+        Some(inner) if inner.is_object() => inner,
+        _ => &value,
+    };
+    let first = |keys: &[&str]| keys.iter().find_map(|key| object.get(*key).or(value.get(*key)));
+    let name = first(&["name", "tool_name", "function", "recipient_name"])?.as_str()?.to_string();
+    let id = first(&["id", "tool_call_id", "call_id"]).and_then(|id| match id {
+        serde_json::Value::String(id) => Some(id.clone()).filter(|id| !id.is_empty()),
+        serde_json::Value::Number(id) => Some(id.to_string()),
+        _ => None,
+    });
+    let arguments = match first(&["arguments", "parameters", "args", "input"]) {
+        None | Some(serde_json::Value::Null) => "{}".to_string(),
+        Some(serde_json::Value::String(text)) => {
+            let mended = json::mend(text)?;
+            mended.starts_with('{').then_some(mended)?
+        }
+        Some(object @ serde_json::Value::Object(_)) => object.to_string(),
+        Some(_) => return None,
+    };
+    lex::is_name(&name).then_some(WholeCall { name, id, arguments })
+}

@@ -1,0 +1,316 @@
+//! Answers that are not as they should be: nothing is lost, nothing is given up, and the cut of the text does not
+//! matter. The well-formed ones are in the crate `tests`.
+
+use std::sync::{Arc, LazyLock};
+
+use brigade_engine::text::{ChatTemplate, TemplateTokens};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::detect::detect;
+use super::parser::Options;
+use super::*;
+
+macro_rules! templates {
+    ($($name:literal),*) => {
+        [$(($name, include_str!(concat!("../../../tests/data/dialects/", $name, ".jinja")))),*]
+    };
+}
+
+static DIALECTS: LazyLock<Vec<(&str, Arc<Dialect>)>> = LazyLock::new(|| {
+    let sources = templates!(
+        "hermes",
+        "qwen_coder",
+        "glm",
+        "minimax",
+        "deepseek",
+        "kimi",
+        "kimi3",
+        "llama",
+        "llama_python",
+        "lfm",
+        "mistral",
+        "mistral_list",
+        "gpt_oss",
+        "functionary32",
+        "command"
+    );
+    let dialect = |source| {
+        let template = ChatTemplate::from_source(source, TemplateTokens::default()).unwrap();
+        Arc::new(detect(&template).0)
+    };
+    sources.into_iter().map(|(name, source)| (name, dialect(source))).collect()
+});
+
+fn tools() -> Arc<Tools> {
+    let parameters = json!({ "properties": {
+        "text": { "type": "string" }, "n": { "type": "integer" }, "list": { "type": "array" } } });
+    Arc::new(Tools::new(vec![
+        Tool { name: "ping".to_string(), parameters: Value::Null },
+        Tool { name: "write".to_string(), parameters },
+    ]))
+}
+
+/// Reasoning, content, and calls as `NAME(ARGUMENTS)`.
+type Answer = (String, String, Vec<String>);
+
+fn read(family: &str, pieces: &[&str], options: Options, cut_off: bool) -> Answer {
+    let (_, dialect) = DIALECTS.iter().find(|(name, _)| *name == family).unwrap();
+    let mut parser = Parser::new(dialect.clone(), options);
+    let mut answer = Answer::default();
+    let mut add = |events: Vec<Event>| {
+        for event in events {
+            match event {
+                Event::Reasoning(text) => answer.0.push_str(&text),
+                Event::Content(text) => answer.1.push_str(&text),
+                Event::Call { index, name, .. } => {
+                    assert_eq!(index, answer.2.len());
+                    answer.2.push(format!("{name} "));
+                }
+                Event::Arguments { index, text } => answer.2[index].push_str(&text),
+            }
+        }
+    };
+    for piece in pieces {
+        add(parser.push(piece));
+    }
+    add(parser.finish(cut_off));
+    answer
+}
+
+fn options() -> Options {
+    Options { tools: tools(), ..Options::default() }
+}
+
+fn check(family: &str, text: &str, reasoning: &str, content: &str, calls: &[&str]) {
+    let (got_reasoning, got_content, got_calls) = read(family, &[text], options(), false);
+    assert_eq!(got_content, content, "{family}: {text}");
+    assert_eq!(got_reasoning, reasoning, "{family}: {text}");
+    assert_eq!(got_calls, calls, "{family}: {text}");
+}
+
+#[test]
+fn what_is_no_call_is_content_word_for_word() {
+    for (family, text) in [
+        ("hermes", "<tool_call>not json</tool_call>"),
+        ("hermes", "Write <tool_call> before a call, as in `<tool_call>{\"name\": 3}`."),
+        ("hermes", "<tool_call>\n{\"name\": \"pi"),
+        ("hermes", "a <tool"),
+        ("hermes", "<tool_call>{\"name\": \"two words\", \"arguments\": {}}"),
+        ("qwen_coder", "<function=two words>\n</function>"),
+        ("glm", "<tool_call>what is this?</tool_call>"),
+        ("llama", "{\"name\": \"Alice\", \"age\": 3}"),
+        ("llama", "{\"answer\": [1, 2]}"),
+        ("llama", "[1, 2]"),
+        ("llama_python", "[write is a word]"),
+        ("llama_python", "[1, 2]"),
+        ("functionary32", ">>> print(1)\n1\n"),
+        ("lfm", "f(x) is x"),
+    ] {
+        check(family, text, "", text, &[]);
+    }
+}
+
+#[test]
+fn calls_with_small_faults_are_calls() {
+    for (family, text, calls) in [
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"write\", \"arguments\": {\"n\": 1}\n</tool_call>",
+            "write {\"n\": 1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"write\", \"arguments\": {\"n\": 1</tool_call>",
+            "write {\"n\": 1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"write\", \"arguments\": {\"n\": 1}}}</tool_call>",
+            "write {\"n\": 1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"write\", \"arguments\": {\"text\": \"a\nb\"}}",
+            "write {\"text\": \"a\\nb\"}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"arguments\": {\"n\": 1}, \"name\": \"write\"}</tool_call>",
+            "write {\"n\":1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"write\", \"arguments\": \"{\\\"n\\\": 1}\"}</tool_call>",
+            "write {\"n\": 1}",
+        ),
+        ("hermes", "<tool_call>{\"name\": \"ping\"}</tool_call>", "ping {}"),
+        ("hermes", "<tool_call>{\"name\": \"ping\", \"arguments\": null}</tool_call>", "ping {}"),
+        (
+            "hermes",
+            "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"ping\", \"parameters\": {}}}</tool_call>",
+            "ping {}",
+        ),
+        ("qwen_coder", "<function=ping>\n</function>", "ping {}"),
+        (
+            "qwen_coder",
+            "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>",
+            "ping {}",
+        ),
+        (
+            "qwen_coder",
+            "<tool_call>\n<function=write>\n<parameter=text>\na</parameter>b\n</parameter>\n</function>\n</tool_call>",
+            "write {\"text\": \"a</parameter>b\"}",
+        ),
+        ("qwen_coder", "<tool_call>\n<function=write>\n<parameter=n>\n1", "write {\"n\": 1}"),
+        ("glm", "<tool_call>ping</tool_call>", "ping {}"),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>ping<|tool_call_argument_begin|>{}",
+            "ping {}",
+        ),
+        (
+            "lfm",
+            "<|tool_call_start|>[write('it's', n=2)]<|tool_call_end|>",
+            "write {\"text\": \"it's\", \"n\": 2}",
+        ),
+        ("llama_python", "[write(text=Paris)]", "write {\"text\": \"Paris\"}"),
+        ("llama", "<|python_tag|>{\"name\": \"ping\", \"parameters\": {}}", "ping {}"),
+        ("gpt_oss", " to=functions.ping<|channel|>commentary json<|message|>{}", "ping {}"),
+    ] {
+        check(family, text, "", "", &[calls]);
+    }
+}
+
+#[test]
+fn arguments_that_are_no_json_are_passed_on_as_they_are() {
+    let text = "<tool_call>{\"name\": \"write\", \"arguments\": {\"text\": \"say \"hi\" now\"}}</tool_call>";
+    check("hermes", text, "", "", &["write {\"text\": \"say \"hi\" now\"}}"]);
+}
+
+#[test]
+fn reasoning_ends_where_it_should() {
+    check("hermes", "<think>\na\n</think>\n\nb", "a", "b", &[]);
+    check("hermes", "<think>a</think>b <think> c", "a", "b <think> c", &[]);
+    check("hermes", "\n<think></think>\nb", "", "b", &[]);
+    check("hermes", "a</think>b", "", "ab", &[]);
+    // Models forget to end it before a call; a call of a tool that is not there is a thought.
+    let call = "<think>I call\n<tool_call>{\"name\": \"ping\", \"arguments\": {}}</tool_call>";
+    check("hermes", call, "I call", "", &["ping {}"]);
+    let thought =
+        "<think>as in <tool_call>{\"name\": \"pong\", \"arguments\": {}}</tool_call>\n</think>ok";
+    let inner = "as in <tool_call>{\"name\": \"pong\", \"arguments\": {}}</tool_call>";
+    check("hermes", thought, inner, "ok", &[]);
+    check("gpt_oss", "no channels at all", "", "no channels at all", &[]);
+    let two =
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b";
+    check("gpt_oss", two, "a\n\nb", "", &[]);
+}
+
+#[test]
+fn special_tokens_that_mean_nothing_are_left_out() {
+    let hidden = Arc::from(["[TOOL_CALLS]".to_string(), "[ARGS]".to_string()]);
+    let options = Options { hidden, ..options() };
+    let (_, content, calls) = read("mistral", &["a [TOOL_CALLS]b [ARGS] c"], options, false);
+    assert_eq!((content.as_str(), calls.len()), ("a b  c", 0));
+}
+
+#[test]
+fn after_one_call_nothing_counts_where_one_is_enough() {
+    let call = "<tool_call>{\"name\": \"ping\", \"arguments\": {}}</tool_call>";
+    let options = Options { single: true, ..options() };
+    let (_, content, calls) = read("hermes", &[call, call, "more"], options, false);
+    assert_eq!((content.as_str(), calls.as_slice()), ("", ["ping {}".to_string()].as_slice()));
+}
+
+#[test]
+fn a_call_that_is_cut_off_is_no_text() {
+    for text in ["a <tool_call>\n{\"na", "a <tool_c", "a <tool_call>"] {
+        let (_, content, calls) = read("hermes", &[text], options(), true);
+        assert_eq!((content.trim_end(), calls.len()), ("a", 0), "{text}");
+    }
+}
+
+/// Pieces of all formats in any order.
+fn soup() -> impl Strategy<Value = Vec<String>> {
+    let mut words: Vec<String> =
+        DIALECTS.iter().flat_map(|(_, d)| d.markers().into_iter().map(str::to_string)).collect();
+    let more = [
+        "ping",
+        "write",
+        "text",
+        "{\"name\": \"ping\", \"arguments\": ",
+        "{\"n\": 1}",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "'",
+        "(",
+        ")",
+        "=",
+        ",",
+        ":",
+        "\\",
+        "\n",
+        " ",
+        "é",
+        "😀",
+        "functions.",
+        "ping:0",
+        "ping(n=1)",
+        "write(",
+        "analysis",
+        " to=functions.ping ",
+        "commentary",
+        "final",
+        "all",
+        "<",
+        ">",
+        "</",
+        "1.5",
+        "true",
+        "\"text\": ",
+        "<parameter=text>",
+        "n",
+    ];
+    words.extend(more.map(str::to_string));
+    words.sort_unstable();
+    words.dedup();
+    prop::collection::vec(prop::sample::select(words), 0..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_text_in_any_cut_gives_the_same(words in soup(), cuts in prop::collection::vec(1usize..9, 1..12),
+                                          cut_off: bool, single: bool) {
+        let text = words.concat();
+        let mut pieces = Vec::new();
+        let (mut rest, mut cuts) = (text.as_str(), cuts.into_iter().cycle());
+        while !rest.is_empty() {
+            let n = cuts.next().unwrap();
+            let end = rest.char_indices().nth(n).map_or(rest.len(), |(at, _)| at);
+            let (piece, after) = rest.split_at(end);
+            pieces.push(piece);
+            rest = after;
+        }
+        for (family, _) in DIALECTS.iter() {
+            let options = || Options { single, ..options() };
+            let whole = read(family, &[&text], options(), cut_off);
+            prop_assert_eq!(&read(family, &pieces, options(), cut_off), &whole, "{}", family);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            prop_assert_eq!(&read(family, &words, options(), cut_off), &whole, "{}", family);
+        }
+    }
+
+    /// Without tools and without markers of reasoning a text is what it is.
+    #[test]
+    fn plain_text_is_not_touched(text in "[ -;=?-~\n\u{e9}]{0,60}") {
+        let plain = Options::default();
+        let (reasoning, content, calls) = read("hermes", &[&text], plain, false);
+        prop_assert_eq!((reasoning.as_str(), content.as_str(), calls.len()), ("", text.as_str(), 0));
+    }
+}
