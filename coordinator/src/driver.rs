@@ -461,9 +461,6 @@ impl Driver {
         match event {
             // What was told by a task of an earlier attempt, late: a line that is up is ready.
             LineEvent::Progress(_) if self.line.is_some() => {}
-            // The first steps of the next attempt do not hide why the last one failed.
-            LineEvent::Progress(Status::Loading { total_bytes: 0, .. })
-                if matches!(*self.status.borrow(), Status::Down { .. }) => {}
             LineEvent::Progress(status) => {
                 self.status.send_replace(self.repairing(status));
             }
@@ -487,7 +484,7 @@ impl Driver {
         }
     }
 
-    /// Progress of a repair is told as such: the model loads because the line broke.
+    /// Progress of a repair is told as such: the model loads because the line broke, or because an attempt failed.
     fn repairing(&self, status: Status) -> Status {
         match (&self.down_because, status) {
             (Some(broke), Status::Loading { what, done_bytes, total_bytes }) => {
@@ -532,7 +529,8 @@ impl Driver {
 
     fn line_down(&mut self, reason: String) {
         if self.line.take().is_none() && self.broken.take().is_none() {
-            // An attempt at a line has failed.
+            // An attempt at a line has failed. The next one's progress does not hide why.
+            self.down_because = Some(reason.clone());
             self.status.send_replace(Status::Down { reason });
             return;
         }

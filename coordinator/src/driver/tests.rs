@@ -117,16 +117,16 @@ async fn progress_that_comes_late_does_not_hide_that_the_line_is_up() {
 }
 
 #[tokio::test]
-async fn why_an_attempt_failed_is_shown_until_the_next_one_loads() {
+async fn why_an_attempt_failed_is_shown_while_the_next_one_is_under_way() {
     let (mut driver, _frames) = driver();
     driver.line_event(LineEvent::Down { reason: "stage 1 is gone".to_string() });
     driver.line_event(LineEvent::Down { reason: "the disk is full".to_string() });
-    driver.line_event(loading(0));
-    let status = driver.status.borrow().clone();
-    assert!(
-        matches!(&status, Status::Down { reason } if reason == "the disk is full"),
-        "{status:?}"
-    );
-    driver.line_event(loading(9));
-    assert!(matches!(*driver.status.borrow(), Status::Loading { total_bytes: 9, .. }));
+    for (event, words) in [
+        (loading(0), "the disk is full; now: hashing weights"),
+        (loading(9), "the disk is full; now: hashing weights 0 %"),
+    ] {
+        driver.line_event(event);
+        let status = driver.status.borrow().clone();
+        assert!(matches!(&status, Status::Down { reason } if reason == words), "{status:?}");
+    }
 }
