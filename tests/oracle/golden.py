@@ -15,6 +15,7 @@ all of them in its vocabulary.
 
 import argparse
 import json
+import zlib
 from pathlib import Path
 
 import llama_cpp
@@ -97,12 +98,16 @@ def main():
     parser.add_argument("folder", type=Path, help="holds manifest.json and NAME.gguf")
     parser.add_argument("name", help="of the model; NAME.logits.npy is written")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--positions", default=",".join(map(str, POSITIONS)), help="rows kept")
+    parser.add_argument("--made", action="store_true", help="tests make the model: keep its checksum")
     parser.add_argument("--all", type=Path, help="write the logits of all positions to this file too")
     args = parser.parse_args()
 
     manifest_path = args.folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text())
-    model = Model(args.folder / f"{args.name}.gguf", args.threads)
+    path = args.folder / f"{args.name}.gguf"
+    model = Model(path, args.threads)
+    positions = [int(p) for p in args.positions.split(",")]
     tokens, prompt = manifest["tokens"], manifest["greedy_prompt"]
     if max(tokens + prompt) >= model.n_vocab:
         raise SystemExit(f"the model has {model.n_vocab} tokens, the manifest goes up to {max(tokens)}")
@@ -112,11 +117,13 @@ def main():
     entry = {
         "file": f"{args.name}.gguf",
         "logits": f"{args.name}.logits.npy",
-        "positions": POSITIONS,
+        "positions": positions,
         "argmax": [int(t) for t in rows.argmax(axis=1)],
         "greedy": model.greedy(prompt, manifest["greedy_n"]),
     }
-    np.save(args.folder / entry["logits"], rows[POSITIONS].astype(np.float32))
+    if args.made:
+        entry["adler32"] = zlib.adler32(path.read_bytes())
+    np.save(args.folder / entry["logits"], rows[positions].astype(np.float32))
     if args.all:
         np.save(args.all, rows.astype(np.float32))
     manifest["models"][args.name] = entry
