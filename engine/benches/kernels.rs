@@ -24,7 +24,7 @@ const SIDE: usize = 4096;
 /// Copies of the weights, so that decode reads memory and not a cache.
 const COPIES: usize = 48;
 
-const TYPES: [GgmlType; 16] = [
+const TYPES: [GgmlType; 28] = [
     GgmlType::F32,
     GgmlType::F16,
     GgmlType::BF16,
@@ -41,6 +41,18 @@ const TYPES: [GgmlType; 16] = [
     GgmlType::IQ4_NL,
     GgmlType::IQ4_XS,
     GgmlType::MXFP4,
+    GgmlType::NVFP4,
+    GgmlType::IQ1_S,
+    GgmlType::IQ1_M,
+    GgmlType::IQ2_XXS,
+    GgmlType::IQ2_XS,
+    GgmlType::IQ2_S,
+    GgmlType::IQ3_XXS,
+    GgmlType::IQ3_S,
+    GgmlType::TQ1_0,
+    GgmlType::TQ2_0,
+    GgmlType::Q1_0,
+    GgmlType::Q2_0,
 ];
 
 fn main() {

@@ -85,7 +85,8 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
     ) -> Result<PackedMatrix, ModelError> {
         let (ty, bytes) = self.raw(name, &[cols, rows])?;
-        self.pack(ty, rows, cols, &bytes)
+        let scale = self.scales(name, 1)?[0];
+        Ok(self.pack(ty, rows, cols, &bytes)?.scaled(scale))
     }
 
     /// A tensor's type and bytes, for a block that takes it apart.
@@ -124,13 +125,14 @@ impl<'a> WeightLoader<'a> {
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
         let row_bytes = bytes.len() / rows;
+        let scale = self.scales(name, 1)?[0];
         let mut packed = Vec::with_capacity(N);
         for part in parts {
             let mut picked = Vec::with_capacity(part.len() * row_bytes);
             for row in &part {
                 picked.extend_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
             }
-            packed.push(PackedMatrix::pack(self.compute, tensor.ty, part.len(), cols, &picked)?);
+            packed.push(self.pack(tensor.ty, part.len(), cols, &picked)?.scaled(scale));
         }
         Ok(packed.try_into().unwrap_or_else(|_| unreachable!("one matrix a part")))
     }
@@ -144,10 +146,11 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
         let tensor = self.checked(name, &[cols, rows, n])?;
+        let scales = self.scales(name, n)?;
         (0..n)
             .map(|i| {
                 let expert = self.slice(tensor, n, i)?;
-                self.pack(tensor.ty, rows, cols, &expert)
+                Ok(self.pack(tensor.ty, rows, cols, &expert)?.scaled(scales[i]))
             })
             .collect()
     }
@@ -162,11 +165,12 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
     ) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
         let tensor = self.checked(name, &[cols, 2 * rows, n])?;
+        let scales = self.scales(name, n)?;
         let (mut first, mut second) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for i in 0..2 * n {
             let half = self.slice(tensor, 2 * n, i)?;
             let to = if i % 2 == 0 { &mut first } else { &mut second };
-            to.push(self.pack(tensor.ty, rows, cols, &half)?);
+            to.push(self.pack(tensor.ty, rows, cols, &half)?.scaled(scales[i / 2]));
         }
         Ok([first, second])
     }
@@ -182,6 +186,20 @@ impl<'a> WeightLoader<'a> {
         let bytes = self.source.part(tensor, i * len..(i + 1) * len)?;
         (self.progress)(bytes.len() as u64);
         Ok(bytes)
+    }
+
+    /// What the products of tensor `name`, `n` matrices, are multiplied with. NVFP4 has scales in eight bits
+    /// only, so its tensors `X.weight` may have an f32 scale for each matrix in `X.scale`. `X.input_scale`
+    /// would be for activations of four bits: ours have eight, and scales of their own.
+    fn scales(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+        let is_nvfp4 = self.model.tensor(name).is_some_and(|tensor| tensor.ty == GgmlType::NVFP4);
+        let stem = name.strip_suffix(".weight").filter(|_| is_nvfp4);
+        let Some(stem) = stem else { return Ok(vec![1.0; n]) };
+        let of_inputs = format!("{stem}.input_scale");
+        if self.has(&of_inputs) {
+            self.taken.insert(of_inputs);
+        }
+        Ok(self.opt_vector(&format!("{stem}.scale"), n)?.unwrap_or_else(|| vec![1.0; n]))
     }
 
     /// A vector of `n` values as a matrix of one row, in f32: for products with it.
@@ -201,12 +219,13 @@ impl<'a> WeightLoader<'a> {
         let tensor = self.checked(name, &[cols, all])?;
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
+        let scale = self.scales(name, 1)?[0];
         let mut left = &bytes[..];
         let mut blocks = Vec::with_capacity(N);
         for rows in rows {
             let (mine, rest) = left.split_at(rows * tensor.row_bytes());
             left = rest;
-            blocks.push(PackedMatrix::pack(self.compute, tensor.ty, rows, cols, mine)?);
+            blocks.push(self.pack(tensor.ty, rows, cols, mine)?.scaled(scale));
         }
         Ok(blocks.try_into().unwrap_or_else(|_| unreachable!("one block for each of rows")))
     }

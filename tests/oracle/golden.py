@@ -25,6 +25,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 
 import llama_cpp
@@ -129,11 +130,14 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of `brigade synth`")
     parser.add_argument("--quant", default="F32", help="of `brigade synth`")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--positions", default=",".join(map(str, POSITIONS)), help="rows kept")
+    parser.add_argument("--made", action="store_true", help="tests make the model: keep its checksum")
     parser.add_argument("--all", type=Path, help="write the logits of all positions to this file too")
     args = parser.parse_args()
 
     manifest_path = args.folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text())
+    positions = [int(p) for p in args.positions.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         path, recipe = args.folder / f"{args.name}.gguf", None
         if args.brigade:
@@ -148,13 +152,15 @@ def main():
     entry = {
         "file": f"{args.name}.gguf",
         "logits": f"{args.name}.logits.npy",
-        "positions": POSITIONS,
+        "positions": positions,
         "argmax": [int(t) for t in rows.argmax(axis=1)],
         "greedy": model.greedy(prompt, manifest["greedy_n"]),
     }
     if recipe:
         entry["synth"] = recipe
-    np.save(args.folder / entry["logits"], rows[POSITIONS].astype(np.float32))
+    if args.made:
+        entry["adler32"] = zlib.adler32(path.read_bytes())
+    np.save(args.folder / entry["logits"], rows[positions].astype(np.float32))
     if args.all:
         np.save(args.all, rows.astype(np.float32))
     manifest["models"][args.name] = entry

@@ -11,9 +11,8 @@
 
 use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
 use brigade_engine::state::StateSpec;
-use brigade_tests::golden::{Entry, Golden, NOT_RUN};
+use brigade_tests::golden::{Entry, Golden, NOT_RUN, argmax, relative_error, same_bits};
 use brigade_tests::line::{self, Line, LineConfig};
 
 const F32_LIMIT: f64 = 1e-4;
@@ -117,35 +116,4 @@ fn splits(spec: &ModelSpec, n_stages: usize) -> Vec<(Vec<usize>, usize)> {
         splits.extend([(even.clone(), 1), (even, 512)]);
     }
     splits
-}
-
-/// ||ours - theirs|| / ||theirs|| over all given positions together.
-fn relative_error(golden: &Golden, entry: &Entry, logits: &[Vec<f32>]) -> f64 {
-    let theirs = npy::read(golden.folder.join(&entry.logits)).unwrap();
-    assert_eq!(theirs.shape[0], entry.positions.len());
-    let (mut difference, mut norm) = (0.0, 0.0);
-    for (&pos, theirs) in entry.positions.iter().zip(theirs.data.chunks_exact(theirs.shape[1])) {
-        assert_eq!(logits[pos].len(), theirs.len(), "width of a row of logits");
-        for (&a, &b) in logits[pos].iter().zip(theirs) {
-            difference += f64::from(a - b).powi(2);
-            norm += f64::from(b).powi(2);
-        }
-    }
-    (difference / norm).sqrt()
-}
-
-fn argmax(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, value) in row.iter().enumerate() {
-        if *value > row[best] {
-            best = i;
-        }
-    }
-    best as u32
-}
-
-fn same_bits(a: &[Vec<f32>], b: &[Vec<f32>]) -> bool {
-    let bits =
-        |rows: &[Vec<f32>]| -> Vec<u32> { rows.iter().flatten().map(|x| x.to_bits()).collect() };
-    bits(a) == bits(b)
 }

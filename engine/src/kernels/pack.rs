@@ -22,6 +22,8 @@ pub struct PackedMatrix {
     cols: usize,
     panel_bytes: usize,
     data: AlignedBytes,
+    /// What products are multiplied with.
+    scale: f32,
 }
 
 impl PackedMatrix {
@@ -54,7 +56,7 @@ impl PackedMatrix {
                 pack_panel(ty, source, row_bytes, panel);
             });
         }
-        Ok(Self { ty, rows, cols, panel_bytes, data })
+        Ok(Self { ty, rows, cols, panel_bytes, data, scale: 1.0 })
     }
 
     /// Bytes that packing a matrix `[rows, cols]` of type `ty` takes, without packing one.
@@ -63,6 +65,16 @@ impl PackedMatrix {
     /// As [`PackedMatrix::pack`] for the type and the columns.
     pub fn packed_bytes(ty: GgmlType, rows: usize, cols: usize) -> Result<u64, KernelError> {
         Ok(rows.div_ceil(LANES) as u64 * panel_bytes(ty, cols)? as u64)
+    }
+
+    /// The same weights times `scale`: products are multiplied with it, once, when they are complete.
+    #[must_use]
+    pub fn scaled(self, scale: f32) -> Self {
+        Self { scale: self.scale * scale, ..self }
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        self.scale
     }
 
     /// Output features.

@@ -5,14 +5,27 @@
 //! bits. Knows nothing of tensors beyond rows, and nothing of SIMD.
 
 mod bf16;
+mod codebook;
+mod codebook_fit;
 mod fit;
 mod fp16;
 mod fp32;
 mod ggml_type;
+mod grids;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod k_scales;
 mod mxfp4;
+mod nvfp4;
+mod q1_0;
+mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -23,15 +36,27 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod tq1_0;
+mod tq2_0;
 
 pub use bf16::BlockBf16;
 pub use fp16::BlockF16;
 pub use fp32::BlockF32;
 pub use ggml_type::GgmlType;
+pub use iq1_m::BlockIq1M;
+pub use iq1_s::BlockIq1S;
+pub use iq2_s::BlockIq2S;
+pub use iq2_xs::BlockIq2Xs;
+pub use iq2_xxs::BlockIq2Xxs;
+pub use iq3_s::BlockIq3S;
+pub use iq3_xxs::BlockIq3Xxs;
 pub use iq4_nl::{BlockIq4Nl, IQ4_TABLE};
 pub use iq4_xs::BlockIq4Xs;
 pub use k_scales::{pack_k_scales, unpack_k_scales};
 pub use mxfp4::{BlockMxfp4, FP4_TABLE, e8m0_half};
+pub use nvfp4::BlockNvfp4;
+pub use q1_0::BlockQ1_0;
+pub use q2_0::BlockQ2_0;
 pub use q2_k::BlockQ2K;
 pub use q3_k::BlockQ3K;
 pub use q4_0::BlockQ4_0;
@@ -42,6 +67,11 @@ pub use q5_1::BlockQ5_1;
 pub use q5_k::BlockQ5K;
 pub use q6_k::BlockQ6K;
 pub use q8_0::BlockQ8_0;
+pub use tq1_0::BlockTq1_0;
+pub use tq2_0::BlockTq2_0;
+
+pub(crate) use codebook::Codebook;
+pub(crate) use nvfp4::NO_SCALE;
 
 #[cfg(target_endian = "big")]
 compile_error!("block formats are little-endian and are read in place");
@@ -117,7 +147,9 @@ macro_rules! formats {
 
 formats! {
     read_write: BlockF32, BlockF16, BlockBf16, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0,
-        BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, BlockIq4Nl, BlockIq4Xs, BlockMxfp4;
+        BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, BlockIq4Nl, BlockIq4Xs, BlockMxfp4,
+        BlockIq1S, BlockIq1M, BlockIq2Xxs, BlockIq2Xs, BlockIq2S, BlockIq3Xxs, BlockIq3S, BlockTq1_0,
+        BlockTq2_0, BlockNvfp4, BlockQ1_0, BlockQ2_0;
     read_only: ;
 }
 

@@ -37,7 +37,7 @@ impl Block for BlockMxfp4 {
 }
 
 /// Index of the value nearest to `x` in [`FP4_TABLE`].
-fn nearest(x: f32) -> u8 {
+pub(super) fn nearest(x: f32) -> u8 {
     let magnitude = x.abs();
     let below = |pair: &&[i8]| magnitude > (f32::from(pair[0]) + f32::from(pair[1])) * 0.5;
     let index = FP4_TABLE[..8].windows(2).filter(below).count() as u8;

@@ -1,7 +1,8 @@
 //! File types ("quants") and which tensor gets which element type in them.
 //!
 //! The mixes follow llama.cpp's rule for models without special cases: layers near both ends and
-//! every third between get more bits for the attention's values and the FFN's way down.
+//! every third between get more bits for the attention's values and the FFN's way down. The IQ mixes are those
+//! of a quantiser that was told which weights matter.
 
 use super::SynthError;
 use crate::quant::GgmlType;
@@ -90,9 +91,23 @@ file_types! {
     Q5_K_S = 16, "Q5_K_S", Q5_K;
     Q5_K_M = 17, "Q5_K_M", Q5_K;
     Q6_K = 18, "Q6_K", Q6_K;
+    IQ1_S = 24, "IQ1_S", IQ1_S;
+    IQ1_M = 31, "IQ1_M", IQ1_M;
+    IQ2_XXS = 19, "IQ2_XXS", IQ2_XXS;
+    IQ2_XS = 20, "IQ2_XS", IQ2_XS;
+    IQ2_S = 28, "IQ2_S", IQ2_XS;
+    IQ2_M = 29, "IQ2_M", IQ2_S;
+    IQ3_XXS = 23, "IQ3_XXS", IQ3_XXS;
+    IQ3_S = 26, "IQ3_S", IQ3_S;
+    IQ3_M = 27, "IQ3_M", IQ3_S;
     IQ4_NL = 25, "IQ4_NL", IQ4_NL;
     IQ4_XS = 30, "IQ4_XS", IQ4_XS;
+    TQ1_0 = 36, "TQ1_0", TQ1_0;
+    TQ2_0 = 37, "TQ2_0", TQ2_0;
     MXFP4_MOE = 38, "MXFP4_MOE", Q8_0;
+    NVFP4 = 39, "NVFP4", NVFP4;
+    Q1_0 = 40, "Q1_0", Q1_0;
+    Q2_0 = 41, "Q2_0", Q2_0;
 }
 
 impl FileType {
@@ -120,11 +135,12 @@ impl FileType {
             Role::Precise => return GgmlType::F32,
             Role::Output => self.output(),
             Role::AttnV => self.attn_v(place),
-            Role::AttnK if place.n_expert == 8 && self.is_mix() => GgmlType::Q8_0,
+            Role::AttnK => self.attn_k(place),
+            Role::Embedding => self.embedding(),
             Role::AttnOutput => self.attn_output(place),
             Role::FfnDown { expert } => self.ffn_down(expert, place),
             Role::Expert if self == Self::MXFP4_MOE => GgmlType::MXFP4,
-            Role::AttnK | Role::Embedding | Role::Expert | Role::Matrix => self.base(),
+            Role::Expert | Role::Matrix => self.base(),
         };
         whole_blocks(ty, row_len)
     }
@@ -134,14 +150,50 @@ impl FileType {
         self.base().block_elems() == 256 && self != Self::Q6_K
     }
 
+    /// Whether most of its weights have two bits or fewer of a codebook.
+    fn is_iq1_or_iq2(self) -> bool {
+        use GgmlType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS};
+        matches!(self.base(), IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S)
+    }
+
+    /// What IQ1 and IQ2 mixes give to tensors that deserve more.
+    fn better_than_iq2(self) -> GgmlType {
+        if matches!(self, Self::IQ2_S | Self::IQ2_M) { GgmlType::IQ3_S } else { GgmlType::Q2_K }
+    }
+
+    fn embedding(self) -> GgmlType {
+        match self {
+            Self::IQ3_XXS => GgmlType::IQ3_S,
+            Self::TQ1_0 | Self::TQ2_0 | Self::Q2_0 => GgmlType::Q4_K,
+            _ if self.is_iq1_or_iq2() => self.better_than_iq2(),
+            _ => self.base(),
+        }
+    }
+
     fn output(self) -> GgmlType {
+        if self.is_iq1_or_iq2() || self == Self::IQ3_XXS {
+            return GgmlType::Q5_K;
+        }
         match self.base() {
             base @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 | GgmlType::Q8_0) => base,
             _ => GgmlType::Q6_K,
         }
     }
 
+    fn attn_k(self, place: Place) -> GgmlType {
+        match self {
+            _ if place.n_expert == 8 && self.is_iq1_or_iq2() => GgmlType::Q4_K,
+            _ if place.n_expert == 8 && self.is_mix() => GgmlType::Q8_0,
+            Self::IQ3_XXS => GgmlType::IQ2_S,
+            _ => self.base(),
+        }
+    }
+
     fn attn_v(self, place: Place) -> GgmlType {
+        if self.is_iq1_or_iq2() {
+            let shared = place.n_gqa >= 4 || place.n_expert >= 4;
+            return if shared { GgmlType::Q4_K } else { self.better_than_iq2() };
+        }
         if place.n_expert == 8 && self.is_mix() {
             return GgmlType::Q8_0;
         }
@@ -153,6 +205,8 @@ impl FileType {
             Self::Q4_K_S if place.il < 4 => GgmlType::Q5_K,
             Self::Q4_K_M | Self::Q5_K_M if more_bits(place) => GgmlType::Q6_K,
             Self::IQ4_NL | Self::IQ4_XS if place.n_gqa >= 4 => GgmlType::Q5_K,
+            Self::IQ3_XXS | Self::IQ3_S if place.n_gqa >= 4 => GgmlType::Q4_K,
+            Self::IQ3_M => GgmlType::Q4_K,
             _ => self.base(),
         }
     }
@@ -166,10 +220,17 @@ impl FileType {
             | Self::Q4_K_M
             | Self::IQ4_XS
             | Self::IQ4_NL
+            | Self::IQ3_XXS
+            | Self::IQ3_S
+            | Self::IQ3_M
                 if place.n_expert == 8 =>
             {
                 GgmlType::Q5_K
             }
+            _ if place.n_expert == 8 && self.is_iq1_or_iq2() => GgmlType::Q5_K,
+            Self::IQ1_S | Self::IQ1_M => GgmlType::IQ2_XXS,
+            Self::IQ2_S | Self::IQ2_M | Self::IQ3_XXS => GgmlType::IQ3_S,
+            Self::IQ3_M => GgmlType::Q4_K,
             Self::Q2_K => GgmlType::Q3_K,
             Self::Q3_K_M => GgmlType::Q4_K,
             _ => self.base(),
@@ -180,6 +241,8 @@ impl FileType {
         let first_eighth = place.il < place.n_layer / 8;
         match self {
             Self::MXFP4_MOE if expert => GgmlType::MXFP4,
+            _ if self.is_iq1_or_iq2() && first_eighth => self.better_than_iq2(),
+            Self::IQ3_M if first_eighth => GgmlType::Q4_K,
             Self::Q2_K => GgmlType::Q3_K,
             Self::Q3_K_M if place.il < place.n_layer / 16 => GgmlType::Q5_K,
             Self::Q3_K_M if more_bits(place) => GgmlType::Q4_K,
@@ -209,6 +272,9 @@ fn whole_blocks(ty: GgmlType, row_len: usize) -> GgmlType {
         GgmlType::Q4_K => GgmlType::Q5_0,
         GgmlType::Q5_K => GgmlType::Q5_1,
         GgmlType::Q6_K => GgmlType::Q8_0,
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 | GgmlType::Q1_0 | GgmlType::Q2_0 | GgmlType::NVFP4 => {
+            GgmlType::Q4_0
+        }
         _ => GgmlType::IQ4_NL,
     }
 }
@@ -234,6 +300,20 @@ mod tests {
             assert_eq!(layers(ty, Role::Matrix), vec![base; 32]);
             assert_eq!(layers(ty, Role::Output), vec![GgmlType::Q6_K; 32]);
             assert_eq!(layers(ty, Role::Precise), vec![GgmlType::F32; 32]);
+        }
+    }
+
+    #[test]
+    fn small_mixes_have_several_types() {
+        use GgmlType::{IQ2_S, IQ2_XXS, IQ3_S, IQ3_XXS, Q2_K, Q4_K, Q5_K};
+        let down = Role::FfnDown { expert: false };
+        for (ty, roles, want) in [
+            (FileType::IQ1_S, [Role::Embedding, Role::AttnOutput, down], [Q2_K, IQ2_XXS, Q2_K]),
+            (FileType::IQ2_M, [Role::AttnK, Role::AttnOutput, down], [IQ2_S, IQ3_S, IQ3_S]),
+            (FileType::IQ3_XXS, [Role::AttnK, Role::AttnV, down], [IQ2_S, Q4_K, IQ3_XXS]),
+        ] {
+            assert_eq!(roles.map(|role| layers(ty, role)[0]), want, "{}", ty.name());
+            assert_eq!(layers(ty, Role::Output), vec![Q5_K; 32]);
         }
     }
 

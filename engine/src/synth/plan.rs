@@ -8,6 +8,19 @@ use crate::quant::GgmlType;
 
 /// Spread of norm weights around 1 and of biases around 0.
 const SMALL: f32 = 0.1;
+/// Tensors to which llama.cpp takes a scale besides, in any architecture; those of NVFP4 get one.
+const SCALED: [&str; 10] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+];
 
 /// A metadata value of an architecture's keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +117,17 @@ impl Plan {
     /// A tensor of the current layer.
     fn push(&mut self, name: String, role: Role, ne: &[usize], fill: Fill) {
         let ty = self.quant.tensor_type(role, self.place, ne[0]);
+        let stem = name
+            .strip_suffix(".weight")
+            .filter(|stem| ty == GgmlType::NVFP4 && SCALED.iter().any(|part| stem.ends_with(part)));
+        let scale = stem.map(|stem| TensorPlan {
+            name: format!("{stem}.scale"),
+            ty: GgmlType::F32,
+            ne: vec![ne.get(2).copied().unwrap_or(1)],
+            fill: Fill::AroundOne(SMALL),
+        });
         self.tensors.push(TensorPlan { name, ty, ne: ne.to_vec(), fill });
+        self.tensors.extend(scale);
     }
 
     /// A matrix of the whole model, rows of standard deviation `deviation`.

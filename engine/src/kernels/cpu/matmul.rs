@@ -9,7 +9,7 @@ use super::matmul_f32::{Bf16, F16, F32, FloatTile};
 use super::matmul_many::{MANY_ROWS, Sliced, Slices};
 use super::matmul_q8::QuantTile;
 use super::run;
-use crate::kernels::format::{FormatVisitor, PanelFormat, with_format};
+use crate::kernels::format::{FormatVisitor, PanelFormat, kernel_type, with_format};
 use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::{LANES, Op, Simd};
 use crate::quant::GgmlType;
@@ -42,7 +42,7 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
         GgmlType::F32 => product::<S, FloatTile<F32>>(chunk),
         GgmlType::F16 => product::<S, FloatTile<F16>>(chunk),
         GgmlType::BF16 => product::<S, FloatTile<Bf16>>(chunk),
-        ty => with_format(ty, Quantised::<S>(chunk, PhantomData))
+        ty => with_format(kernel_type(ty), Quantised::<S>(chunk, PhantomData))
             .expect("a matrix was packed, so its type has a kernel"),
     }
 }
@@ -96,9 +96,10 @@ fn put<S: Simd, K: Tile, const T: usize>(
         *x = row;
     }
     let sums = K::tile::<S, T>(s, chunk, panel, x);
+    let scale = s.splat(chunk.w.scale());
     for (row, sum) in rows.zip(sums) {
         let mut values = [0.0; LANES];
-        s.store(sum, &mut values);
+        s.store(s.mul(sum, scale), &mut values);
         // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
         unsafe { chunk.out.put(row, p, &values) };
     }

@@ -56,6 +56,7 @@ impl<K: Sliced> Op for Slices<'_, '_, K> {
         let cols = chunk.w.cols();
         // Room for a last tile that is not full, which computes what nobody reads.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
+        let scale = s.splat(chunk.w.scale());
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
         let mut slice = K::empty(s);
         for first_panel in chunk.panels.clone().step_by(PANELS) {
@@ -71,7 +72,7 @@ impl<K: Sliced> Op for Slices<'_, '_, K> {
             for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
                 for (row, sum) in chunk.rows.clone().zip(sums) {
                     let mut values = [0.0; LANES];
-                    s.store(*sum, &mut values);
+                    s.store(s.mul(*sum, scale), &mut values);
                     // SAFETY: chunks of a job differ in panels or rows, and this is the only thread
                     // of this one.
                     unsafe { chunk.out.put(row, p, &values) };

@@ -1,13 +1,15 @@
-//! The formats whose nibbles index a table: IQ4_NL, IQ4_XS and MXFP4.
+//! The formats whose nibbles index a table: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 //!
 //! The table lookup is a byte shuffle; its entries are stored with an offset, so that they are
 //! unsigned like all codes.
 
 use super::basic::nibbles_of;
-use super::planes::{self, codes_of};
+use super::planes::{self, bits_at, codes_of, each_word, word_at};
 use super::{Offset, PanelFormat, Scales, VECTORS, bytes_at, halves_at, put_halves, put_words};
 use crate::kernels::simd::{LANES, Simd};
-use crate::quant::{BlockIq4Nl, BlockIq4Xs, BlockMxfp4, FP4_TABLE, IQ4_TABLE};
+use crate::quant::{
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, FP4_TABLE, IQ4_TABLE, NO_SCALE,
+};
 
 /// What is added to [`FP4_TABLE`].
 const E2M1_SHIFT: u32 = 4;
@@ -133,6 +135,53 @@ impl PanelFormat for Mxfp4 {
         let bits = s.shl_i(s.load_u8(bytes_at(head, 0)), 23);
         let power = s.max(s.bits_f32(bits), s.bits_f32(s.splat_i(0x0040_0000)));
         out.scale[0] = s.mul(power, s.splat(0.5));
+    }
+    #[inline(always)]
+    fn codes<S: Simd>(s: S, planes: &[u8]) -> [S::I; VECTORS] {
+        looked_up(s, planes, &E2M1_RAISED)
+    }
+}
+
+/// `e4m3(d) / 2 * F[q]` with doubled E2M1 values. Header: sixteen bytes d for each of four scales.
+pub(crate) struct Nvfp4;
+
+impl PanelFormat for Nvfp4 {
+    type Block = BlockNvfp4;
+    const BLOCKS: usize = 2;
+    const HEAD: usize = 4 * LANES;
+    const PLANES: usize = planes::NIBBLES;
+    const HALVES: bool = true;
+    const MINS: bool = false;
+    const OFFSET: Offset = Offset::Shift(E2M1_SHIFT);
+    const MAX_CODE: u8 = 28;
+
+    fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
+        let (head, planes) = record.split_at_mut(Self::HEAD);
+        for (i, head) in head.chunks_exact_mut(LANES).enumerate() {
+            for (d, row) in head.iter_mut().zip(rows) {
+                // What means zero is zero from here on, and all others are numbers.
+                *d = if row.d[i] == NO_SCALE { 0 } else { row.d[i] & 0x7f };
+            }
+        }
+        for (b, planes) in planes.chunks_exact_mut(Self::PLANES).enumerate() {
+            // Sixteen columns have eight bytes: low nibbles, then high ones.
+            let codes = codes_of(rows, |row| {
+                each_word(|v| {
+                    let word = word_at(&row.qs, VECTORS / 2 * b + v / 4 * 2 + v % 2);
+                    bits_at(word, v / 2 % 2 * 4, 15)
+                })
+            });
+            planes::pack_nibbles(&codes, planes);
+        }
+    }
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, head: &[u8], out: &mut Scales<S>) {
+        // Exponent and mantissa in their places of an f32, 2^120 below; half of that.
+        let raise = s.splat(2f32.powi(119));
+        for i in 0..4 {
+            let bits = s.shl_i(s.load_u8(bytes_at(head, LANES * i)), 20);
+            out.scale[i] = s.mul(s.bits_f32(bits), raise);
+        }
     }
     #[inline(always)]
     fn codes<S: Simd>(s: S, planes: &[u8]) -> [S::I; VECTORS] {

@@ -12,7 +12,7 @@ const SCALES: usize = 16;
 
 /// The two-bit codes of block `b`: 32 bytes hold four blocks, two bits each.
 #[inline(always)]
-fn pairs_of(qs: &[u8; 64], b: usize) -> [u32; VECTORS] {
+pub(super) fn pairs_of(qs: &[u8; 64], b: usize) -> [u32; VECTORS] {
     each_word(|v| bits_at(word_at(qs, VECTORS * (b / 4) + v), 2 * (b % 4), 3))
 }
 

@@ -2,24 +2,30 @@
 //!
 //! A panel is a row of records, one for each unit of the source format (32 or 256 columns); a record
 //! is a header (scales of the sixteen rows) and, for each 32 columns, the codes in planes (see
-//! [`planes`]). Together they are about as long as the source. Packing changes the order of bits,
-//! never a value: code times scale plus minimum is the source's number, taken in the same order.
+//! [`planes`]). Together they are about as long as the source, up to a half longer where that has
+//! codebooks. Packing changes the order of bits, never a value: code times scale plus minimum is the source's number, taken in the same order.
 
 mod basic;
 mod codebook;
+mod iq;
+mod iq1;
 mod k_mins;
 mod k_quants;
 mod planes;
+mod ternary;
 
 pub(crate) use basic::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-pub(crate) use codebook::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(crate) use codebook::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
+pub(crate) use iq::Iq;
+pub(crate) use iq1::{Iq1M, Iq1S};
 pub(crate) use k_mins::{Q4K, Q5K};
 pub(crate) use k_quants::{Q2K, Q3K, Q6K};
+pub(crate) use ternary::{Q1_0, Q2_0, Tq1_0, Tq2_0};
 
 use half::f16;
 
 use super::simd::{LANES, Simd};
-use crate::quant::{Block, GgmlType};
+use crate::quant::{Block, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, GgmlType};
 
 /// Columns that share a block of activations.
 pub(crate) const BLOCK: usize = super::act::ACT_BLOCK;
@@ -111,8 +117,29 @@ pub(crate) fn with_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<
         GgmlType::IQ4_NL => visitor.visit::<Iq4Nl>(),
         GgmlType::IQ4_XS => visitor.visit::<Iq4Xs>(),
         GgmlType::MXFP4 => visitor.visit::<Mxfp4>(),
+        GgmlType::NVFP4 => visitor.visit::<Nvfp4>(),
+        GgmlType::IQ1_S => visitor.visit::<Iq1S>(),
+        GgmlType::IQ1_M => visitor.visit::<Iq1M>(),
+        GgmlType::IQ2_XXS => visitor.visit::<Iq<BlockIq2Xxs>>(),
+        GgmlType::IQ2_XS => visitor.visit::<Iq<BlockIq2Xs>>(),
+        GgmlType::IQ2_S => visitor.visit::<Iq<BlockIq2S>>(),
+        GgmlType::IQ3_XXS => visitor.visit::<Iq<BlockIq3Xxs>>(),
+        GgmlType::IQ3_S => visitor.visit::<Iq<BlockIq3S>>(),
+        GgmlType::TQ1_0 => visitor.visit::<Tq1_0>(),
+        GgmlType::TQ2_0 => visitor.visit::<Tq2_0>(),
+        GgmlType::Q1_0 => visitor.visit::<Q1_0>(),
+        GgmlType::Q2_0 => visitor.visit::<Q2_0>(),
         _ => return None,
     })
+}
+
+/// The type whose kernel multiplies panels of `ty`: what is packed alike shares one.
+pub(crate) fn kernel_type(ty: GgmlType) -> GgmlType {
+    match ty {
+        GgmlType::IQ2_S => GgmlType::IQ2_XS,
+        GgmlType::TQ1_0 => GgmlType::TQ2_0,
+        other => other,
+    }
 }
 
 /// The `N` bytes at `at`.

@@ -11,7 +11,7 @@ use crate::kernels::{ActRows, Compute, KernelError, MatmulJob, PackedMatrix, ava
 use crate::quant::{GgmlType, dequantize_row, quantize_row};
 
 const FLOATS: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
-const QUANTS: [GgmlType; 13] = [
+const QUANTS: [GgmlType; 25] = [
     GgmlType::Q4_0,
     GgmlType::Q4_1,
     GgmlType::Q5_0,
@@ -25,6 +25,18 @@ const QUANTS: [GgmlType; 13] = [
     GgmlType::IQ4_NL,
     GgmlType::IQ4_XS,
     GgmlType::MXFP4,
+    GgmlType::NVFP4,
+    GgmlType::IQ1_S,
+    GgmlType::IQ1_M,
+    GgmlType::IQ2_XXS,
+    GgmlType::IQ2_XS,
+    GgmlType::IQ2_S,
+    GgmlType::IQ3_XXS,
+    GgmlType::IQ3_S,
+    GgmlType::TQ1_0,
+    GgmlType::TQ2_0,
+    GgmlType::Q1_0,
+    GgmlType::Q2_0,
 ];
 
 /// Weights made by the type's own quantiser.
@@ -101,6 +113,49 @@ fn every_type_matches_the_plain_product_on_random_blocks() {
         let (rows, cols) = (16, 768);
         let bytes = random_blocks(ty, rows, cols, &mut rng);
         check_against_oracle(ty, rows, cols, &bytes, &rng.spread(3 * cols));
+    }
+}
+
+#[test]
+fn a_scaled_matrix_scales_its_products_once() {
+    let mut rng = Rng::new(11);
+    let (rows, cols, scale) = (20, 256, 0.7);
+    for ty in [GgmlType::NVFP4, GgmlType::F16] {
+        let bytes = quantised(ty, rows, cols, &mut rng);
+        let x = rng.spread((MANY_ROWS + 1) * cols);
+        let run = |compute: &Compute, n_rows: usize| {
+            let pack = || PackedMatrix::pack(compute, ty, rows, cols, &bytes).expect("packs");
+            let x = &x[..n_rows * cols];
+            let plain: Vec<_> = multiply(compute, &pack(), x).iter().map(|v| v * scale).collect();
+            let scaled = multiply(compute, &pack().scaled(scale), x);
+            same_bits(ty.name(), &plain, &scaled);
+            scaled
+        };
+        for n_rows in [1, 3, MANY_ROWS + 1] {
+            same_bits_everywhere("scaled", |compute| run(compute, n_rows));
+        }
+    }
+}
+
+/// Bytes that 256 weights take in the file and when packed, where the latter is more.
+const PACKED: [(GgmlType, u64, u64); 8] = [
+    (GgmlType::IQ1_S, 50, 70),
+    (GgmlType::IQ1_M, 56, 82),
+    (GgmlType::IQ2_XXS, 66, 102),
+    (GgmlType::IQ2_XS, 74, 106),
+    (GgmlType::IQ2_S, 82, 106),
+    (GgmlType::IQ3_XXS, 98, 134),
+    (GgmlType::IQ3_S, 110, 134),
+    (GgmlType::TQ1_0, 54, 66),
+];
+
+#[test]
+fn packed_matrices_take_what_the_documents_say() {
+    for ty in FLOATS.into_iter().chain(QUANTS) {
+        let in_file = ty.row_bytes(256).expect("whole blocks") as u64;
+        let packed = PackedMatrix::packed_bytes(ty, 16, 256).expect("a type with a kernel") / 16;
+        let known = PACKED.iter().find(|known| known.0 == ty).copied();
+        assert_eq!((ty, in_file, packed), known.unwrap_or((ty, in_file, in_file)));
     }
 }
 
@@ -255,8 +310,8 @@ fn wrong_shapes_are_refused_with_the_reason() {
         let error = PackedMatrix::pack(&compute, ty, rows, cols, bytes).err().expect("refused");
         (error.to_string(), error)
     };
-    let (text, error) = pack(GgmlType::IQ2_XXS, 1, 256, &[0; 66]);
-    assert!(matches!(error, KernelError::Unsupported(_)) && text.contains("IQ2_XXS"), "{text}");
+    let (text, error) = pack(GgmlType::Q8_K, 1, 256, &[0; 292]);
+    assert!(matches!(error, KernelError::Unsupported(_)) && text.contains("Q8_K"), "{text}");
     let (text, error) = pack(GgmlType::Q4_K, 1, 128, &[0; 72]);
     assert!(matches!(error, KernelError::Cols { .. }) && text.contains("256"), "{text}");
     let (text, error) = pack(GgmlType::Q8_0, 2, 32, &[0; 34]);
