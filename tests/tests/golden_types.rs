@@ -4,7 +4,8 @@
 //! llama.cpp's answers are in `tests/data/types`. They are mixes, as the file types are: IQ1_S has tensors of
 //! IQ1_S, IQ2_XXS, Q2_K and Q5_K. Limits as in `golden.rs` for quantised models. To make the answers again:
 //! `brigade synth --arch llama --size tiny --quant NAME --out tests/data/types/NAME.gguf` and
-//! `python3 tests/oracle/golden.py tests/data/types NAME --made --positions 2,32,64,99` for each.
+//! `python3 tests/oracle/golden.py tests/data/types NAME --made --positions 2,64,99` for each; those named
+//! `QUANT-moe` are of size `tiny-moe`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -45,10 +46,14 @@ impl Drop for Made {
 
 fn make(name: &str, entry: &Entry) -> Made {
     let made = Made(std::env::temp_dir().join(format!("{}-{}", std::process::id(), entry.file)));
+    let (quant, size) = match name.strip_suffix("-moe") {
+        Some(quant) => (quant, "tiny-moe"),
+        None => (name, "tiny"),
+    };
     let spec = Spec {
         arch: Arch::named("llama").unwrap(),
-        shape: Shape::named("tiny").unwrap(),
-        quant: FileType::named(name).unwrap(),
+        shape: Shape::named(size).unwrap(),
+        quant: FileType::named(quant).unwrap(),
         seed: 0,
         header_only: false,
     };
@@ -82,7 +87,7 @@ fn models_of_small_types_match_llama_cpp_whole_and_cut() {
         let n = entry.argmax.len();
         let equal = (0..n).filter(|&i| argmax(&logits[i]) == entry.argmax[i]).count();
         let types = types.iter().map(|ty| ty.name()).collect::<Vec<_>>().join(" ");
-        println!("{name:8} error {error:.2e}  argmax {equal}/{n}  {types}");
+        println!("{name:11} error {error:.2e}  argmax {equal}/{n}  {types}");
         assert!(error <= LIMIT, "{name}: error {error:e}");
         assert!(equal as f64 >= ARGMAX_SHARE * n as f64, "{name}: argmax {equal}/{n}");
     }

@@ -2,8 +2,8 @@
 //!
 //! A panel is a row of records, one for each unit of the source format (32 or 256 columns); a record
 //! is a header (scales of the sixteen rows) and, for each 32 columns, the codes in planes (see
-//! [`planes`]). Together they are about as long as the source. Packing changes the order of bits,
-//! never a value: code times scale plus minimum is the source's number, taken in the same order.
+//! [`planes`]). Together they are about as long as the source, up to a half longer where that has
+//! codebooks. Packing changes the order of bits, never a value: code times scale plus minimum is the source's number, taken in the same order.
 
 mod basic;
 mod codebook;
