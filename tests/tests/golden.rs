@@ -51,7 +51,7 @@ fn every_golden_model_is_run_or_excused() {
         assert!(!file.ends_with(".gguf") || named.contains(&file.as_str()), "{file}: not listed");
     }
     let arch_of = |entry: &Entry| {
-        let model = Gguf::open(repository.folder.join(&entry.file)).unwrap();
+        let model = Gguf::open(repository.model(entry)).unwrap();
         model.architecture().unwrap().to_owned()
     };
     let run: Vec<String> = repository.models().map(|(_, entry)| arch_of(entry)).collect();
