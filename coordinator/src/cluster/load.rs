@@ -1,4 +1,4 @@
-//! Loading: every stage of a placement at the same time, with one progress for all.
+//! Tells the workers of a placement to load their stages, all at the same time, and adds up their progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The ways in: a supervisor that keeps a line up, or one question to every worker.
+//! How the rest of the crate uses a cluster: [`start`] keeps a line up, [`ask`] puts one question to every worker.
 
 use std::sync::Arc;
 

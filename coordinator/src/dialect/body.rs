@@ -1,4 +1,5 @@
-//! The arguments of a call that has begun, passed on as JSON text while they arrive.
+//! The arguments of a tool call whose name is known already. They arrive in pieces, in the dialect's own notation,
+//! and leave as pieces of JSON text.
 
 use super::json::{self, Mender};
 use super::lex::{self, Begins, Found, begins, find};

@@ -1,4 +1,4 @@
-//! What stands between the matrices of FFNs besides SwiGLU, and bounds on values.
+//! Activations of FFNs other than SwiGLU (GELU, clamped SwiGLU), and bounds on values.
 
 use super::compute::Compute;
 

@@ -1,4 +1,5 @@
-//! Decoders of the first years: LayerNorms, FFNs without gates, attention and FFN beside each other.
+//! Decoders as they were before Llama (GPT-2, Falcon, Phi-2, StarCoder 2 and others): layer norms with biases, FFNs
+//! without gates, attention and FFN beside each other in some.
 
 use super::Shape;
 use super::decoder::{

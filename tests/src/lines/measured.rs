@@ -1,4 +1,4 @@
-//! A line that is at hand: what `bench --json` measured, as costs for a simulation, and beside one.
+//! A real line, as `bench --json` measured it: its costs for a simulation, and its figures beside the simulated ones.
 
 use brigade_coordinator::meter::UbatchSize;
 use brigade_coordinator::sim::{LinkModel, SimRequest, StageModel, Workload};

@@ -1,5 +1,5 @@
-//! What the machine can do, measured by `bench` itself beside what it does: with one core and with all
-//! that the line uses.
+//! The machine's limits, as `bench` measures them before its tests: memory read and arithmetic, with one core and
+//! with all cores that the line uses. The tests' figures are shown as shares of them.
 
 use anyhow::{Context, Result};
 use brigade_engine::kernels::{Compute, probe, select};

@@ -1,4 +1,5 @@
-//! What the workers hold after the last row, beside what they must.
+//! Memory of the worker processes after the last test of `bench`: what each holds resident, beside the weights and
+//! states that it has to hold.
 
 use anyhow::Result;
 

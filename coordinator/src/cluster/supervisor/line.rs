@@ -1,4 +1,5 @@
-//! The line goes up and down: built, broken, and who is put off for it.
+//! The supervisor's part about the line: building it, hearing that it broke, and deciding which members are not
+//! trusted with the next one.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Members come and go: joining, connecting, refused, put off, forgotten.
+//! The supervisor's part about members: they join, connect, refuse, are put off, and are forgotten.
 
 use std::time::Instant;
 

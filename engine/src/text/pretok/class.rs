@@ -1,4 +1,5 @@
-//! Major categories of characters, as one byte each.
+//! The major Unicode category of a character (letter, mark, number, punctuation, symbol, separator, other) as one
+//! byte: what the patterns of pre-tokenizers ask for.
 
 use std::sync::OnceLock;
 
