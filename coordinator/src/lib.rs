@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod driver;
 pub mod generation;
 pub mod handle;
+pub mod health;
 pub mod http;
 pub mod meter;
 pub mod metrics;

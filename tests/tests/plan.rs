@@ -159,7 +159,7 @@ fn what_does_not_fit_is_told_in_bytes_with_remedies() {
     assert!(!shortage.short.is_empty() && shortage.needed > shortage.available, "{shortage:?}");
     let text = error.to_string();
     println!("{text}");
-    for says in ["w1 lacks", "another worker with", "--ctx 2048", "MiB"] {
+    for says in ["w1 lacks", "makes it fit: one more worker with", "--ctx ", "--ubatch ", "MiB"] {
         assert!(text.contains(says), "{text} does not say {says}");
     }
 }

@@ -105,7 +105,7 @@ async fn a_client_that_leaves_makes_no_ubatch_overtake_another() {
 
 fn loading(total_bytes: u64) -> LineEvent {
     let what = "hashing weights".to_string();
-    LineEvent::Progress(Status::Loading { what, done_bytes: 0, total_bytes })
+    LineEvent::Progress(Status::Loading(Loading { what, total_bytes, ..Loading::default() }))
 }
 
 #[tokio::test]
@@ -124,9 +124,9 @@ async fn why_an_attempt_failed_is_shown_until_the_next_one_loads() {
     driver.line_event(loading(0));
     let status = driver.status.borrow().clone();
     assert!(
-        matches!(&status, Status::Down { reason } if reason == "the disk is full"),
+        matches!(&status, Status::Down { reason, .. } if reason == "the disk is full"),
         "{status:?}"
     );
     driver.line_event(loading(9));
-    assert!(matches!(*driver.status.borrow(), Status::Loading { total_bytes: 9, .. }));
+    assert!(matches!(*driver.status.borrow(), Status::Loading(Loading { total_bytes: 9, .. })));
 }

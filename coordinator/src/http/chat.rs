@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tracing::Instrument;
 
-use super::answer::{self, Choice, Ended};
+use super::answer::{self, Choice, Ended, Running};
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
@@ -16,7 +16,7 @@ use super::types::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
 };
 use super::{App, Stamp, logprobs, sse, trace};
-use crate::generation::{Generation, Part};
+use crate::generation::Part;
 use crate::handle::Failure;
 use crate::request::{DEFAULT_MAX_TOKENS, Limits};
 use crate::text_model::Chat;
@@ -139,7 +139,7 @@ async fn whole(
     request: &ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    generations: Vec<Generation>,
+    generations: Vec<Running>,
 ) -> Result<Json<ChatCompletion>, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
     let mut ended = Ended::default();
@@ -172,7 +172,7 @@ fn stream(
     request: ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    generations: Vec<Generation>,
+    generations: Vec<Running>,
 ) -> Response {
     let (events, response) = sse::channel();
     let chunks = Chunks { app, request, stamp, n_prompt };
@@ -193,7 +193,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    async fn send(&self, generations: Vec<Generation>, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn send(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
         for index in 0..generations.len() {
             let delta = ChatDelta { role: Some(ROLE), content: Some(String::new()) };
             out.json(&self.chunk(index, delta)).await?;

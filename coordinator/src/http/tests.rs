@@ -12,6 +12,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError};
+use crate::health::{Loading, Roll};
 use crate::sched::Work;
 
 /// What the played engine does with every sequence.
@@ -57,6 +58,7 @@ fn server(play: Play, status: Status) -> Server {
         }
         drop(status);
     });
+    let roll = Roll { spare: vec![SECRET.to_string()], memory_bytes: 3 << 30, ..Roll::default() };
     let meta = ModelMeta {
         architecture: "llama".to_string(),
         n_ctx: 32,
@@ -76,6 +78,7 @@ fn server(play: Play, status: Status) -> Server {
         sequences: Arc::default(),
         bodies: Bodies::default(),
         health_details,
+        roll: tokio::sync::watch::channel(roll).1,
     };
     Server { router: router(app), cancelled, draining }
 }
@@ -342,9 +345,9 @@ async fn nobody_learns_workers_addresses() {
     let states = || {
         let (reason, what) = (SECRET.to_string(), SECRET.to_string());
         [
-            Status::Down { reason: reason.clone() },
+            Status::Down { reason: reason.clone(), next: None },
             Status::Failed { reason },
-            Status::Loading { what, done_bytes: 1, total_bytes: 2 },
+            Status::Loading(Loading::step(what)),
         ]
     };
     for status in states() {
@@ -411,9 +414,8 @@ async fn health_follows_the_line() {
         send(&server, "GET", "/health", Body::empty()).await.status().as_u16()
     };
     assert_eq!(get(Status::Ready(Arc::default())).await, 200);
-    assert_eq!(get(Status::Down { reason: "x".to_string() }).await, 503);
-    let what = "loading".to_string();
-    assert_eq!(get(Status::Loading { what, done_bytes: 1, total_bytes: 2 }).await, 503);
+    assert_eq!(get(Status::Down { reason: "x".to_string(), next: None }).await, 503);
+    assert_eq!(get(Status::Loading(Loading::step("loading"))).await, 503);
 }
 
 #[tokio::test]

@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use super::cost::{Costs, PROCESS_BYTES, StageMemory};
+use super::advice::Case;
+use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
-use super::units::format_bytes;
 use super::{Capacity, PlanSettings};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
@@ -140,29 +140,13 @@ fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
         .filter(|(_, needs, has)| needs > has)
         .collect();
     let total = used().fold(StageMemory::default(), |sum, (_, range)| sum.plus(needs(range)));
-    let lacking: u64 = short.iter().map(|(_, needs, has)| needs - has).sum();
+    let (model, workers) = (costs.model, costs.workers);
+    let case = Case { model, workers, settings: *costs.settings };
     PlanError::DoesNotFit(Shortage {
         model: costs.model.name.clone(),
         needed: total.total(),
         available: costs.workers.iter().map(|w| w.memory).fold(0, u64::saturating_add),
         short,
-        help: help(costs, lacking, total),
+        advice: case.advice(),
     })
-}
-
-/// What each remedy would bring; only those that would bring something.
-fn help(costs: &Costs, lacking: u64, total: StageMemory) -> Vec<String> {
-    let (ctx, max_seqs) = (costs.settings.ctx, costs.settings.max_seqs);
-    let mut help =
-        vec![format!("another worker with {} or more", format_bytes(lacking + PROCESS_BYTES))];
-    if total.kv > 0 && ctx > 1 {
-        let freed = format_bytes(total.kv / 2);
-        help.push(format!("--ctx {} (frees {freed} of KV cache)", ctx / 2));
-    }
-    if total.state > 0 && max_seqs > 1 {
-        let freed = format_bytes(total.state / 2);
-        help.push(format!("--max-seqs {} (frees {freed} of states)", max_seqs / 2));
-    }
-    help.push("a smaller quantisation of the model".to_owned());
-    help
 }
