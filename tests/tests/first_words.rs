@@ -191,10 +191,10 @@ fn advised(error: &str) -> Vec<String> {
 fn advice_that_is_followed_makes_the_model_fit() {
     // What is asked for, and a machine's memory: too much KV cache, too many states, too large ubatches.
     let cases = [
-        ("llama", "260M", vec!["--ctx", "65536"]),
+        ("llama", "185M", vec!["--ctx", "65536"]),
         ("llama", "112M", vec!["--ubatch", "2048"]),
         ("mamba2", "200M", vec!["--max-seqs", "400", "--keep", "0"]),
-        ("jamba", "170M", vec!["--ctx", "32768", "--max-seqs", "64"]),
+        ("jamba", "100M", vec!["--ctx", "32768", "--max-seqs", "64"]),
     ];
     let mut followed = Vec::new();
     for (arch, memory, more) in cases {

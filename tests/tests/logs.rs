@@ -20,7 +20,9 @@ fn folder(name: &str) -> PathBuf {
 
 fn start_worker(log: &Path) -> Running {
     let mut command = Command::new(brigade());
-    command.args(["worker", "--listen", "127.0.0.1:0"]).env("RUST_LOG", "debug");
+    command
+        .args(["worker", "--listen", "127.0.0.1:0"])
+        .env("RUST_LOG", "info,brigade_worker=debug");
     command.stderr(std::fs::File::create(log).unwrap());
     Running::spawn(command, brigade_worker::run::READY_PREFIX)
 }

@@ -20,6 +20,7 @@ fn reference() -> ModelFacts {
         weight_bytes: bits(elements, 5),
         elements,
         kv_bytes: 4 * 64 * 2 * 2,
+        kv_small_bytes: 0,
         ..LayerFacts::default()
     };
     let vocab = 32_000 * 1024;
@@ -266,6 +267,7 @@ fn kimi_k3() -> ModelFacts {
         expert_share: 16.0 / 896.0,
         elements: 1_100_000_000,
         kv_bytes: if i % 4 == 3 { 2 * 576 } else { 0 },
+        kv_small_bytes: 0,
         scan_bytes: if i % 4 == 3 { 0 } else { 96 * 128 * 128 * 4 },
         ..LayerFacts::default()
     };
@@ -405,6 +407,7 @@ fn keeping_sequences_changes_no_order() {
         expert_share: 0.25,
         elements: elements << 20,
         kv_bytes: kv << 10,
+        kv_small_bytes: 0,
         conv_bytes: 0,
         scan_bytes: scan << 20,
     };
@@ -462,6 +465,7 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
             expert_share: 0.25,
             elements: elements << 20,
             kv_bytes: kv << 10,
+            kv_small_bytes: 0,
             conv_bytes: 0,
             scan_bytes: state << 20,
         },

@@ -127,7 +127,8 @@ mod tests {
         let tally = Tally::default();
         tally.submitted(12);
         tally.drew(3);
-        assert_eq!((tally.lock().generated, tally.lock().outcome()), (3, "its client left"));
+        let sums = *tally.lock();
+        assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
         let end = End {
             reason: EndReason::Stop,
             n_generated: 5,

@@ -353,6 +353,7 @@ async fn nobody_learns_workers_addresses() {
     for status in states() {
         let body = get_health(&server(Play::Break, status)).await;
         assert!(!body.contains("10.1.2.3") && body.contains("\"status\""), "{body}");
+        assert!(body.contains("\"spare\":1") && body.contains("\"memory_bytes\":3221225472"));
     }
     for status in states() {
         let body = get_health(&server(Play::Details, status)).await;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::cost::Costs;
 use super::cuts::{self, Join};
 use super::facts::{ModelFacts, WorkerFacts};
-use super::place::{capacity, largest, least_and_wished};
+use super::room::{capacity, largest, least_and_wished};
 use super::units::{format_bytes, format_bytes_up};
 use super::{KV_TYPE_SMALLEST, PlanSettings};
 
@@ -52,7 +52,7 @@ impl Case<'_> {
     fn fits(&self) -> bool {
         let costs = Costs::new(self.model, self.workers, &self.settings);
         let (least, _) = least_and_wished(&self.settings);
-        let capacity = capacity(&costs, least, 0);
+        let capacity = capacity(&self.settings, least, 0);
         let cost = |worker: usize, range: &Range<usize>| {
             let needs = costs.memory(range, capacity).total();
             (needs <= self.workers[worker].memory).then_some(0.0)
@@ -64,7 +64,7 @@ impl Case<'_> {
     fn total(&self) -> u64 {
         let costs = Costs::new(self.model, self.workers, &self.settings);
         let (least, _) = least_and_wished(&self.settings);
-        costs.memory_over(1, capacity(&costs, least, 0))
+        costs.memory_over(1, capacity(&self.settings, least, 0))
     }
 
     fn with(&self, change: impl FnOnce(&mut PlanSettings)) -> Case<'_> {

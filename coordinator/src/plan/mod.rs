@@ -18,6 +18,7 @@ mod from_gguf;
 mod hand;
 mod place;
 mod predict;
+mod room;
 mod units;
 
 use std::ops::Range;
@@ -246,8 +247,8 @@ pub fn plan_line(
 /// too little.
 pub fn least_bytes(model: &ModelFacts, settings: &PlanSettings, n_workers: usize) -> u64 {
     let costs = cost::Costs::new(model, &[], settings);
-    let (least, _) = place::least_and_wished(settings);
-    costs.memory_over(n_workers, place::capacity(&costs, least, 0))
+    let (least, _) = room::least_and_wished(settings);
+    costs.memory_over(n_workers, room::capacity(settings, least, 0))
 }
 
 fn check(
