@@ -26,6 +26,7 @@ use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
+use crate::health::Loading;
 use crate::meter::Meter;
 use crate::metrics;
 use crate::record::{StageClock, UbatchRecord};
@@ -71,7 +72,7 @@ pub async fn run(
 ) -> Option<OpenLine> {
     let EngineEnds { mut submissions, mut states, status } = ends;
     let (transfers, mut transferred) = States::new();
-    let ClusterLink { mut events, faults } = link;
+    let ClusterLink { mut events, faults, .. } = link;
     let mut driver = Driver::new(config, transfers, status, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -254,7 +255,11 @@ impl Driver {
                 }
             }
             Action::Replayed { request, tokens } => {
-                tracing::info!(sequence = request.0, tokens, "goes on: computes again what it had");
+                tracing::debug!(
+                    sequence = request.0,
+                    tokens,
+                    "goes on: computes again what it had"
+                );
                 if let Some(live) = self.live.get(&request) {
                     live.replayed(tokens);
                 }
@@ -487,12 +492,8 @@ impl Driver {
     /// Progress of a repair is told as such: the model loads because the line broke, or because an attempt failed.
     fn repairing(&self, status: Status) -> Status {
         match (&self.down_because, status) {
-            (Some(broke), Status::Loading { what, done_bytes, total_bytes }) => {
-                let share = match total_bytes {
-                    0 => String::new(),
-                    total => format!(" {} %", done_bytes.saturating_mul(100) / total),
-                };
-                Status::Down { reason: format!("{broke}; now: {what}{share}") }
+            (Some(broke), Status::Loading(next)) => {
+                Status::Down { reason: format!("{broke}; now: {next}"), next: Some(next) }
             }
             (_, status) => status,
         }
@@ -531,7 +532,7 @@ impl Driver {
         if self.line.take().is_none() && self.broken.take().is_none() {
             // An attempt at a line has failed. The next one's progress does not hide why.
             self.down_because = Some(reason.clone());
-            self.status.send_replace(Status::Down { reason });
+            self.status.send_replace(Status::Down { reason, next: None });
             return;
         }
         tracing::error!(reason, "the line is down");
@@ -539,7 +540,7 @@ impl Driver {
         metrics::line_down();
         self.in_flight.clear();
         self.down_because = Some(reason.clone());
-        self.status.send_replace(Status::Down { reason: reason.clone() });
+        self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
         self.step(Event::LineDown { reason });
     }
 

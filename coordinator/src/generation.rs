@@ -142,6 +142,11 @@ impl Generation {
         self.sequence.id()
     }
 
+    /// Tokens of the prompt that need not be computed; settled before the first of them would be.
+    pub fn n_reused(&self) -> u32 {
+        self.sequence.reused()
+    }
+
     /// The next part; after [`Part::End`] it must not be called again.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::health::Loading;
 use crate::request::{Request, RequestError};
 pub use crate::sched::{FinishReason, RequestId};
 
@@ -25,20 +26,15 @@ const SUBMIT_QUEUE: usize = 256;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
     /// Workers are being started, dialled or loaded.
-    Loading {
-        /// What is happening, for people.
-        what: String,
-        /// Weight bytes loaded so far, over all stages.
-        done_bytes: u64,
-        /// Weight bytes to load; 0 while unknown.
-        total_bytes: u64,
-    },
+    Loading(Loading),
     /// Requests run.
     Ready(Arc<LineInfo>),
     /// The line is broken and being repaired.
     Down {
         /// What broke it.
         reason: String,
+        /// How far the next one is.
+        next: Option<Loading>,
     },
     /// The process is leaving; nothing new is taken.
     Stopping,
@@ -282,9 +278,7 @@ impl Engine {
     pub fn channel() -> (Self, EngineEnds) {
         let (submit, submissions) = mpsc::channel(SUBMIT_QUEUE);
         let (call, states) = mpsc::channel(SUBMIT_QUEUE);
-        let what = "starting".to_string();
-        let (status, watch) =
-            watch::channel(Status::Loading { what, done_bytes: 0, total_bytes: 0 });
+        let (status, watch) = watch::channel(Status::Loading(Loading::step("starting")));
         let engine = Self { submissions: submit, states: call, status: watch };
         (engine, EngineEnds { submissions, states, status })
     }

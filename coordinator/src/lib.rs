@@ -13,6 +13,7 @@ pub mod dialect;
 pub mod driver;
 pub mod generation;
 pub mod handle;
+pub mod health;
 pub mod http;
 pub mod meter;
 pub mod metrics;

@@ -61,6 +61,11 @@ impl Meter {
         records.push_back(record);
     }
 
+    /// Rows of prompts computed in all records.
+    pub fn prompt_rows(&self) -> u64 {
+        self.lock().iter().map(|r| u64::from(r.n_rows.saturating_sub(r.decode_rows))).sum()
+    }
+
     /// Takes all records out, oldest first.
     pub fn take(&self) -> Vec<UbatchRecord> {
         std::mem::take(&mut *self.lock()).into()

@@ -1,7 +1,11 @@
 //! Every metric of the coordinator: names, help texts, and one function for each thing that
 //! happens. Rendered by `/metrics`; without a recorder (in `run`, `bench`) all of it costs nothing.
 //!
-//! Labels are stage numbers and a few fixed words, so that the number of series stays small.
+//! Labels are stage numbers with their workers' names, of which only so many are told apart, and a few fixed words,
+//! so that the number of series stays small.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_proto::control::HealthReply;
 use metrics::{
@@ -47,6 +51,7 @@ const STAGE_BUSY: &str = "brigade_stage_busy_microseconds_total";
 const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
 const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
+const WORKERS: &str = "brigade_workers";
 const WIRE_BYTES: &str = "brigade_wire_bytes_total";
 const WIRE_SECONDS: &str = "brigade_wire_seconds";
 const LINE_DOWN: &str = "brigade_line_down_total";
@@ -90,12 +95,47 @@ fn begin() {
     }
 }
 
-/// A line of so many stages comes up: their counters begin.
-fn begin_stages(n_stages: usize) {
-    for name in [STAGE_BUSY, STAGE_QUEUED, WIRE_BYTES] {
-        for stage in 0..n_stages {
-            counter!(name, "stage" => stage.to_string()).increment(0);
+/// Worker names that are told apart in one process's life; addresses may change with every restart of a worker.
+const MAX_WORKER_NAMES: usize = 256;
+
+/// The name of all others.
+const OTHER_WORKERS: &str = "other";
+
+/// Workers of the line, and all names that were ever used.
+#[derive(Debug, Default)]
+struct Workers {
+    line: Vec<Arc<str>>,
+    names: BTreeSet<Arc<str>>,
+}
+
+static ON_THE_LINE: Mutex<Workers> =
+    Mutex::new(Workers { line: Vec::new(), names: BTreeSet::new() });
+
+fn on_the_line() -> MutexGuard<'static, Workers> {
+    // A panic elsewhere leaves whole names behind.
+    ON_THE_LINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workers {
+    /// A worker's label: its address, or for local ones, whose ports change, its number.
+    fn label(&mut self, name: &str) -> Arc<str> {
+        let name = name.strip_prefix("worker ").unwrap_or(name);
+        let name = name.split(" (").next().unwrap_or(name);
+        if let Some(known) = self.names.get(name) {
+            return known.clone();
         }
+        if self.names.len() >= MAX_WORKER_NAMES {
+            return OTHER_WORKERS.into();
+        }
+        let label: Arc<str> = name.into();
+        self.names.insert(label.clone());
+        label
+    }
+
+    /// Labels of a stage.
+    fn of(&self, stage: usize) -> [(&'static str, String); 2] {
+        let worker = self.line.get(stage).map_or(OTHER_WORKERS, |name| &**name);
+        [("stage", stage.to_string()), ("worker", worker.to_string())]
     }
 }
 
@@ -121,6 +161,7 @@ fn describe() {
     describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
     describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
     describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
+    describe_gauge!(WORKERS, "Workers, by where they are");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
     describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
     describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
@@ -168,12 +209,13 @@ pub fn ubatch(record: &UbatchRecord) {
     counter!(UBATCHES).increment(1);
     counter!(UBATCH_ROWS).increment(record.n_rows.into());
     let mut at_stages = 0;
+    let workers = on_the_line();
     for (stage, time) in record.stages.iter().enumerate() {
-        let label = stage.to_string();
-        counter!(STAGE_BUSY, "stage" => label.clone()).increment(time.compute_us);
-        counter!(STAGE_QUEUED, "stage" => label.clone()).increment(time.queued_us);
+        let labels = workers.of(stage);
+        counter!(STAGE_BUSY, &labels).increment(time.compute_us);
+        counter!(STAGE_QUEUED, &labels).increment(time.queued_us);
         let bytes = record.wire_bytes.get(stage).copied().unwrap_or(0);
-        counter!(WIRE_BYTES, "stage" => label).increment(bytes.into());
+        counter!(WIRE_BYTES, &labels).increment(bytes.into());
         at_stages += time.compute_us + time.queued_us;
     }
     let trip = record.done.saturating_sub(record.sent);
@@ -196,15 +238,35 @@ pub fn scheduler(stats: &Stats) {
 
 /// A heartbeat of a stage; `busy_share` is of the time since the one before.
 pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
-    let label = stage.to_string();
-    gauge!(STAGE_SHARE, "stage" => label.clone()).set(busy_share);
-    gauge!(STAGE_MEMORY, "stage" => label).set(health.memory_used as f64);
+    let labels = on_the_line().of(stage);
+    gauge!(STAGE_SHARE, &labels).set(busy_share);
+    gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
 }
 
-/// A line of so many stages is ready.
-pub fn line_up(n_stages: usize) {
-    begin_stages(n_stages);
+/// A line over these workers is ready, first stage first: their counters begin. What the last line's stages showed
+/// does not stay.
+pub fn line_up(names: impl Iterator<Item = String>) {
+    let mut workers = on_the_line();
+    for stage in 0..workers.line.len() {
+        let labels = workers.of(stage);
+        gauge!(STAGE_SHARE, &labels).set(0.0);
+        gauge!(STAGE_MEMORY, &labels).set(0.0);
+    }
+    workers.line = names.map(|name| workers.label(&name)).collect();
+    for stage in 0..workers.line.len() {
+        let labels = workers.of(stage);
+        for name in [STAGE_BUSY, STAGE_QUEUED, WIRE_BYTES] {
+            counter!(name, &labels).increment(0);
+        }
+    }
     gauge!(LINE_UP).set(1.0);
+}
+
+/// Workers on the line, beside it, and wanted but not there.
+pub fn workers(line: usize, spare: usize, missing: usize) {
+    for (state, n) in [("line", line), ("spare", spare), ("missing", missing)] {
+        gauge!(WORKERS, "state" => state).set(n as f64);
+    }
 }
 
 /// The line broke.
@@ -216,4 +278,23 @@ pub fn line_down() {
 /// A response was sent.
 pub fn http_response(status: u16) {
     counter!(HTTP, "status" => status.to_string()).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_have_names_and_there_is_an_end_to_them() {
+        let mut workers = Workers::default();
+        assert_eq!(&*workers.label("worker 10.0.0.2:7070"), "10.0.0.2:7070");
+        assert_eq!(&*workers.label("local worker 1 (127.0.0.1:4711)"), "local worker 1");
+        assert_eq!(&*workers.label("local worker 1 (127.0.0.1:4712)"), "local worker 1");
+        for port in 0..2 * MAX_WORKER_NAMES {
+            workers.label(&format!("worker 10.0.0.3:{port}"));
+        }
+        assert_eq!(workers.names.len(), MAX_WORKER_NAMES);
+        assert_eq!(&*workers.label("worker 10.0.0.4:1"), OTHER_WORKERS);
+        assert_eq!(&*workers.label("worker 10.0.0.2:7070"), "10.0.0.2:7070");
+    }
 }

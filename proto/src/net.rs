@@ -12,7 +12,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::{Router, TcpIncoming};
 use tonic::transport::{Endpoint, Server};
@@ -44,6 +45,12 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time in which a plain HTTP server answers a plain question.
+const HTTP_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// What is asked to find out. gRPC begins otherwise, so that its servers close the connection.
+const HTTP_QUESTION: &[u8] = b"HEAD / HTTP/1.1\r\nhost: brigade\r\nconnection: close\r\n\r\n";
+/// How every answer to it begins.
+const HTTP_ANSWER: &[u8] = b"HTTP/1.";
 
 /// Why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +133,20 @@ pub async fn dial(address: &Address, insecure_network: bool) -> Result<Connectio
         }
     }
     Err(NetError::Dial { address: address.clone(), reason })
+}
+
+/// Whether a plain HTTP server is at `address`: somebody took one port for another. For a better message only:
+/// whatever goes wrong means no.
+pub async fn speaks_http(address: &Address, insecure_network: bool) -> bool {
+    let ask = async {
+        let sockets = address.resolve(insecure_network).await.ok()?;
+        let mut stream = TcpStream::connect(sockets.as_slice()).await.ok()?;
+        stream.write_all(HTTP_QUESTION).await.ok()?;
+        let mut answer = [0; HTTP_ANSWER.len()];
+        stream.read_exact(&mut answer).await.ok()?;
+        Some(answer == HTTP_ANSWER)
+    };
+    tokio::time::timeout(HTTP_ANSWERS_WITHIN, ask).await.ok().flatten().unwrap_or(false)
 }
 
 /// A bound socket that serves nothing yet.

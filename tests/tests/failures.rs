@@ -172,7 +172,7 @@ fn counters_begin_at_zero() {
         "brigade_generated_tokens_total",
         "brigade_requests_total{outcome=\"error\"}",
         "brigade_http_responses_total{status=\"429\"}",
-        "brigade_stage_busy_microseconds_total{stage=\"1\"}",
+        "brigade_stage_busy_microseconds_total{stage=\"1\",worker=\"local worker 1\"}",
     ] {
         assert!(
             text.lines().any(|l| l == format!("{name} 0")),

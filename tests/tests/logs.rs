@@ -2,9 +2,10 @@
 //! orderly end.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use brigade_tests::process::{Running, Server, run};
+use brigade_tests::process::{Running, Server, brigade, run};
 use serde_json::json;
 
 /// How long an orderly end may take on a busy machine.
@@ -18,8 +19,12 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn start_worker(log: &Path) -> Running {
-    let args = ["worker", "--listen", "127.0.0.1:0"];
-    Running::start_logged(&args, brigade_worker::run::READY_PREFIX, log)
+    let mut command = Command::new(brigade());
+    command
+        .args(["worker", "--listen", "127.0.0.1:0"])
+        .env("RUST_LOG", "info,brigade_worker=debug");
+    command.stderr(std::fs::File::create(log).unwrap());
+    Running::spawn(command, brigade_worker::run::READY_PREFIX)
 }
 
 /// Lines of a log that hold all of `words`.

@@ -20,6 +20,7 @@ fn reference() -> ModelFacts {
         weight_bytes: bits(elements, 5),
         elements,
         kv_bytes: 4 * 64 * 2 * 2,
+        kv_small_bytes: 0,
         ..LayerFacts::default()
     };
     let vocab = 32_000 * 1024;
@@ -159,7 +160,7 @@ fn what_does_not_fit_is_told_in_bytes_with_remedies() {
     assert!(!shortage.short.is_empty() && shortage.needed > shortage.available, "{shortage:?}");
     let text = error.to_string();
     println!("{text}");
-    for says in ["w1 lacks", "another worker with", "--ctx 2048", "MiB"] {
+    for says in ["w1 lacks", "makes it fit: one more worker with", "--ctx ", "--ubatch ", "MiB"] {
         assert!(text.contains(says), "{text} does not say {says}");
     }
 }
@@ -266,6 +267,7 @@ fn kimi_k3() -> ModelFacts {
         expert_share: 16.0 / 896.0,
         elements: 1_100_000_000,
         kv_bytes: if i % 4 == 3 { 2 * 576 } else { 0 },
+        kv_small_bytes: 0,
         scan_bytes: if i % 4 == 3 { 0 } else { 96 * 128 * 128 * 4 },
         ..LayerFacts::default()
     };
@@ -406,6 +408,7 @@ fn keeping_sequences_changes_no_order() {
         elements: elements << 20,
         kv_bytes: kv << 10,
         window: None,
+        kv_small_bytes: 0,
         conv_bytes: 0,
         scan_bytes: scan << 20,
     };
@@ -464,6 +467,7 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
             elements: elements << 20,
             kv_bytes: kv << 10,
             window: None,
+            kv_small_bytes: 0,
             conv_bytes: 0,
             scan_bytes: state << 20,
         },

@@ -81,6 +81,16 @@ pub enum ConfigError {
         /// What is wrong.
         source: AddressError,
     },
+    /// A CPU that this process cannot have.
+    #[error("{option} names CPU {cpu}, and this process may use {allowed}")]
+    Cpu {
+        /// Which option.
+        option: &'static str,
+        /// Which CPU.
+        cpu: usize,
+        /// Those it may use, as in 0-3,8.
+        allowed: String,
+    },
     /// Anything else.
     #[error("{option}: \"{value}\" {problem}")]
     Value {

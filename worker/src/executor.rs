@@ -287,7 +287,7 @@ fn transfer<T>(
         Err(panic) => Err(Failure::refusal(FailureKind::Compute, panic_text(&what, &*panic))),
     };
     match &result {
-        Ok(_) => tracing::info!(slot, request, "{doing} of a sequence"),
+        Ok(_) => tracing::debug!(slot, request, "{doing} of a sequence"),
         Err(failure) => tracing::warn!(slot, request, %failure, "{doing} was refused"),
     }
     result

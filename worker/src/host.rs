@@ -4,6 +4,8 @@
 use std::collections::HashSet;
 use std::fs;
 
+use crate::config::{ConfigError, parse_cpus};
+
 /// Identity of this machine and this boot, and of the mount namespace, without which equal paths
 /// need not mean equal files. Where the system does not say, an identity that equals no other, so
 /// that nothing is shared by mistake.
@@ -31,12 +33,58 @@ pub fn cores() -> usize {
     if siblings.is_empty() { allowed } else { allowed.min(siblings.len()) }
 }
 
+/// CPUs that this process may use, from the system; `None` where it does not say.
+fn allowed_cpus() -> Option<Vec<usize>> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    parse_cpus(list.trim()).ok()
+}
+
+/// Refuses CPUs that this machine has not, or that this process may not use. Beyond the system's largest number
+/// pinning would even panic.
+///
+/// # Errors
+/// [`ConfigError::Value`] of `option`, with the CPUs there are.
+pub fn check_cpus(option: &'static str, cpus: &[usize]) -> Result<(), ConfigError> {
+    let Some(allowed) = allowed_cpus() else { return Ok(()) };
+    match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+        None => Ok(()),
+        Some(cpu) => Err(ConfigError::Cpu { option, cpu: *cpu, allowed: cpu_ranges(&allowed) }),
+    }
+}
+
+/// `0-3,8`: CPUs as they are typed; neighbours in ascending order become a range.
+pub fn cpu_ranges(cpus: &[usize]) -> String {
+    let ranges = cpus.chunk_by(|a, b| a + 1 == *b).filter_map(|range| match range {
+        [] => None,
+        [one] => Some(one.to_string()),
+        [first, .., last] => Some(format!("{first}-{last}")),
+    });
+    ranges.collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_that_are_not_there_are_refused_with_those_that_are() {
+        let Some(allowed) = allowed_cpus() else { return };
+        assert!(check_cpus("--cpus", &allowed).is_ok());
+        let error = check_cpus("--cpus", &[allowed[0], 4000]).unwrap_err().to_string();
+        assert!(error.contains("CPU 4000") && error.ends_with(&cpu_ranges(&allowed)), "{error}");
+    }
+
+    #[test]
+    fn cpus_are_written_as_they_are_typed() {
+        assert_eq!(cpu_ranges(&[0, 1, 2, 8, 10, 11]), "0-2,8,10-11");
+        assert_eq!(cpu_ranges(&[]), "");
+    }
+
     #[test]
     fn it_is_the_same_twice_where_the_system_says() {
         if std::path::Path::new("/proc/self/ns/mnt").exists() {
-            assert_eq!(super::host_id(), super::host_id());
+            assert_eq!(host_id(), host_id());
         }
     }
 }

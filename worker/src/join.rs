@@ -9,7 +9,7 @@ use brigade_proto::capability::check_version;
 use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::{JoinReply, JoinRequest};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::net::dial;
+use brigade_proto::net::{dial, speaks_http};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use tokio::time::{sleep, timeout};
 
@@ -19,6 +19,8 @@ use crate::state::Worker;
 const BACKOFF_MS: std::ops::RangeInclusive<u64> = 250..=10_000;
 /// Wait after a join that was taken, and between looks at a held worker.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How [`Failure::from_status`] begins for a call that a server does not have.
+const UNIMPLEMENTED: &str = "Operation is not implemented";
 /// Time for one attempt.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
 
@@ -46,6 +48,8 @@ pub async fn keep_joining(
                 sleep(LOOK_EVERY).await;
             }
             Err(failure) => {
+                let insecure = worker.insecure_network();
+                let failure = explained(failure, &coordinator, insecure).await;
                 if failure.reason != last_reason {
                     tracing::warn!(%coordinator, %failure, "cannot join, trying again");
                     last_reason = failure.reason;
@@ -55,6 +59,21 @@ pub async fn keep_joining(
             }
         }
     }
+}
+
+/// The failure, or that the address is another port than that where workers join.
+async fn explained(failure: Failure, coordinator: &Address, insecure_network: bool) -> Failure {
+    let wrong = match failure.kind() {
+        FailureKind::PeerLost if speaks_http(coordinator, insecure_network).await => {
+            format!("{coordinator} speaks HTTP: is it serve's --listen instead of its --control?")
+        }
+        // A gRPC server that does not know the call.
+        FailureKind::Version if failure.reason.starts_with(UNIMPLEMENTED) => format!(
+            "nobody can join at {coordinator}: is it a worker's --listen instead of serve's --control?"
+        ),
+        _ => return failure,
+    };
+    Failure::refusal(FailureKind::Version, wrong)
 }
 
 async fn join(

@@ -21,7 +21,7 @@ impl Requests {
                 seq_op::Op::Truncate(_) => {}
                 seq_op::Op::Close(close) => {
                     let request = self.by_slot.remove(&close.slot);
-                    tracing::info!(slot = close.slot, request, "sequence closes");
+                    tracing::debug!(slot = close.slot, request, "sequence closes");
                 }
             }
         }
@@ -33,7 +33,7 @@ impl Requests {
     }
 
     fn open(&mut self, slot: u32, request: &str) {
-        tracing::info!(slot, request, "sequence opens");
+        tracing::debug!(slot, request, "sequence opens");
         self.by_slot.insert(slot, request.to_owned());
     }
 }

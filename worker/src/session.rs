@@ -160,7 +160,7 @@ impl Session {
         }
         let silent_ms = now.duration_since(owner.heard).as_millis();
         let why = format!(
-            "busy: coordinator {} holds this worker in epoch {} and was heard from {silent_ms} ms \
+            "coordinator {} holds this worker in epoch {} and was heard from {silent_ms} ms \
              ago; it is free {LEASE_MS} ms after it falls silent, or when it unloads",
             short(&owner.coordinator_id),
             self.epoch

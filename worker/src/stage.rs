@@ -51,9 +51,9 @@ impl CpuBackend {
         tracing::info!(
             kernels = kernels.name,
             threads,
-            cpus = ?config.cpus,
-            gb_per_second,
-            gop_per_second,
+            cpus = host::cpu_ranges(&config.cpus),
+            gb_per_second = rounded(gb_per_second),
+            gop_per_second = rounded(gop_per_second),
             "compute"
         );
         let abilities = Abilities {
@@ -79,6 +79,11 @@ impl CpuBackend {
         compute.pool().pin_caller();
         Ok(compute)
     }
+}
+
+/// For people: tenths say enough of a speed.
+fn rounded(speed: f64) -> f64 {
+    (speed * 10.0).round() / 10.0
 }
 
 fn cpu_list(cpus: &[usize]) -> Option<&[usize]> {

@@ -62,6 +62,11 @@ pub struct PlanArgs {
     line: LineArgs,
 }
 
+/// What the columns mean.
+const LEGEND: &str = "\
+layers: from..to, the last one not included; memory: what the stage takes with its KV cache, states and work memory;
+free: what the worker has left; busy at best: share of the slowest stage's time, 100 % sets the pace";
+
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
@@ -157,6 +162,7 @@ fn print_plan(args: &PlanArgs, plan: &Plan) -> Result<()> {
         })
         .collect();
     output::table(&["stage", "worker", "layers", "memory", "free", "busy at best"], &rows)?;
+    output::line(format_args!("{LEGEND}"))?;
     output::line(format_args!("balanced for {}: {}", args.line.balance, plan.describe_balance()))?;
     output::line(format_args!("room: {}", plan.describe_room()))?;
     output::line(format_args!("a sequence: {}", plan.sequence))?;

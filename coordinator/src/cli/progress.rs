@@ -1,4 +1,4 @@
-//! The progress bar on stderr while a model loads. Hidden where stderr is no terminal.
+//! The progress bar on stderr while a model loads, a prompt is computed or a file is written. Hidden where stderr is no terminal.
 
 use std::cell::RefCell;
 use std::io::IsTerminal;
@@ -7,6 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Look of the bar.
 const TEMPLATE: &str = "{spinner} {msg} {bar:30} {bytes}/{total_bytes}";
+
+/// Look while rows are computed.
+const ROWS: &str = "{spinner} {msg} {bar:30} {pos} of {len} rows";
 
 /// Look while no size is known.
 const SPINNER: &str = "{spinner} {msg}";
@@ -34,6 +37,16 @@ impl Bar {
 
     /// Shows how far something is.
     pub fn show(&self, what: &str, done_bytes: u64, total_bytes: u64) {
+        let template = if total_bytes == 0 { SPINNER } else { TEMPLATE };
+        self.draw(template, what, done_bytes, total_bytes);
+    }
+
+    /// Shows how many rows of how many are computed.
+    pub fn rows(&self, what: &str, done: u64, total: u64) {
+        self.draw(ROWS, what, done.min(total), total);
+    }
+
+    fn draw(&self, template: &str, what: &str, done: u64, total: u64) {
         if let Some(last) = &self.plain {
             let is_new = last.replace(what.to_string()) != what;
             if is_new && std::io::stderr().is_terminal() {
@@ -41,12 +54,11 @@ impl Bar {
             }
             return;
         }
-        let template = if total_bytes == 0 { SPINNER } else { TEMPLATE };
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
         self.bar.set_style(style);
         self.bar.set_message(what.to_string());
-        self.bar.set_length(total_bytes);
-        self.bar.set_position(done_bytes);
+        self.bar.set_length(total);
+        self.bar.set_position(done);
     }
 
     /// Shows a sentence.
@@ -73,5 +85,14 @@ mod tests {
         assert!(bar.bar.is_hidden());
         assert_eq!(*bar.plain.as_ref().unwrap().borrow(), "loading");
         assert!(Bar::of(false).plain.is_none());
+    }
+
+    #[test]
+    fn rows_are_counted_to_the_prompts_end_and_no_further() {
+        let bar = Bar::of(false);
+        bar.rows("computing the prompt", 512, 2000);
+        assert_eq!((bar.bar.position(), bar.bar.length()), (512, Some(2000)));
+        bar.rows("computing the prompt", 2048, 2000);
+        assert_eq!((bar.bar.position(), bar.bar.message()), (2000, "computing the prompt".into()));
     }
 }

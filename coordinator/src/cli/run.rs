@@ -10,14 +10,17 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::text::TextError;
 use clap::Args;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::input;
 use super::output;
+use super::progress::Bar;
 use super::session::{Session, SessionOptions, with_session};
 use super::state_file;
 use super::units::{TokenIds, token_ids};
 use crate::generation::{End, Generation, Part};
+use crate::handle::Failure;
 use crate::meter::{Stretch, summarise};
 use crate::plan::ModelFacts;
 use crate::request::{Drawing, Request};
@@ -31,6 +34,12 @@ const DEMO_PROMPT: &str = "In the beginning";
 
 /// How long the demo model's run waits for a prompt on a pipe that may never say anything.
 const DEMO_PIPE_WITHIN: Duration = Duration::from_secs(1);
+
+/// A prompt that takes longer than this has its progress shown ...
+const SHOWN_AFTER: Duration = Duration::from_millis(400);
+
+/// ... and that as often.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Generate text from one prompt.
 #[derive(Debug, Args)]
@@ -206,13 +215,14 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
     let mut generation = Generation::new(session.model.text.clone(), sequence, &args.stop)?;
     let shows_text = !args.ids && !args.json;
     let mut out = io::stdout();
+    let mut next = first_part(session, &mut generation, n_prompt).await;
     if shows_text && io::stdout().is_terminal() {
         write!(out, "{echo}")?;
         out.flush()?;
     }
     let (mut text, mut ids) = (String::new(), Vec::new());
     let end = loop {
-        match generation.next().await? {
+        match next? {
             Part::Piece(piece) => {
                 if shows_text {
                     write!(out, "{}", piece.text)?;
@@ -223,6 +233,7 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
             }
             Part::End(end) => break end,
         }
+        next = generation.next().await;
     };
     let figures = Figures::new(session, n_prompt, &end, args.kv_type)?;
     if let Some(path) = &args.state_out {
@@ -242,6 +253,28 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
     }
     eprintln!("{}", figures.line());
     Ok(())
+}
+
+/// Waits for the first part, with the prompt's progress on a terminal.
+async fn first_part(
+    session: &Session,
+    generation: &mut Generation,
+    n_prompt: usize,
+) -> Result<Part, Failure> {
+    let before = session.meter.prompt_rows();
+    let bar = Bar::new();
+    let mut look = tokio::time::interval_at(Instant::now() + SHOWN_AFTER, LOOK_EVERY);
+    loop {
+        // `next` may be dropped and called again: it takes one event at a time.
+        tokio::select! {
+            part = generation.next() => return part,
+            _ = look.tick() => {
+                let total = (n_prompt as u64).saturating_sub(generation.n_reused().into());
+                let done = session.meter.prompt_rows().saturating_sub(before);
+                bar.rows("computing the prompt", done, total);
+            }
+        }
+    }
 }
 
 /// The summary of a run.

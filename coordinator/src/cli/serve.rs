@@ -25,6 +25,10 @@ use crate::sched::DEFAULT_MAX_WAITING;
 /// How long running answers may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// What keeps a line from ever being built shows within this time where workers need not be waited for; only then
+/// does the server say that it listens. It answers `/health` before.
+const TROUBLE_SHOWS_WITHIN: Duration = Duration::from_secs(3);
+
 /// How long cut streams get to write their last event.
 const CUT_WITHIN: Duration = Duration::from_secs(2);
 
@@ -124,15 +128,18 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         sequences: Arc::default(),
         bodies: http::Bodies::default(),
         health_details: args.health_details,
+        roll: session.roll.clone(),
     };
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
-    say(format_args!("brigade serve listening on http://{address}"));
     let limits =
         ConnectionLimits::of_server((args.max_seqs as usize).saturating_add(args.max_queue));
     let mut server =
         tokio::spawn(http::serve(listener, http::router(app), draining.clone(), limits));
+    if is_promising(&session).await {
+        say(format_args!("brigade serve listening on http://{address}"));
+    }
     let result = tokio::select! {
         ended = &mut server => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),
@@ -161,6 +168,29 @@ fn say(text: std::fmt::Arguments<'_>) {
     if let Err(error) = output::line(text) {
         tracing::debug!(%error, "standard output is closed");
     }
+}
+
+/// Waits until a line is being built, or for [`TROUBLE_SHOWS_WITHIN`]; false where there will never be one.
+async fn is_promising(session: &Session) -> bool {
+    let mut status = session.engine.watch();
+    let mut roll = session.roll.clone();
+    let news = async {
+        loop {
+            match &*status.borrow_and_update() {
+                Status::Failed { .. } => return false,
+                Status::Ready(_) | Status::Down { .. } | Status::Stopping => return true,
+                Status::Loading(_) => {}
+            }
+            if !roll.borrow_and_update().line.is_empty() {
+                return true;
+            }
+            tokio::select! {
+                changed = status.changed() => if changed.is_err() { return false },
+                changed = roll.changed() => if changed.is_err() { return false },
+            }
+        }
+    };
+    tokio::time::timeout(TROUBLE_SHOWS_WITHIN, news).await.unwrap_or(true)
 }
 
 /// The reason why there will never be a line.

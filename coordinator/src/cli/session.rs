@@ -12,16 +12,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::Address;
 use brigade_proto::control::KvType;
+use brigade_worker::host;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
-use super::units::cpu_list;
 use super::{input, progress};
 use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
+use crate::health::RollWatch;
 use crate::meter::Meter;
 use crate::model::Model;
 use crate::plan::HandCut;
@@ -112,6 +113,8 @@ pub struct Session {
     pub limits: Limits,
     /// Where workers may join.
     pub control: Option<Address>,
+    /// Who is there.
+    pub roll: RollWatch,
     stop_driver: CancellationToken,
     stop_cluster: CancellationToken,
     /// Begins the names of this command's requests in logs.
@@ -170,6 +173,7 @@ impl Session {
         }
         let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
         let cluster = cluster::start(config, model.clone(), stop_cluster.clone()).await?;
+        let roll = cluster.link.roll.clone();
         let (engine, ends) = Engine::channel();
         let sched = SchedConfig {
             prefill_rows: options.line.ubatch,
@@ -186,6 +190,7 @@ impl Session {
             meter,
             limits,
             control: cluster.control,
+            roll,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &crate::random::id()[..RUN_ID_CHARS]),
@@ -208,10 +213,8 @@ impl Session {
                 Status::Ready(info) => return Ok(info.clone()),
                 Status::Failed { reason } => bail!("{reason}"),
                 Status::Stopping => bail!("stopped before the model was loaded"),
-                Status::Down { reason } => bar.say(reason),
-                Status::Loading { what, done_bytes, total_bytes } => {
-                    bar.show(what, *done_bytes, *total_bytes);
-                }
+                Status::Down { reason, .. } => bar.say(reason),
+                Status::Loading(l) => bar.show(&l.what, l.done_bytes, l.total_bytes),
             }
             status.changed().await.context("the driver has ended")?;
         }
@@ -328,7 +331,9 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     if !cpus.is_empty() && cpus.len() != count {
         bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());
     }
-    refuse_unknown_cpus(&cpus)?;
+    for list in &cpus {
+        host::check_cpus("--worker-cpus", list)?;
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match (line.threads, cpus.is_empty()) {
         (None, true) => Some((cores / count).max(1)),
@@ -347,23 +352,6 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })
-}
-
-/// CPUs that this process may use, from the system; `None` where it does not say.
-fn allowed_cpus() -> Option<Vec<usize>> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    cpu_list(list.trim()).ok()
-}
-
-/// Refuses CPUs that this machine has not, or that this process may not use.
-fn refuse_unknown_cpus(lists: &[Vec<usize>]) -> Result<()> {
-    let Some(allowed) = allowed_cpus() else { return Ok(()) };
-    if let Some(cpu) = lists.iter().flatten().find(|cpu| !allowed.contains(cpu)) {
-        let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
-        bail!("--worker-cpus names CPU {cpu}, and this process may use {}", allowed.join(","));
-    }
-    Ok(())
 }
 
 fn program() -> Result<PathBuf> {

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use brigade_engine::synth::{Arch, FileType, Shape, Spec, write};
+use brigade_engine::synth::{Arch, FileType, Shape, Spec, write_telling};
 use clap::Args;
 use serde_json::json;
 
 use super::npy::{part_name, refuse_overwrite};
-use super::output;
+use super::{output, progress};
 use crate::plan::format_bytes;
 
 /// Write a seeded random model of a supported architecture.
@@ -58,7 +58,11 @@ pub fn execute(args: SynthArgs) -> Result<()> {
     };
     refuse_overwrite(&args.out, args.force)?;
     let part = part_name(&args.out);
-    let written = write(&spec, &part);
+    let bar = progress::Bar::new();
+    let written = write_telling(&spec, &part, &mut |done, total| {
+        bar.show("writing weights", done, total);
+    });
+    drop(bar);
     if written.is_err() {
         // Half a model helps nobody; that it cannot be removed changes nothing about the error.
         let _ = std::fs::remove_file(&part);

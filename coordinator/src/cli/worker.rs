@@ -75,6 +75,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         exit_with_stdin: args.exit_with_stdin,
     };
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;
+    brigade_worker::host::check_cpus("--cpus", &config.cpus)?;
     brigade_worker::run(config, interrupt.received()).await?;
     Ok(())
 }

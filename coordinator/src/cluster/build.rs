@@ -12,6 +12,7 @@ use super::link::LineEvent;
 use super::load;
 use super::place::{self, PlaceError};
 use super::placed::{Identity, PlacedStage};
+use super::progress::Progress;
 use super::reconcile::MemberId;
 use crate::model::Model;
 
@@ -57,12 +58,13 @@ pub enum BuildError {
 pub async fn build(order: Order) -> Result<Built, BuildError> {
     let Order { conns, model, options, identity, events } = order;
     let Identity { epoch, coordinator_id } = identity.clone();
-    let placed = place::place(&model, conns, &options, identity, &events).await;
+    let progress = Progress::new(events);
+    let placed = place::place(&model, conns, &options, identity, &progress).await;
     let placement = placed.map_err(|error| match error {
         PlaceError::Workers(failed) => BuildError::Workers(failed),
         error => BuildError::Other(error.to_string()),
     })?;
-    let loaded = load::load(&placement, &model, &events).await;
+    let loaded = load::load(&placement, &model, &progress).await;
     loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
     let info = Arc::new(placement.info());
     let (ends, doors) = (placement.ends(), placement.doors());

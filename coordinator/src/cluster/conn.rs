@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use brigade_proto::address::Address;
+use brigade_proto::address::{Address, AddressError};
 use brigade_proto::capability::{
     Incompatible, Requirements, check_capabilities, check_claims, check_version,
 };
@@ -16,7 +16,7 @@ use brigade_proto::control::{
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
-use brigade_proto::net::{Connection, NetError, dial};
+use brigade_proto::net::{Connection, NetError, dial, speaks_http};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -133,7 +133,10 @@ impl Conn {
             Ok(channel) => Ok(WorkerClient::new(channel)
                 .max_decoding_message_size(MAX_CONTROL_BYTES)
                 .max_encoding_message_size(MAX_CONTROL_BYTES)),
-            Err(e @ NetError::Dial { .. }) => Err(lost(e.to_string())),
+            // A name may be known later, like a port that is refused.
+            Err(
+                e @ (NetError::Dial { .. } | NetError::Address(AddressError::Unresolved { .. })),
+            ) => Err(lost(e.to_string())),
             Err(e) => Err(WorkerError::Start { reason: e.to_string() }),
         };
         let (mut control, heart) = (connect().await?, connect().await?);
@@ -145,8 +148,13 @@ impl Conn {
         let reply = timeout(HELLO_WITHIN, control.hello(hello))
             .await
             .map_err(|_| lost(format!("no handshake within {} s", HELLO_WITHIN.as_secs())))?
-            .map_err(|status| WorkerError::of_failure(name, Failure::from_status(&status)))?
-            .into_inner();
+            .map_err(|status| WorkerError::of_failure(name, Failure::from_status(&status)));
+        let reply = match reply {
+            Err(WorkerError::Lost { .. }) if speaks_http(address, insecure_network).await => {
+                return Err(lost("it speaks HTTP: is this where a worker listens?".to_string()));
+            }
+            reply => reply?.into_inner(),
+        };
         check_version(reply.wire_version, &reply.software).map_err(|e| refused(e.to_string()))?;
         let capabilities = reply
             .capabilities

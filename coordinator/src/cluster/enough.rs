@@ -8,6 +8,7 @@ use super::member::Member;
 use super::place;
 use super::reconcile::MemberId;
 use crate::model::Model;
+use crate::plan::{ModelFacts, least_bytes};
 
 /// Answers remembered; more are forgotten all at once.
 const MAX_ANSWERS: usize = 64;
@@ -21,12 +22,21 @@ pub struct Enough {
     model: Arc<Model>,
     options: StageOptions,
     answers: HashMap<Question, Result<(), String>>,
+    /// `None` where the planner cannot read the model; it says why when it is asked.
+    facts: Option<ModelFacts>,
 }
 
 impl Enough {
     /// For lines of `model`.
     pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
-        Self { model, options, answers: HashMap::new() }
+        let facts = model.facts(place::engine_kv(options.kv_type)).ok();
+        Self { model, options, answers: HashMap::new(), facts }
+    }
+
+    /// Bytes that the model takes at least over so many workers; 0 where that cannot be told.
+    pub fn bytes_over(&self, workers: usize) -> u64 {
+        let settings = place::settings(&self.model, &self.options);
+        self.facts.as_ref().map_or(0, |facts| least_bytes(facts, &settings, workers))
     }
 
     /// Whether a line over these members, all connected, could be built.

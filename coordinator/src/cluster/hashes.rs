@@ -8,11 +8,9 @@ use brigade_worker::config::default_cache_dir;
 use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::host;
 use brigade_worker::pool::Pool;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::link::LineEvent;
-use crate::handle::Status;
+use super::progress::{Phase, Progress};
 use crate::model::Model;
 
 /// blake3 of the stage's tensors in the order of [`arch::stage_tensors`]; remembered between
@@ -25,20 +23,17 @@ use crate::model::Model;
 pub async fn of_stage(
     model: Arc<Model>,
     layers: Range<usize>,
-    events: mpsc::Sender<LineEvent>,
+    progress: Progress,
 ) -> Result<Vec<blake3::Hash>, HashError> {
     let given_up = CancellationToken::new();
     let _until_dropped = given_up.clone().drop_guard();
     let work = move || {
         let tensors = arch::stage_tensors(&model.gguf, &model.spec, &layers);
-        let progress = |done_bytes, total_bytes| {
-            if given_up.is_cancelled() {
-                return;
+        let part = progress.part(Phase::Hashing, tensors.iter().map(|t| t.nbytes).sum());
+        let progress = |done_bytes, _| {
+            if !given_up.is_cancelled() {
+                part.at(done_bytes);
             }
-            let what = "hashing weights".to_string();
-            let status = Status::Loading { what, done_bytes, total_bytes };
-            // A full queue means that newer progress is on its way already.
-            let _ = events.try_send(LineEvent::Progress(status));
         };
         let model = (&model.gguf, model.files()?);
         store()?.tensor_hashes(model, &tensors, &progress, &given_up)

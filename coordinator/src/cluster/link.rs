@@ -5,6 +5,7 @@ use tokio::sync::mpsc;
 
 use super::lane::OpenLine;
 use crate::handle::Status;
+use crate::health::RollWatch;
 
 /// News from the supervisor to the driver.
 #[derive(Debug)]
@@ -46,4 +47,6 @@ pub struct ClusterLink {
     pub events: mpsc::Receiver<LineEvent>,
     /// Faults that it found.
     pub faults: mpsc::Sender<Fault>,
+    /// Who is there, for whoever shows it.
+    pub roll: RollWatch,
 }

@@ -1,20 +1,16 @@
 //! Tells the workers of a placement to load their stages, all at the same time, and adds up their progress.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use brigade_proto::control::{LoadRequest, LoadedFacts, WeightSource, load_event};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::conn::{Conn, WorkerError};
-use super::link::LineEvent;
 use super::place::Placement;
 use super::placed::Identity;
+use super::progress::{Part, Phase, Progress};
 use super::reconcile::MemberId;
-use crate::handle::Status;
 use crate::model::Model;
 
 /// How long a worker that loads may say nothing: one large tensor from a slow disk, or the memory of all
@@ -28,17 +24,12 @@ const LOADS_SOMETHING_WITHIN: Duration = Duration::from_secs(120);
 pub async fn load(
     placement: &Placement,
     model: &Model,
-    events: &mpsc::Sender<LineEvent>,
+    progress: &Progress,
 ) -> Result<(), (MemberId, WorkerError)> {
-    let done = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for stage in placement.stages.clone() {
-        let watch = Loading {
-            done: done.clone(),
-            total: placement.weight_bytes,
-            events: events.clone(),
-            identity: placement.identity.clone(),
-        };
+        let part = progress.part(Phase::Loading, stage.weight_bytes);
+        let watch = Loading { part, identity: placement.identity.clone() };
         tasks.spawn(async move {
             let loading = watch.load(&stage.conn);
             (stage.member, stage.conn.while_alive(loading).await, stage.conn)
@@ -58,11 +49,22 @@ pub async fn load(
     Ok(())
 }
 
+/// Where a stage's bytes came from, for people.
+fn words(source: WeightSource) -> &'static str {
+    match source {
+        WeightSource::SharedFile => "the coordinator's file",
+        WeightSource::LocalFile => "a file of its own",
+        WeightSource::Cache => "its cache",
+        WeightSource::Resident => "loaded already",
+        WeightSource::Unspecified => "unknown",
+    }
+}
+
 fn report(conn: &Conn, facts: &LoadedFacts) {
     let source = WeightSource::try_from(facts.source).unwrap_or_default();
     tracing::info!(
         worker = conn.name(),
-        source = source.as_str_name(),
+        source = words(source),
         weight_bytes = facts.weight_bytes,
         state_bytes = facts.state_bytes,
         kernels = facts.kernels,
@@ -74,9 +76,7 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
 
 /// One stage's loading, with the progress of all.
 struct Loading {
-    done: Arc<AtomicU64>,
-    total: u64,
-    events: mpsc::Sender<LineEvent>,
+    part: Part,
     identity: Identity,
 }
 
@@ -88,7 +88,6 @@ impl Loading {
         };
         let failed = |s: tonic::Status| conn.error(&s);
         let mut stream = conn.control().load(request).await.map_err(failed)?.into_inner();
-        let mut before = 0;
         let stalled = |_| WorkerError::Stalled {
             worker: conn.name().to_string(),
             reason: format!("it loaded nothing for {} s", LOADS_SOMETHING_WITHIN.as_secs()),
@@ -98,9 +97,7 @@ impl Loading {
             let Some(event) = event.map_err(failed)? else { break };
             match event.event {
                 Some(load_event::Event::Progress(p)) => {
-                    let more = p.done_bytes.saturating_sub(before);
-                    before = p.done_bytes;
-                    self.progress(self.done.fetch_add(more, Ordering::Relaxed) + more);
+                    self.part.at(p.done_bytes);
                 }
                 Some(load_event::Event::Loaded(facts)) => return Ok(facts),
                 None => {}
@@ -108,13 +105,5 @@ impl Loading {
         }
         let reason = "it ended loading without a result".to_string();
         Err(WorkerError::Lost { worker: conn.name().to_string(), reason })
-    }
-
-    fn progress(&self, done_bytes: u64) {
-        let what = "loading weights".to_string();
-        let total_bytes = self.total.max(done_bytes);
-        let status = Status::Loading { what, done_bytes, total_bytes };
-        // A full queue means that newer progress is on its way already.
-        let _ = self.events.try_send(LineEvent::Progress(status));
     }
 }

@@ -6,7 +6,7 @@
 //! Reading order: [`reconcile`] (what to do next, pure), `supervisor` (does it, and hears what happens),
 //! `member` (one worker as the supervisor wants it), `departed` (what is remembered of those that left),
 //! `dial` and `conn` (reaching one), `hearts` (whether it is still there), `enough` (whether some suffice), `local` (child processes), `join` (workers that come by themselves),
-//! `build` (from connected workers to an open line: `facts`, `place`, `placed`, `lease`, `load`, `lane`), `watch`
+//! `build` (from connected workers to an open line: `facts`, `place`, `placed`, `lease`, `load`, `lane`, with `progress`), `watch`
 //! (who broke it), `roll` (who is there, in words), `link` (what the driver hears of it).
 
 mod build;
@@ -27,6 +27,7 @@ mod local;
 mod member;
 mod place;
 mod placed;
+mod progress;
 mod push;
 pub mod reconcile;
 mod roll;

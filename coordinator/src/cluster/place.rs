@@ -19,7 +19,6 @@ use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use thiserror::Error;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -28,8 +27,8 @@ use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
 use super::lease::Lease;
-use super::link::LineEvent;
 use super::placed::{Identity, PlacedStage};
+use super::progress::Progress;
 use super::reconcile::MemberId;
 use super::states::StateDoors;
 use super::{hashes, push};
@@ -76,8 +75,6 @@ pub struct Placement {
     pub line: LineSpec,
     /// Who built it, in which epoch.
     pub identity: Identity,
-    /// Weights of all stages.
-    pub weight_bytes: u64,
     /// The table all stages were told to use.
     kernels: Option<String>,
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
@@ -131,7 +128,7 @@ pub async fn place(
     conns: Vec<(MemberId, Conn)>,
     options: &StageOptions,
     identity: Identity,
-    events: &mpsc::Sender<LineEvent>,
+    progress: &Progress,
 ) -> Result<Placement, PlaceError> {
     tell_kernels(&conns, options);
     let settings = settings(model, options);
@@ -145,16 +142,16 @@ pub async fn place(
             // By our own plan: pages, states and tokens of all sequences together.
             let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
             let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
-            PlacedStage { member, conn, layers: s.layers.clone(), max_sequence_bytes }
+            let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
+            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes }
         })
         .collect();
-    let weight_bytes = plan.stages.iter().map(|s| s.memory.weights).sum();
     let line = line_spec(&plan, &settings, model.spec.prefixes());
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
-    let placement = Placement { stages, line, identity, weight_bytes, kernels, _lease };
-    prepare_all(model, &placement, options, events).await?;
+    let placement = Placement { stages, line, identity, kernels, _lease };
+    prepare_all(model, &placement, options, progress).await?;
     Ok(placement)
 }
 
@@ -241,16 +238,16 @@ async fn prepare_all(
     model: &Arc<Model>,
     placement: &Placement,
     options: &StageOptions,
-    events: &mpsc::Sender<LineEvent>,
+    progress: &Progress,
 ) -> Result<(), PlaceError> {
     let files = file_hints(model.files().map_err(HashError::from)?, &host_id())?;
     let mut tasks = JoinSet::new();
     for index in 0..placement.stages.len() {
         let request = prepare_request(model, placement, index, options, files.clone());
         let stage = placement.stages[index].clone();
-        let (model, events) = (model.clone(), events.clone());
+        let (model, progress) = (model.clone(), progress.clone());
         tasks.spawn(async move {
-            let result = prepare(&model, &stage, request, &events).await;
+            let result = prepare(&model, &stage, request, &progress).await;
             result.map_err(|error| match error {
                 PrepareError::Worker(error) => Refusal::Worker(stage.member, error),
                 PrepareError::Hash(error) => Refusal::Hash(error),
@@ -346,12 +343,12 @@ async fn prepare(
     model: &Arc<Model>,
     stage: &PlacedStage,
     mut request: PrepareRequest,
-    events: &mpsc::Sender<LineEvent>,
+    progress: &Progress,
 ) -> Result<(), PrepareError> {
     let conn = &stage.conn;
     let mut reply = call_prepare(conn, &request, PREPARE_WITHIN).await?;
     if reply.needs_hashes {
-        let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), events.clone());
+        let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
         let hashes = hashed.await.map_err(PrepareError::Hash)?;
         for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
             if let Some(blob) = &mut tensor.blob {
@@ -369,7 +366,7 @@ async fn prepare(
         tensors: request.tensors,
         weight_bytes: reply.weight_bytes,
     };
-    push::push(model, conn, job, reply.missing, events).await?;
+    push::push(model, conn, job, reply.missing, progress).await?;
     Ok(())
 }
 

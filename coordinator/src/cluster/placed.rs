@@ -24,6 +24,8 @@ pub struct PlacedStage {
     pub conn: Conn,
     /// Its layers.
     pub layers: Range<usize>,
+    /// Bytes of its weights, by our own plan.
+    pub weight_bytes: u64,
     /// Bytes that the state of a sequence has there at most.
     pub max_sequence_bytes: u64,
 }

@@ -13,8 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::conn::{Conn, WorkerError};
-use super::link::LineEvent;
-use crate::handle::Status;
+use super::progress::{Part, Phase, Progress};
 use crate::model::Model;
 
 /// Chunks read ahead of the connection.
@@ -43,7 +42,7 @@ pub async fn push(
     conn: &Conn,
     job: Job,
     missing: Vec<MissingBlob>,
-    events: &mpsc::Sender<LineEvent>,
+    progress: &Progress,
 ) -> Result<(), WorkerError> {
     if missing.is_empty() {
         tracing::info!(
@@ -57,7 +56,8 @@ pub async fn push(
     let total: u64 = missing.iter().map(|m| nbytes(m).saturating_sub(m.offset)).sum();
     let (stage, weight_bytes) = (job.stage, job.weight_bytes);
     let (chunks, stream) = mpsc::channel(CHUNK_QUEUE);
-    let reader = Reader { model: model.clone(), job, total, events: events.clone() };
+    let part = progress.part(Phase::Sending, total);
+    let reader = Reader { model: model.clone(), job, part };
     let reading = tokio::task::spawn_blocking(move || reader.read(&missing, &chunks));
     // A connection of its own: heartbeats and control calls do not wait behind weights.
     let lost = |reason: String| WorkerError::Lost { worker: conn.name().to_string(), reason };
@@ -92,8 +92,7 @@ fn nbytes(missing: &MissingBlob) -> u64 {
 struct Reader {
     model: Arc<Model>,
     job: Job,
-    total: u64,
-    events: mpsc::Sender<LineEvent>,
+    part: Part,
 }
 
 impl Reader {
@@ -125,7 +124,7 @@ impl Reader {
                 }
                 offset += len;
                 sent += len;
-                self.progress(sent);
+                self.part.at(sent);
             }
         }
         Ok(())
@@ -140,13 +139,6 @@ impl Reader {
             return Err("it asks for bytes that are not of its stage".to_string());
         };
         self.model.gguf.require(name).map(Data::Tensor).map_err(|e| e.to_string())
-    }
-
-    fn progress(&self, done_bytes: u64) {
-        let what = format!("sending weights to stage {}", self.job.stage);
-        let status = Status::Loading { what, done_bytes, total_bytes: self.total };
-        // A full queue means that newer progress is on its way already.
-        let _ = self.events.try_send(LineEvent::Progress(status));
     }
 }
 

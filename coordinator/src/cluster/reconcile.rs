@@ -91,6 +91,37 @@ pub struct Goal {
     pub last_line: usize,
 }
 
+/// Why there is no line yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lacking {
+    /// So many workers are there of those that the line waits for.
+    Workers {
+        /// Connected.
+        there: usize,
+        /// Wanted.
+        wanted: usize,
+    },
+    /// So many workers are there, and the model does not fit on them.
+    Memory {
+        /// Connected.
+        there: usize,
+        /// What is lacking, and what would help.
+        why: String,
+    },
+    /// Nothing: others are waited for, or the next attempt is due.
+    Patience(&'static str),
+}
+
+impl std::fmt::Display for Lacking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Workers { there, wanted } => write!(f, "{there} of {wanted} workers are there"),
+            Self::Memory { why, .. } => f.write_str(why),
+            Self::Patience(what) => f.write_str(what),
+        }
+    }
+}
+
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -105,7 +136,7 @@ pub enum Step {
         /// At most.
         within: Duration,
         /// Why there is no line yet, for people; `None` where there is one or it is being built.
-        lacking: Option<String>,
+        lacking: Option<Lacking>,
     },
     /// Nothing that may still happen would bring a line up.
     GiveUp(String),
@@ -141,7 +172,7 @@ pub fn next(
     match line {
         LineSeen::Building | LineSeen::Up => wait(LOOK_AGAIN, None),
         LineSeen::Down { retry_in } if !retry_in.is_zero() => {
-            wait(retry_in, Some("trying again in a moment".to_string()))
+            wait(retry_in, Some(Lacking::Patience("trying again in a moment")))
         }
         LineSeen::Down { .. } => match choose(goal, members, enough) {
             Choice::Build(who) => Step::Build(who),
@@ -157,7 +188,7 @@ fn is_absent(member: &MemberSeen) -> bool {
 
 enum Choice {
     Build(Vec<MemberId>),
-    Wait(Duration, String),
+    Wait(Duration, Lacking),
     Hopeless(String),
 }
 
@@ -171,18 +202,20 @@ fn choose(
         members.iter().filter(|m| m.presence == Presence::Connected).collect();
     let wanted = if goal.was_up { 1 } else { goal.expect.max(1) };
     if connected.len() < wanted {
-        let why = format!("{} of {wanted} workers are there", connected.len());
-        return lacking(goal, members, why);
+        return lacking(goal, members, Lacking::Workers { there: connected.len(), wanted });
     }
     let who = match trusted_first(goal, &connected, enough) {
         Ok(who) => who,
-        Err(why) => return lacking(goal, members, why),
+        Err(why) => {
+            let there = connected.len();
+            return lacking(goal, members, Lacking::Memory { there, why });
+        }
     };
     let waits = members.iter().filter_map(|m| worth_waiting(goal, m, who.len()));
     match waits.min() {
         Some(time) => Choice::Wait(
             time,
-            "enough workers are there; waiting a little for the others".to_string(),
+            Lacking::Patience("enough workers are there; waiting a little for the others"),
         ),
         None => Choice::Build(who),
     }
@@ -244,10 +277,10 @@ fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration>
 }
 
 /// Those who are there do not suffice.
-fn lacking(goal: &Goal, members: &[MemberSeen], why: String) -> Choice {
+fn lacking(goal: &Goal, members: &[MemberSeen], why: Lacking) -> Choice {
     let is_settled = |m: &MemberSeen| m.presence == Presence::Connected || m.refuses;
     let hopeless = !goal.joins && !goal.was_up && members.iter().all(is_settled);
-    if hopeless { Choice::Hopeless(why) } else { Choice::Wait(LOOK_AGAIN, why) }
+    if hopeless { Choice::Hopeless(why.to_string()) } else { Choice::Wait(LOOK_AGAIN, why) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::member::Member;
-use super::reconcile::MemberId;
+use super::reconcile::{Lacking, MemberId};
+use crate::health::Roll;
 
 /// Most names in a list; the rest are counted.
 const MAX_NAMES: usize = 8;
@@ -17,11 +18,7 @@ pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
         members.values().partition(|m| m.conn().is_some());
     let mut parts = Vec::new();
     if !missing.is_empty() {
-        let who = missing.into_iter().map(|m| match m.why() {
-            Some(why) => format!("{} ({})", m.name(), shorten(&without_name(m, why))),
-            None => m.name(),
-        });
-        parts.push(format!("missing: {}", list(who)));
+        parts.push(format!("missing: {}", list(missing.into_iter().map(with_reason))));
     }
     if !there.is_empty() {
         parts.push(format!("there: {}", list(there.into_iter().map(Member::name))));
@@ -32,13 +29,61 @@ pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
     }
 }
 
+/// Who is there and on the line of `stages`, if there is one or one is being built; memory needed and workers expected
+/// are left to the caller.
+pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -> Roll {
+    let is_on = |id: &MemberId| stages.is_some_and(|stages| stages.contains(id));
+    let mut roll = Roll::default();
+    for (id, member) in members {
+        let Some(conn) = member.conn() else {
+            roll.missing.push(with_reason(member));
+            continue;
+        };
+        roll.memory_bytes = roll.memory_bytes.saturating_add(conn.capabilities().memory_limit);
+        match stages {
+            None => roll.waiting.push(member.name()),
+            Some(_) if !is_on(id) => roll.spare.push(member.name()),
+            Some(_) => {}
+        }
+    }
+    let on = stages.into_iter().flatten().filter_map(|id| members.get(id));
+    roll.line = on.filter(|m| m.conn().is_some()).map(Member::name).collect();
+    roll
+}
+
+/// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00 GiB of
+/// 40.00 GiB`. Who is named by the user is there; others join.
+pub fn headline(lacking: &Lacking, roll: &Roll, joins: bool) -> String {
+    let come = match (joins, lacking) {
+        (true, _) => "joined",
+        (false, Lacking::Memory { there: 1, .. }) => "is there",
+        (false, _) => "are there",
+    };
+    let memory = roll.memory();
+    match lacking {
+        Lacking::Workers { there, wanted } => {
+            format!("{there} of {wanted} workers {come}, {memory}")
+        }
+        Lacking::Memory { there: 1, why } => format!("1 worker {come}, {memory}: {why}"),
+        Lacking::Memory { there, why } => format!("{there} workers {come}, {memory}: {why}"),
+        Lacking::Patience(what) => (*what).to_string(),
+    }
+}
+
+fn with_reason(member: &Member) -> String {
+    match member.why() {
+        Some(why) => format!("{} ({})", member.name(), shorten(&without_name(member, why))),
+        None => member.name(),
+    }
+}
+
 /// Names of members, in the order given.
 pub fn names(members: &BTreeMap<MemberId, Member>, who: &[MemberId]) -> String {
     list(who.iter().filter_map(|id| members.get(id)).map(Member::name))
 }
 
 /// At most [`MAX_NAMES`] of them.
-fn list(names: impl Iterator<Item = String>) -> String {
+pub fn list(names: impl Iterator<Item = String>) -> String {
     let mut names: Vec<String> = names.collect();
     let more = names.len().saturating_sub(MAX_NAMES);
     names.truncate(MAX_NAMES);
@@ -81,6 +126,19 @@ mod tests {
             "missing: worker 127.0.0.1:7070 (connection refused), local worker 1"
         );
         assert_eq!(names(&members, &[1, 0]), "local worker 1, worker 127.0.0.1:7070");
+    }
+
+    #[test]
+    fn the_headline_counts_workers_and_memory() {
+        let (memory_bytes, memory_needed_bytes) = (12 << 30, 40 << 30);
+        let roll = Roll { memory_bytes, memory_needed_bytes, ..Roll::default() };
+        let few = Lacking::Workers { there: 1, wanted: 3 };
+        let says = "1 of 3 workers joined, 12.00 GiB of 40.00 GiB";
+        assert_eq!(headline(&few, &roll, true), says);
+        let small = Lacking::Memory { there: 1, why: "m does not fit".to_string() };
+        let says = "1 worker joined, 12.00 GiB of 40.00 GiB: m does not fit";
+        assert_eq!(headline(&small, &roll, true), says);
+        assert!(headline(&small, &roll, false).starts_with("1 worker is there, "));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use brigade_proto::address::Address;
 use brigade_proto::control::Capabilities;
 use brigade_proto::net::NetError;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +16,7 @@ use super::join;
 use super::link::ClusterLink;
 use super::member::Origin;
 use super::supervisor::{Ends, Supervisor};
+use crate::health::Roll;
 use crate::model::Model;
 
 /// A running supervisor.
@@ -53,6 +54,7 @@ pub async fn start(
             (Some(bound), Some(joins))
         }
     };
+    let (called, roll) = watch::channel(Roll::default());
     let supervisor = Supervisor::new(Ends {
         config: Arc::new(config),
         model,
@@ -60,9 +62,10 @@ pub async fn start(
         events,
         faults: link_faults,
         joins,
+        roll: called,
     });
     let task = tokio::spawn(supervisor.run(stop));
-    Ok(Cluster { control, link: ClusterLink { events: link_events, faults }, task })
+    Ok(Cluster { control, link: ClusterLink { events: link_events, faults, roll }, task })
 }
 
 /// Asks every worker of a source what it can do, by name and in order; local ones are started for

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
 use brigade_proto::capability::Requirements;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as watch_channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -26,9 +26,11 @@ use super::enough::Enough;
 use super::hearts::Hearts;
 use super::link::{Fault, LineEvent};
 use super::member::{Member, Origin};
-use super::reconcile::{self, Goal, LineSeen, MemberId, Step};
+use super::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use super::{place, roll, watch};
 use crate::handle::Status;
+use crate::health::{Loading, Roll};
+use crate::metrics;
 use crate::model::Model;
 
 /// What the supervisor is connected to.
@@ -39,6 +41,7 @@ pub(super) struct Ends {
     pub events: mpsc::Sender<LineEvent>,
     pub faults: mpsc::Receiver<Fault>,
     pub joins: Option<mpsc::Receiver<Address>>,
+    pub roll: watch_channel::Sender<Roll>,
 }
 
 /// Nothing the supervisor may do would bring a line up.
@@ -143,6 +146,7 @@ impl Supervisor {
 
     /// One step, and the news it waits for.
     async fn turn(&mut self) -> Result<(), GiveUp> {
+        self.call_the_roll();
         match self.next_step() {
             Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
             Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
@@ -210,9 +214,33 @@ impl Supervisor {
 
     // Words.
 
+    /// Who is there, to whoever watches.
+    fn call_the_roll(&self) {
+        let stages = match &self.line {
+            Line::Down { .. } => None,
+            Line::Building { who: stages } | Line::Up { stages, .. } => Some(stages.as_slice()),
+        };
+        let there = self.members.values().filter(|m| m.conn().is_some()).count();
+        let expected = if self.goal.was_up { 1 } else { self.goal.expect.max(1) };
+        let called = Roll {
+            expected,
+            memory_needed_bytes: self.enough.bytes_over(there.max(expected)),
+            ..roll::roll(&self.members, stages)
+        };
+        self.ends.roll.send_if_modified(|roll| {
+            let is_new = *roll != called;
+            if is_new {
+                metrics::workers(called.line.len(), called.spare.len(), called.missing.len());
+                *roll = called;
+            }
+            is_new
+        });
+    }
+
     /// What is lacking and who is there, to `/health`, and to the log when it is news.
-    fn say(&mut self, lacking: &str) {
-        let said = format!("{lacking}; {}", roll::call(&self.members));
+    fn say(&mut self, lacking: &Lacking) {
+        let headline = roll::headline(lacking, &self.ends.roll.borrow(), self.goal.joins);
+        let said = format!("{headline}; {}", roll::call(&self.members));
         self.progress(said.clone());
         if said != self.said {
             tracing::info!("no line yet: {said}");
@@ -221,7 +249,7 @@ impl Supervisor {
     }
 
     fn progress(&self, what: String) {
-        let status = Status::Loading { what, done_bytes: 0, total_bytes: 0 };
+        let status = Status::Loading(Loading::step(what));
         // A full queue means that newer progress is on its way already.
         let _ = self.ends.events.try_send(LineEvent::Progress(status));
     }

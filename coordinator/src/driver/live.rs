@@ -138,8 +138,8 @@ impl Live {
 pub(super) fn not_running(status: &Status) -> Option<String> {
     match status {
         Status::Ready(_) => None,
-        Status::Loading { what, .. } => Some(format!("the model is loading ({what})")),
-        Status::Down { reason } => Some(format!("the line is being repaired ({reason})")),
+        Status::Loading(loading) => Some(format!("the model is loading ({loading})")),
+        Status::Down { reason, .. } => Some(format!("the line is being repaired ({reason})")),
         Status::Stopping => Some("the server is shutting down".to_string()),
         Status::Failed { reason } => Some(reason.clone()),
     }

@@ -9,6 +9,7 @@ use tracing::Instrument;
 use super::App;
 use super::error::ApiError;
 use super::params::Common;
+use super::tally::Tally;
 use super::trace;
 use super::types::{FinishWord, PromptDetails, Timings, Usage};
 use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
@@ -63,6 +64,47 @@ impl Ended {
     }
 }
 
+/// A sequence of a request, which counts what it does.
+#[derive(Debug)]
+pub struct Running {
+    generation: Generation,
+    tally: Arc<Tally>,
+    /// Tokens that are counted.
+    drawn: usize,
+}
+
+impl Running {
+    /// The text shows these control tokens too: whoever reads it knows what they mean.
+    pub fn show(&mut self, markers: Arc<[bool]>) {
+        self.generation.show(markers);
+    }
+
+    /// Ends it here: whoever reads it has all.
+    pub fn stop(&mut self) -> End {
+        let end = self.generation.stop();
+        self.tally.ended(self.drawn, &end);
+        end
+    }
+
+    /// Its next part.
+    pub async fn next(&mut self) -> Result<Part, Failure> {
+        let part = self.generation.next().await;
+        match &part {
+            Ok(Part::Piece(piece)) => {
+                self.drawn += piece.tokens.len();
+                self.tally.drew(piece.tokens.len());
+            }
+            Ok(Part::End(end)) => {
+                self.tally.ended(self.drawn, end);
+                let (sequence, generated) = (self.generation.id().0, end.n_generated);
+                tracing::debug!(sequence, generated, "sequence ended");
+            }
+            Err(_) => self.tally.failed(),
+        }
+        part
+    }
+}
+
 /// Submits `common.n` sequences for each prompt, under the HTTP request's name. If one is refused,
 /// all are dropped.
 pub async fn submit(
@@ -71,7 +113,7 @@ pub async fn submit(
     prompts: &[Vec<u32>],
     common: &Common,
     top_logprobs: Option<u32>,
-) -> Result<Vec<Generation>, ApiError> {
+) -> Result<Vec<Running>, ApiError> {
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let mut requests = Vec::new();
     for tokens in prompts {
@@ -84,21 +126,23 @@ pub async fn submit(
                 stop_tokens: stop_tokens.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
-            requests.push(request.named(&name.0));
+            requests.push(request.named(&name.id));
         }
     }
     let mut generations = Vec::new();
     for request in requests {
         let id = app.next_id();
-        tracing::info!(sequence = id.0, prompt_tokens = request.tokens.len(), "sequence");
+        let n_prompt = request.tokens.len();
         let sequence = app.engine.submit(id, request).await?;
-        generations.push(Generation::new(app.text.clone(), sequence, &common.stops)?);
+        let generation = Generation::new(app.text.clone(), sequence, &common.stops)?;
+        name.tally.submitted(n_prompt);
+        generations.push(Running { generation, tally: name.tally.clone(), drawn: 0 });
     }
     Ok(generations)
 }
 
 /// Waits for the end of a choice. Others meanwhile run on: their channels hold all they draw.
-pub async fn collect(mut generation: Generation) -> Result<Choice, Failure> {
+pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
     let (mut text, mut tokens) = (String::new(), Vec::new());
     loop {
         match generation.next().await? {
@@ -106,17 +150,14 @@ pub async fn collect(mut generation: Generation) -> Result<Choice, Failure> {
                 text.push_str(&piece.text);
                 tokens.extend(piece.tokens);
             }
-            Part::End(end) => {
-                log_end(generation.id(), &end);
-                return Ok(Choice { text, tokens, end });
-            }
+            Part::End(end) => return Ok(Choice { text, tokens, end }),
         }
     }
 }
 
 /// Parts of all choices as they come, each with its choice's number. Ends after the last choice
 /// or the first failure. Dropping the receiver cancels what still runs.
-pub fn merge(generations: Vec<Generation>) -> mpsc::Receiver<(usize, Result<Part, Failure>)> {
+pub fn merge(generations: Vec<Running>) -> mpsc::Receiver<(usize, Result<Part, Failure>)> {
     let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
     for (index, generation) in generations.into_iter().enumerate() {
         tokio::spawn(forward(index, generation, parts.clone()).in_current_span());
@@ -126,7 +167,7 @@ pub fn merge(generations: Vec<Generation>) -> mpsc::Receiver<(usize, Result<Part
 
 async fn forward(
     index: usize,
-    mut generation: Generation,
+    mut generation: Running,
     parts: mpsc::Sender<(usize, Result<Part, Failure>)>,
 ) {
     loop {
@@ -135,28 +176,11 @@ async fn forward(
             part = generation.next() => part,
             () = parts.closed() => return,
         };
-        if let Ok(Part::End(end)) = &part {
-            log_end(generation.id(), end);
-        }
         let last = !matches!(part, Ok(Part::Piece(_)));
         if parts.send((index, part)).await.is_err() || last {
             return;
         }
     }
-}
-
-/// Says in the log how a sequence ended.
-pub fn log_end(sequence: RequestId, end: &End) {
-    tracing::info!(
-        sequence = sequence.0,
-        reason = ?end.reason,
-        generated = end.n_generated,
-        reused = end.n_reused,
-        recomputed = end.n_recomputed,
-        first_ms = end.to_first.as_millis() as u64,
-        rest_ms = end.after_first.as_millis() as u64,
-        "sequence ended"
-    );
 }
 
 /// The word for why a choice ended.

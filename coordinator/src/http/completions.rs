@@ -6,14 +6,14 @@ use axum::{Extension, Json};
 use serde_json::value::RawValue;
 use tracing::Instrument;
 
-use super::answer::{self, Choice, Ended};
+use super::answer::{self, Choice, Ended, Running};
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::{App, Stamp, logprobs, sse, trace};
-use crate::generation::{Generation, Part, TokenPiece};
+use crate::generation::{Part, TokenPiece};
 use crate::request::Limits;
 use crate::text_model::TextModel;
 
@@ -189,7 +189,7 @@ impl Answer {
         self.request.top_logprobs.map(|_| logprobs::text(&self.app.text, tokens, offset))
     }
 
-    async fn whole(&self, generations: Vec<Generation>) -> Result<Json<TextCompletion>, ApiError> {
+    async fn whole(&self, generations: Vec<Running>) -> Result<Json<TextCompletion>, ApiError> {
         let mut answer = self.piece(Vec::new());
         let (mut n_generated, mut ended) = (0, Ended::default());
         for (index, generation) in generations.into_iter().enumerate() {
@@ -210,11 +210,7 @@ impl Answer {
         Ok(Json(answer))
     }
 
-    async fn stream(
-        &self,
-        generations: Vec<Generation>,
-        out: &sse::Sender,
-    ) -> Result<(), sse::Gone> {
+    async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
         for index in 0..generations.len() {
             let echoed = &self.prompts.echoed[self.prompt_of(index)];
             if !echoed.is_empty() {

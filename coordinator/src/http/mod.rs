@@ -19,6 +19,7 @@ mod serve;
 mod sse;
 mod status;
 mod stream;
+mod tally;
 mod tokens;
 mod tools;
 mod trace;
@@ -42,6 +43,7 @@ pub use types::ModelMeta;
 
 use crate::clock;
 use crate::handle::Engine;
+use crate::health::RollWatch;
 use crate::request::Limits;
 use crate::text_model::TextModel;
 
@@ -66,8 +68,10 @@ pub struct App {
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// Whether `/health` says what is being done and what went wrong.
+    /// Whether `/health` says what is being done and what went wrong, with names.
     pub health_details: bool,
+    /// Who is there.
+    pub roll: RollWatch,
 }
 
 /// All addresses of the server.

@@ -3,17 +3,17 @@
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use super::answer::{self, PIECE_QUEUE};
+use super::answer::{PIECE_QUEUE, Running};
 use super::chat::ROLE;
 use super::types::{
     ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
 use crate::dialect::{Event, Parser};
-use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
+use crate::generation::{End, EndReason, Part, TokenPiece};
 use crate::handle::Failure;
 
 /// Each choice's text, and what reads it.
-pub type Replies = Vec<(Generation, Reply)>;
+pub type Replies = Vec<(Running, Reply)>;
 
 const FUNCTION: &str = "function";
 
@@ -84,10 +84,9 @@ impl Reply {
 }
 
 /// Waits for the end of a choice.
-pub async fn collect(mut generation: Generation, mut reply: Reply) -> Result<Whole, Failure> {
+pub async fn collect(mut generation: Running, mut reply: Reply) -> Result<Whole, Failure> {
     let (mut whole, mut tokens) = (Vec::new(), Vec::new());
     whole.extend(reply.begin());
-    let id = generation.id();
     let end = loop {
         match generation.next().await? {
             Part::Piece(piece) => {
@@ -100,7 +99,6 @@ pub async fn collect(mut generation: Generation, mut reply: Reply) -> Result<Who
             Part::End(end) => break end,
         }
     };
-    answer::log_end(id, &end);
     let (events, finish_reason) = reply.finish(&end);
     whole.extend(events);
     Ok(Whole { message: message(whole), tokens, end, finish_reason })
@@ -119,11 +117,10 @@ pub fn merge(replies: Replies) -> mpsc::Receiver<(usize, Result<ReplyPart, Failu
 
 async fn forward(
     index: usize,
-    mut generation: Generation,
+    mut generation: Running,
     mut reply: Reply,
     parts: mpsc::Sender<(usize, Result<ReplyPart, Failure>)>,
 ) {
-    let id = generation.id();
     let mut events = reply.begin();
     let end = loop {
         // A client that goes away while nothing is drawn must be noticed too.
@@ -151,7 +148,6 @@ async fn forward(
             break generation.stop();
         }
     };
-    answer::log_end(id, &end);
     let (last, finish_reason) = reply.finish(&end);
     events.extend(last);
     let deltas = events.into_iter().map(delta).collect();

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::stream::{Answer, Patient};
+use super::tally::Line;
 
 /// How long a client may take to send the head of a request, counted from the connection's start or
 /// from the last answer's end: a connection that idles or trickles longer is closed.
@@ -99,6 +100,9 @@ impl Peer {
 /// A request that is being answered; its end makes the peer quiet again.
 #[derive(Debug)]
 pub(super) struct Answering(Arc<Peer>);
+
+/// What lives as long as an answer: its peer is busy, and its line is not written.
+type Kept = (Answering, Option<Arc<Line>>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -196,14 +200,15 @@ async fn answer(
     mut request: Request<Incoming>,
     router: Router,
     peer: Arc<Peer>,
-) -> Result<hyper::Response<Answer<Answering>>, io::Error> {
+) -> Result<hyper::Response<Answer<Kept>>, io::Error> {
     let answering = Answering(peer.clone());
     if request.body().is_end_stream() {
         peer.has_asked();
     }
     request.extensions_mut().insert(peer);
-    let Ok(response) = router.oneshot(request).await;
-    Ok(response.map(|body| Answer::new(body, answering)))
+    let Ok(mut response) = router.oneshot(request).await;
+    let line = response.extensions_mut().remove::<Arc<Line>>();
+    Ok(response.map(|body| Answer::new(body, (answering, line))))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError};
+use crate::health::{Loading, Roll};
 use crate::sched::Work;
 
 /// What the played engine does with every sequence.
@@ -62,6 +63,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         }
         drop(status);
     });
+    let roll = Roll { spare: vec![SECRET.to_string()], memory_bytes: 3 << 30, ..Roll::default() };
     let meta = ModelMeta {
         architecture: "llama".to_string(),
         n_ctx,
@@ -81,6 +83,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         sequences: Arc::default(),
         bodies: Bodies::default(),
         health_details,
+        roll: tokio::sync::watch::channel(roll).1,
     };
     Server { router: router(app), cancelled, draining }
 }
@@ -373,14 +376,15 @@ async fn nobody_learns_workers_addresses() {
     let states = || {
         let (reason, what) = (SECRET.to_string(), SECRET.to_string());
         [
-            Status::Down { reason: reason.clone() },
+            Status::Down { reason: reason.clone(), next: None },
             Status::Failed { reason },
-            Status::Loading { what, done_bytes: 1, total_bytes: 2 },
+            Status::Loading(Loading::step(what)),
         ]
     };
     for status in states() {
         let body = get_health(&server(Play::Break, status)).await;
         assert!(!body.contains("10.1.2.3") && body.contains("\"status\""), "{body}");
+        assert!(body.contains("\"spare\":1") && body.contains("\"memory_bytes\":3221225472"));
     }
     for status in states() {
         let body = get_health(&server(Play::Details, status)).await;
@@ -442,9 +446,8 @@ async fn health_follows_the_line() {
         send(&server, "GET", "/health", Body::empty()).await.status().as_u16()
     };
     assert_eq!(get(Status::Ready(Arc::default())).await, 200);
-    assert_eq!(get(Status::Down { reason: "x".to_string() }).await, 503);
-    let what = "loading".to_string();
-    assert_eq!(get(Status::Loading { what, done_bytes: 1, total_bytes: 2 }).await, 503);
+    assert_eq!(get(Status::Down { reason: "x".to_string(), next: None }).await, 503);
+    assert_eq!(get(Status::Loading(Loading::step("loading"))).await, 503);
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! One log line and one id for every request.
 //!
 //! The id is the client's own `x-request-id` if it sends a sensible one; it is in the response's
-//! headers and in every log line about the request, those of the workers included.
+//! headers and in every log line about the request, those of the workers included. The line itself is
+//! [`tally`](super::tally)'s.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,18 +16,23 @@ use tracing::Instrument;
 
 use super::App;
 use super::error::ApiError;
+use super::tally::{Line, Tally};
 use crate::metrics;
 
 const HEADER: &str = "x-request-id";
 
-/// A request's id, for the handlers.
+/// A request's id, for the handlers, and what they count of it for its line.
 #[derive(Clone, Debug)]
-pub(super) struct Name(pub Arc<str>);
+pub(super) struct Name {
+    pub(super) id: Arc<str>,
+    pub(super) tally: Arc<Tally>,
+}
 
 /// Wraps every handler.
 pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = id_of(request.headers());
-    request.extensions_mut().insert(Name(id.as_str().into()));
+    let name = Name { id: id.as_str().into(), tally: Arc::default() };
+    request.extensions_mut().insert(name.clone());
     let span = tracing::info_span!("request", id);
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     async move {
@@ -37,11 +43,15 @@ pub(super) async fn request(State(app): State<App>, mut request: Request, next: 
         } else {
             next.run(request).await
         };
-        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
+        let status = response.status().as_u16();
         metrics::http_response(status);
         if method == Method::POST {
-            tracing::info!(%method, path, status, ms, "answered");
+            let (Name { id, tally }, model) = (name, app.text.name().to_string());
+            // Whoever sends the answer keeps this as long as the answer.
+            let line = Line { id, method, path, model, status, started, tally };
+            response.extensions_mut().insert(Arc::new(line));
         } else {
+            let ms = started.elapsed().as_millis() as u64;
             tracing::debug!(%method, path, status, ms, "answered");
         }
         if let Ok(value) = HeaderValue::from_str(&id) {

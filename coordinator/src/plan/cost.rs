@@ -148,6 +148,14 @@ impl<'a> Costs<'a> {
         }
     }
 
+    /// What the whole model needs over so many stages, each with its process and work memory.
+    pub fn memory_over(&self, stages: usize, capacity: Capacity) -> u64 {
+        let (rows, n_layers) = (u64::from(self.settings.max_rows), self.n_layers());
+        let each = PROCESS_BYTES + self.model.scratch_bytes_per_row.saturating_mul(rows);
+        let more = (stages.clamp(1, n_layers.max(1)) - 1) as u64;
+        self.memory(&(0..n_layers), capacity).total().saturating_add(each.saturating_mul(more))
+    }
+
     /// What layers `range` take as a stage on a worker.
     pub fn time(&self, worker: usize, range: &Range<usize>) -> StageTime {
         let (before, upto) = (self.times[worker][range.start], self.times[worker][range.end]);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::advice::Advice;
 use super::units::format_bytes;
 
 /// Planning failed.
@@ -48,8 +49,8 @@ pub struct Shortage {
     pub available: u64,
     /// Worker, bytes needed there, bytes there.
     pub short: Vec<(String, u64, u64)>,
-    /// What each remedy would free or add.
-    pub help: Vec<String>,
+    /// What would make it fit.
+    pub advice: Advice,
 }
 
 impl fmt::Display for Shortage {
@@ -70,6 +71,10 @@ impl fmt::Display for Shortage {
                 format_bytes(*needs)
             )?;
         }
-        write!(f, "; what would help: {}", self.help.join(", or "))
+        let Advice { suffices, helps } = &self.advice;
+        if !suffices.is_empty() {
+            write!(f, "; each of these makes it fit: {}", suffices.join(", or "))?;
+        }
+        write!(f, "; not enough or not known to be: {}", helps.join(", "))
     }
 }

@@ -28,6 +28,21 @@ pub struct ModelFacts {
     pub n_ctx_train: u32,
 }
 
+impl ModelFacts {
+    /// The same with a KV cache of the smallest values; `None` where that frees nothing.
+    pub(super) fn with_smallest_kv(&self) -> Option<Self> {
+        let smaller = |l: &LayerFacts| (1..l.kv_bytes).contains(&l.kv_small_bytes);
+        if !self.layers.iter().any(smaller) {
+            return None;
+        }
+        let mut model = self.clone();
+        for layer in model.layers.iter_mut().filter(|layer| smaller(layer)) {
+            layer.kv_bytes = layer.kv_small_bytes;
+        }
+        Some(model)
+    }
+}
+
 /// One layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerFacts {
@@ -44,6 +59,8 @@ pub struct LayerFacts {
     /// Positions that a token sees at most; `None`: all before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// The same with the smallest type of values that there is; 0 where that is not known.
+    pub kv_small_bytes: u64,
     /// What a sequence's convolutions remember.
     pub conv_bytes: u64,
     /// What a sequence's scan carries on.

@@ -85,6 +85,7 @@ fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
     };
     LayerFacts {
         kv_bytes: sum(&|state| state.bytes_per_token(kv)),
+        kv_small_bytes: sum(&|state| state.bytes_per_token(KvType::Q8_0)),
         conv_bytes: sum(&|state| state.conv_bytes()),
         scan_bytes: sum(&|state| state.scan_bytes()),
         expert_share: 1.0,

@@ -5,6 +5,7 @@
 //! Equal workers get equal work, not equal layer counts: the head is worth layers of its own. It
 //! knows no architecture and no network; only [`ModelFacts::from_gguf`] knows files.
 
+mod advice;
 mod balance;
 mod cluster_file;
 mod cost;
@@ -17,6 +18,7 @@ mod from_gguf;
 mod hand;
 mod place;
 mod predict;
+mod room;
 mod units;
 
 use std::ops::Range;
@@ -25,6 +27,7 @@ use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::Prefixes;
 use serde::Serialize;
 
+pub use advice::Advice;
 pub use balance::Balance;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
@@ -36,6 +39,9 @@ pub use units::{format_bytes, parse_bytes};
 
 /// Most workers in a line.
 pub const MAX_WORKERS: usize = 256;
+
+/// The type of KV cache values that takes the least memory, as typed.
+const KV_TYPE_SMALLEST: &str = "q8_0";
 
 /// Context of a sequence where neither the operator nor the model asks for less.
 pub const DEFAULT_CTX: u32 = 4096;
@@ -235,6 +241,14 @@ pub fn plan_line(
             plan_by_hand(model, first, settings, cut)
         }
     }
+}
+
+/// Bytes that `model` takes over so many workers with the smallest KV cache that serves `settings`: less is surely
+/// too little.
+pub fn least_bytes(model: &ModelFacts, settings: &PlanSettings, n_workers: usize) -> u64 {
+    let costs = cost::Costs::new(model, &[], settings);
+    let (least, _) = room::least_and_wished(settings);
+    costs.memory_over(n_workers, room::capacity(settings, least, 0))
 }
 
 fn check(

@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 
-use super::cost::{Costs, PROCESS_BYTES, StageMemory};
+use super::Capacity;
+use super::advice::Case;
+use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
-use super::units::format_bytes;
-use super::{Capacity, PlanSettings};
+use super::room::{capacity, largest, least_and_wished};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
 const SPEED_FOR_CAPACITY: f64 = 1.10;
@@ -66,34 +67,13 @@ fn for_each_order(done: &mut Vec<usize>, rest: &[usize], visit: &mut impl FnMut(
     }
 }
 
-/// KV pages for one sequence of full length, and for all.
-pub(super) fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
-    let least = settings.ctx.div_ceil(settings.block_positions);
-    (least, least.saturating_mul(settings.max_seqs))
-}
-
-/// What `n_blocks` pages and `n_kept` kept sequences come to.
-pub(super) fn capacity(costs: &Costs, n_blocks: u32, n_kept: u32) -> Capacity {
-    Capacity { n_blocks, n_slots: costs.settings.max_seqs, n_kept }
-}
-
-/// The largest number of `low..=high` that is `good`, where `low` is and a number beyond one that is not is
-/// not either.
-pub(super) fn largest(mut low: u32, mut high: u32, good: impl Fn(u32) -> bool) -> u32 {
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if good(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
-}
-
 /// The best cuts with workers in this order: slowest stage and placement. At most `keep` sequences are
 /// kept, which makes no difference to the slowest stage.
 fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Placement)> {
     let cut = |n_blocks: u32, n_kept: u32| {
         let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
-            let needs = costs.memory(range, capacity(costs, n_blocks, n_kept)).total();
+            let needs = costs.memory(range, capacity(costs.settings, n_blocks, n_kept)).total();
             let fits = needs <= costs.workers[worker].memory;
             fits.then(|| costs.time(worker, range).unit_us(costs.settings))
         };
@@ -115,7 +95,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
         false => keep,
     };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
-    let capacity = capacity(costs, n_blocks, n_kept);
+    let capacity = capacity(costs.settings, n_blocks, n_kept);
     let (order, by_hand) = (order.to_vec(), None);
     let placement = Placement { order, ranges, capacity, wished_blocks: wished, by_hand };
     Some((slowest, placement))
@@ -124,7 +104,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
 /// The cuts that come closest to fitting, and what would make them fit.
 fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
     let (least, _) = least_and_wished(costs.settings);
-    let capacity = capacity(costs, least, 0);
+    let capacity = capacity(costs.settings, least, 0);
     let has = |place: usize| costs.workers[order[place]].memory;
     let needs = |range: &Range<usize>| costs.memory(range, capacity);
     let lacks = |place: usize, range: &Range<usize>| {
@@ -140,29 +120,13 @@ fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
         .filter(|(_, needs, has)| needs > has)
         .collect();
     let total = used().fold(StageMemory::default(), |sum, (_, range)| sum.plus(needs(range)));
-    let lacking: u64 = short.iter().map(|(_, needs, has)| needs - has).sum();
+    let (model, workers) = (costs.model, costs.workers);
+    let case = Case { model, workers, settings: *costs.settings };
     PlanError::DoesNotFit(Shortage {
         model: costs.model.name.clone(),
         needed: total.total(),
         available: costs.workers.iter().map(|w| w.memory).fold(0, u64::saturating_add),
         short,
-        help: help(costs, lacking, total),
+        advice: case.advice(),
     })
-}
-
-/// What each remedy would bring; only those that would bring something.
-fn help(costs: &Costs, lacking: u64, total: StageMemory) -> Vec<String> {
-    let (ctx, max_seqs) = (costs.settings.ctx, costs.settings.max_seqs);
-    let mut help =
-        vec![format!("another worker with {} or more", format_bytes(lacking + PROCESS_BYTES))];
-    if total.kv > 0 && ctx > 1 {
-        let freed = format_bytes(total.kv / 2);
-        help.push(format!("--ctx {} (frees {freed} of KV cache)", ctx / 2));
-    }
-    if total.state > 0 && max_seqs > 1 {
-        let freed = format_bytes(total.state / 2);
-        help.push(format!("--max-seqs {} (frees {freed} of states)", max_seqs / 2));
-    }
-    help.push("a smaller quantisation of the model".to_owned());
-    help
 }

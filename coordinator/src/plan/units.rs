@@ -36,6 +36,18 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
+/// As [`format_bytes`], never less than there are: a size that somebody is told to provide.
+pub fn format_bytes_up(bytes: u64) -> String {
+    let mut step = 1;
+    while bytes / step >= 1024 && step < 1 << 50 {
+        step <<= 10;
+    }
+    // Two digits are shown.
+    let hundredths = (u128::from(bytes) * 100).div_ceil(u128::from(step));
+    let rounded = (hundredths * u128::from(step)).div_ceil(100);
+    format_bytes(u64::try_from(rounded).unwrap_or(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,5 +74,10 @@ mod tests {
         assert_eq!(format_bytes(999), "999 B");
         assert_eq!(format_bytes(3 << 29), "1.50 GiB");
         assert_eq!(format_bytes(u64::MAX), "16384.00 PiB");
+        for bytes in [1, 1023, 1025, 10_241, (1 << 20) + 1, 173_005_006, (3 << 29) + 1] {
+            let up = format_bytes_up(bytes);
+            assert!(parse_bytes(&up).unwrap() >= bytes, "{bytes}: {up}");
+        }
+        assert_eq!(format_bytes_up(3 << 29), "1.50 GiB");
     }
 }

@@ -98,7 +98,18 @@ pub enum SynthError {
 /// # Errors
 /// The sizes do not fit the architecture, or the file cannot be written.
 pub fn write(spec: &Spec, path: impl AsRef<Path>) -> Result<u64, SynthError> {
-    let path = path.as_ref();
+    write_telling(spec, path.as_ref(), &mut |_, _| {})
+}
+
+/// [`write()`], which tells `progress` after each tensor how many bytes of tensor data of how many are written.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_telling(
+    spec: &Spec,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<u64, SynthError> {
     let io = |source| SynthError::Io { path: path.display().to_string(), source };
     let plan = arch::plan(spec)?;
     let writer = header(spec, &plan)?;
@@ -109,9 +120,14 @@ pub fn write(spec: &Spec, path: impl AsRef<Path>) -> Result<u64, SynthError> {
         return Ok(bytes);
     }
     let mut stream = writer.start(out).map_err(io)?;
+    let mut done = 0;
     for tensor in &plan.tensors {
         let format = require_format(tensor.ty, &tensor.name)?;
         write_tensor(spec.seed, tensor, format, &mut stream, &io)?;
+        let n_rows: usize = tensor.ne[1..].iter().product();
+        done +=
+            (n_rows * (tensor.ne[0] / tensor.ty.block_elems() * tensor.ty.block_bytes())) as u64;
+        progress(done.min(bytes), bytes);
     }
     stream.finish().map_err(io)?;
     Ok(bytes)

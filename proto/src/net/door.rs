@@ -36,6 +36,15 @@ pub enum Peer {
     Ip(IpAddr),
 }
 
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local => f.write_str("this machine"),
+            Self::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
 impl Peer {
     fn of(ip: IpAddr) -> Self {
         match ip.to_canonical() {
@@ -313,7 +322,7 @@ impl<I> Entrance<I> {
         if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
             self.warned = Some(Instant::now());
             tracing::warn!(
-                ?peer,
+                %peer,
                 turned_away = self.turned_away,
                 "too many connections: at most {MAX_CONNECTIONS}, {MAX_PEER_CONNECTIONS} from one \
                  address; idle ones close by themselves"

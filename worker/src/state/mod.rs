@@ -125,7 +125,8 @@ impl Worker {
             }
             taken
         };
-        tracing::info!(epoch, coordinator_id, model = order.model_name, ?taken, "prepare");
+        let newly = taken == Taken::NewEpoch;
+        tracing::info!(epoch, coordinator_id, model = order.model_name, newly, "prepare");
         let order = Arc::new(order);
         let given_up = self.inner().epoch_over.clone();
         let located = match self.resident_serves(&order) {
@@ -244,7 +245,15 @@ impl Worker {
             self.free(resident).await?;
             return Err(failure);
         }
-        tracing::info!(epoch, ?facts, "loaded");
+        tracing::info!(
+            epoch,
+            weight_bytes = facts.weight_bytes,
+            state_bytes = facts.state_bytes,
+            kernels = facts.kernels,
+            threads = facts.threads,
+            seconds = facts.seconds,
+            "loaded"
+        );
         Ok(facts)
     }
 

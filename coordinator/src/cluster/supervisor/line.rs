@@ -74,9 +74,12 @@ impl Supervisor {
         let stages: Vec<MemberId> = stages.into_iter().map(|placed| placed.member).collect();
         self.goal.was_up = true;
         self.goal.last_line = stages.len();
-        metrics::line_up(stages.len());
+        let names = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
+        metrics::line_up(stages.iter().map(names));
         let workers = roll::names(&self.members, &stages);
-        tracing::info!(epoch = self.epoch, stages = stages.len(), workers, "line is up");
+        let roll = roll::roll(&self.members, Some(&stages));
+        let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
+        tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
         self.line = Line::Up { stages, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
