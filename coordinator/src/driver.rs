@@ -26,7 +26,6 @@ use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
-use crate::health::Loading;
 use crate::meter::Meter;
 use crate::metrics;
 use crate::record::{StageClock, UbatchRecord};

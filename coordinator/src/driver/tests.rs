@@ -6,6 +6,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::*;
 use crate::handle::SeqEvent;
+use crate::health::Loading;
 use crate::request::{Drawing, Limits};
 use crate::sched::LineSpec;
 

@@ -75,12 +75,12 @@ pub struct Running {
 
 impl Running {
     /// The text shows these control tokens too: whoever reads it knows what they mean.
-    pub fn show(&mut self, markers: Arc<[bool]>) {
+    pub fn show(&mut self, markers: Arc<[u32]>) {
         self.generation.show(markers);
     }
 
     /// Ends it here: whoever reads it has all.
-    pub fn stop(&mut self) -> End {
+    pub fn stop(self) -> End {
         let end = self.generation.stop();
         self.tally.ended(self.drawn, &end);
         end

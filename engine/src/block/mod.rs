@@ -42,13 +42,13 @@ use token_shift::TokenShift;
 /// One loaded block of any kind.
 pub enum Block {
     /// See [`Attention`].
-    Attention(Attention),
+    Attention(Box<Attention>),
     /// See [`Mamba2`].
     Mamba2(Box<Mamba2>),
     /// See [`Mla`].
     Mla(Box<Mla>),
     /// See [`Mlp`].
-    Mlp(Mlp),
+    Mlp(Box<Mlp>),
     /// See [`Moe`].
     Moe(Box<Moe>),
     /// See [`Mamba`].
@@ -108,13 +108,13 @@ impl Block {
         let stem = format!("blk.{layer}");
         Ok(match kind {
             BlockKind::Attention(spec) => {
-                Self::Attention(Attention::load(spec, &stem, n_embd, loader)?)
+                Self::Attention(Box::new(Attention::load(spec, &stem, n_embd, loader)?))
             }
             BlockKind::Mamba2(spec) => {
                 Self::Mamba2(Box::new(Mamba2::load(spec, &stem, n_embd, loader)?))
             }
             BlockKind::Mla(spec) => Self::Mla(Box::new(Mla::load(spec, &stem, n_embd, loader)?)),
-            BlockKind::Mlp(spec) => Self::Mlp(Mlp::load(spec, &stem, n_embd, loader)?),
+            BlockKind::Mlp(spec) => Self::Mlp(Box::new(Mlp::load(spec, &stem, n_embd, loader)?)),
             BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
             BlockKind::Mamba(spec) => {
                 Self::Mamba(Box::new(Mamba::load(spec, &stem, n_embd, loader)?))

@@ -4,15 +4,13 @@ use super::{Rng, close, same_bits_everywhere};
 use crate::kernels::reference::ops;
 use crate::kernels::{Compute, SwiGluClamp};
 
+/// An op of a row and its gates.
+type GatedOp = dyn Fn(&Compute, &mut [f32], &[f32]);
+
 const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
 
 /// `op` on `n` values beside others, and what it should give value by value.
-fn check(
-    what: &str,
-    op: &dyn Fn(&Compute, &mut [f32], &[f32]),
-    want: &dyn Fn(f32, f32) -> f64,
-    error: f64,
-) {
+fn check(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error: f64) {
     let mut rng = Rng::new(16);
     for n in [1, 15, 16, 17, 5000] {
         let scaled = |values: Vec<f32>| -> Vec<f32> { values.iter().map(|x| x * 9.0).collect() };
