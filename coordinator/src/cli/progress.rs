@@ -43,22 +43,31 @@ impl Bar {
 
     /// Shows how many rows of how many are computed.
     pub fn rows(&self, what: &str, done: u64, total: u64) {
-        self.draw(ROWS, what, done.min(total), total);
+        let (done, tenths) = (done.min(total), done.min(total) * 10 / total.max(1));
+        match &self.plain {
+            Some(_) => self.line(&format!("{what}: {} % of {total} rows", tenths * 10)),
+            None => self.draw(ROWS, what, done, total),
+        }
+    }
+
+    /// A line of its own, where it says something new.
+    fn line(&self, text: &str) {
+        let Some(last) = &self.plain else { return };
+        let is_new = last.replace(text.to_string()) != text;
+        if is_new && std::io::stderr().is_terminal() {
+            eprintln!("{text}");
+        }
     }
 
     fn draw(&self, template: &str, what: &str, done: u64, total: u64) {
-        if let Some(last) = &self.plain {
-            let is_new = last.replace(what.to_string()) != what;
-            if is_new && std::io::stderr().is_terminal() {
-                eprintln!("{what}");
-            }
-            return;
+        if self.plain.is_some() {
+            return self.line(what);
         }
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
-        self.bar.set_style(style);
-        self.bar.set_message(what.to_string());
         self.bar.set_length(total);
         self.bar.set_position(done);
+        self.bar.set_message(what.to_string());
+        self.bar.set_style(style);
     }
 
     /// Shows a sentence.
@@ -85,6 +94,16 @@ mod tests {
         assert!(bar.bar.is_hidden());
         assert_eq!(*bar.plain.as_ref().unwrap().borrow(), "loading");
         assert!(Bar::of(false).plain.is_none());
+    }
+
+    #[test]
+    fn without_colour_rows_are_told_in_tenths() {
+        let bar = Bar::of(true);
+        let last = || bar.plain.as_ref().unwrap().borrow().clone();
+        bar.rows("computing the prompt", 512, 2000);
+        assert_eq!(last(), "computing the prompt: 20 % of 2000 rows");
+        bar.rows("computing the prompt", 2048, 2000);
+        assert_eq!(last(), "computing the prompt: 100 % of 2000 rows");
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
         state_bytes = facts.state_bytes,
         kernels = facts.kernels,
         threads = facts.threads,
-        seconds = facts.seconds,
+        ms = (facts.seconds * 1e3) as u64,
         "stage loaded"
     );
 }

@@ -202,6 +202,8 @@ fn choose(
         members.iter().filter(|m| m.presence == Presence::Connected).collect();
     let wanted = if goal.was_up { 1 } else { goal.expect.max(1) };
     if connected.len() < wanted {
+        let named = members.iter().filter(|m| m.named).count();
+        let wanted = if goal.was_up { wanted } else { wanted.max(named) };
         return lacking(goal, members, Lacking::Workers { there: connected.len(), wanted });
     }
     let who = match trusted_first(goal, &connected, enough) {

@@ -221,7 +221,8 @@ impl Supervisor {
             Line::Building { who: stages } | Line::Up { stages, .. } => Some(stages.as_slice()),
         };
         let there = self.members.values().filter(|m| m.conn().is_some()).count();
-        let expected = if self.goal.was_up { 1 } else { self.goal.expect.max(1) };
+        let named = self.members.values().filter(|m| !m.has_joined()).count();
+        let expected = if self.goal.was_up { 1 } else { self.goal.expect.max(named).max(1) };
         let called = Roll {
             expected,
             memory_needed_bytes: self.enough.bytes_over(there.max(expected)),

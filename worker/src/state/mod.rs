@@ -251,7 +251,7 @@ impl Worker {
             state_bytes = facts.state_bytes,
             kernels = facts.kernels,
             threads = facts.threads,
-            seconds = facts.seconds,
+            ms = (facts.seconds * 1e3) as u64,
             "loaded"
         );
         Ok(facts)
