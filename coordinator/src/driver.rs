@@ -5,7 +5,7 @@
 //! they can get, and a lane that takes no more ubatches is a broken lane. Decides nothing itself
 //! about what runs when.
 
-mod live;
+mod client;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -35,7 +35,7 @@ use crate::sched::{
     SchedConfig, Scheduler, StageTime,
 };
 use crate::wire;
-use live::Live;
+use client::Client;
 use states::{Done, Due, Outcome, States, Transfer};
 
 /// How often clients that went away are looked for.
@@ -178,7 +178,7 @@ struct Sent {
 struct Driver {
     sched: Scheduler,
     /// Submitted and not ended.
-    live: HashMap<RequestId, Live>,
+    live: HashMap<RequestId, Client>,
     /// Whose clients went away while actions are carried out; cancelled after these, since cancelling asks
     /// the scheduler for new ones, which must not overtake ubatches that are still to be sent.
     gone: Vec<RequestId>,
@@ -297,7 +297,7 @@ impl Driver {
         }
     }
 
-    fn with_live(&mut self, request: RequestId, act: impl FnOnce(&mut Live) -> bool) {
+    fn with_live(&mut self, request: RequestId, act: impl FnOnce(&mut Client) -> bool) {
         let gone = self.live.get_mut(&request).is_some_and(|live| !act(live));
         if gone {
             self.gone.push(request);
@@ -306,14 +306,14 @@ impl Driver {
 
     fn submit(&mut self, submission: Submission) {
         let status = self.status.borrow().clone();
-        if let Some(reason) = live::not_running(&status) {
+        if let Some(reason) = client::not_running(&status) {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
         let Submission { id, request, events, verdict, counts } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        self.live.insert(id, Live::new(self.now(), n_prompt, events, verdict, counts));
+        self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts));
         let Request { tokens, work, label } = request;
         self.step(Event::Submit(SchedRequest { id, label, prompt: tokens, work }));
         if let Some(live) = self.live.get_mut(&id) {
@@ -370,9 +370,9 @@ impl Driver {
             StateCall::Memory { reply } => {
                 // Without a line the reply is dropped, which says so.
                 if let Some(line) = &self.line {
-                    let doors = line.doors.clone();
+                    let state_access = line.state_access.clone();
                     tokio::spawn(async move {
-                        let memory = doors.memory().await;
+                        let memory = state_access.memory().await;
                         let failed = |reason| StateError::Failed { reason };
                         // Whoever asked may have gone.
                         let _ = reply.send(memory.map_err(failed));
@@ -387,7 +387,7 @@ impl Driver {
 
     fn start_transfers(&mut self) {
         if let Some(line) = &self.line {
-            self.states.start(self.in_flight.keys().min().copied(), line.epoch, &line.doors);
+            self.states.start(self.in_flight.keys().min().copied(), line.epoch, &line.state_access);
         }
     }
 

@@ -11,7 +11,7 @@ use super::lane::{self, OpenLine};
 use super::link::LineEvent;
 use super::load;
 use super::place::{self, PlaceError};
-use super::placed::{Identity, PlacedStage};
+use super::placed_stage::{Identity, PlacedStage};
 use super::progress::Progress;
 use super::reconcile::MemberId;
 use crate::model::Model;
@@ -67,8 +67,9 @@ pub async fn build(order: Order) -> Result<Built, BuildError> {
     let loaded = load::load(&placement, &model, &progress).await;
     loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
     let info = Arc::new(placement.info());
-    let (ends, doors) = (placement.ends(), placement.doors());
-    let opened = lane::open(&ends, epoch, &coordinator_id, placement.line, info, doors).await;
+    let (ends, state_access) = (placement.ends(), placement.state_access());
+    let opened =
+        lane::open(&ends, epoch, &coordinator_id, placement.line, info, state_access).await;
     let line = opened.map_err(BuildError::Open)?;
     Ok(Built { line, stages: placement.stages })
 }

@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::conn::WorkerError;
-use super::states::StateDoors;
+use super::states::StateAccess;
 use crate::handle::LineInfo;
 use crate::sched::LineSpec;
 
@@ -48,7 +48,7 @@ pub struct OpenLine {
     /// Who is in it, for people.
     pub info: Arc<LineInfo>,
     /// Who has its sequences' states.
-    pub doors: StateDoors,
+    pub state_access: StateAccess,
     /// Where ubatches go.
     pub ubatches: mpsc::Sender<LaneFrame>,
     /// Where their results come from.
@@ -100,12 +100,12 @@ pub async fn open(
     coordinator_id: &str,
     spec: LineSpec,
     info: Arc<LineInfo>,
-    doors: StateDoors,
+    state_access: StateAccess,
 ) -> Result<OpenLine, WorkerError> {
     let opened = timeout(OPEN_WITHIN, async {
         let results = open_results(ends, epoch, coordinator_id).await?;
         let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
-        Ok(OpenLine { epoch, spec, info, doors, ubatches, results, lane })
+        Ok(OpenLine { epoch, spec, info, state_access, ubatches, results, lane })
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());
@@ -186,7 +186,7 @@ mod silence {
     use tonic::{Status, body::Body};
 
     use super::*;
-    use crate::cluster::placed::Identity;
+    use crate::cluster::placed_stage::Identity;
 
     /// A stream of nothing.
     struct Nothing<T>(PhantomData<T>);
@@ -209,10 +209,10 @@ mod silence {
         pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
             let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
             let identity = Identity { epoch, coordinator_id: "test".to_string() };
-            let doors = StateDoors::new(identity, Vec::new());
+            let state_access = StateAccess::new(identity, Vec::new());
             let (results, lane) = (nothing(), nothing());
             let info = Arc::default();
-            (Self { epoch, spec, info, doors, ubatches, results, lane }, sent)
+            (Self { epoch, spec, info, state_access, ubatches, results, lane }, sent)
         }
     }
 }

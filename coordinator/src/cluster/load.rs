@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::conn::{Conn, WorkerError};
 use super::place::Placement;
-use super::placed::Identity;
+use super::placed_stage::Identity;
 use super::progress::{Part, Phase, Progress};
 use super::reconcile::MemberId;
 use crate::model::Model;

@@ -6,7 +6,7 @@
 //! Reading order: [`reconcile`] (what to do next, pure), `supervisor` (does it, and hears what happens),
 //! `member` (one worker as the supervisor wants it), `departed` (what is remembered of those that left),
 //! `dial` and `conn` (reaching one), `hearts` (whether it is still there), `enough` (whether some suffice), `local` (child processes), `join` (workers that come by themselves),
-//! `build` (from connected workers to an open line: `facts`, `place`, `placed`, `lease`, `load`, `lane`, with `progress`), `watch`
+//! `build` (from connected workers to an open line: `facts`, `place`, `placed_stage`, `lease`, `load`, `lane`, with `progress`), `watch`
 //! (who broke it), `roll` (who is there, in words), `link` (what the driver hears of it).
 
 mod build;
@@ -26,7 +26,7 @@ mod load;
 mod local;
 mod member;
 mod place;
-mod placed;
+mod placed_stage;
 mod progress;
 mod push;
 pub mod reconcile;
@@ -44,4 +44,4 @@ pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
 pub use place::PlaceError;
 pub use start::{Cluster, ask, start};
-pub use states::StateDoors;
+pub use states::StateAccess;

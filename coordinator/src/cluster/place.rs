@@ -27,10 +27,10 @@ use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
 use super::lease::Lease;
-use super::placed::{Identity, PlacedStage};
+use super::placed_stage::{Identity, PlacedStage};
 use super::progress::Progress;
 use super::reconcile::MemberId;
-use super::states::StateDoors;
+use super::states::StateAccess;
 use super::{hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
@@ -96,8 +96,8 @@ impl Placement {
     }
 
     /// Where the states of its sequences are.
-    pub fn doors(&self) -> StateDoors {
-        StateDoors::new(self.identity.clone(), self.stages.clone())
+    pub fn state_access(&self) -> StateAccess {
+        StateAccess::new(self.identity.clone(), self.stages.clone())
     }
 
     /// The line for people.

@@ -10,17 +10,17 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 
 use super::conn::WorkerError;
-use super::placed::{Identity, PlacedStage};
+use super::placed_stage::{Identity, PlacedStage};
 use crate::handle::StageResident;
 
 /// Who has the states of a line's sequences.
 #[derive(Clone, Debug)]
-pub struct StateDoors {
+pub struct StateAccess {
     identity: Identity,
     stages: Vec<PlacedStage>,
 }
 
-impl StateDoors {
+impl StateAccess {
     pub(super) fn new(identity: Identity, stages: Vec<PlacedStage>) -> Self {
         Self { identity, stages }
     }

@@ -6,7 +6,7 @@
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::cluster::StateDoors;
+use crate::cluster::StateAccess;
 use crate::handle::StateError;
 use crate::sched::{KeptId, KeptInfo};
 
@@ -90,16 +90,16 @@ impl States {
     }
 
     /// Starts what may start; `oldest` is the first ubatch that is not back.
-    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, doors: &StateDoors) {
+    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, state_access: &StateAccess) {
         let may_start = |waiting: &mut Waiting| match waiting.due {
             Due::Opened => false,
             Due::After(id) => oldest.is_none_or(|oldest| oldest > id),
             Due::Now => true,
         };
         for Waiting { kept, transfer, .. } in self.waiting.extract_if(.., may_start) {
-            let (doors, done) = (doors.clone(), self.done.clone());
+            let (state_access, done) = (state_access.clone(), self.done.clone());
             tokio::spawn(async move {
-                let outcome = perform(&doors, kept.slot, transfer).await;
+                let outcome = perform(&state_access, kept.slot, transfer).await;
                 // The driver may be gone; then who waits hears that.
                 let _ = done.send(Done { epoch, id: kept.id, outcome }).await;
             });
@@ -112,12 +112,14 @@ impl States {
     }
 }
 
-async fn perform(doors: &StateDoors, slot: SlotId, transfer: Transfer) -> Outcome {
+async fn perform(state_access: &StateAccess, slot: SlotId, transfer: Transfer) -> Outcome {
     let failed = |reason: String| StateError::Failed { reason };
     match transfer {
-        Transfer::Save(reply) => Outcome::Saved(doors.read(slot).await.map_err(failed), reply),
+        Transfer::Save(reply) => {
+            Outcome::Saved(state_access.read(slot).await.map_err(failed), reply)
+        }
         Transfer::Load(snapshot, reply) => {
-            Outcome::Loaded(doors.write(slot, snapshot).await.map_err(failed), reply)
+            Outcome::Loaded(state_access.write(slot, snapshot).await.map_err(failed), reply)
         }
     }
 }

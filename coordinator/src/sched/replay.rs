@@ -10,7 +10,7 @@
 //! and nobody else with it.
 
 use super::events::{Micros, Request, RequestError, RequestId, Work};
-use super::sequence::Sequence;
+use super::sequence::Admitted;
 
 /// A request under which so many lines were lost since it last got further than ever ends with an error;
 /// one less, and it runs alone.
@@ -49,7 +49,7 @@ impl Pending {
 
     /// A sequence that was on the line when it was lost for `reason`; an error if it was so too often.
     pub fn interrupted(
-        sequence: Sequence,
+        sequence: Admitted,
         reason: &str,
     ) -> Result<Self, (RequestId, RequestError)> {
         // Whoever had sent nothing has broken nothing.
@@ -59,7 +59,7 @@ impl Pending {
             let error = RequestError::LineLost { reason, generated: sequence.generated() };
             return Err((sequence.request, error));
         }
-        let Sequence { request: id, label, work, tokens: mut prompt, n_prompt, .. } = sequence;
+        let Admitted { request: id, label, work, tokens: mut prompt, n_prompt, .. } = sequence;
         let generated = prompt.split_off(n_prompt as usize);
         Ok(Self {
             request: Request { id, label, prompt, work },

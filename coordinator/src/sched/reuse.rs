@@ -13,7 +13,7 @@ use super::kept::{KeptInfo, NewKept};
 use super::line::Line;
 use super::pages::Holder;
 use super::replay::Pending;
-use super::sequence::{SeqNo, Sequence};
+use super::sequence::{Admitted, SeqNo};
 
 impl Line {
     /// Whether a slot and all pages that `request` may ever need are free, or held for kept sequences
@@ -33,7 +33,7 @@ impl Line {
     ///
     /// # Panics
     /// If there is no room ([`Line::has_room`]).
-    pub fn admit(&mut self, pending: Pending) -> Sequence {
+    pub fn admit(&mut self, pending: Pending) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
         let Pending { request, rows_returned, furthest, losses, .. } = pending;
@@ -47,7 +47,7 @@ impl Line {
                 (self.blocks.take(n_pages, Holder::Running).expect("has_room was asked"), 0)
             }
         };
-        Sequence {
+        Admitted {
             request: request.id,
             label: request.label,
             n_prompt: request.prompt.len() as u32,
@@ -104,7 +104,7 @@ impl Line {
     }
 
     /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
-    pub fn release(&mut self, sequence: &Sequence) {
+    pub fn release(&mut self, sequence: &Admitted) {
         for &block in &sequence.blocks {
             self.blocks.give_back(block, Holder::Running);
         }
@@ -115,7 +115,7 @@ impl Line {
     }
 
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
-    pub fn discard(&mut self, sequence: &Sequence) {
+    pub fn discard(&mut self, sequence: &Admitted) {
         for id in self.kept.covered_by(&sequence.tokens, Prefixes::All) {
             self.evict(id);
         }
@@ -132,7 +132,7 @@ impl Line {
 
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
     /// are no hindrance: whatever is copied from it comes after them.
-    pub fn retire(&mut self, no: SeqNo, sequence: Sequence) {
+    pub fn retire(&mut self, no: SeqNo, sequence: Admitted) {
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
         }
@@ -164,7 +164,7 @@ impl Line {
         });
     }
 
-    fn worth_keeping(&self, sequence: &Sequence) -> bool {
+    fn worth_keeping(&self, sequence: &Admitted) -> bool {
         let generated = matches!(sequence.work, Work::Generate { .. });
         // With one place only, the prompt's end is the better bet where the end of the answer is no
         // prefix of the next prompt unless the template repeats the answer as it was.
@@ -177,7 +177,7 @@ impl Line {
     /// The prompt of `sequence` is on its way and nothing after it: where only whole sequences can begin
     /// others, its state is copied before it goes on. Chat templates often rewrite an answer when it
     /// becomes part of the next prompt, and then only the prompt before it is a prefix of that.
-    pub fn keep_prompt(&mut self, sequence: &Sequence) {
+    pub fn keep_prompt(&mut self, sequence: &Admitted) {
         let len = sequence.n_prompt;
         let prompt = &sequence.tokens[..len as usize];
         if self.spec.prefixes == Prefixes::All || self.n_kept_places() == 0 {

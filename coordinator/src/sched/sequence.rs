@@ -32,7 +32,7 @@ pub(super) struct SeqNo(pub u64);
 
 /// An admitted request.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct Admitted {
     pub request: RequestId,
     pub label: Arc<str>,
     pub work: Work,
@@ -60,7 +60,7 @@ pub(super) struct Sequence {
     pub losses: u32,
 }
 
-impl Sequence {
+impl Admitted {
     pub fn n_tokens(&self) -> u32 {
         self.tokens.len() as u32
     }
@@ -102,7 +102,7 @@ impl Sequence {
         self.rows_returned.saturating_sub(self.sent)
     }
 
-    /// The next at most `max_rows` rows, marked as sent; no more than [`Sequence::reported_left`] where
+    /// The next at most `max_rows` rows, marked as sent; no more than [`Admitted::reported_left`] where
     /// there are such rows.
     ///
     /// # Panics
@@ -128,7 +128,7 @@ impl Sequence {
 /// All admitted sequences and the queues they stand in.
 #[derive(Debug, Default)]
 pub(super) struct Live {
-    seqs: BTreeMap<SeqNo, Sequence>,
+    seqs: BTreeMap<SeqNo, Admitted>,
     by_request: BTreeMap<RequestId, SeqNo>,
     /// Prompts not completely sent, oldest first.
     pub prefilling: VecDeque<SeqNo>,
@@ -138,7 +138,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub fn insert(&mut self, sequence: Sequence) {
+    pub fn insert(&mut self, sequence: Admitted) {
         let no = SeqNo(self.next);
         self.next += 1;
         self.by_request.insert(sequence.request, no);
@@ -146,7 +146,7 @@ impl Live {
         self.seqs.insert(no, sequence);
     }
 
-    pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Sequence> {
+    pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Admitted> {
         self.seqs.get_mut(&no)
     }
 
@@ -158,11 +158,11 @@ impl Live {
         self.by_request.get(&request).copied()
     }
 
-    pub fn of(&self, no: SeqNo) -> Option<&Sequence> {
+    pub fn of(&self, no: SeqNo) -> Option<&Admitted> {
         self.seqs.get(&no)
     }
 
-    pub fn remove(&mut self, no: SeqNo) -> Option<Sequence> {
+    pub fn remove(&mut self, no: SeqNo) -> Option<Admitted> {
         let sequence = self.seqs.remove(&no)?;
         self.by_request.remove(&sequence.request);
         self.prefilling.retain(|&other| other != no);
@@ -171,7 +171,7 @@ impl Live {
     }
 
     /// Removes and returns all, oldest first.
-    pub fn drain(&mut self) -> Vec<Sequence> {
+    pub fn drain(&mut self) -> Vec<Admitted> {
         self.by_request.clear();
         self.prefilling.clear();
         self.ready.clear();
@@ -193,7 +193,7 @@ impl Live {
 
     /// Whether anybody would feel a gap between tokens.
     pub fn has_streams(&self) -> bool {
-        self.seqs.values().any(Sequence::is_stream)
+        self.seqs.values().any(Admitted::is_stream)
     }
 
     /// Prompt rows not yet sent, of all sequences.

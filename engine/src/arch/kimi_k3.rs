@@ -12,7 +12,7 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::gguf::GgufError;
-use crate::kernels::SituBounds;
+use crate::kernels::GateBounds;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
@@ -23,7 +23,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     if n_head.iter().any(|n| *n != n_head[0]) {
         return Err(hp.bad("attention.head_count", "must be the same in all layers"));
     }
-    let activation = situ(hp)?;
+    let activation = bounded_gate(hp)?;
     let n_kv_head = hp.need_per_layer("attention.head_count_kv")?;
     let n_dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let mut layers = Vec::with_capacity(hp.n_layer());
@@ -60,7 +60,7 @@ fn residual(hp: &Hparams<'_>) -> Result<Residual, ModelError> {
 }
 
 /// The activation of all FFNs; a second bound that is not positive is none.
-fn situ(hp: &Hparams<'_>) -> Result<Activation, ModelError> {
+fn bounded_gate(hp: &Hparams<'_>) -> Result<Activation, ModelError> {
     let gate = hp.need_f32("activation.situ_beta")?;
     let linear = hp.need_f32("activation.situ_linear_beta")?;
     if !(gate.is_finite() && gate > 0.0) {
@@ -69,7 +69,7 @@ fn situ(hp: &Hparams<'_>) -> Result<Activation, ModelError> {
     if !linear.is_finite() {
         return Err(hp.bad("activation.situ_linear_beta", &format!("is {linear}")));
     }
-    Ok(Activation::Situ(SituBounds { gate, linear: (linear > 0.0).then_some(linear) }))
+    Ok(Activation::BoundedSilu(GateBounds { gate, linear: (linear > 0.0).then_some(linear) }))
 }
 
 fn kda(hp: &Hparams<'_>, n_head: usize, eps: f32) -> Result<KdaSpec, ModelError> {
@@ -197,8 +197,8 @@ mod tests {
         let BlockKind::Moe(moe) = &ffn.kind else { panic!("{ffn:?}") };
         assert_eq!(moe.latent, Some(LatentSpec { width: 8, stem: "routed", norm_eps: None }));
         assert_eq!((moe.norm_weights, moe.weights_scale, &moe.shared), (false, 1.0, &None));
-        let bounds = SituBounds { gate: 4.0, linear: Some(25.0) };
-        assert_eq!(moe.activation, Activation::Situ(bounds));
+        let bounds = GateBounds { gate: 4.0, linear: Some(25.0) };
+        assert_eq!(moe.activation, Activation::BoundedSilu(bounds));
     }
 
     #[test]
@@ -210,8 +210,8 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let spec = describe_with("activation.situ_linear_beta", 0.0).unwrap();
-        let bounds = SituBounds { gate: 4.0, linear: None };
-        assert_eq!(activation(spec), Activation::Situ(bounds));
+        let bounds = GateBounds { gate: 4.0, linear: None };
+        assert_eq!(activation(spec), Activation::BoundedSilu(bounds));
         let spec = describe_with("kda.gate_lower_bound", f32::NEG_INFINITY).unwrap();
         let BlockKind::Kda(kda) = &spec.layers[0].blocks[0].kind else { panic!("no mixer") };
         assert_eq!(kda.decay_bound, None);

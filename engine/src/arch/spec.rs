@@ -5,7 +5,7 @@ use super::{
     AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD,
 };
 use crate::error::ModelError;
-use crate::kernels::{MambaScan, SituBounds, SsdShape, SwiGluClamp, Window};
+use crate::kernels::{GateBounds, MambaScan, SsdShape, SwiGluClamp, Window};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -300,7 +300,7 @@ pub enum Activation {
     /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
     SwiGlu,
     /// SwiGLU with both factors bounded: `b tanh(gate x / b) sigmoid(gate x) * l tanh(up x / l)`.
-    Situ(SituBounds),
+    BoundedSilu(GateBounds),
     /// `max(up x, 0)²`; there is no gate matrix.
     ReluSquared,
     /// `gelu(gate x) * up x`, by the hyperbolic tangent.

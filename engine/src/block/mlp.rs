@@ -101,7 +101,7 @@ impl Mlp {
 pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], up: &mut [f32]) {
     match activation {
         Activation::SwiGlu => compute.silu_mul_inplace(up, gate),
-        Activation::Situ(bounds) => compute.situ_mul(up, gate, bounds),
+        Activation::BoundedSilu(bounds) => compute.bounded_gate_mul(up, gate, bounds),
         Activation::ReluSquared => compute.relu_squared(up),
         Activation::GeGlu => compute.gelu_mul(up, gate),
         Activation::Gelu => compute.gelu(up),

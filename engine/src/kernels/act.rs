@@ -7,10 +7,10 @@
 
 use bytemuck::Zeroable;
 
+use super::column_slices::{SlicedRows, Spare};
 use super::compute::Compute;
 use super::cpu::matmul_many::MANY_ROWS;
 use super::pack::PackedMatrix;
-use super::sliced::{SlicedRows, Spare};
 
 /// Elements that share a scale.
 pub(crate) const ACT_BLOCK: usize = 32;

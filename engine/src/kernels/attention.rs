@@ -139,7 +139,7 @@ struct Tile {
 }
 
 /// A call of [`Compute::attend`] with its shapes worked out.
-struct Plan<'a> {
+struct AttendCall<'a> {
     attend: &'a Attend<'a>,
     q: &'a [f32],
     group: usize,
@@ -157,7 +157,7 @@ impl Compute {
     /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie
     /// outside its blocks or the pool.
     pub fn attend(&self, attend: &Attend<'_>, q: &[f32], out: &mut [f32]) {
-        let plan = Plan::new(attend, q, out.len());
+        let plan = AttendCall::new(attend, q, out.len());
         let out = Rows::new(out, attend.layout.head_dim_v);
         let n_tiles = plan.tiles.len();
         if n_tiles >= self.pool().threads() * TILES_PER_THREAD {
@@ -187,7 +187,7 @@ impl Compute {
     }
 
     /// Fills the states of one span of a tile.
-    fn attend_span(&self, plan: &Plan<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
+    fn attend_span(&self, plan: &AttendCall<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
         let part = &plan.attend.parts[tile.part];
         let mut queries = [Query { q: &[], first_visible: 0, n_visible: 0 }; TILE_QUERIES];
         let n_queries = tile.queries.len();
@@ -211,7 +211,7 @@ impl Compute {
     }
 
     /// Merges the spans of a tile's queries and writes their outputs.
-    fn merge_tile(&self, plan: &Plan<'_>, tile: &Tile, states: &[f32], out: &Rows<'_, f32>) {
+    fn merge_tile(&self, plan: &AttendCall<'_>, tile: &Tile, states: &[f32], out: &Rows<'_, f32>) {
         for (t, i) in tile.queries.clone().enumerate() {
             let (row, head) = plan.row_and_head(tile, i);
             let at = row * plan.attend.n_head + head;
@@ -223,7 +223,7 @@ impl Compute {
                 n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE)
                     - tile.skipped,
                 sink: plan.attend.variant.sinks.map(|sinks| sinks[head]),
-                // SAFETY: parts have no row in common (`Plan::new` checks that), so that a query belongs
+                // SAFETY: parts have no row in common (`AttendCall::new` checks that), so that a query belongs
                 // to one tile, and each tile is merged once.
                 out: unsafe { out.rows(at..at + 1) },
             });
@@ -231,7 +231,7 @@ impl Compute {
     }
 }
 
-impl<'a> Plan<'a> {
+impl<'a> AttendCall<'a> {
     fn new(attend: &'a Attend<'a>, q: &'a [f32], out_len: usize) -> Self {
         let (layout, n_head) = (attend.layout, attend.n_head);
         assert!(

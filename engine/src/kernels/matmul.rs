@@ -98,7 +98,7 @@ fn row_group(n_rows: usize) -> usize {
 }
 
 /// How a job is cut.
-struct Plan {
+struct JobChunks {
     n_panels: usize,
     panels_per_chunk: usize,
     row_group: usize,
@@ -134,7 +134,7 @@ impl Compute {
         });
     }
 
-    fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<Plan> {
+    fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<JobChunks> {
         let cost = |job: &MatmulJob<'_>| {
             let (n_rows, group) = (job.rows.len(), row_group(job.rows.len()));
             n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
@@ -156,8 +156,14 @@ impl Compute {
             let panels_per_chunk = (target / cost).clamp(1, n_panels.max(1));
             let panel_chunks = n_panels.div_ceil(panels_per_chunk);
             let n_chunks = panel_chunks * n_rows.div_ceil(row_group);
-            let plan =
-                Plan { n_panels, panels_per_chunk, row_group, first_chunk, panel_chunks, n_chunks };
+            let plan = JobChunks {
+                n_panels,
+                panels_per_chunk,
+                row_group,
+                first_chunk,
+                panel_chunks,
+                n_chunks,
+            };
             first_chunk += n_chunks;
             plan
         };

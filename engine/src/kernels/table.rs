@@ -3,10 +3,11 @@
 
 use super::act::ActBlock;
 use super::attention::{AttendMerge, AttendTile};
+use super::bounded_gate::GateBounds;
 use super::conv::ConvTile;
 use super::cpu;
 use super::delta::DeltaTile;
-use super::depth::DepthRow;
+use super::depth_attention::DepthRow;
 use super::error::KernelError;
 use super::gates::SwiGluClamp;
 use super::kv::KvRow;
@@ -15,7 +16,6 @@ use super::matmul::MatmulChunk;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
-use super::situ::SituBounds;
 use super::ssd::SsdTile;
 use super::wkv7::{Wkv7Head, Wkv7Tile};
 
@@ -42,7 +42,7 @@ pub struct Kernels {
     pub(super) tanh: fn(&mut [f32]),
     pub(super) softplus: fn(&mut [f32]),
     pub(super) relu_squared: fn(&mut [f32]),
-    pub(super) situ_mul: fn(&mut [f32], &[f32], SituBounds),
+    pub(super) bounded_gate_mul: fn(&mut [f32], &[f32], GateBounds),
     pub(super) gelu: fn(&mut [f32]),
     pub(super) gelu_mul: fn(&mut [f32], &[f32]),
     pub(super) clamped_swiglu_mul: fn(&mut [f32], &[f32], SwiGluClamp),
@@ -94,7 +94,7 @@ impl Kernels {
             tanh: cpu::elementwise::tanh::<S>,
             softplus: cpu::elementwise::softplus::<S>,
             relu_squared: cpu::elementwise::relu_squared::<S>,
-            situ_mul: cpu::situ::situ_mul::<S>,
+            bounded_gate_mul: cpu::bounded_gate::bounded_gate_mul::<S>,
             gelu: cpu::gates::gelu::<S>,
             gelu_mul: cpu::gates::gelu_mul::<S>,
             clamped_swiglu_mul: cpu::gates::clamped_swiglu_mul::<S>,
@@ -109,7 +109,7 @@ impl Kernels {
             delta_chunked: cpu::delta_chunked::delta_chunked::<S>,
             decay_factors: cpu::delta::decay_factors::<S>,
             bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
-            attend_depth: cpu::depth::attend_depth::<S>,
+            attend_depth: cpu::depth_attention::attend_depth::<S>,
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,

@@ -1,7 +1,7 @@
 //! The end of the line: wanted rows to logits, logits to tokens.
 
-use super::carried::Carried;
-use super::read::Read;
+use super::block_input::BlockInput;
+use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, Want};
@@ -13,7 +13,7 @@ use crate::state::{PartRows, Sequences};
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
     pub(super) spec: HeadSpec,
-    pub(super) read: Read,
+    pub(super) read: BlockInput,
     pub(super) output: PackedMatrix,
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
@@ -28,7 +28,7 @@ impl Head {
         scratch: &mut Scratch,
         sequences: &Sequences,
         parts: &[PartRows],
-        wanted: &Carried,
+        wanted: &BoundaryRows,
     ) -> Vec<RowOutput> {
         let n_vocab = self.output.rows();
         let n = wanted.hidden.len() / self.output.cols();
@@ -58,7 +58,7 @@ impl Head {
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
-        rows: &Carried,
+        rows: &BoundaryRows,
         n: usize,
     ) -> Vec<f32> {
         let n_embd = self.output.cols();
@@ -125,7 +125,7 @@ mod tests {
                 logit_scale: 1.0,
                 softcap: None,
             },
-            read: Read::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
+            read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
             bias: None,
             sampler: Sampler::new(),
@@ -156,7 +156,7 @@ mod tests {
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
         let run = |hidden: &[f32]| {
             let mut scratch = Scratch::default();
-            let wanted = Carried::stream(hidden.to_vec());
+            let wanted = BoundaryRows::stream(hidden.to_vec());
             head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, &wanted)
         };
         let rows = run(&hidden);

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::block_input::{BlockInput, Mix};
 use super::embedding::Embedding;
 use super::fingerprint;
 use super::head::Head;
 use super::norm::Norm;
-use super::read::{Mix, Read};
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
@@ -170,7 +170,7 @@ fn load_read(
     norm: Option<&str>,
     score: Option<&str>,
     eps: f32,
-) -> Result<Read, ModelError> {
+) -> Result<BlockInput, ModelError> {
     let mix = match score {
         Some(score) => Some(Mix::load(loader, &format!("{stem}{score}"), spec.n_embd, eps)?),
         None => None,
@@ -179,7 +179,7 @@ fn load_read(
         Some(norm) => Some(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?),
         None => None,
     };
-    Ok(Read::new(norm, mix))
+    Ok(BlockInput::new(norm, mix))
 }
 
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {

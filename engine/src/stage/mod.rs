@@ -4,13 +4,13 @@
 //! one, what was wanted of them. The same ubatches in the same order give the same bits on every
 //! cut: nothing here depends on how rows are grouped. It knows no network and keeps no clock.
 
-mod carried;
+mod block_input;
+mod boundary_rows;
 mod embedding;
 mod fingerprint;
 mod head;
 mod load;
 mod norm;
-mod read;
 mod snapshot;
 mod wanted;
 
@@ -26,11 +26,11 @@ use crate::block::{Block, BlockCx, Scratch};
 use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
-use carried::Carried;
+use block_input::BlockInput;
+use boundary_rows::BoundaryRows;
 use embedding::Embedding;
 use head::Head;
 use norm::Norm;
-use read::Read;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +82,7 @@ struct LoadedBlock {
     index: usize,
     spec: BlockSpec,
     /// `None` where the block reads what the one before it read.
-    read: Option<Read>,
+    read: Option<BlockInput>,
     /// A norm of the block's output.
     post_norm: Option<Norm>,
     /// Whether the stream is kept as it is, and goes on as the block's output.
@@ -141,8 +141,10 @@ impl Stage {
         self.run_actions(&applied);
         let n_rows = ub.n_rows();
         let mut rows = match input {
-            Some(input) => Carried::from_boundary(input, &self.spec.boundary(self.layers.start)),
-            None => Carried::stream(self.embed(ub)),
+            Some(input) => {
+                BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
+            }
+            None => BoundaryRows::stream(self.embed(ub)),
         };
         if self.head.is_none() {
             self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut rows);
@@ -239,7 +241,7 @@ impl Stage {
         range: Range<usize>,
         parts: &[PartRows],
         n_rows: usize,
-        rows: &mut Carried,
+        rows: &mut BoundaryRows,
     ) {
         if n_rows == 0 {
             return;

@@ -1,6 +1,6 @@
 //! The architectures that can be made, and what holds for the sizes of all.
 
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2,
     mixtures, rwkv, transformer, vocab,
@@ -13,7 +13,7 @@ const MAX_DIMENSION: usize = 1 << 24;
 #[derive(Clone, Copy, Debug)]
 pub struct Arch {
     name: &'static str,
-    build: fn(&Shape, &mut Plan) -> Result<(), String>,
+    build: fn(&Shape, &mut ModelPlan) -> Result<(), String>,
 }
 
 impl PartialEq for Arch {
@@ -112,9 +112,9 @@ impl Arch {
 }
 
 /// Checks the sizes and lists metadata and tensors.
-pub(super) fn plan(spec: &Spec) -> Result<Plan, SynthError> {
+pub(super) fn plan(spec: &Spec) -> Result<ModelPlan, SynthError> {
     let fail = |problem| SynthError::Shape { arch: spec.arch.name, problem };
-    let mut plan = Plan::new(spec.arch.name, spec.quant, &spec.shape);
+    let mut plan = ModelPlan::new(spec.arch.name, spec.quant, &spec.shape);
     check(&spec.shape).map_err(fail)?;
     (spec.arch.build)(&spec.shape, &mut plan).map_err(fail)?;
     Ok(plan)

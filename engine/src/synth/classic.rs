@@ -10,10 +10,14 @@ use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, embedding_matrices, ffn, ffn_matrices,
     refuse_experts, transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// Metadata, embedding and layers; the last norm has a bias.
-fn layers(shape: &Shape, plan: &mut Plan, layer: impl Fn(&mut Plan)) -> Result<(), String> {
+fn layers(
+    shape: &Shape,
+    plan: &mut ModelPlan,
+    layer: impl Fn(&mut ModelPlan),
+) -> Result<(), String> {
     refuse_experts(shape)?;
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
@@ -28,13 +32,13 @@ fn layers(shape: &Shape, plan: &mut Plan, layer: impl Fn(&mut Plan)) -> Result<(
 }
 
 /// A LayerNorm.
-fn norm(shape: &Shape, plan: &mut Plan, name: &str) {
+fn norm(shape: &Shape, plan: &mut ModelPlan, name: &str) {
     plan.norm(name, shape.n_embd);
     plan.bias(name, shape.n_embd);
 }
 
 /// A way up and a way down without a gate.
-fn two_matrices(shape: &Shape, plan: &mut Plan, biases: bool) {
+fn two_matrices(shape: &Shape, plan: &mut ModelPlan, biases: bool) {
     plan.matrix("ffn_up", Role::Matrix, &[shape.n_embd, shape.n_ff], 1.0);
     let down = Role::FfnDown { expert: false };
     plan.matrix("ffn_down", down, &[shape.n_ff, shape.n_embd], 1.0);
@@ -45,14 +49,14 @@ fn two_matrices(shape: &Shape, plan: &mut Plan, biases: bool) {
 }
 
 /// One tensor for queries, keys and values, with its bias, and a bias on the way back.
-fn fused_with_biases(shape: &Shape, plan: &mut Plan) {
+fn fused_with_biases(shape: &Shape, plan: &mut ModelPlan) {
     fused_projections(shape, plan);
     plan.bias("attn_qkv", (shape.n_head + 2 * shape.n_head_kv) * shape.head_dim);
     plan.bias("attn_output", shape.n_embd);
 }
 
 /// starcoder2: GELU and biases everywhere.
-pub(super) fn starcoder2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn starcoder2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
         projections(shape, plan);
@@ -64,7 +68,7 @@ pub(super) fn starcoder2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// codeshell: starcoder2 with one tensor for queries, keys and values.
-pub(super) fn codeshell(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn codeshell(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -75,7 +79,7 @@ pub(super) fn codeshell(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// orion: llama's block with LayerNorms.
-pub(super) fn orion(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn orion(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -86,7 +90,7 @@ pub(super) fn orion(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// nemotron: squared ReLUs, half-rotated heads.
-pub(super) fn nemotron(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn nemotron(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -99,7 +103,7 @@ pub(super) fn nemotron(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// gptneox: a norm each for attention and FFN beside each other, half-rotated heads.
-pub(super) fn gptneox(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn gptneox(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -113,7 +117,7 @@ pub(super) fn gptneox(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// phi2: one norm for attention and FFN, a bias of the logits.
-pub(super) fn phi2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn phi2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -126,7 +130,7 @@ pub(super) fn phi2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// falcon as the large ones are: a norm each for attention and FFN beside each other.
-pub(super) fn falcon(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn falcon(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
         norm(shape, plan, "attn_norm_2");
@@ -136,7 +140,7 @@ pub(super) fn falcon(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// stablelm as the large one is: one norm for attention and FFN, norms of each head, half-rotated.
-pub(super) fn stablelm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn stablelm(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     layers(shape, plan, |plan| {
         norm(shape, plan, "attn_norm");
@@ -150,13 +154,13 @@ pub(super) fn stablelm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// llama's block under other names: internlm2, xverse, exaone.
-pub(super) fn llama_like(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn llama_like(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     scaled(shape, plan, EMBEDDING)
 }
 
 /// minicpm: granite's scales.
-pub(super) fn minicpm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn minicpm(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     const EMBEDDING_SCALE: f32 = 12.0;
     plan.number("embedding_scale", EMBEDDING_SCALE);
     plan.number("residual_scale", 0.6);
@@ -164,7 +168,7 @@ pub(super) fn minicpm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     scaled(shape, plan, EMBEDDING / EMBEDDING_SCALE)
 }
 
-fn scaled(shape: &Shape, plan: &mut Plan, deviation: f32) -> Result<(), String> {
+fn scaled(shape: &Shape, plan: &mut ModelPlan, deviation: f32) -> Result<(), String> {
     refuse_experts(shape)?;
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
@@ -178,7 +182,7 @@ fn scaled(shape: &Shape, plan: &mut Plan, deviation: f32) -> Result<(), String> 
 }
 
 /// gemma, the first: scaled embeddings, gated GELU.
-pub(super) fn gemma(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn gemma(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     if !shape.tied {
         return Err("its output matrix is the embedding, choose a size where it is".to_owned());
     }
@@ -194,7 +198,7 @@ pub(super) fn gemma(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// arcee: squared ReLUs.
-pub(super) fn arcee(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn arcee(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);
     plan.global_norm("rope_freqs", shape.head_dim / 2);
@@ -209,7 +213,7 @@ pub(super) fn arcee(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// chatglm: fused projections with a bias, a fused way up, half-rotated heads.
-pub(super) fn chatglm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn chatglm(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);
     half_rotated(shape, plan);
@@ -226,7 +230,7 @@ pub(super) fn chatglm(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// olmo, the first: norms without weights, clamped queries, keys and values.
-pub(super) fn olmo(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn olmo(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     whole_heads(shape)?;
     transformer_metadata(shape, plan);

@@ -6,7 +6,7 @@
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{ATTENTION_GAIN, gated_experts};
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{Experts, Shape};
 
 /// Spread of what is usually about 0.
@@ -34,19 +34,19 @@ pub(super) fn untied(shape: &Shape) -> Result<(), String> {
 }
 
 /// Positions that a window holds: 128 of a context of 131072.
-pub(super) fn window(shape: &Shape, plan: &mut Plan) {
+pub(super) fn window(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("attention.sliding_window", (shape.context / 1024).clamp(16, 4096));
 }
 
 /// YaRN over an eighth of the context.
-pub(super) fn yarn(shape: &Shape, plan: &mut Plan) {
+pub(super) fn yarn(shape: &Shape, plan: &mut ModelPlan) {
     plan.text("rope.scaling.type", "yarn");
     plan.number("rope.scaling.factor", 8.0);
     plan.count("rope.scaling.original_context_length", shape.context.div_ceil(8));
 }
 
 /// Rotation of the first half of each head.
-pub(super) fn half_rotated(shape: &Shape, plan: &mut Plan) {
+pub(super) fn half_rotated(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("rope.dimension_count", shape.head_dim / 2);
 }
 
@@ -56,7 +56,7 @@ pub(super) fn dense_layers(shape: &Shape) -> usize {
 }
 
 /// Attention's matrices, without the norm before it.
-pub(super) fn projections(shape: &Shape, plan: &mut Plan) {
+pub(super) fn projections(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = widths(shape);
     plan.matrix("attn_q", Role::Matrix, &[shape.n_embd, q], 1.0);
     plan.matrix("attn_k", Role::AttnK, &[shape.n_embd, kv], 1.0);
@@ -65,14 +65,14 @@ pub(super) fn projections(shape: &Shape, plan: &mut Plan) {
 }
 
 /// As [`projections`], with one tensor for queries, keys and values.
-pub(super) fn fused_projections(shape: &Shape, plan: &mut Plan) {
+pub(super) fn fused_projections(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = widths(shape);
     plan.matrix("attn_qkv", Role::Matrix, &[shape.n_embd, q + 2 * kv], 1.0);
     plan.matrix("attn_output", Role::AttnOutput, &[q, shape.n_embd], ATTENTION_GAIN);
 }
 
 /// Biases of queries, keys and values.
-pub(super) fn qkv_biases(shape: &Shape, plan: &mut Plan) {
+pub(super) fn qkv_biases(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = widths(shape);
     plan.bias("attn_q", q);
     plan.bias("attn_k", kv);
@@ -80,33 +80,33 @@ pub(super) fn qkv_biases(shape: &Shape, plan: &mut Plan) {
 }
 
 /// Norms of each head of q and k.
-pub(super) fn head_norms(shape: &Shape, plan: &mut Plan) {
+pub(super) fn head_norms(shape: &Shape, plan: &mut ModelPlan) {
     plan.norm("attn_q_norm", shape.head_dim);
     plan.norm("attn_k_norm", shape.head_dim);
 }
 
 /// Norms of q and k over all heads together.
-pub(super) fn wide_norms(shape: &Shape, plan: &mut Plan) {
+pub(super) fn wide_norms(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = widths(shape);
     plan.norm("attn_q_norm", q);
     plan.norm("attn_k_norm", kv);
 }
 
 /// A way up that has the gate's rows first, and the way down.
-pub(super) fn fused_ffn(shape: &Shape, plan: &mut Plan) {
+pub(super) fn fused_ffn(shape: &Shape, plan: &mut ModelPlan) {
     plan.matrix("ffn_up", Role::Matrix, &[shape.n_embd, 2 * shape.n_ff], 1.0);
     let down = Role::FfnDown { expert: false };
     plan.matrix("ffn_down", down, &[shape.n_ff, shape.n_embd], 1.0);
 }
 
 /// A router and its experts.
-pub(super) fn mixture(shape: &Shape, plan: &mut Plan, experts: Experts) {
+pub(super) fn mixture(shape: &Shape, plan: &mut ModelPlan, experts: Experts) {
     plan.matrix("ffn_gate_inp", Role::Precise, &[shape.n_embd, experts.count], 1.0);
     gated_experts(plan, shape.n_embd, experts);
 }
 
 /// Biases of the router and of each matrix of each expert.
-pub(super) fn expert_biases(shape: &Shape, plan: &mut Plan, experts: Experts) {
+pub(super) fn expert_biases(shape: &Shape, plan: &mut ModelPlan, experts: Experts) {
     plan.bias("ffn_gate_inp", experts.count);
     for (part, width) in [("gate", experts.n_ff), ("up", experts.n_ff), ("down", shape.n_embd)] {
         let name = format!("ffn_{part}_exps.bias");
@@ -115,7 +115,7 @@ pub(super) fn expert_biases(shape: &Shape, plan: &mut Plan, experts: Experts) {
 }
 
 /// A score without a value for each head, about as large as those of positions.
-pub(super) fn sinks(shape: &Shape, plan: &mut Plan) {
+pub(super) fn sinks(shape: &Shape, plan: &mut ModelPlan) {
     plan.precise("attn_sinks.weight", &[shape.n_head], Fill::AroundOne(1.0));
 }
 

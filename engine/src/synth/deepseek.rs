@@ -4,11 +4,11 @@ use super::Shape;
 use super::decoder::dense_layers;
 use super::file_type::Role;
 use super::parts::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// deepseek2 as V3 has it: low-rank queries, one dense layer before the experts, sigmoid router with
 /// a bias, groups, YaRN.
-pub(super) fn deepseek2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let latent = Latent::of(shape);
     base_metadata(shape, plan);
@@ -64,7 +64,7 @@ impl Latent {
         }
     }
 
-    pub(super) fn metadata(&self, shape: &Shape, plan: &mut Plan) {
+    pub(super) fn metadata(&self, shape: &Shape, plan: &mut ModelPlan) {
         plan.count("attention.q_lora_rank", self.q_rank);
         plan.count("attention.kv_lora_rank", self.kv_rank);
         plan.count("attention.key_length", self.kv_rank + self.n_pe);
@@ -76,7 +76,7 @@ impl Latent {
 }
 
 /// The tensors of latent attention and of the norm before it.
-pub(super) fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
+pub(super) fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
     let &Latent { q_rank, kv_rank, n_pe } = latent;
     let (n_embd, n_head, dim) = (shape.n_embd, shape.n_head, shape.head_dim);
     plan.norm("attn_norm", n_embd);

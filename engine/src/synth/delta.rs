@@ -7,7 +7,7 @@ use super::parts::{
     ATTENTION_GAIN, EMBEDDING, dense_or_experts, embedding, ffn_matrices, refuse_experts,
     transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 const CONV_TAPS: usize = 4;
 /// Spread of the decay rates around -1.
@@ -16,26 +16,26 @@ const DECAY_SPREAD: f32 = 0.25;
 const INTERVAL: usize = 4;
 
 /// qwen35: gated delta nets, one gated attention in four layers, dense FFNs.
-pub(super) fn qwen35(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen35(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     sections(shape, plan);
     qwen_layers(shape, plan, false)
 }
 
 /// qwen35moe: qwen35 with experts.
-pub(super) fn qwen35moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen35moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     sections(shape, plan);
     qwen_experts(shape, plan)?;
     qwen_layers(shape, plan, false)
 }
 
 /// qwen3next: as qwen35moe with other orders of heads and rows.
-pub(super) fn qwen3next(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen3next(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     qwen_experts(shape, plan)?;
     qwen_layers(shape, plan, true)
 }
 
-fn qwen_experts(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+fn qwen_experts(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("expert_shared_feed_forward_length", experts.n_ff);
@@ -48,13 +48,13 @@ fn n_rot(shape: &Shape) -> usize {
 }
 
 /// All rotated pairs take the position of the text.
-fn sections(shape: &Shape, plan: &mut Plan) {
+fn sections(shape: &Shape, plan: &mut ModelPlan) {
     let pairs = n_rot(shape) / 2;
     let third = pairs.div_ceil(3);
     plan.counts("rope.dimension_sections", [third, third, third, 0]);
 }
 
-fn qwen_layers(shape: &Shape, plan: &mut Plan, by_key_head: bool) -> Result<(), String> {
+fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result<(), String> {
     let net = NetShape::of(shape);
     transformer_metadata(shape, plan);
     plan.count("rope.dimension_count", n_rot(shape));
@@ -99,7 +99,7 @@ impl NetShape {
     }
 }
 
-fn gated_attention(shape: &Shape, plan: &mut Plan) {
+fn gated_attention(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = (shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim);
     plan.matrix("attn_q", Role::Matrix, &[shape.n_embd, 2 * q], 1.0);
     plan.matrix("attn_k", Role::AttnK, &[shape.n_embd, kv], 1.0);
@@ -109,7 +109,7 @@ fn gated_attention(shape: &Shape, plan: &mut Plan) {
     plan.matrix("attn_output", Role::AttnOutput, &[q, shape.n_embd], ATTENTION_GAIN);
 }
 
-fn delta_net(shape: &Shape, net: &NetShape, plan: &mut Plan, by_key_head: bool) {
+fn delta_net(shape: &Shape, net: &NetShape, plan: &mut ModelPlan, by_key_head: bool) {
     let (keys, values) = (net.n_key_head * net.d, net.n_head * net.d);
     let all = 2 * keys + values;
     plan.matrix("attn_qkv", Role::Matrix, &[shape.n_embd, all], 1.0);

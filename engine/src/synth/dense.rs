@@ -9,14 +9,14 @@ use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, refuse_experts,
     transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// Metadata of a transformer without experts, then its layers.
 fn layers(
     shape: &Shape,
-    plan: &mut Plan,
+    plan: &mut ModelPlan,
     deviation: f32,
-    layer: impl Fn(&mut Plan),
+    layer: impl Fn(&mut ModelPlan),
 ) -> Result<(), String> {
     refuse_experts(shape)?;
     embedding(shape, plan, deviation);
@@ -28,7 +28,7 @@ fn layers(
 }
 
 /// glm4: biases, a fused way up, norms of what attention and FFN give, rotation of half a head.
-pub(super) fn glm4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn glm4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     transformer_metadata(shape, plan);
     half_rotated(shape, plan);
     layers(shape, plan, EMBEDDING, |plan| {
@@ -42,7 +42,7 @@ pub(super) fn glm4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// gemma2: windows in every second layer, bounds, norms around everything.
-pub(super) fn gemma2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn gemma2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     tied(shape)?;
     transformer_metadata(shape, plan);
     window(shape, plan);
@@ -52,7 +52,7 @@ pub(super) fn gemma2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// gemma3: windows in two of three layers, with a rotation of their own, and norms of each head too.
-pub(super) fn gemma3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn gemma3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     tied(shape)?;
     transformer_metadata(shape, plan);
     window(shape, plan);
@@ -74,7 +74,7 @@ fn tied(shape: &Shape) -> Result<(), String> {
     }
 }
 
-fn gemma_layer(shape: &Shape, plan: &mut Plan) {
+fn gemma_layer(shape: &Shape, plan: &mut ModelPlan) {
     attention(shape, plan);
     plan.norm("post_attention_norm", shape.n_embd);
     ffn(shape, plan);
@@ -83,7 +83,7 @@ fn gemma_layer(shape: &Shape, plan: &mut Plan) {
 
 /// mistral3: YaRN with a ramp and a magnitude of its own, queries that grow every 32 positions (in a
 /// context of 32768).
-pub(super) fn mistral3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn mistral3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     transformer_metadata(shape, plan);
     yarn(shape, plan);
     plan.count("rope.scaling.original_context_length", shape.context.div_ceil(1024));
@@ -98,7 +98,7 @@ pub(super) fn mistral3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// phi3: fused projections and way up, longrope over half of each head.
-pub(super) fn phi3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn phi3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
     half_rotated(shape, plan);
@@ -115,16 +115,16 @@ pub(super) fn phi3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// ernie4_5: llama's block.
-pub(super) fn ernie4_5(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn ernie4_5(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     plain(shape, plan)
 }
 
 /// smollm3: llama's block, every fourth layer without rotation.
-pub(super) fn smollm3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn smollm3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     plain(shape, plan)
 }
 
-fn plain(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+fn plain(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     transformer_metadata(shape, plan);
     layers(shape, plan, EMBEDDING, |plan| {
         attention(shape, plan);
@@ -133,7 +133,7 @@ fn plain(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// hunyuan-dense: norms of each head behind a rotation whose base is stretched.
-pub(super) fn hunyuan_dense(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn hunyuan_dense(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     transformer_metadata(shape, plan);
     plan.number("rope.scaling.alpha", 50.0);
     layers(shape, plan, EMBEDDING, |plan| {
@@ -144,7 +144,7 @@ pub(super) fn hunyuan_dense(shape: &Shape, plan: &mut Plan) -> Result<(), String
 }
 
 /// seed_oss: biases, the FFN's norm under another name.
-pub(super) fn seed_oss(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn seed_oss(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     transformer_metadata(shape, plan);
     layers(shape, plan, EMBEDDING, |plan| {
         attention(shape, plan);
@@ -155,7 +155,7 @@ pub(super) fn seed_oss(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// command-r: attention and FFN beside each other, norms of each head in models of 64 layers and more.
-pub(super) fn command_r(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn command_r(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     cohere_metadata(shape, plan)?;
     layers(shape, plan, EMBEDDING, |plan| {
         cohere_layer(shape, plan);
@@ -167,13 +167,13 @@ pub(super) fn command_r(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// cohere2: command-r with windows in three of four layers, which alone are rotated.
-pub(super) fn cohere2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn cohere2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     cohere_metadata(shape, plan)?;
     window(shape, plan);
     layers(shape, plan, EMBEDDING, |plan| cohere_layer(shape, plan))
 }
 
-fn cohere_metadata(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+fn cohere_metadata(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     tied(shape)?;
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
@@ -182,14 +182,14 @@ fn cohere_metadata(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn cohere_layer(shape: &Shape, plan: &mut Plan) {
+fn cohere_layer(shape: &Shape, plan: &mut ModelPlan) {
     attention(shape, plan);
     ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
 }
 
 /// olmo2 as OLMo 3 has it: norms behind attention and FFN, windows in three of four layers, YaRN in the
 /// fourth.
-pub(super) fn olmo2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn olmo2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
@@ -204,7 +204,7 @@ pub(super) fn olmo2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// exaone4: norms behind attention and FFN and of each head, windows in the model of 64 layers.
-pub(super) fn exaone4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn exaone4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     whole_heads(shape)?;
     transformer_metadata(shape, plan);
     if shape.n_layer == 64 {
@@ -218,7 +218,7 @@ pub(super) fn exaone4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     })
 }
 
-fn post_norms_and_ffn(shape: &Shape, plan: &mut Plan) {
+fn post_norms_and_ffn(shape: &Shape, plan: &mut ModelPlan) {
     plan.norm("post_attention_norm", shape.n_embd);
     ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
     plan.norm("post_ffw_norm", shape.n_embd);

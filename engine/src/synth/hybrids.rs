@@ -7,7 +7,7 @@ use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, embedding_matrices, ffn, refuse_experts,
     transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// States of a Mamba channel.
 const N_STATE: usize = 16;
@@ -18,7 +18,7 @@ const DECAY_SPREAD: f32 = 0.25;
 const SMALL: f32 = 0.1;
 
 /// mamba: mixers alone.
-pub(super) fn mamba(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn mamba(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     mamba_metadata(shape, plan);
     plan.count("context_length", shape.context);
@@ -38,7 +38,7 @@ pub(super) fn mamba(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 
 /// jamba: of four layers the third has attention, the others a Mamba mixer with norms; every second
 /// layer has experts where the size has some.
-pub(super) fn jamba(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn jamba(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     whole_heads(shape)?;
     // The FFN's key stands for experts as well.
     let n_ff = shape.experts.map_or(shape.n_ff, |experts| experts.n_ff);
@@ -60,13 +60,13 @@ pub(super) fn jamba(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// lfm2: of four layers the third has attention, the others a short convolution.
-pub(super) fn lfm2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn lfm2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     lfm2_layers(shape, plan, shape.n_layer)
 }
 
 /// lfm2moe: lfm2 with experts behind a sigmoid router after the first layer.
-pub(super) fn lfm2moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn lfm2moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("leading_dense_block_count", 1);
@@ -74,7 +74,7 @@ pub(super) fn lfm2moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     lfm2_layers(shape, plan, 1)
 }
 
-fn lfm2_layers(shape: &Shape, plan: &mut Plan, n_dense: usize) -> Result<(), String> {
+fn lfm2_layers(shape: &Shape, plan: &mut ModelPlan, n_dense: usize) -> Result<(), String> {
     whole_heads(shape)?;
     hybrid_metadata(shape, plan);
     plan.count("shortconv.l_cache", CONV_TAPS - 1);
@@ -103,7 +103,7 @@ fn has_attention(il: usize) -> bool {
 }
 
 /// A transformer's metadata with KV heads where there is attention.
-fn hybrid_metadata(shape: &Shape, plan: &mut Plan) {
+fn hybrid_metadata(shape: &Shape, plan: &mut ModelPlan) {
     transformer_metadata(shape, plan);
     let heads = (0..shape.n_layer).map(|il| if has_attention(il) { shape.n_head_kv } else { 0 });
     plan.counts("attention.head_count_kv", heads);
@@ -116,7 +116,7 @@ fn whole_heads(shape: &Shape) -> Result<(), String> {
     Err("the heads together must be as wide as the residual stream".to_owned())
 }
 
-fn mamba_metadata(shape: &Shape, plan: &mut Plan) {
+fn mamba_metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("ssm.conv_kernel", CONV_TAPS);
     plan.count("ssm.inner_size", 2 * shape.n_embd);
     plan.count("ssm.state_size", N_STATE);
@@ -127,7 +127,7 @@ fn dt_rank(shape: &Shape) -> usize {
     shape.n_embd.div_ceil(16)
 }
 
-fn mamba_mixer(shape: &Shape, plan: &mut Plan, norms: bool) {
+fn mamba_mixer(shape: &Shape, plan: &mut ModelPlan, norms: bool) {
     let (d, rank) = (2 * shape.n_embd, dt_rank(shape));
     plan.norm("attn_norm", shape.n_embd);
     plan.matrix("ssm_in", Role::Matrix, &[shape.n_embd, 2 * d], 1.0);
@@ -146,7 +146,7 @@ fn mamba_mixer(shape: &Shape, plan: &mut Plan, norms: bool) {
     plan.matrix("ssm_out", Role::Matrix, &[d, shape.n_embd], 1.0);
 }
 
-fn short_conv(shape: &Shape, plan: &mut Plan) {
+fn short_conv(shape: &Shape, plan: &mut ModelPlan) {
     let d = shape.n_embd;
     plan.norm("attn_norm", d);
     plan.matrix("shortconv.in_proj", Role::Matrix, &[d, 3 * d], 1.0);

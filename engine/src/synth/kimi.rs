@@ -4,7 +4,7 @@ use super::Shape;
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{ATTENTION_GAIN, EMBEDDING, embedding, ffn, ffn_matrices, transformer_metadata};
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 pub(super) const CONV_TAPS: usize = 4;
 /// Spread of the decay rates around -1.
@@ -15,7 +15,7 @@ pub(super) const SIGMOID: usize = 2;
 const N_DENSE: usize = 1;
 
 /// kimi-linear: every fourth layer has latent attention, all but the first have experts.
-pub(super) fn kimi_linear(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn kimi_linear(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let shape = &Shape { tied: false, ..shape.clone() };
     let latent = Latent::of(shape);
@@ -72,7 +72,7 @@ impl Latent {
     }
 }
 
-fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut Plan) {
+fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
     let (n_embd, n_head, d) = (shape.n_embd, shape.n_head, shape.head_dim);
     plan.matrix("attn_q", Role::Matrix, &[n_embd, n_head * (d + latent.pe)], 1.0);
     plan.matrix("attn_kv_a_mqa", Role::Matrix, &[n_embd, latent.rank + latent.pe], 1.0);
@@ -89,7 +89,7 @@ pub(super) enum OutputGate {
     Full,
 }
 
-pub(super) fn kda(shape: &Shape, gate: OutputGate, plan: &mut Plan) {
+pub(super) fn kda(shape: &Shape, gate: OutputGate, plan: &mut ModelPlan) {
     let (n_embd, d, inner) = (shape.n_embd, shape.head_dim, shape.n_head * shape.head_dim);
     for (part, role) in [("q", Role::Matrix), ("k", Role::AttnK), ("v", Role::AttnV)] {
         plan.matrix(&format!("attn_{part}"), role, &[n_embd, inner], 1.0);

@@ -4,7 +4,7 @@ use super::deepseek::{self, Latent};
 use super::file_type::Role;
 use super::kimi::{self, OutputGate};
 use super::parts::{EMBEDDING, base_metadata, embedding, ffn_matrices, gated_experts};
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{Experts, Shape};
 
 /// Most rows that are kept of a token.
@@ -15,7 +15,7 @@ const N_SHARED: usize = 2;
 const N_DENSE: usize = 1;
 
 /// kimi-k3: every fourth layer and the last have latent attention, all but the first have experts.
-pub(super) fn kimi_k3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn kimi_k3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let shape = &Shape { tied: false, ..shape.clone() };
     let latent = Latent::of(shape);
@@ -44,7 +44,7 @@ pub(super) fn kimi_k3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn metadata(shape: &Shape, experts: Experts, latent: &Latent, plan: &mut Plan) {
+fn metadata(shape: &Shape, experts: Experts, latent: &Latent, plan: &mut ModelPlan) {
     base_metadata(shape, plan);
     let kv_heads = (0..shape.n_layer).map(|il| usize::from(is_latent(il, shape)));
     plan.counts("attention.head_count_kv", kv_heads);
@@ -74,17 +74,17 @@ fn latent_width(shape: &Shape) -> usize {
 }
 
 /// A score vector of the whole model; scores are of unit variance.
-fn score(plan: &mut Plan, name: &str, n_embd: usize) {
+fn score(plan: &mut ModelPlan, name: &str, n_embd: usize) {
     let deviation = 1.0 / (n_embd as f32).sqrt();
     plan.global(&format!("{name}_res_score"), Role::Precise, &[n_embd], deviation);
 }
 
 /// A score vector of the current layer.
-fn layer_score(plan: &mut Plan, name: &str, n_embd: usize) {
+fn layer_score(plan: &mut ModelPlan, name: &str, n_embd: usize) {
     plan.matrix(&format!("{name}_res_score"), Role::Precise, &[n_embd], 1.0);
 }
 
-fn latent_experts(shape: &Shape, experts: Experts, plan: &mut Plan) {
+fn latent_experts(shape: &Shape, experts: Experts, plan: &mut ModelPlan) {
     let (n_embd, width) = (shape.n_embd, latent_width(shape));
     plan.matrix("ffn_gate_inp", Role::Precise, &[n_embd, experts.count], 1.0);
     plan.bias("exp_probs_b", experts.count);

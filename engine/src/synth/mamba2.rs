@@ -6,7 +6,7 @@ use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
     refuse_experts, transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{Experts, Shape, Ssm};
 
 /// Time steps before their softplus.
@@ -18,7 +18,7 @@ const TAP: Fill = Fill::Normal(0.5);
 const NEAR_ONE: Fill = Fill::AroundOne(0.1);
 
 /// mamba2: nothing but mixers.
-pub(super) fn mamba2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn mamba2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
@@ -39,7 +39,7 @@ pub(super) fn mamba2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 
 /// granitehybrid: granite with a mixer for the attention in three of four layers; experts have a
 /// shared one beside them.
-pub(super) fn granitehybrid(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn granitehybrid(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     // The FFN's key stands for experts as well.
     let n_ff = shape.experts.map_or(shape.n_ff, |experts| experts.n_ff);
     transformer_metadata(&Shape { n_ff, ..shape.clone() }, plan);
@@ -70,13 +70,13 @@ pub(super) fn granitehybrid(shape: &Shape, plan: &mut Plan) -> Result<(), String
 }
 
 /// nemotron_h: single blocks in turn: mixer, FFN, mixer, attention; FFNs are squared ReLUs.
-pub(super) fn nemotron_h(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn nemotron_h(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     nemotron_layers(shape, plan)
 }
 
 /// nemotron_h_moe: the same with experts and a shared one, the experts half as wide outside.
-pub(super) fn nemotron_h_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn nemotron_h_moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("expert_shared_feed_forward_length", shape.n_ff);
@@ -87,7 +87,7 @@ pub(super) fn nemotron_h_moe(shape: &Shape, plan: &mut Plan) -> Result<(), Strin
     nemotron_layers(shape, plan)
 }
 
-fn nemotron_layers(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+fn nemotron_layers(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let (is_ffn, attends) = (|il: usize| il % 4 == 1, |il: usize| il % 4 == 3);
     transformer_metadata(shape, plan);
     let only = |n, yes| if yes { n } else { 0 };
@@ -116,7 +116,7 @@ fn nemotron_layers(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn nemotron_experts(shape: &Shape, experts: Experts, plan: &mut Plan) {
+fn nemotron_experts(shape: &Shape, experts: Experts, plan: &mut ModelPlan) {
     let (n_embd, latent) = (shape.n_embd, shape.n_embd / 2);
     plan.matrix("ffn_gate_inp", Role::Precise, &[n_embd, experts.count], 1.0);
     plan.bias("exp_probs_b", experts.count);
@@ -130,14 +130,14 @@ fn nemotron_experts(shape: &Shape, experts: Experts, plan: &mut Plan) {
 }
 
 /// An FFN without a gate.
-fn squared_relus(plan: &mut Plan, suffix: &str, n_embd: usize, n_ff: usize) {
+fn squared_relus(plan: &mut ModelPlan, suffix: &str, n_embd: usize, n_ff: usize) {
     plan.matrix(&format!("ffn_up{suffix}"), Role::Matrix, &[n_embd, n_ff], 1.0);
     let down = Role::FfnDown { expert: false };
     plan.matrix(&format!("ffn_down{suffix}"), down, &[n_ff, n_embd], 1.0);
 }
 
 /// falcon-h1: attention and a mixer on the same rows in every layer.
-pub(super) fn falcon_h1(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn falcon_h1(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);
     let mixer = Mixer::plan(shape, plan)?;
@@ -162,7 +162,7 @@ struct Mixer {
 
 impl Mixer {
     /// Checks the sizes and adds their keys; mixers are twice as wide as the residual stream.
-    fn plan(shape: &Shape, plan: &mut Plan) -> Result<Self, String> {
+    fn plan(shape: &Shape, plan: &mut ModelPlan) -> Result<Self, String> {
         let (n_inner, ssm) = (2 * shape.n_embd, shape.ssm);
         if ssm.head_dim == 0 || !n_inner.is_multiple_of(ssm.head_dim) {
             return Err(format!("{n_inner} channels do not make heads of {}", ssm.head_dim));
@@ -180,7 +180,7 @@ impl Mixer {
     }
 
     /// The tensors of the current layer.
-    fn tensors(&self, plan: &mut Plan) {
+    fn tensors(&self, plan: &mut ModelPlan) {
         let channels = self.n_inner + 2 * self.ssm.n_group * self.ssm.n_state;
         let n_in = self.n_inner + channels + self.n_head;
         plan.matrix("ssm_in", Role::Matrix, &[self.n_embd, n_in], 1.0);

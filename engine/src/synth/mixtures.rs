@@ -9,7 +9,7 @@ use super::parts::{
     EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
     transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{Experts, Shape};
 
 /// `expert_gating_func` of routers.
@@ -17,7 +17,12 @@ const SOFTMAX: usize = 1;
 const SIGMOID: usize = 2;
 
 /// Embedding and layers; `layer` gets the layer's number.
-fn layers(shape: &Shape, plan: &mut Plan, deviation: f32, layer: impl Fn(usize, &mut Plan)) {
+fn layers(
+    shape: &Shape,
+    plan: &mut ModelPlan,
+    deviation: f32,
+    layer: impl Fn(usize, &mut ModelPlan),
+) {
     embedding(shape, plan, deviation);
     for il in 0..shape.n_layer {
         plan.layer(il);
@@ -26,7 +31,7 @@ fn layers(shape: &Shape, plan: &mut Plan, deviation: f32, layer: impl Fn(usize, 
 }
 
 /// Metadata with experts of a width of their own.
-fn metadata(shape: &Shape, plan: &mut Plan) -> Result<Experts, String> {
+fn metadata(shape: &Shape, plan: &mut ModelPlan) -> Result<Experts, String> {
     let experts = experts(shape)?;
     transformer_metadata(shape, plan);
     plan.count("expert_feed_forward_length", experts.n_ff);
@@ -34,14 +39,14 @@ fn metadata(shape: &Shape, plan: &mut Plan) -> Result<Experts, String> {
 }
 
 /// Metadata of architectures that have the experts' width under the dense FFN's key.
-fn metadata_of_one_width(shape: &Shape, plan: &mut Plan) -> Result<Experts, String> {
+fn metadata_of_one_width(shape: &Shape, plan: &mut ModelPlan) -> Result<Experts, String> {
     let experts = metadata(shape, plan)?;
     plan.count("feed_forward_length", experts.n_ff);
     Ok(experts)
 }
 
 /// gpt-oss: sinks, windows in every second layer, YaRN, biases everywhere.
-pub(super) fn gpt_oss(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn gpt_oss(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     let experts = metadata(shape, plan)?;
     window(shape, plan);
@@ -60,7 +65,7 @@ pub(super) fn gpt_oss(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 
 /// glm4moe: half-rotated heads with norms and biases, a dense first layer, a block of multi-token prediction at
 /// the end, which has experts too and is not run.
-pub(super) fn glm4moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn glm4moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = metadata(shape, plan)?;
     half_rotated(shape, plan);
     deepseek_keys(plan, SIGMOID, true);
@@ -68,7 +73,7 @@ pub(super) fn glm4moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
     plan.count("leading_dense_block_count", n_dense);
     plan.count("nextn_predict_layers", 1);
     plan.count("block_count", shape.n_layer + 1);
-    let layer = |il: usize, plan: &mut Plan| {
+    let layer = |il: usize, plan: &mut ModelPlan| {
         attention(shape, plan);
         qkv_biases(shape, plan);
         head_norms(shape, plan);
@@ -86,7 +91,7 @@ pub(super) fn glm4moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// Keys of DeepSeek's line: one dense layer first, one shared expert.
-fn deepseek_keys(plan: &mut Plan, router: usize, norm: bool) {
+fn deepseek_keys(plan: &mut ModelPlan, router: usize, norm: bool) {
     plan.count("leading_dense_block_count", 1);
     plan.count("expert_shared_count", 1);
     plan.number("expert_weights_scale", 2.5);
@@ -97,7 +102,7 @@ fn deepseek_keys(plan: &mut Plan, router: usize, norm: bool) {
 /// A dense FFN in leading layers, then experts with a bias on the choice and a shared one.
 fn dense_then_experts(
     shape: &Shape,
-    plan: &mut Plan,
+    plan: &mut ModelPlan,
     is_dense: bool,
     experts: Experts,
     n_shared: usize,
@@ -111,7 +116,7 @@ fn dense_then_experts(
 }
 
 /// minimax-m2: half-rotated heads, norms over all of them, sigmoid router with a bias on the choice.
-pub(super) fn minimax_m2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn minimax_m2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     let experts = metadata_of_one_width(shape, plan)?;
     half_rotated(shape, plan);
@@ -127,7 +132,7 @@ pub(super) fn minimax_m2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// llama4: experts in every second layer, beside a shared one.
-pub(super) fn llama4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn llama4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = metadata(shape, plan)?;
     plan.count("interleave_moe_layer_step", 2);
     plan.global_norm("rope_freqs", shape.head_dim / 2);
@@ -144,7 +149,7 @@ pub(super) fn llama4(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// qwen2moe: qwen2's attention, a gated shared expert.
-pub(super) fn qwen2moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen2moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
     let experts = metadata(shape, plan)?;
@@ -160,7 +165,7 @@ pub(super) fn qwen2moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// deepseek, the first: weights as the softmax gives them, two shared experts.
-pub(super) fn deepseek(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn deepseek(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     whole_heads(shape)?;
     let experts = metadata(shape, plan)?;
     plan.count("leading_dense_block_count", 1);
@@ -179,7 +184,7 @@ pub(super) fn deepseek(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// dots1: as many KV heads as heads, with norms, DeepSeek's experts.
-pub(super) fn dots1(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn dots1(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     let shape = &Shape { n_head_kv: shape.n_head, ..shape.clone() };
     let experts = metadata(shape, plan)?;
@@ -194,7 +199,7 @@ pub(super) fn dots1(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// ernie4_5-moe: softmax router with a bias on the choice, a shared expert of its own width.
-pub(super) fn ernie4_5_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn ernie4_5_moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = metadata(shape, plan)?;
     plan.count("leading_dense_block_count", 1);
     plan.count("interleave_moe_layer_step", 1);
@@ -208,7 +213,7 @@ pub(super) fn ernie4_5_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String>
 }
 
 /// hunyuan-moe: norms of each head behind the rotation, a shared expert of its own width.
-pub(super) fn hunyuan_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn hunyuan_moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = metadata_of_one_width(shape, plan)?;
     plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
     layers(shape, plan, EMBEDDING, |_, plan| {
@@ -221,7 +226,7 @@ pub(super) fn hunyuan_moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> 
 }
 
 /// bailingmoe: llama's attention, experts beside a shared one in every layer.
-pub(super) fn bailingmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn bailingmoe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     let experts = metadata(shape, plan)?;
     deepseek_keys(plan, SOFTMAX, true);
@@ -235,7 +240,7 @@ pub(super) fn bailingmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// bailingmoe2: fused projections, half-rotated heads with norms, groups of experts.
-pub(super) fn bailingmoe2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn bailingmoe2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
     let experts = metadata(shape, plan)?;
@@ -257,7 +262,7 @@ pub(super) fn bailingmoe2(shape: &Shape, plan: &mut Plan) -> Result<(), String> 
 }
 
 /// olmoe: as many KV heads as heads, norms over all of them, weights as the softmax gives them.
-pub(super) fn olmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn olmoe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
     let shape = &Shape { n_head_kv: shape.n_head, ..shape.clone() };
@@ -271,7 +276,7 @@ pub(super) fn olmoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// granitemoe: granite's scales, experts beside a shared one.
-pub(super) fn granitemoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn granitemoe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = metadata_of_one_width(shape, plan)?;
     plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
     let embedding_scale = granite_scales(shape, plan);
@@ -284,7 +289,7 @@ pub(super) fn granitemoe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// arctic: a dense FFN behind attention, experts that read the layer's input.
-pub(super) fn arctic(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn arctic(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     whole_heads(shape)?;
     let experts = metadata_of_one_width(shape, plan)?;
     layers(shape, plan, EMBEDDING, |_, plan| {
@@ -298,7 +303,7 @@ pub(super) fn arctic(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// dbrx: LayerNorms without bias, clamped queries, keys and values.
-pub(super) fn dbrx(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn dbrx(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
     let experts = metadata_of_one_width(shape, plan)?;
@@ -314,7 +319,7 @@ pub(super) fn dbrx(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// grok as Grok 2 has it: bounds, scales, a dense FFN beside the experts.
-pub(super) fn grok(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn grok(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     const EMBEDDING_SCALE: f32 = 4.0;
     whole_heads(shape)?;
     let experts = metadata(shape, plan)?;

@@ -31,7 +31,7 @@ pub use shape::{Experts, SIZES, Shape, Ssm};
 use crate::gguf::{GgufError, GgufWriter, TensorStream};
 use crate::quant::{Format, QuantError, require_format};
 use noise::RowNoise;
-use plan::{Plan, TensorPlan};
+use plan::{ModelPlan, TensorPlan};
 use rayon::prelude::*;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -133,7 +133,7 @@ pub fn write_telling(
     Ok(bytes)
 }
 
-fn header(spec: &Spec, plan: &Plan) -> Result<GgufWriter, GgufError> {
+fn header(spec: &Spec, plan: &ModelPlan) -> Result<GgufWriter, GgufError> {
     let mut writer = GgufWriter::new();
     // llama.cpp takes a file whose name has phi3 in it for one with that model's special tokens.
     let arch = spec.arch.name().replace("phi3", "phi 3");

@@ -1,7 +1,7 @@
 //! Metadata and tensors that architectures share.
 
 use super::file_type::Role;
-use super::plan::Plan;
+use super::plan::ModelPlan;
 use super::{Experts, Shape};
 
 /// Standard deviation of embeddings after the architecture's own scaling: about what a layer adds, so
@@ -16,7 +16,7 @@ const OUTPUT_GAIN: f32 = 3.0;
 pub(super) const RMS_EPSILON: f32 = 1e-5;
 
 /// Adds granite's four scales; returns the embedding's.
-pub(super) fn granite_scales(shape: &Shape, plan: &mut Plan) -> f32 {
+pub(super) fn granite_scales(shape: &Shape, plan: &mut ModelPlan) -> f32 {
     const EMBEDDING_SCALE: f32 = 12.0;
     plan.number("embedding_scale", EMBEDDING_SCALE);
     plan.number("residual_scale", 0.5);
@@ -32,7 +32,7 @@ pub(super) fn refuse_experts(shape: &Shape) -> Result<(), String> {
     }
 }
 
-pub(super) fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
+pub(super) fn transformer_metadata(shape: &Shape, plan: &mut ModelPlan) {
     base_metadata(shape, plan);
     plan.count("attention.head_count_kv", shape.n_head_kv);
     plan.count("attention.key_length", shape.head_dim);
@@ -41,7 +41,7 @@ pub(super) fn transformer_metadata(shape: &Shape, plan: &mut Plan) {
 }
 
 /// What all metadata have, whatever the attention is.
-pub(super) fn base_metadata(shape: &Shape, plan: &mut Plan) {
+pub(super) fn base_metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
     plan.count("block_count", shape.n_layer);
@@ -57,13 +57,13 @@ pub(super) fn base_metadata(shape: &Shape, plan: &mut Plan) {
 }
 
 /// What the first and the last stage have besides layers.
-pub(super) fn embedding(shape: &Shape, plan: &mut Plan, deviation: f32) {
+pub(super) fn embedding(shape: &Shape, plan: &mut ModelPlan, deviation: f32) {
     embedding_matrices(shape, plan, deviation);
     plan.global_norm("output_norm", shape.n_embd);
 }
 
 /// Embedding and output, one matrix or two.
-pub(super) fn embedding_matrices(shape: &Shape, plan: &mut Plan, deviation: f32) {
+pub(super) fn embedding_matrices(shape: &Shape, plan: &mut ModelPlan, deviation: f32) {
     let ne = [shape.n_embd, shape.vocab];
     if shape.tied {
         plan.global("token_embd", Role::Output, &ne, deviation);
@@ -73,7 +73,7 @@ pub(super) fn embedding_matrices(shape: &Shape, plan: &mut Plan, deviation: f32)
     }
 }
 
-pub(super) fn attention(shape: &Shape, plan: &mut Plan) {
+pub(super) fn attention(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = (shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim);
     plan.norm("attn_norm", shape.n_embd);
     plan.matrix("attn_q", Role::Matrix, &[shape.n_embd, q], 1.0);
@@ -82,13 +82,13 @@ pub(super) fn attention(shape: &Shape, plan: &mut Plan) {
     plan.matrix("attn_output", Role::AttnOutput, &[q, shape.n_embd], ATTENTION_GAIN);
 }
 
-pub(super) fn ffn(shape: &Shape, plan: &mut Plan) {
+pub(super) fn ffn(shape: &Shape, plan: &mut ModelPlan) {
     plan.norm("ffn_norm", shape.n_embd);
     dense_or_experts(shape, plan);
 }
 
 /// An FFN without its norm.
-pub(super) fn dense_or_experts(shape: &Shape, plan: &mut Plan) {
+pub(super) fn dense_or_experts(shape: &Shape, plan: &mut ModelPlan) {
     let Some(experts) = shape.experts else {
         return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
     };
@@ -97,7 +97,7 @@ pub(super) fn dense_or_experts(shape: &Shape, plan: &mut Plan) {
 }
 
 /// Experts with gates that work in rows of `width`.
-pub(super) fn gated_experts(plan: &mut Plan, width: usize, experts: Experts) {
+pub(super) fn gated_experts(plan: &mut ModelPlan, width: usize, experts: Experts) {
     let (up, down) = ([width, experts.n_ff, experts.count], [experts.n_ff, width, experts.count]);
     plan.matrix("ffn_gate_exps", Role::Expert, &up, 1.0);
     plan.matrix("ffn_up_exps", Role::Expert, &up, 1.0);
@@ -105,7 +105,7 @@ pub(super) fn gated_experts(plan: &mut Plan, width: usize, experts: Experts) {
 }
 
 /// A gated FFN; `suffix` tells a shared expert from the layer's own.
-pub(super) fn ffn_matrices(plan: &mut Plan, suffix: &str, n_embd: usize, n_ff: usize) {
+pub(super) fn ffn_matrices(plan: &mut ModelPlan, suffix: &str, n_embd: usize, n_ff: usize) {
     let name = |part: &str| format!("ffn_{part}{suffix}");
     plan.matrix(&name("gate"), Role::Matrix, &[n_embd, n_ff], 1.0);
     plan.matrix(&name("up"), Role::Matrix, &[n_embd, n_ff], 1.0);

@@ -56,7 +56,7 @@ pub(super) struct TensorPlan {
 }
 
 /// Everything of a model but its tokenizer.
-pub(super) struct Plan {
+pub(super) struct ModelPlan {
     prefix: &'static str,
     quant: FileType,
     place: Place,
@@ -64,7 +64,7 @@ pub(super) struct Plan {
     pub tensors: Vec<TensorPlan>,
 }
 
-impl Plan {
+impl ModelPlan {
     /// An empty plan; keys get `prefix` and a dot before them.
     pub fn new(prefix: &'static str, quant: FileType, shape: &Shape) -> Self {
         let place = Place {

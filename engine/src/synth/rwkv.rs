@@ -4,7 +4,7 @@ use super::Shape;
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{EMBEDDING, RMS_EPSILON, embedding, refuse_experts};
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// Spread of vectors that are added.
 const SMALL: f32 = 0.1;
@@ -12,7 +12,7 @@ const SMALL: f32 = 0.1;
 const LERP: f32 = 0.3;
 
 /// rwkv7: a head of the size is a head of the matrix state.
-pub(super) fn rwkv7(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn rwkv7(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     let Shape { n_embd, n_ff, head_dim, .. } = *shape;
     if !n_embd.is_multiple_of(head_dim) || !head_dim.is_multiple_of(16) {
@@ -39,7 +39,7 @@ fn rank(n_embd: usize) -> usize {
     (n_embd / 16).next_multiple_of(8)
 }
 
-fn metadata(shape: &Shape, plan: &mut Plan) {
+fn metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
     plan.count("block_count", shape.n_layer);
@@ -54,7 +54,7 @@ fn metadata(shape: &Shape, plan: &mut Plan) {
     plan.count("vocab_size", shape.vocab);
 }
 
-fn time_mix(n: usize, plan: &mut Plan) {
+fn time_mix(n: usize, plan: &mut ModelPlan) {
     plan.norm("attn_norm", n);
     plan.bias("attn_norm", n);
     plan.precise("time_mix_lerp_fused.weight", &[n, 1, 1, 6], Fill::Normal(LERP));

@@ -4,10 +4,10 @@ use super::Shape;
 use super::parts::{
     EMBEDDING, attention, embedding, ffn, granite_scales, refuse_experts, transformer_metadata,
 };
-use super::plan::Plan;
+use super::plan::ModelPlan;
 
 /// llama, dense or with experts as in Mixtral.
-pub(super) fn llama(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn llama(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     // It has no key for the experts' width: the FFN's stands for both.
     let n_ff = shape.experts.map_or(shape.n_ff, |experts| experts.n_ff);
     let shape = &Shape { n_ff, ..shape.clone() };
@@ -22,7 +22,7 @@ pub(super) fn llama(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// qwen2: llama's block with biases on queries, keys and values.
-pub(super) fn qwen2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     if shape.n_head * shape.head_dim != shape.n_embd {
         return Err("the heads together must be as wide as the residual stream".to_owned());
@@ -41,21 +41,21 @@ pub(super) fn qwen2(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
 }
 
 /// qwen3: llama's block with norms on each head's query and key.
-pub(super) fn qwen3(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     qwen3_layers(shape, plan);
     Ok(())
 }
 
 /// qwen3moe: qwen3's attention, experts.
-pub(super) fn qwen3moe(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn qwen3moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     plan.count("expert_feed_forward_length", experts.n_ff);
     qwen3_layers(shape, plan);
     Ok(())
 }
 
-fn qwen3_layers(shape: &Shape, plan: &mut Plan) {
+fn qwen3_layers(shape: &Shape, plan: &mut ModelPlan) {
     transformer_metadata(shape, plan);
     embedding(shape, plan, EMBEDDING);
     for il in 0..shape.n_layer {
@@ -68,7 +68,7 @@ fn qwen3_layers(shape: &Shape, plan: &mut Plan) {
 }
 
 /// granite: llama's block with four scales.
-pub(super) fn granite(shape: &Shape, plan: &mut Plan) -> Result<(), String> {
+pub(super) fn granite(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);
     let embedding_scale = granite_scales(shape, plan);

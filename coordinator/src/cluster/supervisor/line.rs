@@ -10,7 +10,7 @@ use super::super::config::Patience;
 use super::super::conn::{Conn, WorkerError};
 use super::super::link::{Fault, LineEvent};
 use super::super::member::{BROKE, BROKE_BADLY, Member};
-use super::super::placed::Identity;
+use super::super::placed_stage::Identity;
 use super::super::reconcile::MemberId;
 use super::super::roll;
 use super::super::watch::{self, Culprit};

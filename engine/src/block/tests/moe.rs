@@ -4,7 +4,7 @@ use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{
     Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
-use crate::kernels::{SituBounds, SwiGluClamp, available};
+use crate::kernels::{GateBounds, SwiGluClamp, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -23,7 +23,7 @@ fn gelu(x: f64) -> f64 {
 fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
     match activation {
         Activation::SwiGlu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
-        Activation::Situ(SituBounds { gate: b, linear }) => {
+        Activation::BoundedSilu(GateBounds { gate: b, linear }) => {
             let bounded = |x: f64, bound: f32| f64::from(bound) * (x / f64::from(bound)).tanh();
             let up = up.iter().map(|u| linear.map_or(*u, |l| bounded(*u, l)));
             gate.iter().zip(up).map(|(g, u)| bounded(*g, b) * sigmoid(*g) * u).collect()
@@ -237,7 +237,7 @@ fn check(what: &str, kind: &BlockKind, tensors: &Tensors, plain: impl Fn(&[f64])
 
 #[test]
 fn dense_ffns_match_f64() {
-    let situ = |linear| Activation::Situ(SituBounds { gate: 4.0, linear });
+    let situ = |linear| Activation::BoundedSilu(GateBounds { gate: 4.0, linear });
     let clamp = Activation::ClampedSwiGlu(SwiGluClamp { alpha: 1.702, limit: 0.8 });
     let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu, clamp];
     for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
@@ -261,7 +261,7 @@ fn experts_in_every_variant_match_f64() {
     let sigmoid = MoeSpec { router: Router::Sigmoid, selection_bias: true, ..base.clone() };
     let latent = |width| LatentSpec { width, stem: "latent", norm_eps: None };
     let normed = LatentSpec { width: 24, stem: "routed", norm_eps: Some(1e-5) };
-    let situ = Activation::Situ(SituBounds { gate: 4.0, linear: Some(25.0) });
+    let situ = Activation::BoundedSilu(GateBounds { gate: 4.0, linear: Some(25.0) });
     let variants = [
         MoeSpec { norm_weights: false, ..base.clone() },
         MoeSpec { shared: shared.clone(), ..base.clone() },

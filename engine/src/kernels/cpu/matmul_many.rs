@@ -1,5 +1,5 @@
 //! The frame of products with many rows: slice by slice of columns, and of each slice panel by panel.
-//! The rows' values in a slice lie side by side ([`crate::kernels::sliced`]), and stay in the second-level
+//! The rows' values in a slice lie side by side ([`crate::kernels::column_slices`]), and stay in the second-level
 //! cache while some panels pass. Of a panel, a slice is unpacked once, into memory that the first-level
 //! cache holds, and all rows of the chunk are multiplied with it, tile by tile; between slices a row's
 //! sums wait in memory.

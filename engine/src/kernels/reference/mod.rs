@@ -8,7 +8,7 @@ pub(super) mod conv;
 #[cfg(test)]
 pub(super) mod delta;
 #[cfg(test)]
-pub(super) mod depth;
+pub(super) mod depth_attention;
 #[cfg(test)]
 pub(super) mod kv;
 pub(super) mod lanes;

@@ -1,6 +1,6 @@
 //! Elementwise ops, norms, softmax and rotation, plainly, in f64.
 
-use crate::kernels::{SituBounds, SwiGluClamp};
+use crate::kernels::{GateBounds, SwiGluClamp};
 
 /// `x / sqrt(mean(x²) + eps) * weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -38,7 +38,7 @@ pub(crate) fn silu_mul(gate: f32, up: f32) -> f64 {
 }
 
 /// `beta * tanh(g / beta) * sigmoid(g) * linear * tanh(u / linear)`; without `linear`, times `u`.
-pub(crate) fn situ_mul(gate: f32, up: f32, bounds: SituBounds) -> f64 {
+pub(crate) fn bounded_gate_mul(gate: f32, up: f32, bounds: GateBounds) -> f64 {
     let bounded = |x: f32, bound: f32| {
         let (x, bound) = (f64::from(x), f64::from(bound));
         bound * (x / bound).tanh()

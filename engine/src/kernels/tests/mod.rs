@@ -2,17 +2,17 @@
 //! and beside other rows, on one thread and on several, bit for bit.
 
 mod attention;
+mod bounded_gate;
 mod conv;
 mod delta;
 mod delta_chunked;
-mod depth;
+mod depth_attention;
 mod gates;
 mod kv;
 mod lanes;
 mod mamba;
 mod matmul;
 mod ops;
-mod situ;
 mod ssd;
 mod wkv7;
 

@@ -1,7 +1,7 @@
 //! Attention over depth against f64, and bit equality everywhere: also of each row alone.
 
 use super::{Rng, close, same_bits, same_bits_everywhere};
-use crate::kernels::reference::depth::attend_depth;
+use crate::kernels::reference::depth_attention::attend_depth;
 
 #[test]
 fn attention_over_depth_matches_f64() {

@@ -2,7 +2,7 @@
 
 use super::elementwise::Softmax;
 use super::run;
-use crate::kernels::depth::DepthRow;
+use crate::kernels::depth_attention::DepthRow;
 use crate::kernels::simd::{LANES, Op, Simd};
 
 /// See [`Compute::attend_depth`](crate::kernels::Compute::attend_depth).

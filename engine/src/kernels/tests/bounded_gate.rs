@@ -1,7 +1,7 @@
 //! The bounded gate against f64, and bit equality everywhere.
 
 use super::{Rng, close, same_bits_everywhere};
-use crate::kernels::SituBounds;
+use crate::kernels::GateBounds;
 use crate::kernels::reference::ops;
 
 #[test]
@@ -10,16 +10,16 @@ fn the_bounded_gate_matches_f64() {
     for n in [1, 15, 16, 17, 5000] {
         let (x, gates) = (rng.spread(n), rng.spread(n));
         for linear in [None, Some(25.0)] {
-            let bounds = SituBounds { gate: 4.0, linear };
-            let out = same_bits_everywhere("situ_mul", |compute| {
+            let bounds = GateBounds { gate: 4.0, linear };
+            let out = same_bits_everywhere("bounded_gate_mul", |compute| {
                 let mut out = x.clone();
-                compute.situ_mul(&mut out, &gates, bounds);
+                compute.bounded_gate_mul(&mut out, &gates, bounds);
                 out
             });
             for ((x, gate), got) in x.iter().zip(&gates).zip(out) {
-                let want = ops::situ_mul(*gate, *x, bounds);
+                let want = ops::bounded_gate_mul(*gate, *x, bounds);
                 // Two quotients, two or three exponentials, five products.
-                close("situ_mul", got, want, want.abs() * 2e-6 + 1e-33);
+                close("bounded_gate_mul", got, want, want.abs() * 2e-6 + 1e-33);
             }
         }
     }
@@ -28,10 +28,10 @@ fn the_bounded_gate_matches_f64() {
 #[test]
 fn it_stays_within_its_bounds() {
     let ends = [-1e30, -100.0, 100.0, 1e30];
-    let bounds = SituBounds { gate: 4.0, linear: Some(25.0) };
-    let out = same_bits_everywhere("situ_mul", |compute| {
+    let bounds = GateBounds { gate: 4.0, linear: Some(25.0) };
+    let out = same_bits_everywhere("bounded_gate_mul", |compute| {
         let mut out = vec![-1e30, 1e30, -1e30, 1e30];
-        compute.situ_mul(&mut out, &ends, bounds);
+        compute.bounded_gate_mul(&mut out, &ends, bounds);
         out
     });
     assert_eq!(out, [0.0, 0.0, -100.0, 100.0]);

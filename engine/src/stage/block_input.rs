@@ -1,14 +1,14 @@
 //! What a block or the head reads of a token's rows: normed where it has a norm, and where the model attends
 //! over depth, mixed.
 
-use super::carried::Carried;
+use super::boundary_rows::BoundaryRows;
 use super::norm::Norm;
 use crate::error::ModelError;
 use crate::kernels::Compute;
 use crate::weights::WeightLoader;
 
 /// A norm, where there is one, and what comes before it.
-pub(super) struct Read {
+pub(super) struct BlockInput {
     /// `None` where the stream is read as it is.
     norm: Option<Norm>,
     /// Of residual attention over depth.
@@ -35,13 +35,13 @@ impl Mix {
     }
 }
 
-impl Read {
+impl BlockInput {
     pub(super) fn new(norm: Option<Norm>, mix: Option<Mix>) -> Self {
         Self { norm, mix }
     }
 
     /// `out = norm(stream)`, or the norm of a mixture of what was kept, oldest first, and the stream.
-    pub(super) fn apply(&self, compute: &Compute, rows: &Carried, out: &mut [f32]) {
+    pub(super) fn apply(&self, compute: &Compute, rows: &BoundaryRows, out: &mut [f32]) {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
             return match &self.norm {
                 Some(norm) => norm.apply(compute, &rows.hidden, out),

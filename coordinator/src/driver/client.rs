@@ -13,7 +13,7 @@ use crate::sched::{Micros, Rejection};
 
 /// A request that has not ended.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct Client {
     events: mpsc::Sender<SeqEvent>,
     /// Present until the scheduler has taken or refused it.
     verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
@@ -24,7 +24,7 @@ pub(super) struct Live {
     latest: Micros,
 }
 
-impl Live {
+impl Client {
     pub(super) fn new(
         now: Micros,
         n_prompt: usize,

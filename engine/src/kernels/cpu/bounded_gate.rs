@@ -3,25 +3,25 @@
 use super::elementwise::zip;
 use super::exp::{sigmoid, tanh};
 use super::run;
+use crate::kernels::bounded_gate::GateBounds;
 use crate::kernels::simd::{Op, Simd};
-use crate::kernels::situ::SituBounds;
 
-/// See [`Compute::situ_mul`](crate::kernels::Compute::situ_mul).
-pub(crate) fn situ_mul<S: Simd>(x: &mut [f32], gates: &[f32], bounds: SituBounds) {
-    run::<S, _>(Situ { x, gates, bounds });
+/// See [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
+pub(crate) fn bounded_gate_mul<S: Simd>(x: &mut [f32], gates: &[f32], bounds: GateBounds) {
+    run::<S, _>(BoundedGate { x, gates, bounds });
 }
 
-struct Situ<'a> {
+struct BoundedGate<'a> {
     x: &'a mut [f32],
     gates: &'a [f32],
-    bounds: SituBounds,
+    bounds: GateBounds,
 }
 
-impl Op for Situ<'_> {
+impl Op for BoundedGate<'_> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let SituBounds { gate, linear } = self.bounds;
+        let GateBounds { gate, linear } = self.bounds;
         match linear {
             Some(linear) => zip(
                 s,

@@ -10,14 +10,14 @@ use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
 #[derive(Default)]
-pub(super) struct Carried {
+pub(super) struct BoundaryRows {
     pub(super) hidden: Vec<f32>,
     pub(super) beside: Vec<Vec<f32>>,
     /// How many of the tensors, counted from the stream back, are borrowed from the scratch.
     n_borrowed: usize,
 }
 
-impl Carried {
+impl BoundaryRows {
     /// The stream with nothing beside it.
     pub(super) fn stream(hidden: Vec<f32>) -> Self {
         Self { hidden, ..Self::default() }
@@ -79,12 +79,13 @@ mod tests {
     fn tensors_cross_a_cut_in_order() {
         let spec = BoundarySpec { widths: vec![2, 3, 1] };
         let data: Vec<f32> = (0..4 * spec.width()).map(|i| i as f32).collect();
-        let carried = Carried::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);
+        let carried =
+            BoundaryRows::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);
         assert_eq!(carried.hidden, data[..8]);
         assert_eq!(carried.beside, [data[8..20].to_vec(), data[20..].to_vec()]);
         let mut scratch = Scratch::default();
         assert_eq!(carried.into_boundary(4, &mut scratch), Boundary { n_rows: 4, data });
-        let empty = Carried::from_boundary(Boundary::default(), &spec);
+        let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
         assert_eq!(empty.into_boundary(0, &mut scratch), Boundary::default());
     }
@@ -93,7 +94,7 @@ mod tests {
     fn a_stream_begun_on_the_way_crosses_as_well_and_its_buffer_goes_back() {
         let mut scratch = Scratch::default();
         let run = |scratch: &mut Scratch| {
-            let mut carried = Carried::stream(vec![1.0, 2.0]);
+            let mut carried = BoundaryRows::stream(vec![1.0, 2.0]);
             for value in [3.0, 4.0] {
                 let mut stream = scratch.take(2);
                 stream.fill(value);
