@@ -12,7 +12,7 @@ use half::f16;
 /// Keys of a table of nearest rows: levels as a codebook's row has them.
 const KEYS: usize = 1 << 16;
 /// Ranges tried for the scale of neighbours: their largest magnitude over that of the levels.
-const RANGES: [f32; 4] = [0.85, 1.0, 1.2, 1.5];
+const RANGES: [f32; 7] = [0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 1.9];
 /// Signs that exist for the IQ1 formats: an eighth more, an eighth less.
 const DIRECTIONS: [f32; 2] = [1.0, -1.0];
 
@@ -37,8 +37,7 @@ pub(super) trait Encode: Codebook {
 
 /// The row of a codebook that is nearest to any levels.
 pub(super) struct Nearest {
-    /// Where a value is as near to one level as to the next, endless beyond the last.
-    middles: [f32; GROUP],
+    sizes: Vec<f32>,
     field_bits: usize,
     /// By the levels, packed like a row.
     rows: Vec<u16>,
@@ -86,16 +85,15 @@ impl Nearest {
             }
             best
         };
-        let mut middles = [f32::INFINITY; GROUP];
-        for (middle, pair) in middles.iter_mut().zip(sizes.windows(2)) {
-            *middle = (pair[0] + pair[1]) * 0.5;
-        }
-        Self { middles, field_bits, rows: (0..KEYS).map(nearest).collect(), book }
+        Self { sizes: sizes.to_vec(), field_bits, rows: (0..KEYS).map(nearest).collect(), book }
     }
 
     /// Rows, and their levels a byte each, nearest to eight values in units of the levels.
     fn rows(&self, values: &[f32; GROUP]) -> ([u16; 2], u64) {
-        let level = |v: f32| self.middles.iter().map(|m| usize::from(v > *m)).sum::<usize>();
+        let level = |v: f32| {
+            let above = |pair: &&[f32]| v > (pair[0] + pair[1]) * 0.5;
+            self.sizes.windows(2).filter(above).count()
+        };
         let per_row = 16 / self.field_bits;
         let mut rows = [0; 2];
         for (row, values) in rows.iter_mut().zip(values.chunks_exact(per_row)) {
