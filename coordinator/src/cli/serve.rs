@@ -178,8 +178,9 @@ async fn is_promising(session: &Session) -> bool {
         loop {
             match &*status.borrow_and_update() {
                 Status::Failed { .. } => return false,
-                Status::Ready(_) | Status::Down { .. } | Status::Stopping => return true,
-                Status::Loading(_) => {}
+                Status::Ready(_) | Status::Stopping => return true,
+                // An attempt that failed may have been the last one.
+                Status::Loading(_) | Status::Down { .. } => {}
             }
             if !roll.borrow_and_update().line.is_empty() {
                 return true;

@@ -92,7 +92,7 @@ pub fn list(names: impl Iterator<Item = String>) -> String {
 }
 
 /// Errors begin with the worker's name, which stands before them already.
-fn without_name(member: &Member, why: &str) -> String {
+pub fn without_name(member: &Member, why: &str) -> String {
     let name = member.name();
     why.strip_prefix(&name).map_or(why, |rest| rest.trim_start_matches([':', ' '])).to_string()
 }

@@ -235,7 +235,8 @@ impl Supervisor {
         let Culprit { member: id, how, .. } = culprit;
         self.hearts.stop(id);
         if let Some(member) = self.members.get_mut(&id) {
-            tracing::warn!(worker = member.name(), why = how, "worker lost");
+            let why = roll::without_name(member, &how);
+            tracing::warn!(worker = member.name(), why, "worker lost");
             member.lost(Instant::now(), how).await;
         }
     }

@@ -10,6 +10,7 @@ use super::super::departed;
 use super::super::dial::{self, Connected, Dial};
 use super::super::member::{BROKE_BADLY, Member, Origin};
 use super::super::reconcile::MemberId;
+use super::super::roll;
 use super::{GiveUp, Line, Supervisor};
 
 /// Times that even an impatient command asks a busy worker: with the pauses between them longer than
@@ -167,7 +168,7 @@ impl Supervisor {
             if member.has_broken(now) {
                 self.departed.left_doubted(address, now);
             }
-            let why = member.why().unwrap_or("");
+            let why = roll::without_name(&member, member.why().unwrap_or(""));
             tracing::info!(worker = %address, why, "worker left");
         }
     }
