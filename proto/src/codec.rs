@@ -11,7 +11,7 @@ use tonic_prost::ProstEncoder;
 
 use crate::count::{Countable, count_fields};
 use crate::failure::{Failure, FailureKind};
-use crate::frame::FrameError;
+use crate::frame_error::FrameError;
 
 /// Encodes `T`; counts and decodes `U`.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 
 use prost::Message;
 
-use crate::frame::FrameError;
+use crate::frame_error::FrameError;
 use crate::limits::*;
 use crate::{control as c, pipeline as p};
 

@@ -12,6 +12,7 @@ pub mod codec;
 pub mod count;
 pub mod failure;
 pub mod frame;
+mod frame_error;
 pub mod limits;
 pub mod net;
 

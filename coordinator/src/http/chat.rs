@@ -15,16 +15,13 @@ use super::messages::{self, reasoning, template_arguments};
 use super::params::Common;
 use super::reply::{self, Replies, Reply, ReplyPart};
 use super::tools::ToolRequest;
-use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta};
+use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
 use super::{App, Stamp, logprobs, sse, trace};
 use crate::dialect::Tools;
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
 use crate::request::{DEFAULT_MAX_TOKENS, Limits};
 use crate::text_model::{Chat, Prompt};
-
-/// Who answers.
-pub(super) const ROLE: &str = "assistant";
 
 /// A chat request, read.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::chat::ROLE;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read as read_value};
+use super::types::ROLE;
 use crate::text_model::Force;
 
 /// Most messages of a chat, and most parts of one message.

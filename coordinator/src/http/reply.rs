@@ -4,9 +4,8 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use super::answer::{PIECE_QUEUE, Running};
-use super::chat::ROLE;
 use super::types::{
-    ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
+    ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ROLE, ToolCall, ToolCallDelta,
 };
 use crate::dialect::{Event, Parser};
 use crate::generation::{End, EndReason, Part, TokenPiece};

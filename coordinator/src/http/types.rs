@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// Who answers.
+pub const ROLE: &str = "assistant";
+
 /// Token counts of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {

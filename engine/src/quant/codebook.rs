@@ -6,6 +6,10 @@
 use super::Block;
 use half::f16;
 
+/// The levels of both IQ1 formats by code, in eighths: -1, 0 or 1 in the low two bits, then whether an
+/// eighth is taken away instead of added.
+pub(super) const IQ1_LEVELS: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// Values in a block of these formats.
 const BLOCK: usize = 256;
 /// Values of a group, whose codes are handed out together.

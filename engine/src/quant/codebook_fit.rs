@@ -4,8 +4,7 @@
 //! a table has for all of them. Scales are tried around the range of the values and moved to where the
 //! squared error is least. No weights of importance: models that are used deserve those.
 
-use super::BlockIq1S;
-use super::codebook::{Codebook, GROUP, GROUPS, bits, nibbles, pairs};
+use super::codebook::{Codebook, GROUP, GROUPS, IQ1_LEVELS, bits, nibbles, pairs};
 use super::fit::{inverse, round_clamp};
 use half::f16;
 
@@ -144,7 +143,7 @@ pub(super) fn encode_shifted(nearest: &Nearest, values: &[f32], inv: f32, codes:
             let codes = levels | (direction as u64 * 0x0404_0404_0404_0404);
             *code = Code { rows, signs: direction as u8, codes };
             for (value, code) in values.iter().zip(codes.to_le_bytes()) {
-                let off = value * inv - f32::from(BlockIq1S::LEVELS[usize::from(code)]);
+                let off = value * inv - f32::from(IQ1_LEVELS[usize::from(code)]);
                 error += off * off;
             }
         }

@@ -1,9 +1,9 @@
 //! IQ1_M: as IQ1_S, with a scale for each 16 values and a direction for each 8.
 
-use super::codebook::{Codebook, ScaleRule, decode, pairs};
+use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, encode_shifted, fit_block};
 use super::grids::IQ1;
-use super::iq1_s::{IQ1_LEVELS, IQ1_RULE, NEAREST};
+use super::iq1_s::{IQ1_RULE, NEAREST};
 use super::{Block, GgmlType, Quantize};
 use half::f16;
 

@@ -1,15 +1,12 @@
 //! IQ1_S: 256 values of three levels, moved up or down by an eighth; `y = d * (2 s + 1) * (t ± 1/8)`.
 
-use super::codebook::{Codebook, ScaleRule, decode, pairs};
+use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_shifted, fit_block};
 use super::grids::IQ1;
 use super::{Block, GgmlType, Quantize};
 use half::f16;
 use std::sync::LazyLock;
 
-/// The levels of both IQ1 formats by code, in eighths: -1, 0 or 1 in the low two bits, then whether an
-/// eighth is taken away instead of added.
-pub(super) const IQ1_LEVELS: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// The scales of both IQ1 formats, for levels in eighths.
 pub(super) const IQ1_RULE: ScaleRule = ScaleRule { offset: 1.0, step: 2.0, factor: 0.125, max: 7 };
 
