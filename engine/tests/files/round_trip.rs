@@ -162,6 +162,23 @@ fn a_model_is_read_from_its_open_files_without_a_map() {
 }
 
 #[test]
+fn a_model_that_is_replaced_by_another_file_is_read_as_it_was() {
+    let (path, other) = (TempPath::new("replaced.gguf"), TempPath::new("replacing.gguf"));
+    for path in [&path, &other] {
+        std::fs::write(&path.0, small_file(32)).unwrap();
+    }
+    let (model, files) = Gguf::open_files(&path.0).unwrap();
+    // Longer than a tick of the clock that stamps files.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::rename(&other.0, &path.0).unwrap();
+    files.check_unchanged().unwrap();
+    let tensor = model.require("b.weight").unwrap();
+    let mut all = vec![0; tensor.nbytes as usize];
+    files.read(tensor, 0, &mut all).unwrap();
+    assert_eq!(all, b_data());
+}
+
+#[test]
 fn times_that_are_set_back_do_not_hide_a_change() {
     let path = TempPath::new("times.gguf");
     std::fs::write(&path.0, small_file(32)).unwrap();
