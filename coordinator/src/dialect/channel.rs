@@ -1,9 +1,11 @@
 //! The messages of gpt-oss ("harmony"): an answer is a series of them, each with a header that names a
 //! channel and, for calls, who is called.
 //!
-//!     <|channel|>analysis<|message|>...<|end|>
-//!     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
-//!     <|start|>assistant<|channel|>final<|message|>...<|return|>
+//! ```text
+//! <|channel|>analysis<|message|>...<|end|>
+//! <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+//! <|start|>assistant<|channel|>final<|message|>...<|return|>
+//! ```
 
 use super::head::MAX_HEAD_BYTES;
 use super::json::Mender;
