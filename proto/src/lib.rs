@@ -1,9 +1,13 @@
 //! The wire: generated message types and the helpers that both ends of a connection share.
 //!
-//! Reading order: [`control`] and [`pipeline`] (the messages, documented in the `.proto` files),
-//! [`limits`] (every cap), [`address`] (who may be dialled), [`net`] (one set of HTTP/2 settings, and
-//! what a stranger may send), [`count`] and [`codec`] (nothing is decoded uncounted), [`frame`] (checks
-//! of what arrived), [`failure`] (reasons that cross the wire), [`capability`] (who can run what).
+//! Reading order:
+//!
+//! - [`control`] and [`pipeline`] are the messages, documented in the `.proto` files.
+//! - [`limits`] has every cap, and [`address`] the rule for what may be dialled.
+//! - [`net`] has one set of HTTP/2 settings, and what a stranger may send.
+//! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
+//! - [`failure`] has reasons that cross the wire. [`capability`] says who can run what.
+//!
 //! Knows nothing of engines, schedulers or processes.
 
 pub mod address;

@@ -3,11 +3,16 @@
 //! [`start`] spawns the supervisor, which works towards one loaded line and tells the driver
 //! whenever it goes up or down. It does not know requests; the driver does not know workers.
 //!
-//! Reading order: [`reconcile`] (what to do next, pure), `supervisor` (does it, and hears what happens),
-//! `member` (one worker as the supervisor wants it), `departed` (what is remembered of those that left),
-//! `dial` and `conn` (reaching one), `hearts` (whether it is still there), `enough` (whether some suffice), `local` (child processes), `join` (workers that come by themselves),
-//! `build` (from connected workers to an open line: `facts`, `place`, `placed_stage`, `lease`, `load`, `lane`, with `progress`), `watch`
-//! (who broke it), `roll` (who is there, in words), `link` (what the driver hears of it).
+//! Reading order:
+//!
+//! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
+//! - `member` is one worker as the supervisor wants it. `departed` remembers those that left.
+//! - `dial` and `conn` reach a worker. `hearts` says whether it is still there.
+//! - `enough` says whether the model fits on some workers.
+//! - `local` starts child processes. `join` hears of workers that come by themselves.
+//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`, `lease`,
+//!   `load`, `progress` and `lane`.
+//! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
 mod build;
 mod config;

@@ -33,7 +33,7 @@ pub struct Common {
     pub include_usage: bool,
 }
 
-/// Fields whose effect on sampling or on the answer is not implemented, and what to say.
+/// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
 const REFUSED: &[(&str, &str)] = &[
     ("grammar", "constrained decoding is not implemented"),
     ("json_schema", "constrained decoding is not implemented"),
@@ -41,8 +41,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("guided_regex", "constrained decoding is not implemented"),
     ("guided_choice", "constrained decoding is not implemented"),
     ("guided_grammar", "constrained decoding is not implemented"),
-    ("tools", "tool calls are not implemented"),
-    ("functions", "function calls are not implemented"),
+    ("tools", "tools are for /v1/chat/completions"),
+    ("functions", "use tools, in /v1/chat/completions"),
     ("audio", "this model writes text only"),
     ("lora", "adapters are not implemented"),
 ];
