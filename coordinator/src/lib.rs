@@ -3,7 +3,7 @@
 //! Reading order: [`request`] (what can be run), [`handle`] (the front door), [`driver`] (the one
 //! loop), [`sched`] (what runs when, sans-IO), [`plan`] (which layers go where, pure), [`cluster`]
 //! (workers and the line), [`text_model`], [`generation`] and [`dialect`] (text in and out; reasoning and
-//! calls in it), [`http`] (OpenAI's JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line;
+//! calls in it), [`http`] (OpenAI's JSON), [`keys`] (who may ask for it), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line;
 //! [`meter`] and [`trace`] say what a real one did.
 
 pub mod cli;
@@ -15,6 +15,7 @@ pub mod generation;
 pub mod handle;
 pub mod health;
 pub mod http;
+pub mod keys;
 pub mod meter;
 pub mod metrics;
 pub mod model;

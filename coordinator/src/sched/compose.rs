@@ -2,7 +2,7 @@
 //!
 //! Rows of decoding sequences come first, and of these the longest waiting first. With `D` decoding
 //! sequences in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still
-//! allows, the oldest sequence first.
+//! allows: of the owner whose turn it is, the oldest sequence first.
 //!
 //! Nobody remembers which sequence is in which group. At most `G` ubatches with decode rows are in flight, so
 //! ubatches that have become unequal are equal again after one round.
@@ -115,10 +115,11 @@ impl Draft {
         }
     }
 
-    /// At most `limit` prompt rows, oldest sequences first.
+    /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
     fn take_prompts(&mut self, live: &mut Live, limit: u32) {
         let mut left = limit.min(self.rows_left);
-        while let Some(&no) = live.prefilling.front() {
+        while let Some(at) = live.next_prompt() {
+            let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
             let mut rows = left.min(sequence.prompt_left());
             if matches!(sequence.work, Work::Logits) {
@@ -140,7 +141,7 @@ impl Draft {
             if !all_sent {
                 break;
             }
-            live.prefilling.pop_front();
+            live.prefilling.remove(at);
         }
     }
 
@@ -157,7 +158,7 @@ impl Draft {
             let request = sequence.label.clone();
             self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
         }
-        let part = sequence.next_part(rows);
+        let part = live.next_part(no, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {
             Want::Nothing => (WantedKind::Token, 0..0),
