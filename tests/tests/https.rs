@@ -33,7 +33,7 @@ fn serve(folder: &Path, more: &[&str]) -> (Running, SocketAddr) {
     let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (cert, key) = (file("server.crt"), file("server.key"));
     let args = ["serve", "--workers", "1", "--tls-cert", &cert, "--tls-key", &key];
-    let server = Running::start(&[&args, more].concat(), SERVING);
+    let server = Running::start(&[&args[..], more].concat(), SERVING);
     let port = server.ready.rsplit(':').next().unwrap();
     let address = format!("127.0.0.1:{port}").parse().unwrap();
     (server, address)

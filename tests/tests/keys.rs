@@ -203,7 +203,7 @@ fn logs_hold_no_key_and_no_prompt() {
     let serve = |more: &[&str]| {
         let args = ["--workers", "1", "--data-dir", data.to_str().unwrap(), "--audit-log"];
         let server =
-            Server::start_logged(&[&args, &[audit.to_str().unwrap()], more].concat(), &log);
+            Server::start_logged(&[&args[..], &[audit.to_str().unwrap()], more].concat(), &log);
         let url = server.url("/v1/chat/completions");
         let bearer = format!("Bearer {secret}");
         let reply = post_with(&url, &chat, ("authorization", &bearer)).unwrap();

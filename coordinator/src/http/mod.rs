@@ -119,6 +119,26 @@ async fn no_such_method(method: Method, request: Request) -> ApiError {
     ))
 }
 
+/// An address whose bodies are read here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
+
+/// Reads a body as its endpoint does, and no more: for fuzzing.
+///
+/// # Errors
+/// What the client would be told.
+pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    match endpoint {
+        Endpoint::Chat => chat::check(body, limits),
+        Endpoint::Completion => completions::check(body, limits),
+    }
+}
+
 /// What all objects of one answer carry.
 #[derive(Clone, Debug)]
 struct Stamp {
