@@ -148,20 +148,24 @@ impl From<&str> for Break {
 /// The next news of the line; never, while there is none. Safe to drop between two.
 async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
     let Some(line) = line else { return std::future::pending().await };
-    let ended = |status: Option<RpcStatus>| match status {
+    let ended = |peer: &str, status: Option<RpcStatus>| match status {
+        // The transport's own words: no stage has said anything.
+        Some(status) if status.details().is_empty() => {
+            format!("lost {peer}: {}", RpcFailure::from_status(&status)).into()
+        }
         Some(status) => Break::of(&RpcFailure::from_status(&status)),
         None => "the line closed its streams".into(),
     };
     tokio::select! {
         frame = line.results.next() => match frame {
             Some(Ok(frame)) => LineNews::Frame(Box::new(frame)),
-            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
-            None => LineNews::Ended(ended(None)),
+            Some(Err(status)) => LineNews::Ended(ended("the last stage", Some(status))),
+            None => LineNews::Ended(ended("the last stage", None)),
         },
         event = line.lane.next() => match event {
             Some(Ok(_)) => LineNews::Ended("stage 0 opened the lane twice".into()),
-            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
-            None => LineNews::Ended(ended(None)),
+            Some(Err(status)) => LineNews::Ended(ended("stage 0", Some(status))),
+            None => LineNews::Ended(ended("stage 0", None)),
         },
     }
 }

@@ -308,9 +308,11 @@ async fn a_vanished_stage_is_reported_from_both_sides() {
     let failure = lane.failure().await;
     assert_eq!(failure.kind(), FailureKind::PeerLost, "{failure}");
     assert!(failure.reason.contains("stage 0: lost stage 1"), "{failure}");
+    assert!(!failure.reason.contains("h2 protocol error"), "{failure}");
     let failure = reason(&mut results).await;
     assert_eq!(failure.kind(), FailureKind::PeerLost, "{failure}");
     assert!(failure.reason.contains("stage 2: lost stage 1"), "{failure}");
+    assert!(!failure.reason.contains("h2 protocol error"), "{failure}");
 }
 
 #[tokio::test]
