@@ -1,4 +1,4 @@
-//! `brigade serve`: the HTTP server, from the first listen to the last stream.
+//! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

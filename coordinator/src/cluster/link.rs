@@ -1,5 +1,5 @@
-//! What the supervisor and the driver tell each other: lines up and down one way, faults the other. The only
-//! words they share.
+//! What the supervisor and the driver tell each other, and nothing else: the supervisor says that a line is
+//! up or down, the driver that a line is faulty.
 
 use tokio::sync::mpsc;
 

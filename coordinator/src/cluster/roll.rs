@@ -1,4 +1,4 @@
-//! The roll call: who is there and who is missing, in words, for `/health` and the log.
+//! The roll call: it says in words who is there and who is missing, for `/health` and the log.
 
 use std::collections::BTreeMap;
 
