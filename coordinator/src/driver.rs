@@ -1,9 +1,9 @@
 //! The one loop that joins requests, the scheduler, the line and the clock.
 //!
-//! Everything that happens becomes an event for the scheduler, and every action of the scheduler
-//! is carried out here at once and without waiting: the channels to requests have room for all
-//! they can get, and a lane that takes no more ubatches is a broken lane. Decides nothing itself
-//! about what runs when.
+//! Whatever happens becomes an event for the scheduler. Whatever the scheduler wants is carried out here at
+//! once, without waiting. That is possible because each request's channel has room for all that it can get,
+//! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
+//! what runs when.
 
 mod client;
 mod states;
