@@ -1,7 +1,7 @@
-//! A request that can be run as it is: parsed, tokenised, within the model's limits.
+//! A request that can be run as it is: parsed, tokenised, and within the model's limits.
 //!
-//! Everything that can be refused is refused here, before the scheduler sees it. Knows nothing of
-//! HTTP, text or workers.
+//! Everything that can be refused is refused here, before the scheduler sees it. Nothing here knows HTTP,
+//! text or workers.
 
 use std::sync::Arc;
 

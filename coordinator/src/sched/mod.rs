@@ -1,8 +1,9 @@
-//! The scheduler: which rows of which sequences go into the next ubatch.
+//! The scheduler decides which rows of which sequences go into the next ubatch.
 //!
-//! Sans-IO: [`Scheduler::step`] takes one [`Event`] with the time it happened and returns what to do.
-//! No clock, socket, thread or randomness: the same events give the same actions, byte for byte.
-//! It does not know text, HTTP, workers' addresses or how an [`Action`] is carried out.
+//! It does no I/O ("sans-IO"). [`Scheduler::step`] takes one [`Event`] with the time it happened, and returns
+//! what to do. There is no clock, socket, thread or randomness in it, so the same events give the same
+//! actions, byte for byte. It does not know text, HTTP, workers' addresses or how an [`Action`] is carried
+//! out.
 
 mod admit;
 mod compose;

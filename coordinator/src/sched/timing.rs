@@ -1,11 +1,13 @@
-//! What a ubatch costs, learned from what past ones took.
+//! Learns what a ubatch costs from what past ones took.
 //!
-//! Each stage is modelled as `fixed + per_row * rows` microseconds: `fixed` is what does not shrink
-//! with the ubatch (reading the weights, hand-over), `per_row` what grows. Measurements are averaged
-//! in buckets by number of rows, so that a long spell of decoding does not erase what is known about
-//! prefill, and the line is fitted through the buckets by relative error, so that small ubatches
-//! count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
-//! many for arithmetic, and one line through both bends. Nothing here knows what the rows are.
+//! Each stage is modelled as `fixed + per_row * rows` microseconds. `fixed` does not shrink with the ubatch:
+//! it is the reading of weights and the hand-over. `per_row` is what each row adds.
+//!
+//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase
+//! what is known about prefill. The line through the buckets is fitted by relative error, so that small
+//! ubatches count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
+//! many rows for arithmetic, and one line through both would fit neither. Nothing here knows what the rows
+//! are.
 
 use super::events::{Micros, StageTime};
 
