@@ -1,5 +1,5 @@
-//! What the files of plain decoders share: one attention and one FFN a layer, each behind a norm, and the
-//! keys that say how large they are. What a model changes of it stands in its own file.
+//! What the files of plain decoders share. A layer is one attention and one FFN, each behind a norm. The
+//! metadata keys that give their sizes are read here. What a model changes of this stands in its own file.
 
 use super::attention_spec::attention_spec;
 use super::{

@@ -1,6 +1,6 @@
-//! `deepseek2`: DeepSeek-V2, V3 and R1, and what shares their blocks (Kimi K2, GLM-4.7-flash,
-//! GigaChat3): latent attention, dense FFNs in the leading layers, experts with shared ones after.
-//! (arXiv 2405.04434, arXiv 2412.19437.)
+//! `deepseek2`: DeepSeek-V2, V3 and R1, and models that share their blocks (Kimi K2, GLM-4.7-flash,
+//! GigaChat3). They have latent attention. The leading layers have dense FFNs, the others experts beside
+//! shared ones. (arXiv 2405.04434, arXiv 2412.19437.)
 
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,

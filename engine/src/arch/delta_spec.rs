@@ -1,4 +1,4 @@
-//! Descriptions of the mixers that run the delta rule.
+//! Mixers that run the delta rule, as data: Kimi delta attention and the gated delta net.
 
 use crate::kernels::{Decay, DeltaShape, KeyHeads};
 use crate::state::StateSpec;

@@ -1,4 +1,7 @@
 //! What blocks read of the residual stream, and what becomes of their output.
+//!
+//! In most models a block reads the stream and is added to it. Kimi K3 has attention over depth instead
+//! ([`DepthSpec`]).
 
 /// How a model's blocks follow one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
