@@ -1,4 +1,4 @@
-//! Bytes of a file: mapped or owned. The only `unsafe` of the reader is here.
+//! The bytes of a file, mapped or owned. The only `unsafe` of the GGUF reader is here.
 
 use super::error::GgufError;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The gate of an FFN whose values stay within bounds.
+//! The gate of an FFN whose values stay within bounds, as in Kimi K3.
 
 use super::compute::Compute;
 

@@ -1,5 +1,5 @@
-//! Attention over depth: a row reads a mixture of rows that were kept on its way through the layers,
-//! where a model does not just add up what its blocks return.
+//! Attention over depth. In models that do not simply add up what their blocks return, a row reads a mixture
+//! of rows that were kept on its way through the layers.
 
 use super::compute::Compute;
 use super::ops::Rows;

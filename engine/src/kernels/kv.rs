@@ -1,14 +1,14 @@
 //! A page of keys and values: [`KV_PAGE`] positions of one layer of one sequence.
 //!
-//! Layout, head after head: the keys as `[head_dim_k, KV_PAGE]` (lanes are positions, so that scores
-//! need no sum across lanes), then the values as `[KV_PAGE, head_dim_v]` with rows filled up to whole
-//! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no
-//! pointers and no positions: a byte copy of a page is a copy of its content, which is what sequence
-//! copies and snapshots are.
+//! Heads lie one after the other. A head has its keys as `[head_dim_k, KV_PAGE]`: lanes are positions, so
+//! that scores need no sum across lanes. Then come its values as `[KV_PAGE, head_dim_v]`, with rows filled up
+//! to whole lanes. Where values are the beginnings of keys (latent attention), a head has keys alone, as
+//! rows. Pages hold no pointers and no positions. So a byte copy of a page is a copy of its content, and that
+//! is how sequences are copied and saved.
 //!
-//! In `Q8_0` the elements are signed bytes, and their scales follow in f16, `[blocks, KV_PAGE]` for the
-//! keys and then for the values: the key of a position, and its value, are cut into blocks of
-//! [`SCALE_ELEMS`] elements with a scale each, the last one shorter where a head is no multiple of that.
+//! In `Q8_0` the elements are signed bytes. A position's key is cut into blocks of [`SCALE_ELEMS`] elements
+//! with a scale each, and its value likewise. The last block is shorter where a head is no multiple of that.
+//! The scales follow the elements in f16, as `[blocks, KV_PAGE]` for the keys and then for the values.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
-//! Products of activation rows with packed weights: several in one fork-join.
+//! Products of activation rows with packed weights. Several products run in one fork-join of the threads.
 //!
-//! The work of all jobs is cut into chunks of (job, panels, rows) that threads claim; how it is cut
-//! never changes a result, because each output element is one kernel's walk along one weight row.
+//! The work of all jobs is cut into chunks of (job, panels, rows), which threads claim. How it is cut never
+//! changes a result, because each output element is one kernel's walk along one weight row.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Elementwise and row-wise ops: what a block calls between its products.
 //!
-//! Each op checks its shapes (a mismatch is a bug of the caller and panics), splits its rows over
-//! the pool and leaves the arithmetic to the table.
+//! Each op checks its shapes (a mismatch is a bug of the caller and panics), spreads its rows over the pool,
+//! and leaves the arithmetic to the table.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060): one decay for each head and
-//! token, a state of `[n_state, head_dim]` for each head.
+//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token,
+//! and each head has a state `[n_state, head_dim]`.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
-//! The time mixing of RWKV-7 (arXiv 2503.14456, section 4.1): a matrix state for each head that decays key
-//! by key, forgets along one direction and learns along another, `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`,
-//! read out by `r`.
+//! The time mixing of RWKV-7 (arXiv 2503.14456, section 4.1). Each head has a matrix as its state. It decays
+//! key by key, forgets along one direction and learns along another: `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`.
+//! `r` reads it.
 //!
-//! Rows `i` of the state belong to values and are independent of each other: sixteen of them stand side by
-//! side, keys `j` are walked in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
+//! Rows `i` of the state belong to values and are independent of each other. Sixteen of them stand side by
+//! side, and keys `j` are taken in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
 
 use super::compute::Compute;
 use super::ops::Rows;

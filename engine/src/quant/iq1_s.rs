@@ -1,4 +1,5 @@
-//! IQ1_S: 256 values of three levels, moved up or down by an eighth; `y = d * (2 s + 1) * (t ± 1/8)`.
+//! IQ1_S: 256 values of three levels, which are moved up or down by an eighth; `y = d * (2 s + 1) * (t ±
+//! 1/8)`.
 
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_shifted, fit_block};

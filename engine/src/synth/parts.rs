@@ -1,4 +1,4 @@
-//! Metadata and tensors that architectures share.
+//! Metadata and tensors that the architectures of synthetic models share.
 
 use super::file_type::Role;
 use super::plan::ModelPlan;

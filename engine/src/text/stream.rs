@@ -1,4 +1,4 @@
-//! Bytes of tokens become text as they come, whole characters only.
+//! The bytes of tokens become text as they come. Only whole characters leave.
 
 /// Joins the bytes of consecutive tokens into text.
 ///

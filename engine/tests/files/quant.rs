@@ -1,4 +1,4 @@
-//! Block formats: decoding equal to others', encoding near the values.
+//! Block formats: decoding gives the bits that other programs give, and encoding stays near the values.
 
 use brigade_engine::quant::{self, FORMATS, GgmlType, QuantError};
 

@@ -1,9 +1,9 @@
-//! The exponential that every kernel uses, and what is made of it.
+//! The exponential that every kernel uses, and functions that are made of it.
 //!
-//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `|r| <= ln 2 / 2`; `e^r` is its Taylor sum to
-//! the seventh power, whose remainder there is below 6e-9. Together with the roundings the relative
-//! error stays below [`EXP_ERROR`] (tested over the whole range). Below -87.3, where the result
-//! would be subnormal, it is 0; above 88.37 it is infinite, half a unit earlier than the type ends.
+//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `|r| <= ln 2 / 2`. `e^r` is its Taylor sum to the
+//! seventh power, whose remainder there is below 6e-9. Together with the roundings, the relative error stays
+//! below [`EXP_ERROR`] (tested over the whole range). Below -87.3, where the result would be subnormal, it is
+//! 0. Above 88.37 it is infinite, half a unit earlier than the type ends.
 
 use crate::kernels::simd::Simd;
 

@@ -1,9 +1,9 @@
 //! Products with quantised weights: integers within a block of 32 columns, f32 between blocks.
 //!
-//! For each block: eight four-byte dot products a row (exact), converted once, times the weight
-//! scale, and added to the running sum with the activations' scale by one fused step; minima join by
-//! another, with the activations' sum. Blocks are taken in order, so a row's sum depends on nothing
-//! but its own length.
+//! For each block and row there are eight four-byte dot products, which are exact. Their sum is converted
+//! once, multiplied by the weight's scale, and added to the running sum with the activations' scale by one
+//! fused step. A format with minima adds them by a second fused step, with the sum of the activations. Blocks
+//! are taken in order, so a row's sum depends on nothing but its own length.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;

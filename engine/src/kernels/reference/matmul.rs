@@ -1,4 +1,4 @@
-//! Products and activation quantising, plainly: dequantised weights, sums in f64.
+//! Products and the quantising of activations, plainly: weights are dequantised, and sums are taken in f64.
 
 use crate::quant::{GgmlType, dequantize_row};
 

@@ -1,10 +1,12 @@
-//! What one rendering may make. A template can double a text with every step (`x ~ x`), so that fuel bounds
-//! its steps but not its memory. A meter therefore counts every byte of text and every item of a list that
-//! a template makes, over the whole rendering, and refuses what goes beyond its limit before it is made, or
-//! directly after one step that at most doubled it.
+//! Limits what one rendering of a chat template may make.
 //!
-//! It also keeps values shallow and finite: nothing that contains itself, nothing that nests so deeply that
-//! dropping it would exhaust the thread's stack, and nothing with more parts than can be walked.
+//! A template can double a text with every step (`x ~ x`). Limiting its steps therefore does not limit its
+//! memory. So a meter counts every byte of text and every item of a list that a template makes, over the
+//! whole rendering. It refuses what goes beyond the limit before that is made, or directly after one step
+//! that at most doubled it.
+//!
+//! It also keeps values shallow and finite. Nothing may contain itself, nest so deeply that dropping it would
+//! exhaust the thread's stack, or have more parts than can be walked.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! Chat templates: messages become one prompt text, by the Jinja program that the model carries.
+//! Chat templates: the Jinja program that a model carries turns messages into one prompt text.
 //!
-//! Templates come from files that are not trusted: they run with a fuel limit, a limit on all the text and
-//! lists that they make, and no access to anything but their input. The clock is an input as well.
+//! Templates come from files that are not trusted. They run with a limit on their steps, and a limit on all
+//! the text and lists that they make. They have no access to anything but their input. The clock is an input
+//! as well.
 
 mod folding;
 mod guards;
