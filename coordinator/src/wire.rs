@@ -1,5 +1,5 @@
 //! Converts the coordinator's types to the messages of the pipeline, and result frames back. No other file of
-//! this crate does.
+//! this crate converts them.
 
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,

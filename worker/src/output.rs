@@ -1,5 +1,6 @@
-//! Where a lane's results go: frames to the next stage, or result frames to the coordinator.
-//! Runs on the executor's thread; a full queue there is the network's back-pressure.
+//! Where a lane's results go: as frames to the next stage, or as result frames to the coordinator.
+//!
+//! This runs on the executor's thread. A full queue makes it wait, and so the network slows the stage down.
 
 use std::sync::Arc;
 use std::time::Instant;

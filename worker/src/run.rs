@@ -1,4 +1,4 @@
-//! A worker from its settings to its end: bind, serve, join, leave.
+//! A worker from its settings to its end: it binds, serves, joins and leaves.
 
 use std::future::Future;
 use std::io::{self, Write};

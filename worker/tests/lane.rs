@@ -1,5 +1,5 @@
-//! The data plane over loopback: a line of workers, and everything that can be wrong with a frame
-//! or a peer. Every failure must be an answer with its kind and reason.
+//! The data plane over loopback: a line of workers, and everything that can be wrong with a frame or a peer.
+//! Every failure must be answered with its kind and reason.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

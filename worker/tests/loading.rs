@@ -1,5 +1,5 @@
-//! What a worker loads, keeps and frees: never other weights than those asked for, nothing for an
-//! epoch that is over, and a reason that says what to do where it cannot.
+//! What a worker loads, keeps and frees. It never loads other weights than those asked for, and nothing for
+//! an epoch that is over. Where it cannot load, its reason says what to do.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::await_holding_lock, reason = "a gate is kept shut while others work")]

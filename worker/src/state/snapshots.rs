@@ -1,8 +1,8 @@
-//! A sequence's state as bytes, out of the running stage and into it, between two ubatches.
+//! Reads a sequence's state as bytes out of the running stage, or writes it into it, between two ubatches.
 //!
-//! The sequence must be at rest: none of its rows on their way anywhere. Only the coordinator can
-//! know that, and it is the only one who asks. A state on its way is whole in memory, beside the stage:
-//! there are few at a time, and one that comes must fit into what `--memory` leaves.
+//! The sequence must be at rest: none of its rows may be on its way anywhere. Only the coordinator can know
+//! that, and only it asks. A state on its way is whole in memory, beside the stage. So there are few at a
+//! time, and one that comes must fit into what `--memory` leaves.
 
 use std::time::{Duration, Instant};
 
