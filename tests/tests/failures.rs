@@ -1,6 +1,6 @@
-//! Workers that die or hang under load, in prefill and in decode, where nobody waits for another line
-//! (`--repair-within 0`): every client gets a clear error soon, the server stays up, and new requests run once
-//! the worker is back. What happens where they wait is in `replay.rs`.
+//! Workers that die or hang under load, in prefill and in decode, on a server that waits for no other line
+//! (`--repair-within 0`). Every client soon gets a clear error, and the server stays up. New requests run
+//! once the worker is back. `replay.rs` has servers that wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! What a new user is told: who is there and what is lacking, advice that suffices when it is followed, one log line a
-//! request, and wrong ports and CPUs called that.
+//! What a new user is told: who is there and what is lacking, advice that suffices when it is followed, one
+//! log line for each request, and that a port or a CPU is wrong.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

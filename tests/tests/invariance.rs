@@ -1,6 +1,8 @@
-//! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the
-//! batch or snapshots on the way. Bit for bit, on every op table this machine has, or on the one that
-//! `BRIGADE_TEST_KERNELS` names.
+//! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the batch, or
+//! snapshots on the way.
+//!
+//! This holds bit for bit, on every op table that this machine has, or on the one that `BRIGADE_TEST_KERNELS`
+//! names.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! The planner's promises, by property and by example: cuts are optimal (against trying them all),
-//! memory is never exceeded, equal workers get equal work.
+//! The planner's promises, by random cases and by examples. Cuts are as good as the best of all possible
+//! ones, memory is never exceeded, and equal workers get equal work.
 
 use std::ops::Range;
 

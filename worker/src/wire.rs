@@ -1,5 +1,5 @@
 //! Converts ubatches, boundaries and result rows between wire messages and engine types. No other file of
-//! this crate does.
+//! this crate converts these.
 //!
 //! What comes in has passed the checks of `brigade_proto::frame`, and lengths are trusted only because of
 //! them. Values are little-endian on the wire. An incoming boundary is copied once, into an aligned buffer of
