@@ -1,5 +1,6 @@
-//! IQ1_S: 256 values of three levels, which are moved up or down by an eighth; `y = d * (2 s + 1) * (t ±
-//! 1/8)`.
+//! IQ1_S: blocks of 256 values of three levels, which are moved up or down by an eighth. A value is `d * (2 s
+//! + 1) * (t ± 1/8)`. `t` is the level (-1, 0 or 1), `s` the scale of 32 values, and `d` the block's factor
+//! for scales. The codebook gives the levels of eight values at once.
 
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_shifted, fit_block};

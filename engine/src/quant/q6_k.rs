@@ -1,4 +1,5 @@
-//! Q6_K: 256 values of 6 bits in sixteen sub-blocks; `y = d * sc * (q - 32)`.
+//! Q6_K: blocks of 256 values, with 6 bits each, in sixteen sub-blocks. A value is `d * sc * (q - 32)`. `q`
+//! is its code, `sc` the scale of its sub-block, and `d` the block's factor for that.
 
 use super::fit::{extreme, inverse, round_clamp, symmetric};
 use super::{Block, GgmlType, Quantize};

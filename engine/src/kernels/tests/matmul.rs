@@ -1,4 +1,4 @@
-//! Products: every weight type against f64, bit equality over tables, threads, tiles and cuts.
+//! Products with every weight type against f64. Their bits are equal over tables, threads, tiles and cuts.
 
 use bytemuck::Zeroable;
 
