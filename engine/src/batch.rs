@@ -115,7 +115,7 @@ pub struct SamplerSetup {
     pub top_logprobs: Option<u32>,
 }
 
-/// Settings of the sampling chain, in the order they act (FACTS: llama.cpp's default order):
+/// Settings of the sampling chain, in the order in which they act (llama.cpp's default order):
 /// logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {

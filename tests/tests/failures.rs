@@ -16,9 +16,9 @@ const CLIENTS: usize = 6;
 /// has an error.
 const PROMISED: Duration = Duration::from_secs(5);
 
-/// The promise with slack, twice as long: a hung worker is known by three heartbeats of a second each that
-/// it does not answer, and on a machine whose cores are busy with other tests each of them, and the clients'
-/// own reading, comes late. The figure itself is printed.
+/// Twice what is promised, for slack. A hung worker is known by three heartbeats of a second each that it
+/// does not answer. On a machine whose cores are busy with other tests, each of them comes late, and the
+/// clients read late as well. The figure itself is printed.
 const WITH_SLACK: Duration = Duration::from_secs(2 * PROMISED.as_secs());
 
 /// For what nothing is promised about: a line that is loaded again beside other tests.

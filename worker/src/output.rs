@@ -96,9 +96,8 @@ impl LaneOut {
     }
 }
 
-/// The rows in their order, which is what the coordinator expects: each logits row in a frame of its
-/// own, tokens (or failures) between two of them in one frame, those after the last one in the last
-/// frame.
+/// The rows in their order, as the coordinator expects them. Each logits row has a frame of its own. Tokens
+/// (or failures) between two of them share one frame, and those after the last one are in the last frame.
 fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> Vec<ResultFrame> {
     let pb::Ubatch { id, epoch, lane, timings, .. } = ubatch;
     let frame =

@@ -73,8 +73,8 @@ async fn a_model_that_was_trained_further_is_not_answered_with_the_old_weights()
     client.prepare(client.order(&old, whole(), false)).await.unwrap();
     client.load().await.unwrap();
     assert_eq!(token_of(&mut client, 7).await, 107);
-    // The coordinator has crashed; the one after it serves other weights under the same header, in the
-    // same file, with the same size and, by intent, the same modification time.
+    // The coordinator has crashed. The one after it serves other weights under the same header, in the same
+    // file, with the same size and, on purpose, the same modification time.
     let mtime = std::fs::metadata(dir.join("m.gguf")).unwrap().modified().unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let new = write(&dir, 11.0);

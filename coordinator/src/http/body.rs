@@ -158,9 +158,9 @@ impl Bodies {
         Ok(())
     }
 
-    /// Reads a body, and templates or tokenises what is in it, beside the event loop: a long text or a costly
-    /// template takes seconds, and the driver and its heartbeats must not wait for that. With the result comes
-    /// the body's part of the room, for answers that are as large as their requests.
+    /// Reads a body, and templates or tokenises what is in it, beside the event loop. A long text or a costly
+    /// template takes seconds, and the driver and its heartbeats must not wait for that. With the result
+    /// comes the body's part of the room, for answers that are as large as their requests.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         body: Taken,

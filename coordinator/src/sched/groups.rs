@@ -154,9 +154,9 @@ impl Sizing<'_> {
     }
 }
 
-/// Share of a round that stages wait for each other because their times vary: `variation` is the standard
-/// deviation over the mean, `slack` the stage times by which the round is longer than a trip (or a trip
-/// longer than the round).
+/// Share of a round that stages wait for each other because their times vary. `variation` is the standard
+/// deviation over the mean. `slack` is by how many stage times the round is longer than a trip, or the trip
+/// longer than the round.
 ///
 /// Without slack each stage waits for its neighbour at every ubatch: of two equal normal times the later is
 /// `1 / sqrt(pi)` deviations above the mean, and more stages wait for more. With slack, queues take up most

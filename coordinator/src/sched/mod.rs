@@ -342,8 +342,8 @@ impl Scheduler {
         self.in_flight(ubatch).map_or(0, |u| u.decode_rows)
     }
 
-    /// For a ubatch in flight that has prompt rows while sequences decode: at most so long is it from one
-    /// token of a sequence to the next, by the stage times known when it was composed.
+    /// For a ubatch in flight that has prompt rows while sequences decode: the longest time from one token of
+    /// a sequence to the next. It follows from the stage times that were known when the ubatch was composed.
     pub fn gap_bound(&self, ubatch: u64) -> Option<Micros> {
         self.in_flight(ubatch)?.gap_bound
     }

@@ -103,9 +103,9 @@ impl Sizing<'_> {
         (in_flight + self.spec.n_stages) as f64
     }
 
-    /// Bound of the time between two tokens of a stream while ubatches of `rows` rows, a prompt's among
-    /// them, are computed beside groups of `group_rows`: `(K + S) * T`, and more only where even the
-    /// fewest prompt rows take longer than `T`. `None` before anything was measured.
+    /// Bound of the time between two tokens of a stream. Meanwhile, ubatches of `rows` rows, a prompt's among
+    /// them, are computed beside groups of `group_rows`. The bound is `(K + S) * T`, and more only where even
+    /// the fewest prompt rows take longer than `T`. `None` before anything was measured.
     pub fn gap_bound(&self, rows: u32, group_rows: u32, in_flight: usize) -> Option<Micros> {
         let longest = self.longest_mixed(group_rows, in_flight).max(self.times.slowest(rows));
         self.times.measured().then(|| (self.per_gap(in_flight) * longest) as Micros)

@@ -143,8 +143,8 @@ impl StageFit {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
     }
 
-    /// What `rows` rows surely do not take much more than: by the line, or, where it goes far beyond what
-    /// was measured, as if all that the largest measured one took grew with its rows.
+    /// A time that `rows` rows surely do not take much more than. It is the line's. Where the line goes far
+    /// beyond what was measured, it is as if all that the largest measured ubatch took grew with its rows.
     fn surely(&self, rows: u32) -> f64 {
         let by_line = self.at(rows).of(rows);
         let Some(largest) = self.buckets.iter().rfind(|b| b.n > 0.0) else { return by_line };
@@ -314,8 +314,9 @@ impl LineTimes {
         self.stages.iter().map(|s| s.deviation() * s.at(rows).of(rows)).sum()
     }
 
-    /// What the slowest stage, and what all together, may take for `rows` rows by what was measured at about
-    /// that many, or else by the lines, hopefully: as far as the [`variation`](Self::variation) of times allows.
+    /// What the slowest stage, and what all together, may take for `rows` rows. It comes from measurements at
+    /// about that many rows, or else from the lines. It is hopeful: as low as the
+    /// [`variation`](Self::variation) of times allows.
     pub fn hoped(&self, rows: u32, variation: f64) -> [f64; 2] {
         let hope = (HOPE_OF_VARIATION * (variation - STEADY)).clamp(0.0, MOST_HOPE);
         let each = self.stages.iter().map(|s| s.hoped(rows, hope));

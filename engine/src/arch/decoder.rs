@@ -102,9 +102,9 @@ pub(super) fn n_dense(hp: &Hparams<'_>) -> Result<usize, ModelError> {
     Ok(hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize)
 }
 
-/// The experts of layer `il` as DeepSeek's line has them: router, norm and scale as the keys say, a bias on
-/// the choice where the file has one, `expert_shared_count` shared experts of the width `shared` (of
-/// one) or of that of the others.
+/// The experts of layer `il` as DeepSeek's models have them. Router, norm and scale are as the keys say, and
+/// a bias takes part in the choice where the file has one. There are `expert_shared_count` shared experts,
+/// each as wide as `shared` or, without it, as the others.
 pub(super) fn deepseek_experts(
     hp: &Hparams<'_>,
     il: usize,

@@ -89,9 +89,9 @@ pub struct ActRows<'a> {
 }
 
 impl<'a> ActRows<'a> {
-    /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`: borrowed as it is,
-    /// quantised as well if any of them multiplies in integers, and laid out in slices if any multiplies
-    /// in f32 and there are many rows.
+    /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`. It is borrowed as it is. If
+    /// any of the weights multiplies in integers, it is also quantised. If any multiplies in f32 and there
+    /// are many rows, it is also laid out in slices.
     ///
     /// # Panics
     /// If `x` is not whole rows, or a weight has other columns.

@@ -26,8 +26,8 @@ pub struct AttendPart<'a> {
     pub first_pos: usize,
     /// Rows, at consecutive positions.
     pub n_rows: usize,
-    /// Index of the first row in `q`, `k`, `v` and `out`; parts are in the order of their rows, which are
-    /// each in one part at most.
+    /// Index of the first row in `q`, `k`, `v` and `out`. Parts are in the order of their rows, and no row is
+    /// in two of them.
     pub first_row: usize,
 }
 

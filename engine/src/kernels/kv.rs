@@ -25,8 +25,8 @@ pub enum KvType {
     F32,
     /// Rounded to half precision, to nearest even.
     F16,
-    /// In blocks of 32 elements of a head, as ggml's type of this name: a scale in f16, the greatest
-    /// magnitude over 127, and for each element the nearest multiple of it, -127 to 127. A block with an
+    /// In blocks of 32 elements of a head, as ggml's type of this name. The scale (f16) is the greatest
+    /// magnitude over 127. An element is the nearest multiple of it, from -127 to 127 times. A block with an
     /// element that is infinite, NaN or more than an f16 scale reaches (8.3 million) reads as NaN.
     Q8_0,
 }
@@ -185,10 +185,10 @@ pub(super) struct KvRow<'a> {
 impl Compute {
     /// Writes keys and values of every row of `parts` into their pages.
     ///
-    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block
-    /// id `b` names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`,
-    /// `v` is `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys; rows are as
-    /// the parts number them.
+    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block id `b`
+    /// names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`. `v` is
+    /// `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys. Rows are as the parts
+    /// number them.
     ///
     /// # Panics
     /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.

@@ -35,8 +35,8 @@ impl Compute {
         });
     }
 
-    /// Layer norm by group, in place: `x` is `[n, n_groups, d]`, `weights` and `biases` are `[n_groups, d]`;
-    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias` over each row of `d`.
+    /// Layer norm by group, in place. `x` is `[n, n_groups, d]`; `weights` and `biases` are `[n_groups, d]`.
+    /// Each row of `d` becomes `x = (x - mean) / sqrt(variance + eps) * weight + bias`.
     pub fn group_layer_norm(
         &self,
         x: &mut [f32],

@@ -92,8 +92,8 @@ pub(super) fn check_disjoint_rows(
 }
 
 impl Compute {
-    /// Runs `task(part, unit)` for every part and each of `units` independent units of it (heads, tiles of
-    /// channels); `row_cost` is the work of one row of one unit, in elements touched.
+    /// Runs `task(part, unit)` for every part, and for each of its `units` independent units (heads, tiles of
+    /// channels). `row_cost` is the work of one row of one unit, in elements touched.
     pub(super) fn for_units(
         &self,
         parts: &[ScanPart],

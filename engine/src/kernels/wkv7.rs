@@ -113,9 +113,9 @@ pub(super) struct Wkv7Head<'a> {
 }
 
 impl Compute {
-    /// Makes ready what the scan reads, all `[n_rows, n_heads * d]`: `w` becomes `exp(−e^-½ · σ(w + w0))`,
-    /// `a` (call `σ(a + a0)` its rate) becomes `κ ⊙ rate` with `κ` the L2-normed `k ⊙ k_k`, and `k` becomes
-    /// `k ⊙ (1 + (rate − 1) ⊙ k_a)`.
+    /// Makes ready what the scan reads, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and `κ` the
+    /// L2-normed `k ⊙ k_k`. Then `w` becomes `exp(−e^-½ · σ(w + w0))`, `a` becomes `κ ⊙ rate`, and `k`
+    /// becomes `k ⊙ (1 + (rate − 1) ⊙ k_a)`.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -139,8 +139,8 @@ impl Compute {
         });
     }
 
-    /// Runs the recurrence over the rows of `parts` from their states (`[n_slots, n_heads * d * d]`), which
-    /// follow; `out` is `[n_rows, n_heads * d]`.
+    /// Runs the recurrence over the rows of `parts`, from their states (`[n_slots, n_heads * d * d]`), which
+    /// follow. `out` is `[n_rows, n_heads * d]`.
     ///
     /// # Panics
     /// If shapes disagree, `d` is no multiple of 16, or two parts share a slot.

@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 /// The scales of both IQ1 formats, for levels in eighths.
 pub(super) const IQ1_RULE: ScaleRule = ScaleRule { offset: 1.0, step: 2.0, factor: 0.125, max: 7 };
 
-/// 256 values. Eight of them, group `l`, have a row of the codebook: its low eight bits are `qs[l]`, its
-/// high three the field `l % 4` of `qh[l / 4]`; that has the scale of 32 values in bits 12 to 14, and
-/// their direction in bit 15.
+/// 256 values. Eight of them, group `l`, share a row of the codebook. The row's low eight bits are `qs[l]`,
+/// its high three the field `l % 4` of `qh[l / 4]`. Bits 12 to 14 of that half-word are the scale of 32
+/// values, and bit 15 is their direction.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockIq1S {

@@ -68,10 +68,9 @@ impl Worker {
 
     /// Checks what a restore announces, before any of it is received: returns its length.
     ///
-    /// # Errors
-    /// The session's refusals; WrongPhase without a lane; BadMessage for a slot that does not
-    /// exist, or more bytes than a sequence has here; NoMemory where `--memory` has no room for them
-    /// beside the stage; Busy while other transfers do not end.
+    /// # Errors The session's refusals. WrongPhase: there is no lane. BadMessage: there is no such slot, or
+    /// there are more bytes than a sequence has here. NoMemory: `--memory` has no room for them beside the
+    /// stage. Busy: other transfers do not end.
     pub async fn begin_restore(&self, head: &RestoreHead) -> Result<(usize, StateTurn), Failure> {
         self.check_restore(head)?;
         let turn = self.state_turn().await?;

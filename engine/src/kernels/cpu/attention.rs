@@ -122,8 +122,8 @@ struct Page<'a, E: Element> {
     softcap: Option<f32>,
     /// Values of a query's state.
     state_len: usize,
-    /// Bytes to this head of the next page, which is asked for element by element as this one is read:
-    /// all at once would be more than the core can wait for. 0 where there is none.
+    /// Bytes from here to this head of the next page, 0 where there is none. That page is prefetched element
+    /// by element while this one is read. All at once would be more than the core can wait for.
     ahead: usize,
 }
 

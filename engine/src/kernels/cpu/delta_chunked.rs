@@ -242,8 +242,8 @@ impl Buffers {
         }
     }
 
-    /// Keys and queries as the state before the chunk meets them (`turned`, here `[n, d]`), keys as
-    /// the state after it does (`before`), and the decay of the whole chunk (the last row of `a`).
+    /// Computes keys and queries as the state before the chunk meets them (`turned`, here `[n, d]`), and keys
+    /// as the state after it does (`before`). The last row of `a` becomes the decay of the whole chunk.
     #[inline(always)]
     fn decay_ends<S: Simd>(&mut self, s: S) {
         let d = self.d;

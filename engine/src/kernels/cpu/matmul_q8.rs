@@ -32,8 +32,9 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
     ) -> [S::F; T] {
         let mut scales = Scales::<S>::zero(s);
         let mut sums = [s.zero(); T];
-        // Records whose activations are looked up together: a slice's where a record is one block, as a
-        // look-up a block costs a tenth of the time; one at a time where it has several, which loops best.
+        // Records whose activations are looked up together. Where a record is one block, that is a whole
+        // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
+        // it is one record, which loops best.
         let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
         for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
             let (slice, first) =

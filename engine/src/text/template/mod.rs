@@ -145,9 +145,8 @@ impl ChatTemplate {
 
     /// The prompt of a conversation. Tokenise it with special tokens added and parsed.
     ///
-    /// # Errors
-    /// The template refuses the messages (its own words are in the error), calls something that does
-    /// not exist, runs out of fuel, or makes more text and lists than it may ([`TEMPLATE_BYTES`],
+    /// # Errors The template refuses the messages (its own words are in the error), calls something that does
+    /// not exist, or runs out of fuel. Or it makes more text and lists than it may ([`TEMPLATE_BYTES`],
     /// [`TEMPLATE_BYTES_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
         let (name, source) = match &self.tool_use {
