@@ -68,7 +68,8 @@ impl Worker {
 
     /// Checks what a restore announces, before any of it is received: returns its length.
     ///
-    /// # Errors The session's refusals. WrongPhase: there is no lane. BadMessage: there is no such slot, or
+    /// # Errors
+    /// The session's refusals. WrongPhase: there is no lane. BadMessage: there is no such slot, or
     /// there are more bytes than a sequence has here. NoMemory: `--memory` has no room for them beside the
     /// stage. Busy: other transfers do not end.
     pub async fn begin_restore(&self, head: &RestoreHead) -> Result<(usize, StateTurn), Failure> {

@@ -145,7 +145,8 @@ impl ChatTemplate {
 
     /// The prompt of a conversation. Tokenise it with special tokens added and parsed.
     ///
-    /// # Errors The template refuses the messages (its own words are in the error), calls something that does
+    /// # Errors
+    /// The template refuses the messages (its own words are in the error), calls something that does
     /// not exist, or runs out of fuel. Or it makes more text and lists than it may ([`TEMPLATE_BYTES`],
     /// [`TEMPLATE_BYTES_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
