@@ -2,9 +2,9 @@
 //! The executor sends results on by itself. So receiving, computing and sending overlap.
 //!
 //! Opening runs down the line: a stage answers its upstream only when its downstream has answered. A failure
-//! runs both ways. It goes to the upstream as a status and to the downstream as an abort frame, and leaves
-//! the end of the line in the last frame of the results. Either way it reaches the coordinator with the stage
-//! and the reason.
+//! runs both ways: to the upstream as a status, and to the downstream as an abort frame. At the end of the
+//! line it is in the last frame of the results. Either way it reaches the coordinator with the stage and the
+//! reason.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! So a file that somebody cuts off or writes to while it is loaded is an error that names it, and not the
 //! end of the process.
 //!
-//! The engine packs all tensors but the embedding as they come, and such a copy lives only until then. Rows
-//! of the embedding are looked up for as long as the stage lives, so it is kept.
+//! The engine packs tensors as they come, so their bytes are held only for as long as that takes. The
+//! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! A model's tensors, read from its open files and not mapped. Long-lived processes use this: a file that is
-//! cut off while it is mapped ends the process with a signal, but while it is read that is an error.
+//! A model's tensors, read from its open files and not mapped. Long-lived processes use this. A file that is
+//! cut off while it is mapped ends the process with a signal. While it is read, that is only an error.
 //!
 //! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation,
 //! exchange or setting of times, because the system itself stamps the change time (`ctime`) and lets nobody

@@ -1,9 +1,10 @@
 //! The byte form of one sequence's state on one stage.
 //!
-//! It is little-endian: magic, version, identity (what the state belongs to), length in positions, token
-//! history, fingerprints of the layers' weights, sections by layer and block, and a BLAKE3 hash of all before
-//! it. Each layer has its own fingerprint and its own sections, so that a stage with other layers can take
-//! those that it has. This file knows the frame, not what a section means.
+//! It begins with magic, version, identity (what the state belongs to), length in positions, and token
+//! history. Then come fingerprints of the layers' weights, sections by layer and block, and a BLAKE3 hash of
+//! all before it. All numbers are little-endian. Each layer has its own fingerprint and its own sections, so
+//! that a stage with other layers can take those that it has. This file knows the frame, not what a section
+//! means.
 
 use crate::error::SnapshotError;
 
