@@ -1,5 +1,5 @@
-//! What the supervisor and the driver tell each other, and nothing else: the supervisor says that a line is
-//! up or down, the driver that a line is faulty.
+//! What the supervisor and the driver tell each other, and their only common words. The supervisor says how
+//! far a line is, and when it is up or down. The driver says that its line is faulty.
 
 use tokio::sync::mpsc;
 

@@ -1,4 +1,4 @@
-//! Takes rows of heads apart, head by head, and puts them together again. It copies and computes nothing.
+//! Takes rows of heads apart, head by head, and puts them together again. It only copies values.
 
 use super::compute::Compute;
 
