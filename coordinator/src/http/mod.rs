@@ -1,9 +1,9 @@
-//! The HTTP server: OpenAI's JSON outside, [`Engine`] inside.
+//! The HTTP server: OpenAI's JSON outside, [`Engine`] inside. Nothing else in the crate knows that JSON.
 //!
-//! Two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
-//! ([`admin_router`]). The only place that knows that JSON. Requests are read leniently and answered strictly; what
-//! cannot be done is refused by name; what clients may take of time, connections and memory is bounded (`serve`,
-//! `body`, `fields`). Knows nothing of workers or schedules, and tells nothing of them.
+//! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
+//! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
+//! knows nothing of workers or schedules, and tells clients nothing of them.
 
 mod access;
 mod admin;

@@ -1,7 +1,7 @@
-//! Connections: accepted, served, and ended in order. HTTP/1.1 with keep-alive, plain or in TLS.
+//! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, plain or in TLS, and ended in order.
 //!
-//! A client that does not say what it wants, or does not read what it asked for, is given up after a named time.
-//! Where there are more connections than may be, one that has shown little goes ([`open`](super::open)).
+//! A client that does not say what it wants, or does not read what it asked for, is given up after a named
+//! time. Where there are too many connections, one that has shown little is closed ([`open`](super::open)).
 
 use std::io;
 use std::net::SocketAddr;

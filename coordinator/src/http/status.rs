@@ -1,4 +1,5 @@
-//! `GET /health`, for everybody and for the operator, and `GET /metrics`.
+//! `GET /health` and `GET /metrics`. Everybody hears whether requests run; operators hear also how far a load is,
+//! who is there, and what Prometheus reads.
 
 use axum::Json;
 use axum::extract::State;

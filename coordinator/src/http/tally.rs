@@ -1,5 +1,5 @@
-//! What a request took, and who hears of it: its key's account as it happens; the log and the audit log in one
-//! line each, when its answer has been sent or nobody reads it any more.
+//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
+//! have one line for it, when the answer has been sent or nobody reads it any more.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! The waiting queue: bounded; says when to come back. Among the requests of one owner the first come is the first
-//! admitted; among owners it goes by turns ([`fair`](super::fair)). Requests whose line was lost stand at its front.
+//! The waiting queue. Among the requests of one owner the first come is the first admitted; among owners it goes
+//! by turns ([`fair`](super::fair)). The queue is bounded, and tells whoever finds it full when to come back.
+//! Requests whose line was lost stand at its front.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
