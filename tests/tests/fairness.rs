@@ -40,12 +40,12 @@ fn two_hundred_requests_of_one_key_do_not_make_another_wait() {
     };
     let (long, short, sixty_four) = (body(1, 100), body(1, 4), body(64, 100));
     let (answered, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let count = |status: u16| match status {
+        200 => answered.fetch_add(1, Ordering::SeqCst),
+        429 => refused.fetch_add(1, Ordering::SeqCst),
+        other => panic!("the greedy key got {other}"),
+    };
     std::thread::scope(|scope| {
-        let count = |status: u16| match status {
-            200 => answered.fetch_add(1, Ordering::SeqCst),
-            429 => refused.fetch_add(1, Ordering::SeqCst),
-            other => panic!("the greedy key got {other}"),
-        };
         for _ in 0..200 {
             scope.spawn(|| count(complete(&server, &greedy, &long)));
         }

@@ -101,22 +101,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
     let front = Front::open(&args.front, args.line.insecure_network).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
-    let control = args.control.clone().map(|address| (address, args.expect));
-    let session = Session::start(SessionOptions {
-        model: args.model.clone(),
-        line: args.line.clone(),
-        ctx: args.ctx,
-        kv_type: args.kv_type,
-        max_seqs: args.max_seqs,
-        keep: args.keep,
-        control,
-        patience: Patience::Forever,
-        max_waiting: args.max_queue,
-        repair_within: args.repair_within,
-        trace: args.trace.clone(),
-        chat_template: args.template.source()?,
-    })
-    .await?;
+    let session = Session::start(session_options(&args)?).await?;
     let draining = CancellationToken::new();
     let app = App {
         engine: session.engine.clone(),
@@ -163,6 +148,23 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     }
     serving.end();
     result.and(ended)
+}
+
+fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
+    Ok(SessionOptions {
+        model: args.model.clone(),
+        line: args.line.clone(),
+        ctx: args.ctx,
+        kv_type: args.kv_type,
+        max_seqs: args.max_seqs,
+        keep: args.keep,
+        control: args.control.clone().map(|address| (address, args.expect)),
+        patience: Patience::Forever,
+        max_waiting: args.max_queue,
+        repair_within: args.repair_within,
+        trace: args.trace.clone(),
+        chat_template: args.template.source()?,
+    })
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

@@ -34,6 +34,7 @@ pub(super) fn compose(
     let mut draft = Draft::new(line.spec.max_rows, config.max_logits_rows);
     if !live.has_streams() {
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
+        let rows = if live.leaves_room() { rows.min(sizing.short_chunk()) } else { rows };
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
             return None;
         }

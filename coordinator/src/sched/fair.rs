@@ -1,13 +1,15 @@
 //! Whose turn it is: the line's rows are shared among owners (API keys) by weight.
 //!
-//! Each owner has a counter of the rows that were computed for it, divided by its weight, and the owner with the
+//! Each owner has a counter of the rows that were computed for it, divided by its weight. The owner with the
 //! smallest counter goes first, into a free place and into the next ubatch. This is the virtual token counter of
-//! Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know what
-//! a request costs before it is served, and how long an answer gets is known afterwards. Whoever comes after a pause
-//! starts at the smallest counter of those that are active: turns cannot be saved up.
+//! Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know
+//! what a request costs before it is served, and how long an answer gets is known afterwards. Whoever comes after a
+//! pause is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
 //!
 //! Turns alone do not help somebody who comes while every place is taken, because nobody is preempted. So owners
-//! leave room: the last quarter of the places goes to those only that hold less than an even share of them.
+//! leave room: the last quarter of the places goes only to those that hold less than their part of all places. And
+//! while only prompts are computed, ubatches stay short, so that little is on its way before a newcomer's prompt
+//! ([`sizing`](super::sizing)).
 //!
 //! Order decides when a token comes, never which one.
 
@@ -16,8 +18,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::events::Share;
 
-/// Of the places, one in so many is left to owners that hold less than an even share.
+/// Of the places, one in so many is left to owners that hold less than their part.
 const RESERVED_ONE_IN: u32 = 4;
+
+/// Rows by which an owner is ahead of all others when it comes after a pause: a prompt of usual length.
+const CREDIT_ROWS: u64 = 1024;
 
 /// What a row counts for an owner of weight 1: divisible by usual weights.
 const ROW: u64 = 1 << 16;
@@ -25,6 +30,7 @@ const ROW: u64 = 1 << 16;
 /// What an owner has got, and holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
+    weight: u64,
     /// Rows computed, in [`ROW`]s over the weight.
     served: u64,
     /// Rows of admitted prompts that are still to be computed.
@@ -42,6 +48,10 @@ pub(super) struct Places {
     pub pages: (u32, u32),
 }
 
+fn weight(share: Share) -> u64 {
+    u64::from(share.weight.max(1))
+}
+
 /// Who goes first: the smallest.
 pub(super) type Rank = (u64, u64);
 
@@ -55,7 +65,9 @@ impl Owners {
     }
 
     fn get_mut(&mut self, share: Share) -> &mut Owner {
-        self.0.entry(share.owner).or_default()
+        let owner = self.0.entry(share.owner).or_default();
+        owner.weight = weight(share);
+        owner
     }
 
     /// Somebody has a new request, while these have some that wait.
@@ -69,8 +81,9 @@ impl Owners {
             // Nobody is there whom anybody could be behind.
             None => self.0.clear(),
             Some(least) => {
+                let credit = CREDIT_ROWS * ROW / weight(share);
                 let owner = self.get_mut(share);
-                owner.served = owner.served.max(least);
+                owner.served = owner.served.max(least.saturating_sub(credit));
             }
         }
     }
@@ -94,7 +107,7 @@ impl Owners {
     /// Nobody has a place any more.
     pub fn all_left(&mut self) {
         for owner in self.0.values_mut() {
-            *owner = Owner { served: owner.served, ..Owner::default() };
+            *owner = Owner { served: owner.served, weight: owner.weight, ..Owner::default() };
         }
     }
 
@@ -102,20 +115,19 @@ impl Owners {
     pub fn sent(&mut self, share: Share, rows: u32, of_prompt: u32) {
         let owner = self.get_mut(share);
         owner.promised = owner.promised.saturating_sub(of_prompt.into());
-        owner.served += u64::from(rows) * ROW / u64::from(share.weight.max(1));
+        owner.served += u64::from(rows) * ROW / owner.weight;
     }
 
     /// For a place: by what was served and is promised; of equals, who holds fewer places for its weight.
     pub fn rank_for_place(&self, share: Share) -> Rank {
-        let owner = self.get(share);
-        let weight = u64::from(share.weight.max(1));
+        let (owner, weight) = (self.get(share), weight(share));
         (owner.served + owner.promised * ROW / weight, u64::from(owner.running) * ROW / weight)
     }
 
     /// For the next rows of a prompt: by what was served.
     pub fn rank_for_rows(&self, share: Share) -> Rank {
         let owner = self.get(share);
-        (owner.served, u64::from(owner.running) * ROW / u64::from(share.weight.max(1)))
+        (owner.served, u64::from(owner.running) * ROW / weight(share))
     }
 
     /// Whether a request of so many pages may take a place, while these owners have some that wait.
@@ -132,11 +144,12 @@ impl Owners {
             return true;
         }
         let active = |(id, other): &(&u64, &Owner)| other.running > 0 || waiting.contains(id);
-        let n_active = self.0.iter().filter(active).count() as u32;
-        let may = |more: u32, own: u32, (taken, all): (u32, u32)| {
-            // One share for each that is active, and one for who comes next.
-            let even = all / (n_active + 1);
-            taken + more <= all - all / RESERVED_ONE_IN || own + more <= even
+        let all: u64 = self.0.iter().filter(active).map(|(_, other)| other.weight).sum();
+        let own = weight(share);
+        let may = |more: u32, held: u32, (taken, places): (u32, u32)| {
+            // A part for each that is active, and one for who comes next.
+            let part = (u64::from(places) * own / (all + own)) as u32;
+            taken + more <= places - places / RESERVED_ONE_IN || held + more <= part
         };
         may(1, owner.running, places.slots) && may(pages, owner.pages, places.pages)
     }
@@ -145,7 +158,7 @@ impl Owners {
 /// Who of those that wait has the most requests there for its weight: its place in the queue is given to a newcomer
 /// that has fewer. `counts`: how many of each owner wait.
 pub(super) fn most_waiting(counts: &BTreeMap<u64, (Share, usize)>, newcomer: Share) -> Option<u64> {
-    let of = |share: Share, n: usize| n as u64 * ROW / u64::from(share.weight.max(1));
+    let of = |share: Share, n: usize| n as u64 * ROW / weight(share);
     let own = counts.get(&newcomer.owner).map_or(0, |(_, n)| *n);
     let most = counts.values().map(|(share, n)| (of(*share, *n), Reverse(share.owner))).max();
     let (most, Reverse(owner)) = most?;
@@ -168,7 +181,13 @@ mod tests {
         owners.admitted(a, 100, 2);
         owners.sent(a, 100, 100);
         owners.arrive(b, &nobody);
-        assert_eq!(owners.rank_for_rows(b).0, owners.rank_for_rows(a).0, "as far as who is there");
+        assert_eq!(owners.rank_for_rows(b).0, 0, "who is new is ahead");
+        owners.sent(a, 9_900, 0);
+        owners.left(b, 0, 0);
+        owners.arrive(b, &nobody);
+        let credit = owners.rank_for_rows(a).0 - owners.rank_for_rows(b).0;
+        assert_eq!(credit, CREDIT_ROWS * ROW, "but not by more than that");
+        owners.sent(b, CREDIT_ROWS as u32, 0);
         owners.admitted(b, 10, 1);
         owners.sent(b, 10, 10);
         owners.sent(a, 39, 0);

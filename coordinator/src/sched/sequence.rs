@@ -192,6 +192,12 @@ impl Live {
         self.seqs.len()
     }
 
+    /// Whether prompts of other owners may come soon, and should find little before them.
+    pub fn leaves_room(&self) -> bool {
+        let leaves = |no: &SeqNo| self.seqs.get(no).is_some_and(|s| s.share.leaves_room);
+        self.prefilling.iter().any(leaves)
+    }
+
     /// The prompt whose rows come next: the oldest of the owner whose turn it is. Its place in `prefilling`.
     pub fn next_prompt(&self) -> Option<usize> {
         let rank = |no: &SeqNo| self.seqs.get(no).map(|s| self.owners.rank_for_rows(s.share));
