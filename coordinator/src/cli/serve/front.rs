@@ -1,7 +1,7 @@
 //! What stands before `serve`'s HTTP listeners: certificates, keys, the admin listener, the audit log.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::{Address, AddressError};
@@ -224,12 +224,12 @@ fn check_keys(
     Ok(())
 }
 
-fn open_audit(path: &PathBuf, args: &FrontArgs) -> Result<Audit> {
+fn open_audit(path: &Path, args: &FrontArgs) -> Result<Audit> {
     let max_bytes = args.audit_size;
     if max_bytes < MIN_AUDIT_BYTES {
         bail!("--audit-size is {max_bytes}: at least {MIN_AUDIT_BYTES} bytes");
     }
-    let options = AuditOptions { path: path.clone(), max_bytes, content: args.audit_content };
+    let options = AuditOptions { path: path.to_owned(), max_bytes, content: args.audit_content };
     Audit::open(options).with_context(|| format!("--audit-log {}", path.display()))
 }
 
