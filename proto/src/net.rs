@@ -23,7 +23,7 @@ use self::calls::GateLayer;
 pub use self::door::{Caller, Peer};
 pub use self::intake::Intake;
 pub use self::listener::Listener;
-pub use self::network::{Network, Plain, dial};
+pub use self::network::{Network, Plain, address_towards, dial};
 use crate::address::{Address, AddressError};
 use crate::tls::TlsError;
 use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};

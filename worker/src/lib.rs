@@ -1,7 +1,7 @@
 //! A worker process: one stage, its lane and its control service.
 //!
 //! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
-//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how
+//! [`session`] (who may call what), [`credentials`] and [`membership`] (who it is itself), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how
 //! many strangers it answers), [`order`] and [`load`] (what to load, from where, and whether it fits) over
 //! [`cache`], [`hashes`], [`weights`] and [`pool`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
@@ -11,6 +11,7 @@ pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod control;
+pub mod credentials;
 pub mod executor;
 pub mod hashes;
 pub mod host;
@@ -18,6 +19,7 @@ pub mod join;
 pub mod lane;
 pub mod load;
 pub mod measure;
+pub mod membership;
 pub mod memory;
 pub mod metrics;
 pub mod order;

@@ -2,12 +2,12 @@
 //! because the user said so.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UdpSocket, UnixStream};
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tower::service_fn;
@@ -56,17 +56,18 @@ impl Network {
         self.credentials.as_ref()
     }
 
-    /// Checks that an address that was told can be dialled: it resolves, and is on this machine unless this process
-    /// speaks TLS or goes beyond it in the clear.
+    /// Checks that an address can be dialled: it resolves, and is on this machine unless it is dialled over TLS, or
+    /// plain everywhere.
     ///
     /// # Errors
-    /// [`AddressError`].
-    pub async fn check(&self, address: &Address) -> Result<(), AddressError> {
-        match &self.credentials {
-            Some(_) => address.resolve_anywhere().await,
-            None => address.resolve(self.insecure).await,
-        }
-        .map(|_| ())
+    /// [`NetError::Address`]; [`NetError::Refused`] for TLS without credentials.
+    pub async fn check(&self, address: &Address, is_tls: bool) -> Result<(), NetError> {
+        match (is_tls, &self.credentials) {
+            (true, None) => return Err(no_credentials(address)),
+            (true, Some(_)) => address.resolve_anywhere().await?,
+            (false, _) => address.resolve(self.insecure).await?,
+        };
+        Ok(())
     }
 
     /// Binds `address`: for TLS where this process has credentials.
@@ -97,10 +98,7 @@ impl Network {
         let dialling = match (expected, &self.credentials) {
             (None, _) => None,
             (Some(expected), Some(credentials)) => Some(Dialling::new(credentials, expected)?),
-            (Some(_), None) => {
-                let reason = "it asks for TLS, and this process has no certificate: join it with a token";
-                return Err(NetError::Refused { address: address.clone(), reason: reason.to_owned() });
-            }
+            (Some(_), None) => return Err(no_credentials(address)),
         };
         let resolved = match &dialling {
             Some(_) => address.resolve_anywhere().await?,
@@ -139,6 +137,29 @@ impl Network {
 /// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Dial`].
 pub async fn dial(address: &Address, insecure_network: bool) -> Result<Connection, NetError> {
     Network::plain(insecure_network).dial(address, None).await
+}
+
+fn no_credentials(address: &Address) -> NetError {
+    let reason = "it asks for TLS, and this process has no certificate: join it with a token";
+    NetError::Refused { address: address.clone(), reason: reason.to_owned() }
+}
+
+/// The address by which this machine reaches `peer`. Nothing is sent.
+///
+/// # Errors
+/// [`NetError::Address`] where the name does not resolve; [`NetError::Dial`] where there is no way to it.
+pub async fn address_towards(peer: &Address) -> Result<IpAddr, NetError> {
+    let no_way = |error: io::Error| NetError::Dial { address: peer.clone(), reason: error.to_string() };
+    let Some(first) = peer.resolve_anywhere().await?.first().copied() else {
+        return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    };
+    let any: IpAddr = match first {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let probe = UdpSocket::bind((any, 0)).await.map_err(no_way)?;
+    probe.connect(first).await.map_err(no_way)?;
+    Ok(probe.local_addr().map_err(no_way)?.ip())
 }
 
 /// What an address stands for.

@@ -14,8 +14,10 @@
 //! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
 
 pub mod authority;
+pub mod bundle;
 pub mod credentials;
 mod cut;
+pub mod external;
 pub mod files;
 pub mod identity;
 pub mod key;
@@ -31,8 +33,10 @@ pub mod words;
 mod tests;
 
 pub use authority::Authority;
+pub use bundle::Bundle;
 pub use credentials::Credentials;
 pub(crate) use cut::Cut;
+pub use external::External;
 pub use identity::Identity;
 pub use key::{KeyId, NodeKey, PublicKey};
 pub use party::{Party, Role, Who};
@@ -77,6 +81,9 @@ impl TlsError {
         Self::Crypto { what, reason: reason.to_string() }
     }
 }
+
+/// A certificate as TLS carries it.
+pub type Der = rustls::pki_types::CertificateDer<'static>;
 
 /// Seconds since the Unix epoch, now.
 pub fn unix_now() -> u64 {
