@@ -18,6 +18,7 @@ pub mod http;
 pub mod meter;
 pub mod metrics;
 pub mod model;
+pub mod pki;
 pub mod plan;
 pub mod random;
 pub mod record;

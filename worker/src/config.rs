@@ -222,15 +222,20 @@ fn secured(
     }
     let name = match &raw.name {
         Some(name) => name.clone(),
-        None => node_name(rustix::system::uname().nodename().to_string_lossy().as_ref()),
+        None => node_name(),
     };
     check_name(&name)?;
     let token = raw.token.as_deref().map(str::parse).transpose()?;
     Ok(Secured::Member { data_dir, token, name })
 }
 
+/// This machine's name, as a node's.
+pub fn node_name() -> String {
+    fit_name(&rustix::system::uname().nodename().to_string_lossy())
+}
+
 /// A machine's name as a node's: what no name can have becomes a hyphen.
-fn node_name(machine: &str) -> String {
+fn fit_name(machine: &str) -> String {
     let fit = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
     let name: String = machine.chars().map(fit).take(MAX_PARTY_NAME_BYTES).collect();
     match name.trim_matches(['-', '.']) {

@@ -6,7 +6,9 @@
 
 pub mod args;
 mod bench;
+mod cluster;
 mod completions;
+mod data_dir;
 mod demo;
 mod detokenize;
 mod input;
@@ -75,6 +77,12 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Write a seeded random model of a supported architecture
     Synth(synth::SynthArgs),
+    /// Let a machine join the cluster
+    Token(cluster::TokenArgs),
+    /// List the machines that have joined the cluster
+    Nodes(cluster::NodesArgs),
+    /// Put a machine out of the cluster
+    Revoke(cluster::RevokeArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -102,6 +110,9 @@ impl Command {
             Self::Detokenize(args) => detokenize::execute(args),
             Self::Perplexity(args) => perplexity::execute(args).await,
             Self::Synth(args) => synth::execute(args),
+            Self::Token(args) => cluster::token(args),
+            Self::Nodes(args) => cluster::nodes(&args),
+            Self::Revoke(args) => cluster::revoke(&args),
             Self::Completions(args) => completions::execute(args),
         }
     }
@@ -154,6 +165,13 @@ mod tests {
             "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
             "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
             "brigade completions bash",
+            "brigade serve -m m.gguf --control 10.0.0.1:7000 --data-dir d --new-ca --cluster-cert-ttl 1h",
+            "brigade serve --cluster-cert c.pem --cluster-key k.pem --cluster-ca ca.pem",
+            "brigade worker --join 10.0.0.1:7000 --token t --data-dir d --name lab",
+            "brigade worker --join 10.0.0.1:7000 --cluster-cert c.pem --cluster-key k.pem --cluster-ca ca.pem",
+            "brigade token create --ttl 1h --uses 2 --data-dir d --join 10.0.0.1:7000",
+            "brigade nodes --json --data-dir d",
+            "brigade revoke lab --data-dir d",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -168,6 +186,9 @@ mod tests {
             "brigade plan --workers 2 --cluster c.toml",
             "brigade run --cuts 1 --tensor-split 1,1",
             "brigade run hello -p hello",
+            "brigade serve --new-ca",
+            "brigade serve --cluster-cert c.pem",
+            "brigade worker --listen 127.0.0.1:0 --token t",
             "brigade logits --tokens 1,x --out x.npy",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

@@ -223,6 +223,6 @@ fn print_predictions(predictions: &[Prediction]) -> Result<()> {
 /// Asks real workers what they can do: those named, or local ones started for the question.
 async fn probe(args: &PlanArgs) -> Result<Vec<WorkerFacts>> {
     let source = session::source(&args.line, false, "error")?;
-    let asked = cluster::ask(source, args.line.insecure_network).await?;
+    let asked = cluster::ask(source, &Network::plain(args.line.insecure_network)).await?;
     Ok(worker_facts(asked.iter().map(|(name, caps)| (name.as_str(), caps))))
 }

@@ -12,6 +12,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::cluster::{ClusterArgs, Security};
+use super::data_dir::DataDirArgs;
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
@@ -37,8 +39,8 @@ const CUT_WITHIN: Duration = Duration::from_secs(2);
 #[command(after_help = "\
 Examples:
   brigade serve -m model.gguf
-  brigade serve -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
-  brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3 --insecure-network
+  brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3
+  brigade token create      the line with which another machine joins
 
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'
 
@@ -88,6 +90,10 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
+    data_dir: DataDirArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
     line: LineArgs,
 }
 
@@ -101,6 +107,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let listener = listen(&args.listen, args.line.insecure_network).await?;
     let address = listener.local_addr()?;
     let control = args.control.clone().map(|address| (address, args.expect));
+    let (control_at, insecure) = (args.control.as_ref(), args.line.insecure_network);
+    let security = Security::of_server(&args.cluster, &args.data_dir, control_at, insecure).await?;
     let session = Session::start(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),
@@ -109,6 +117,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         max_seqs: args.max_seqs,
         keep: args.keep,
         control,
+        security: Some(security),
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,

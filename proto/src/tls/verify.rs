@@ -11,7 +11,8 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
 };
-use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+pub use webpki::KeyUsage;
+use webpki::{EndEntityCert, anchor_from_trusted_cert};
 
 use super::TlsError;
 use super::key::{KeyId, PublicKey};
@@ -366,12 +367,17 @@ impl ClientCertVerifier for Clients {
     }
 }
 
+/// The public key of a certificate, if it is one of ours: of P-256.
+pub fn public_key_of(certificate: &CertificateDer<'_>) -> Option<PublicKey> {
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    PublicKey::from_spki(&parsed.subject_public_key_info())
+}
+
 /// Who showed a certificate that a handshake has accepted.
 pub(super) fn who_of(certificate: &CertificateDer<'_>) -> Option<Who> {
     let party = party_of(certificate).ok()?;
     if party.role != Role::Newcomer {
         return Some(Who::Known(Arc::new(party)));
     }
-    let parsed = EndEntityCert::try_from(certificate).ok()?;
-    PublicKey::from_spki(&parsed.subject_public_key_info()).map(Who::Stranger)
+    public_key_of(certificate).map(Who::Stranger)
 }
