@@ -25,8 +25,8 @@ pub use self::intake::Intake;
 pub use self::listener::Listener;
 pub use self::network::{Network, Plain, address_towards, dial};
 use crate::address::{Address, AddressError};
-use crate::tls::TlsError;
 use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};
+use crate::tls::TlsError;
 
 /// What stands around every service.
 pub type ServerLayer = Stack<GateLayer, Identity>;

@@ -198,10 +198,7 @@ impl Config {
 }
 
 /// Whether and as whom: a token, a data folder that was given, or files say so.
-fn secured(
-    raw: &RawConfig,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Secured, ConfigError> {
+fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secured, ConfigError> {
     if raw.credentials_on_stdin {
         return Ok(Secured::Parent);
     }

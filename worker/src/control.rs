@@ -61,7 +61,10 @@ impl ControlService {
     fn revoke(&self, keys: &[u8]) -> Result<(), Failure> {
         let Some(credentials) = self.worker.network().credentials() else { return Ok(()) };
         let keys = Revoked::from_bytes(keys).ok_or_else(|| {
-            let why = format!("health.revoked has {} bytes: whole keys, at most {MAX_REVOKED}", keys.len());
+            let why = format!(
+                "health.revoked has {} bytes: whole keys, at most {MAX_REVOKED}",
+                keys.len()
+            );
             Failure::refusal(FailureKind::BadMessage, why)
         })?;
         credentials.revoked().add(&keys);
@@ -127,9 +130,8 @@ impl worker_server::Worker for ControlService {
         self.worker.check_free_for(&coordinator_id)?;
         let order = Order::parse(request)?;
         if let Some(next) = &order.next_hop {
-            let refuse = |e: NetError| {
-                Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"))
-            };
+            let refuse =
+                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"));
             let is_tls = order.next_key.is_some();
             self.worker.network().check(next, is_tls).await.map_err(refuse)?;
         }

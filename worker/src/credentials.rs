@@ -42,9 +42,10 @@ impl Secure {
             Secured::Member { data_dir, token, name } => {
                 let wish = Wish {
                     data_dir: data_dir.clone(),
-                    coordinator: config.join.clone().ok_or_else(|| MembershipError::NoToken {
-                        folder: data_dir.clone(),
-                    })?,
+                    coordinator: config
+                        .join
+                        .clone()
+                        .ok_or_else(|| MembershipError::NoToken { folder: data_dir.clone() })?,
                     token: token.clone(),
                     name: name.clone(),
                 };
@@ -68,9 +69,8 @@ impl Secure {
 
 /// What the coordinator that started this process says on its standard input first.
 async fn of_parent() -> Result<Credentials, TlsError> {
-    let read = tokio::task::spawn_blocking(|| {
-        Bundle::credentials_from(&mut std::io::stdin().lock())
-    });
+    let read =
+        tokio::task::spawn_blocking(|| Bundle::credentials_from(&mut std::io::stdin().lock()));
     read.await.unwrap_or_else(|error| {
         let source = std::io::Error::other(error);
         Err(TlsError::File { path: "standard input".into(), source })

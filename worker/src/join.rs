@@ -90,7 +90,8 @@ async fn join(
     };
     let attempt = async {
         let network = worker.network();
-        let expected = network.credentials().map(|_| Expected { role: Role::Coordinator, key: None });
+        let expected =
+            network.credentials().map(|_| Expected { role: Role::Coordinator, key: None });
         let channel = network
             .dial(coordinator, expected)
             .await

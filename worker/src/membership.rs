@@ -119,12 +119,27 @@ impl Membership {
                 keep(&folder, &given)?;
                 tracing::info!(name = given.name, coordinator = %wish.coordinator, "joined the cluster");
                 let credentials = given.credentials(&key)?;
-                Remembered { authority: pin, name: given.name, credentials, renew_in: given.renew_in }
+                Remembered {
+                    authority: pin,
+                    name: given.name,
+                    credentials,
+                    renew_in: given.renew_in,
+                }
             }
         };
         let credentials = Arc::new(credentials);
         let (coordinator, token) = (wish.coordinator, wish.token);
-        Ok(Self { folder, coordinator, key, authority, name, token, credentials, renew_in, _lock: lock })
+        Ok(Self {
+            folder,
+            coordinator,
+            key,
+            authority,
+            name,
+            token,
+            credentials,
+            renew_in,
+            _lock: lock,
+        })
     }
 
     /// What it shows and believes.

@@ -91,10 +91,14 @@ impl Security {
         insecure: bool,
     ) -> Result<Self> {
         let external = args.files.external();
-        let is_wanted = external.is_some() || args.new_ca || match control {
-            Some(address) => data_dir.data_dir.is_some() || (!insecure && is_elsewhere(address).await),
-            None => false,
-        };
+        let is_wanted = external.is_some()
+            || args.new_ca
+            || match control {
+                Some(address) => {
+                    data_dir.data_dir.is_some() || (!insecure && is_elsewhere(address).await)
+                }
+                None => false,
+            };
         if !is_wanted {
             return Ok(Self::plain(insecure));
         }
@@ -150,7 +154,9 @@ async fn is_elsewhere(address: &Address) -> bool {
 /// As others dial it: where it listens on all addresses, by this machine's name.
 fn reachable(control: &Address) -> String {
     match control {
-        Address::Tcp { host, port } if host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified()) => {
+        Address::Tcp { host, port }
+            if host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified()) =>
+        {
             format!("{}:{port}", node_name())
         }
         other => other.to_string(),

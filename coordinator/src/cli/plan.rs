@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use brigade_engine::kernels::KV_PAGE;
+use brigade_proto::net::Network;
 use clap::Args;
 use serde::Serialize;
 

@@ -30,7 +30,13 @@ pub struct WorkerArgs {
     join: Option<String>,
     /// Join the coordinator's cluster with this token (brigade token create): connections are over TLS from then on.
     /// Needed once; the certificate that it brings renews itself
-    #[arg(long, value_name = "TOKEN", requires = "join", env = "BRIGADE_TOKEN", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        requires = "join",
+        env = "BRIGADE_TOKEN",
+        hide_env_values = true
+    )]
     token: Option<String>,
     /// What to be called in the cluster [default: this machine's name]
     #[arg(long, value_name = "NAME", requires = "join")]

@@ -113,7 +113,8 @@ pub async fn open(
 }
 
 async fn client(reach: &Reach) -> Result<PipelineClient<Connection>, WorkerError> {
-    let lost = |e| WorkerError::Lost { worker: reach.address().to_string(), reason: with_causes(&e) };
+    let lost =
+        |e| WorkerError::Lost { worker: reach.address().to_string(), reason: with_causes(&e) };
     let channel = reach.dial().await.map_err(lost)?;
     Ok(PipelineClient::new(channel)
         .max_decoding_message_size(MAX_FRAME_BYTES)
@@ -141,10 +142,13 @@ async fn open_lane(
     let first = LaneFrame { body: Some(lane_frame::Body::Open(open)) };
     ubatches.try_send(first).expect("a new channel has room");
     let mut client = client(&ends.first).await?;
-    let reply =
-        client.lane(ReceiverStream::new(frames)).await.map_err(|s| failed(ends.first.address(), &s))?;
+    let reply = client
+        .lane(ReceiverStream::new(frames))
+        .await
+        .map_err(|s| failed(ends.first.address(), &s))?;
     let mut lane = reply.into_inner();
-    let lost = |reason: String| WorkerError::Lost { worker: ends.first.address().to_string(), reason };
+    let lost =
+        |reason: String| WorkerError::Lost { worker: ends.first.address().to_string(), reason };
     match lane.message().await {
         Ok(Some(event)) if event.stages_open == ends.n_stages => Ok((ubatches, lane)),
         Ok(Some(event)) => {

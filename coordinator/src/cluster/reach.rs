@@ -19,7 +19,10 @@ impl Reach {
     ///
     /// # Errors
     /// [`NetError`].
-    pub async fn find(address: &Address, network: &Network) -> Result<(Self, Connection), NetError> {
+    pub async fn find(
+        address: &Address,
+        network: &Network,
+    ) -> Result<(Self, Connection), NetError> {
         let worker = Expected { role: Role::Worker, key: None };
         let connection = network.dial_either(address, worker).await?;
         let key = connection.who().party().map(|party| party.key);

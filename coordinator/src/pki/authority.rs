@@ -30,7 +30,9 @@ pub enum PkiError {
         nodes: String,
     },
     /// Nobody is called that.
-    #[error("no node is called \"{which}\", and no key begins like that: `brigade nodes` lists them")]
+    #[error(
+        "no node is called \"{which}\", and no key begins like that: `brigade nodes` lists them"
+    )]
     NoSuchNode {
         /// What was said.
         which: String,

@@ -55,10 +55,14 @@ pub enum Refusal {
     #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
     Stranger,
     /// It may not.
-    #[error("this node was revoked: remove its data folder and join it with a new token if it is to come back")]
+    #[error(
+        "this node was revoked: remove its data folder and join it with a new token if it is to come back"
+    )]
     Revoked,
     /// Certificates come from somebody else.
-    #[error("this cluster's certificates come from somebody else's authority: give the worker --cluster-cert")]
+    #[error(
+        "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
+    )]
     Foreign,
     /// Its name, or this coordinator's files.
     #[error(transparent)]

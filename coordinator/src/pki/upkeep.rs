@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::files;
 use brigade_proto::tls::verify::Authorities;
-use brigade_proto::tls::{
-    Credentials, Der, External, Identity, NodeKey, Role, TlsError, unix_now,
-};
+use brigade_proto::tls::{Credentials, Der, External, Identity, NodeKey, Role, TlsError, unix_now};
 
 use super::authority::PkiError;
 use super::enrol::Pki;

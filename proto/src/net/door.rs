@@ -280,11 +280,7 @@ impl AsyncWrite for Guarded {
 }
 
 /// The TLS handshake of a connection that came in, bounded in time and counted with strangers' bytes.
-async fn shake_hands(
-    offer: Offer,
-    socket: Socket,
-    connection: Arc<Connection>,
-) -> Option<Guarded> {
+async fn shake_hands(offer: Offer, socket: Socket, connection: Arc<Connection>) -> Option<Guarded> {
     let caller = Caller(connection.clone());
     if !caller.hold(HANDSHAKE_BYTES) {
         return None;

@@ -123,7 +123,9 @@ impl Network {
         match connect(address, targets, Some(dialling)).await {
             Err(failed) if failed.is_plain => match self.dial(address, None).await {
                 // It would be dialled plain, and must not be: that it speaks no TLS says more.
-                Err(NetError::Address(AddressError::NotLoopback { .. })) => Err(failed.into_error()),
+                Err(NetError::Address(AddressError::NotLoopback { .. })) => {
+                    Err(failed.into_error())
+                }
                 other => other,
             },
             other => other.map_err(Failed::into_error),
@@ -149,7 +151,8 @@ fn no_credentials(address: &Address) -> NetError {
 /// # Errors
 /// [`NetError::Address`] where the name does not resolve; [`NetError::Dial`] where there is no way to it.
 pub async fn address_towards(peer: &Address) -> Result<IpAddr, NetError> {
-    let no_way = |error: io::Error| NetError::Dial { address: peer.clone(), reason: error.to_string() };
+    let no_way =
+        |error: io::Error| NetError::Dial { address: peer.clone(), reason: error.to_string() };
     let Some(first) = peer.resolve_anywhere().await?.first().copied() else {
         return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST));
     };
@@ -209,9 +212,12 @@ impl Failed {
     fn of(address: &Address, error: &(dyn std::error::Error + 'static)) -> Self {
         let address = address.clone();
         match trouble(error) {
-            Some(tls) => {
-                Self { address, reason: tls.words, is_plain: tls.is_plain, is_refusal: tls.is_refusal }
-            }
+            Some(tls) => Self {
+                address,
+                reason: tls.words,
+                is_plain: tls.is_plain,
+                is_refusal: tls.is_refusal,
+            },
             // A server without TLS may close what it does not understand.
             None => Self {
                 address,

@@ -70,7 +70,8 @@ impl Authority {
         let of = super::verify::key_of(&certificate)
             .ok_or_else(|| TlsError::malformed(what, "no certificate that can be read"))?;
         if of != id {
-            let problem = "it belongs to another key than the one beside it: restore both from one backup";
+            let problem =
+                "it belongs to another key than the one beside it: restore both from one backup";
             return Err(TlsError::malformed(what, problem));
         }
         // Of the parameters only the name and the uses count when it signs.

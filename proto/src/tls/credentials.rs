@@ -71,11 +71,8 @@ impl Credentials {
     }
 
     pub(super) fn client(&self, expected: Expected) -> Result<Arc<ClientConfig>, TlsError> {
-        let verifier = Servers {
-            trust: self.trust.clone(),
-            expected,
-            revoked: self.revoked.clone(),
-        };
+        let verifier =
+            Servers { trust: self.trust.clone(), expected, revoked: self.revoked.clone() };
         let builder = ClientConfig::builder_with_provider(provider().clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|e| TlsError::crypto("set up TLS", e))?;

@@ -64,10 +64,7 @@ impl Identity {
     }
 }
 
-fn show(
-    chain: Vec<CertificateDer<'static>>,
-    key: &Arc<dyn SigningKey>,
-) -> Result<Shown, TlsError> {
+fn show(chain: Vec<CertificateDer<'static>>, key: &Arc<dyn SigningKey>) -> Result<Shown, TlsError> {
     let own = chain.first().ok_or_else(|| TlsError::malformed("certificate", "there is none"))?;
     let party = party_of(own).map_err(|why| TlsError::malformed("certificate", why.to_string()))?;
     let certified = CertifiedKey::new(chain, key.clone());

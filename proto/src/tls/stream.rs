@@ -164,7 +164,8 @@ impl Offer {
             return Ok(Transport::plain(socket, cut));
         }
         let acceptor = TlsAcceptor::from(config.clone());
-        let stream = acceptor.accept_with(socket, |c| c.set_buffer_limit(Some(BUFFER_BYTES))).await?;
+        let stream =
+            acceptor.accept_with(socket, |c| c.set_buffer_limit(Some(BUFFER_BYTES))).await?;
         Transport::over(TlsStream::from(stream), revoked, cut)
     }
 }
@@ -197,7 +198,8 @@ impl Dialling {
         // In place of a name, which plays no part.
         let no_name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
         let stream = connector.connect_with(no_name, socket, limit).await?;
-        let mut transport = Transport::over(TlsStream::from(stream), &self.revoked, Arc::default())?;
+        let mut transport =
+            Transport::over(TlsStream::from(stream), &self.revoked, Arc::default())?;
         let mut words = BytesMut::with_capacity(FIRST_WORDS);
         if transport.read_buf(&mut words).await? == 0 {
             return Err(io::ErrorKind::ConnectionReset.into());

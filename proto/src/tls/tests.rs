@@ -80,7 +80,8 @@ fn names_of_nodes() {
 #[test]
 fn a_coordinators_id_is_its_keys() {
     let of = authority();
-    let (desk, other) = (member(&of, Role::Coordinator, "desk"), member(&of, Role::Coordinator, "desk"));
+    let (desk, other) =
+        (member(&of, Role::Coordinator, "desk"), member(&of, Role::Coordinator, "desk"));
     let id = coordinator_id(&desk.party(), "17-secret");
     assert!(Who::Known(desk.party()).speaks_for(&id));
     assert!(!Who::Known(other.party()).speaks_for(&id), "the same name is not enough");
@@ -116,7 +117,15 @@ fn a_certificate_without_a_role_is_none() {
     let of = authority();
     let as_party = verify::party_of(of.certificate()).unwrap_err();
     assert!(as_party.to_string().contains("brigade://worker/NAME"), "{as_party}");
-    assert!(of.issue_to(&NodeKey::generate().unwrap(), Role::Worker, "a b", Validity::from_now(0, HOUR)).is_err());
+    assert!(
+        of.issue_to(
+            &NodeKey::generate().unwrap(),
+            Role::Worker,
+            "a b",
+            Validity::from_now(0, HOUR)
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -140,7 +149,10 @@ fn a_bundle_goes_through_a_pipe() {
     let text = Bundle::for_child(&of, "local-0").unwrap().to_text() + "and what comes after";
     let mut pipe = text.as_bytes();
     let credentials = Bundle::credentials_from(&mut pipe).unwrap();
-    assert_eq!((credentials.party().role, credentials.party().name.as_str()), (Role::Worker, "local-0"));
+    assert_eq!(
+        (credentials.party().role, credentials.party().name.as_str()),
+        (Role::Worker, "local-0")
+    );
     assert_eq!(pipe, b"and what comes after");
     for bad in ["", "-----END BUNDLE-----\n", &text[..100]] {
         assert!(Bundle::credentials_from(&mut bad.as_bytes()).is_err());
@@ -210,7 +222,8 @@ async fn what_is_said_to_those_who_are_not_believed() {
     assert!(why(client).words.contains("of another cluster"));
     // A client that believes the server, and is not believed.
     let key = NodeKey::generate().unwrap();
-    let issue = |by: &Authority, validity| by.issue_to(&key, Role::Coordinator, "desk", validity).unwrap();
+    let issue =
+        |by: &Authority, validity| by.issue_to(&key, Role::Coordinator, "desk", validity).unwrap();
     let shows = |certificate| {
         let identity = Identity::new(vec![certificate], &key.to_der()).unwrap();
         Credentials::new(Arc::new(identity), authorities(&of))
@@ -220,7 +233,11 @@ async fn what_is_said_to_those_who_are_not_believed() {
     let cases = [
         (issue(&other, Validity::from_now(now, HOUR)), "another cluster", "another cluster"),
         (issue(&of, over), "expired", "expired 3"),
-        (newcomer_certificate(&key, "n", now).unwrap(), "does not know the authority", "another cluster"),
+        (
+            newcomer_certificate(&key, "n", now).unwrap(),
+            "does not know the authority",
+            "another cluster",
+        ),
     ];
     for (certificate, told, said) in cases {
         let (server, client) = meet(&worker, &shows(certificate), any(Role::Worker)).await;

@@ -70,7 +70,8 @@ impl FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self, TlsError> {
         let bad = || {
-            let problem = "this is no token: give the last word that `brigade token create` printed";
+            let problem =
+                "this is no token: give the last word that `brigade token create` printed";
             TlsError::malformed("--token", problem)
         };
         let text = text.trim();
@@ -82,7 +83,9 @@ impl FromStr for Token {
         let is_id = unhex(id).is_some_and(|bytes| bytes.len() == ID_BYTES);
         let secret = unhex(secret).and_then(|bytes| bytes.try_into().ok());
         match (is_id, secret, authority.parse()) {
-            (true, Some(secret), Ok(authority)) => Ok(Self { id: id.to_owned(), secret, authority }),
+            (true, Some(secret), Ok(authority)) => {
+                Ok(Self { id: id.to_owned(), secret, authority })
+            }
             _ => Err(bad()),
         }
     }

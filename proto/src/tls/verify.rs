@@ -46,7 +46,9 @@ pub enum Refused {
     #[error("its certificate is of another cluster: join it with a token of this one")]
     OtherAuthority,
     /// The coordinator is not the one that the token is for.
-    #[error("the coordinator there is not the one that made the token: its authority has another key")]
+    #[error(
+        "the coordinator there is not the one that made the token: its authority has another key"
+    )]
     NotPinned,
     /// It was revoked.
     #[error("its certificate was revoked")]
@@ -160,8 +162,12 @@ impl Authorities {
         let party = party_of(certificate)?;
         let at = |time| self.check_at(certificate, intermediates, time, usage);
         let checked = match at(now) {
-            Err(Refused::Expired { not_after, .. }) if now <= not_after + CLOCK_SKEW_S => at(not_after),
-            Err(Refused::NotYet { not_before, .. }) if now + CLOCK_SKEW_S >= not_before => at(not_before),
+            Err(Refused::Expired { not_after, .. }) if now <= not_after + CLOCK_SKEW_S => {
+                at(not_after)
+            }
+            Err(Refused::NotYet { not_before, .. }) if now + CLOCK_SKEW_S >= not_before => {
+                at(not_before)
+            }
             checked => checked,
         };
         checked.map(|()| party)
@@ -179,8 +185,8 @@ impl Authorities {
         let algorithms = provider().signature_verification_algorithms.all;
         let at = UnixTime::since_unix_epoch(Duration::from_secs(time));
         let anchors = &self.0;
-        let checked = parsed
-            .verify_for_usage(algorithms, anchors, intermediates, at, usage, None, None);
+        let checked =
+            parsed.verify_for_usage(algorithms, anchors, intermediates, at, usage, None, None);
         checked.map(|_| ()).map_err(|error| match error {
             webpki::Error::CertExpired { not_after, .. } => {
                 Refused::Expired { now: time, not_after: not_after.as_secs() }

@@ -25,7 +25,9 @@ pub fn trouble(error: &(dyn StdError + 'static)) -> Option<Trouble> {
             return Some(of_tls(tls));
         }
         // An io::Error names its inner error as its source's source only.
-        if let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        if let Some(inner) =
+            error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref)
+        {
             if let Some(found) = trouble(inner) {
                 return Some(found);
             }
@@ -44,7 +46,9 @@ fn of_tls(error: &Error) -> Trouble {
             None => Trouble { words: error.to_string(), is_plain: false, is_refusal: false },
         },
         Error::InvalidMessage(_) => Trouble {
-            words: "it does not speak TLS: was it started without a token, or is this another port?".to_owned(),
+            words:
+                "it does not speak TLS: was it started without a token, or is this another port?"
+                    .to_owned(),
             is_plain: true,
             is_refusal: false,
         },

@@ -347,7 +347,8 @@ impl Worker {
     /// Forbidden.
     pub fn check_may_drain(&self, who: &Who) -> Result<(), Failure> {
         let inner = self.inner();
-        let Some(owner) = inner.session.owner().filter(|_| inner.session.is_held(Instant::now())) else {
+        let Some(owner) = inner.session.owner().filter(|_| inner.session.is_held(Instant::now()))
+        else {
             return Ok(());
         };
         let is_owner = who.party().is_none_or(|party| is_of_key(owner, &party.key));
