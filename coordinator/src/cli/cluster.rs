@@ -13,6 +13,7 @@ use brigade_worker::config::node_name;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::args::LineArgs;
 use super::data_dir::DataDirArgs;
 use super::{output, units};
 use crate::pki::{self, Folder, Node, Pki, Standing, Upkeep};
@@ -21,6 +22,8 @@ use crate::pki::{self, Folder, Node, Pki, Standing, Upkeep};
 const CERTIFICATES_FOR: &str = "24h";
 /// Shortest time a certificate may be good for: renewing takes a connection.
 const CERTIFICATES_FOR_AT_LEAST: Duration = Duration::from_secs(2);
+/// Time that the certificate of a command is good for: it is not renewed.
+const COMMANDS_FOR: Duration = Duration::from_secs(30 * 86_400);
 /// Most machines that one token lets in.
 const MAX_USES: i64 = 10_000;
 /// Longest time a token is good for.
@@ -86,10 +89,10 @@ impl Security {
     /// The authority is lost, or files are no good.
     pub async fn of_server(
         args: &ClusterArgs,
-        data_dir: &DataDirArgs,
+        line: &LineArgs,
         control: Option<&Address>,
-        insecure: bool,
     ) -> Result<Self> {
+        let (data_dir, insecure) = (&line.data_dir, line.insecure_network);
         let external = args.files.external();
         let is_wanted = external.is_some()
             || args.new_ca
@@ -127,6 +130,21 @@ impl Security {
             tokio::spawn(files.keep_loading(upkeep.credentials().clone()));
         }
         Ok(Self { network, pki: Some(pki), upkeep: Some(upkeep) })
+    }
+
+    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder that is
+    /// named, if one is.
+    ///
+    /// # Errors
+    /// The authority is lost, or files are no good.
+    pub fn of_command(line: &LineArgs) -> Result<Self> {
+        let (insecure, folder) = (line.insecure_network, line.data_dir.data_dir.as_ref());
+        let Some(folder) = folder.filter(|_| !line.worker.is_empty()) else {
+            return Ok(Self::plain(insecure));
+        };
+        let pki = Arc::new(Pki::open(folder, COMMANDS_FOR)?);
+        let credentials = pki::credentials(&pki, &node_name())?.credentials().clone();
+        Ok(Self { network: Network::with_credentials(credentials, insecure), ..Self::default() })
     }
 
     /// Says, for `token create`, where workers join.

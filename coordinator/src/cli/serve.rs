@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::cluster::{ClusterArgs, Security};
-use super::data_dir::DataDirArgs;
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
@@ -90,8 +89,6 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
-    data_dir: DataDirArgs,
-    #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
     line: LineArgs,
@@ -107,8 +104,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let listener = listen(&args.listen, args.line.insecure_network).await?;
     let address = listener.local_addr()?;
     let control = args.control.clone().map(|address| (address, args.expect));
-    let (control_at, insecure) = (args.control.as_ref(), args.line.insecure_network);
-    let security = Security::of_server(&args.cluster, &args.data_dir, control_at, insecure).await?;
+    let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     let session = Session::start(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),

@@ -57,7 +57,7 @@ pub struct SessionOptions {
     pub keep: Option<u32>,
     /// Where workers may join, and how many must be there.
     pub control: Option<(Address, usize)>,
-    /// As who it speaks with workers; `None`: plain.
+    /// As who it speaks with workers; `None`: as the arguments of the line say.
     pub security: Option<Security>,
     /// About workers that cannot be reached.
     pub patience: Patience,
@@ -168,8 +168,10 @@ impl Session {
             text.set_template(template).context("--chat-template")?;
         }
         let model = Arc::new(model);
-        let insecure = options.line.insecure_network;
-        let mut security = options.security.take().unwrap_or_else(|| Security::plain(insecure));
+        let mut security = match options.security.take() {
+            Some(security) => security,
+            None => Security::of_command(&options.line)?,
+        };
         let config = cluster_config(&options, &security, model.spec.n_layer())?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig};
 use clap::Args;
 
@@ -38,6 +39,10 @@ pub struct WorkerArgs {
         hide_env_values = true
     )]
     token: Option<String>,
+    /// Read the token from this file, or the whole line that `brigade token create` printed; once the worker has
+    /// joined the file may be gone
+    #[arg(long, value_name = "FILE", requires = "join", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
     /// What to be called in the cluster [default: this machine's name]
     #[arg(long, value_name = "NAME", requires = "join")]
     name: Option<String>,
@@ -80,12 +85,22 @@ pub struct WorkerArgs {
     exit_with_stdin: bool,
 }
 
+/// The token that was given, in one way or the other: the last word of what is there.
+fn token(args: &WorkerArgs) -> Result<Option<String>> {
+    let text = match &args.token_file {
+        None => args.token.clone(),
+        Some(path) => files::read(path).context("--token-file")?,
+    };
+    Ok(text.and_then(|text| Some(text.split_whitespace().last()?.to_owned())))
+}
+
 /// Runs the command.
 pub async fn execute(args: WorkerArgs) -> Result<()> {
     let mut interrupt = Interrupt::listen()?;
+    let token = token(&args)?;
     let raw = RawConfig {
         listen: args.listen.unwrap_or_default(),
-        token: args.token.filter(|token| !token.is_empty()),
+        token,
         name: args.name,
         // Only a folder that was named says that this worker belongs to a cluster.
         data_dir: args.data_dir.data_dir,
