@@ -179,6 +179,7 @@ pub struct LineArgs {
     /// Allow plain, unauthenticated connections beyond loopback: nobody needs it who joins workers by token
     #[arg(long)]
     pub insecure_network: bool,
+    /// Where a cluster's authority is.
     #[command(flatten)]
     pub data_dir: DataDirArgs,
     /// Rows of the largest ubatch [default: chosen from the model and the line]
