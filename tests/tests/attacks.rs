@@ -378,9 +378,12 @@ async fn with_the_wrong_role(scene: &Scene, table: &mut Table) {
         }
     }
     // The name alone is nothing: keys count.
-    let namesake = scene.member(Role::Worker, "lab");
-    let seen = opens_a_lane(&namesake, &worker, 1, "x".into()).await;
-    table.enter("another key under the name of the stage before", "Forbidden", seen);
+    for (worker, name) in scene.workers.iter().zip(["attic", "lab"]) {
+        let (worker, namesake) =
+            (worker.ready.trim().parse().unwrap(), scene.member(Role::Worker, name));
+        let seen = opens_a_lane(&namesake, &worker, 1, "x".into()).await;
+        table.enter("another key under the name of the stage before", "Forbidden", seen);
+    }
     let seen = scene.member(Role::Coordinator, "d").dial(&scene.control(), Role::Worker).await;
     let seen = seen.map(|_| "connected".into()).map_err(|e| e.to_string());
     table.enter("the coordinator's address given as a worker's", "a worker was expected", seen);

@@ -40,9 +40,9 @@ impl Net {
             return None;
         }
         let coordinator = net.of("c");
-        net.must(&format!("-n {coordinator} link add br type bridge"));
-        net.must(&format!("-n {coordinator} addr add 10.77.0.1/24 dev br"));
-        net.must(&format!("-n {coordinator} link set br up"));
+        net.must(&format!("-n {coordinator} link add name hub0 type bridge"));
+        net.must(&format!("-n {coordinator} addr add 10.77.0.1/24 dev hub0"));
+        net.must(&format!("-n {coordinator} link set hub0 up"));
         net.must(&format!("-n {coordinator} link set lo up"));
         for n in 1..=MACHINES {
             let machine = net.of(&format!("w{n}"));
@@ -50,7 +50,7 @@ impl Net {
             net.must(&format!(
                 "-n {coordinator} link add v{n} type veth peer name eth0 netns {machine}"
             ));
-            net.must(&format!("-n {coordinator} link set v{n} master br up"));
+            net.must(&format!("-n {coordinator} link set v{n} master hub0 up"));
             net.must(&format!("-n {machine} addr add {}/24 dev eth0", address(n)));
             net.must(&format!("-n {machine} link set eth0 up"));
             net.must(&format!("-n {machine} link set lo up"));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use brigade_proto::address::Address;
 use clap::Args;
 use tokio::net::TcpListener;
@@ -96,9 +96,7 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub async fn execute(args: ServeArgs) -> Result<()> {
-    if args.expect > MAX_WORKERS {
-        bail!("--expect is at most {MAX_WORKERS}");
-    }
+    ensure!(args.expect <= MAX_WORKERS, "--expect is at most {MAX_WORKERS}");
     let mut interrupt = Interrupt::listen()?;
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
     let listener = listen(&args.listen, args.line.insecure_network).await?;

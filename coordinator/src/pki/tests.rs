@@ -147,9 +147,10 @@ fn equal_names_get_numbers() {
     assert_eq!([names(1), names(1), names(1)], ["x", "x-2", "x-3"]);
     assert_eq!(names(63).len(), 63);
     assert_eq!(names(63).len(), 63, "a long name is cut for its number");
-    // A revoked node's name is free.
+    // A revoked node's name is free; its token is taken back.
     Pki::revoke(&scratch.folder(), "x-2").unwrap();
-    assert_eq!(names(1), "x-2");
+    let token = pki.create_token(HOUR, 1).unwrap();
+    assert_eq!(enrol(&pki, &key(), "x", &token).unwrap().name, "x-2");
 }
 
 #[test]
