@@ -320,6 +320,8 @@ fn bad(option: &'static str, value: impl Into<String>, problem: impl Into<String
 
 #[cfg(test)]
 mod tests {
+    use brigade_proto::tls::KeyId;
+
     use super::*;
 
     fn raw() -> RawConfig {
@@ -360,6 +362,48 @@ mod tests {
         assert_eq!(parse_cpus("0-2,8, 1").unwrap(), [0, 1, 2, 8]);
         for text in ["", "a", "3-1", "1-", "0-99999999"] {
             assert!(parse_cpus(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_token_or_a_folder_makes_a_member() {
+        let join = || RawConfig { join: Some("127.0.0.1:7".into()), ..raw() };
+        let token = Token { id: "0".repeat(12), secret: [7; 16], authority: KeyId::of_spki(b"ca") };
+        let secured = |raw| Config::validate(raw, &home).map(|config| config.secured);
+        assert_eq!(secured(join()).unwrap(), Secured::No);
+        let with_token = || RawConfig { token: Some(token.to_string()), ..join() };
+        let Secured::Member { data_dir, token: Some(given), name } = secured(with_token()).unwrap()
+        else {
+            panic!("a token makes no member");
+        };
+        assert_eq!(
+            (data_dir, given),
+            (PathBuf::from("/home/x/.local/share/brigade"), token.clone())
+        );
+        assert!(check_name(&name).is_ok(), "{name}");
+        let folder =
+            || RawConfig { data_dir: Some("/d".into()), name: Some("lab".into()), ..join() };
+        let member = Secured::Member { data_dir: "/d".into(), token: None, name: "lab".into() };
+        assert_eq!(secured(folder()).unwrap(), member);
+        for (raw, word) in [
+            (RawConfig { join: None, ..folder() }, "--data-dir"),
+            (RawConfig { name: Some("a b".into()), ..folder() }, "a b"),
+            (RawConfig { token: Some("brg1".into()), ..folder() }, "--token"),
+            (RawConfig { listen: String::new(), join: None, ..raw() }, "--listen"),
+        ] {
+            let reason = Config::validate(raw, &home).unwrap_err().to_string();
+            assert!(reason.contains(word), "{reason}");
+        }
+        let anywhere = RawConfig { listen: String::new(), ..with_token() };
+        assert_eq!(Config::validate(anywhere, &home).unwrap().listen, None);
+    }
+
+    #[test]
+    fn a_machines_name_becomes_a_nodes() {
+        for (machine, name) in
+            [("gpu_1", "gpu-1"), ("a.b", "a.b"), ("--", "worker"), ("", "worker")]
+        {
+            assert_eq!(fit_name(machine), name);
         }
     }
 

@@ -28,6 +28,9 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// Environment variable that decides what is logged.
 const LOG_VARIABLE: &str = "RUST_LOG";
 
+/// Environment variables that are arguments of this process and not of its children.
+const OWN_VARIABLES: [&str; 2] = ["BRIGADE_DATA_DIR", "BRIGADE_TOKEN"];
+
 /// What every local worker is started with.
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
@@ -174,6 +177,8 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
+    // What says where this process keeps its own things, and who may join it.
+    OWN_VARIABLES.iter().for_each(|variable| drop(command.env_remove(variable)));
     if std::env::var_os(LOG_VARIABLE).is_none() {
         command.env(LOG_VARIABLE, options.log_level);
     }
