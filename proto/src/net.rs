@@ -1,8 +1,10 @@
-//! One set of HTTP/2 settings for both ends of every connection, and the only places that bind
-//! and dial. Control calls, lanes and weights each get a connection of their own (a `dial` each),
-//! so that none waits behind another's bytes. [`Network`] is how a process does so: plain, or as who. What a
-//! peer may send before it is known is in [`door`] (connections), [`intake`] (messages) and [`calls`] (who may
-//! call what, and which call may send what).
+//! How brigade's processes connect: one set of HTTP/2 settings for both ends, and the only places that bind
+//! and dial.
+//!
+//! [`Network`] says how a process does so: plain, or over TLS as somebody. Control calls, lanes and weights each
+//! get a connection of their own (one `dial` each), so that none waits behind another's bytes. What a peer may
+//! send before it is known is decided in [`door`] (connections), [`intake`] (messages) and [`calls`] (who may
+//! make which call, and what that may send).
 
 pub mod calls;
 pub mod door;

@@ -1,4 +1,5 @@
-//! Who may make each call and what it may send, around every service and every client.
+//! The gate around every service and every client: who may make each call, and how much that may send and
+//! answer.
 
 use std::future::Future;
 use std::pin::Pin;
