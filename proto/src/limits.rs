@@ -39,8 +39,8 @@ pub const MAX_STREAMS: u32 = 16;
 /// Bytes of a call's headers: a path and a few fixed ones; a failure travels in an answer's.
 pub const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// Bytes that a TLS handshake counts as, with all other strangers' bytes, until it is over: rustls keeps messages of up
-/// to 64 KiB of it.
-pub const HANDSHAKE_BYTES: usize = 64 << 10;
+/// to 64 KiB of it, and as much is read off the socket at once.
+pub const HANDSHAKE_BYTES: usize = 128 << 10;
 /// Time from a connection to its first call, the handshakes below it included. A coordinator that
 /// has nothing to say yet dials again when it has.
 pub const FIRST_CALL_MS: u64 = 10_000;

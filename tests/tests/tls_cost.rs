@@ -1,5 +1,6 @@
 //! What TLS between processes costs: the same line with it and without, in turns, so that a busy machine is busy for both.
-//! Measured at night:
+//! The time by the clock says what a client sees on a quiet machine. The processors' time says what it costs also on a
+//! busy one. Measured at night:
 //!
 //!     cargo test --release -p brigade-tests --test tls_cost -- --ignored --nocapture
 
@@ -12,18 +13,21 @@ use brigade_tests::up_share::wait_up;
 use serde_json::json;
 
 /// Pairs of measurements, each of one kind after the other.
-const PAIRS: usize = 7;
+const PAIRS: usize = 9;
 /// Prompts at once, and their tokens.
 const PROMPTS: usize = 8;
-const PROMPT_TOKENS: usize = 512;
+const PROMPT_TOKENS: usize = 256;
 /// Streams at once, and tokens that each generates.
 const STREAMS: usize = 32;
-const GENERATED: usize = 48;
+const GENERATED: usize = 32;
+
+/// Unit of `/proc/PID/stat`: USER_HZ, which is 100 on every Linux.
+const TICKS_A_SECOND: f64 = 100.0;
 
 /// A line of two workers that have no model file: with TLS or without.
 struct Line {
     server: Running,
-    _workers: Vec<Running>,
+    workers: Vec<Running>,
     log: PathBuf,
     _cluster: Cluster,
 }
@@ -66,12 +70,18 @@ impl Line {
         };
         let workers = vec![worker("lab"), worker("attic")];
         wait_up(&server);
-        Self { server, _workers: workers, log, _cluster: cluster }
+        Self { server, workers, log, _cluster: cluster }
     }
 
-    /// Seconds until all of `n` requests are answered.
-    fn seconds(&self, n: usize, prompt: usize, generate: usize) -> f64 {
-        let begin = Instant::now();
+    /// Seconds of processors that its processes have had.
+    fn processor_seconds(&self) -> f64 {
+        let all = self.workers.iter().chain([&self.server]);
+        all.map(|process| ticks(process.pid())).sum::<u64>() as f64 / TICKS_A_SECOND
+    }
+
+    /// Seconds until all of `n` requests are answered: by the clock, and of processors.
+    fn seconds(&self, n: usize, prompt: usize, generate: usize) -> [f64; 2] {
+        let (begin, before) = (Instant::now(), self.processor_seconds());
         std::thread::scope(|scope| {
             for i in 0..n {
                 let url = format!("{}/v1/completions", self.server.ready);
@@ -84,7 +94,7 @@ impl Line {
                 });
             }
         });
-        begin.elapsed().as_secs_f64()
+        [begin.elapsed().as_secs_f64(), self.processor_seconds() - before]
     }
 
     /// Bytes a second at which weights were pushed, as the coordinator's log has it.
@@ -109,6 +119,14 @@ impl Line {
         }
         bytes / (end - begin)
     }
+}
+
+/// Clock ticks of a process, user and system.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = stat.rsplit(')').next().unwrap();
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
 fn strip_colours(line: &str) -> String {
@@ -136,7 +154,8 @@ fn the_same_line_with_and_without() {
         push[usize::from(is_tls)].push(Line::new(path, is_tls).push_speed());
     }
     let lines = [Line::new(path, false), Line::new(path, true)];
-    let mut seconds = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    // By what is done, by clock or processors, and by kind.
+    let mut seconds: [[[Vec<f64>; 2]; 2]; 2] = Default::default();
     for pair in 0..=PAIRS {
         for turn in 0..2 {
             // Who is first changes from pair to pair.
@@ -146,18 +165,20 @@ fn the_same_line_with_and_without() {
                 lines[kind].seconds(STREAMS, 4, GENERATED),
             ];
             // The first pair warms up.
-            if pair > 0 {
-                taken.iter().enumerate().for_each(|(what, s)| seconds[what][kind].push(*s));
+            for (what, measures) in taken.iter().enumerate().filter(|_| pair > 0) {
+                measures.iter().enumerate().for_each(|(by, s)| seconds[what][by][kind].push(*s));
             }
         }
     }
     std::fs::remove_file(&model).unwrap();
     println!("| | without TLS | with TLS | with / without, median of pairs |\n|---|---|---|---|");
-    let names = ["prefill of 8 prompts of 512 tokens, s", "decode of 32 streams of 48 tokens, s"];
-    for (name, [plain, tls]) in names.iter().zip(&seconds) {
-        let ratio = median(plain.iter().zip(tls).map(|(plain, tls)| tls / plain).collect());
-        let (plain, tls) = (median(plain.clone()), median(tls.clone()));
-        println!("| {name} | {plain:.3} | {tls:.3} | {ratio:.3} |");
+    let names = [format!("prefill of {PROMPTS} prompts"), format!("decode of {STREAMS} streams")];
+    for (name, by) in names.iter().zip(&seconds) {
+        for (unit, [plain, tls]) in ["s", "s of processors"].iter().zip(by) {
+            let ratio = median(plain.iter().zip(tls).map(|(plain, tls)| tls / plain).collect());
+            let (plain, tls) = (median(plain.clone()), median(tls.clone()));
+            println!("| {name}, {unit} | {plain:.3} | {tls:.3} | {ratio:.3} |");
+        }
     }
     let [plain, tls] = push.map(|speeds| median(speeds) / 1e6);
     println!("| push of weights, MB/s | {plain:.0} | {tls:.0} | {:.3} |", tls / plain);

@@ -6,7 +6,6 @@
 
 pub mod args;
 mod bench;
-mod cluster;
 mod completions;
 mod data_dir;
 mod demo;
@@ -20,6 +19,7 @@ mod perplexity;
 mod plan;
 mod progress;
 mod run;
+mod security;
 mod serve;
 mod session;
 mod state_file;
@@ -78,11 +78,11 @@ pub enum Command {
     /// Write a seeded random model of a supported architecture
     Synth(synth::SynthArgs),
     /// Let a machine join the cluster
-    Token(cluster::TokenArgs),
+    Token(security::TokenArgs),
     /// List the machines that have joined the cluster
-    Nodes(cluster::NodesArgs),
+    Nodes(security::NodesArgs),
     /// Put a machine out of the cluster
-    Revoke(cluster::RevokeArgs),
+    Revoke(security::RevokeArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -110,9 +110,9 @@ impl Command {
             Self::Detokenize(args) => detokenize::execute(args),
             Self::Perplexity(args) => perplexity::execute(args).await,
             Self::Synth(args) => synth::execute(args),
-            Self::Token(args) => cluster::token(args),
-            Self::Nodes(args) => cluster::nodes(&args),
-            Self::Revoke(args) => cluster::revoke(&args),
+            Self::Token(args) => security::token(args),
+            Self::Nodes(args) => security::nodes(&args),
+            Self::Revoke(args) => security::revoke(&args),
             Self::Completions(args) => completions::execute(args),
         }
     }

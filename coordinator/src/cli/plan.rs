@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
-use super::cluster::Security;
+use super::security::Security;
 use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;

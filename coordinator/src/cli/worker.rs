@@ -7,8 +7,8 @@ use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig};
 use clap::Args;
 
-use super::cluster::ClusterFiles;
 use super::data_dir::DataDirArgs;
+use super::security::ClusterFiles;
 use super::session::Interrupt;
 
 /// Run one stage of a line for a coordinator.

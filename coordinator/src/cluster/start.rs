@@ -44,7 +44,7 @@ pub async fn start(
     model: Arc<Model>,
     stop: CancellationToken,
 ) -> Result<Cluster, NetError> {
-    let coordinator_id = coordinator_id(&config.network);
+    let coordinator_id = bound_id(&config.network, unique_id());
     let (events, link_events) = mpsc::channel(EVENT_QUEUE);
     let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
     let (control, joins) = match &config.control {
@@ -88,7 +88,7 @@ pub async fn ask(
     };
     let mut asked = Vec::new();
     for origin in Origin::named(&source) {
-        let coordinator_id = coordinator_id(network);
+        let coordinator_id = bound_id(network, unique_id());
         let (local, network) = (local.clone(), network.clone());
         let dial = Dial { origin, local, coordinator_id, network, pki: None, needs: None };
         let connected = dial::connect(dial).await?;
@@ -101,9 +101,13 @@ pub async fn ask(
     Ok(asked)
 }
 
-/// A name that no other coordinator process has; over TLS one that only whoever has the key can use.
-fn coordinator_id(network: &Network) -> String {
-    let unique = format!("{}-{:016x}", std::process::id(), crate::random::u64());
+/// A name that no other coordinator process has.
+fn unique_id() -> String {
+    format!("{}-{:016x}", std::process::id(), crate::random::u64())
+}
+
+/// A name that over TLS only whoever has the key can use.
+fn bound_id(network: &Network, unique: String) -> String {
     match network.credentials() {
         Some(credentials) => party::coordinator_id(&credentials.party(), &unique),
         None => unique,

@@ -27,6 +27,10 @@ impl Cut {
 
     /// Wakes the task of `cx` at the end.
     pub(crate) fn wake(&self, cx: &Context<'_>) {
-        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nearly always the task that waited before.
+        if !reader.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            *reader = Some(cx.waker().clone());
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::{Buf, BytesMut};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
@@ -22,6 +22,8 @@ use super::{Revoked, TlsError};
 
 /// Bytes that wait to be encrypted or sent: a whole HTTP/2 frame of ours.
 const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes that are read off a socket at once: rustls alone asks for 4 KiB at a time.
+const READ_BYTES: usize = 64 << 10;
 /// First byte of a TLS connection: a handshake record.
 const TLS_BEGINS: u8 = 0x16;
 /// Bytes of a server's first words (its HTTP/2 settings) that are read at once.
@@ -164,8 +166,11 @@ impl Offer {
             return Ok(Transport::plain(socket, cut));
         }
         let acceptor = TlsAcceptor::from(config.clone());
-        let stream =
-            acceptor.accept_with(socket, |c| c.set_buffer_limit(Some(BUFFER_BYTES))).await?;
+        let stream = acceptor
+            .accept_with(BufReader::with_capacity(READ_BYTES, socket), |c| {
+                c.set_buffer_limit(Some(BUFFER_BYTES))
+            })
+            .await?;
         Transport::over(TlsStream::from(stream), revoked, cut)
     }
 }
@@ -197,7 +202,9 @@ impl Dialling {
         let limit = |c: &mut rustls::ClientConnection| c.set_buffer_limit(Some(BUFFER_BYTES));
         // In place of a name, which plays no part.
         let no_name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
-        let stream = connector.connect_with(no_name, socket, limit).await?;
+        let stream = connector
+            .connect_with(no_name, BufReader::with_capacity(READ_BYTES, socket), limit)
+            .await?;
         let mut transport =
             Transport::over(TlsStream::from(stream), &self.revoked, Arc::default())?;
         let mut words = BytesMut::with_capacity(FIRST_WORDS);
@@ -222,7 +229,7 @@ pub struct Transport {
 #[derive(Debug)]
 enum Layer {
     Plain(Socket),
-    Tls(Box<TlsStream<Socket>>),
+    Tls(Box<TlsStream<BufReader<Socket>>>),
 }
 
 impl Transport {
@@ -232,7 +239,11 @@ impl Transport {
         Self { stream, who, early: BytesMut::new(), cut }
     }
 
-    fn over(stream: TlsStream<Socket>, revoked: &Revoked, cut: Arc<Cut>) -> io::Result<Self> {
+    fn over(
+        stream: TlsStream<BufReader<Socket>>,
+        revoked: &Revoked,
+        cut: Arc<Cut>,
+    ) -> io::Result<Self> {
         let shown = stream.get_ref().1.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
         let who = shown.and_then(who_of);
         let who = who.ok_or_else(|| io::Error::other("its key is none of P-256"))?;
