@@ -4,7 +4,8 @@
 //! strangers together can make a process hold is about:
 //!
 //! - [`MAX_STRANGER_BYTES`] of messages that are not complete, and [`PREPARES_AT_ONCE`] decoded manifests;
-//! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame and [`MAX_STREAMS`] calls of some 20 KiB;
+//! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame, 64 KiB more over TLS, and [`MAX_STREAMS`] calls of
+//!   some 20 KiB;
 //! - what is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] for each
 //!   call).
 

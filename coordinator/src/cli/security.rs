@@ -192,7 +192,7 @@ fn begin_anew(folder: &Path, data_dir: &DataDirArgs) -> Result<()> {
     Ok(())
 }
 
-/// Make and list what lets machines join
+/// Let a machine join the cluster
 #[derive(Debug, Args)]
 pub struct TokenArgs {
     #[command(subcommand)]
