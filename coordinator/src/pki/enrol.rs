@@ -21,6 +21,9 @@ use super::tokens::{self, BadToken};
 /// for at most this long.
 const FOREIGN_FOR_S: u64 = 10 * 365 * 86_400;
 
+/// Characters of an address that the books keep: longer ones are no host's.
+const MAX_ADDRESS_CHARS: usize = 256;
+
 /// The cluster's authority and its books.
 #[derive(Debug)]
 pub struct Pki {
@@ -124,6 +127,10 @@ impl Pki {
         check_name(wish)?;
         let (now, id) = (unix_now(), key.id());
         let validity = Validity::from_now(now, self.certificates_for);
+        if Roster::read(&self.folder, now)?.by_key(&id).is_none() {
+            let (token, secret) = token.ok_or(Refusal::Stranger)?;
+            tokens::check(&self.folder, now, token, secret)??;
+        }
         let lock = self.folder.lock()?;
         let mut roster = Roster::read(&self.folder, now)?;
         let name = match roster.by_key(&id) {
@@ -161,14 +168,15 @@ impl Pki {
     /// # Errors
     /// The files cannot be read or written.
     pub fn seen(&self, party: &Party, address: &str) -> Result<(), TlsError> {
+        let address: String = address.chars().take(MAX_ADDRESS_CHARS).collect();
         let mut seen = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if seen.get(&party.key).is_some_and(|last| last == address) {
+        if seen.get(&party.key).is_some_and(|last| *last == address) {
             return Ok(());
         }
         let (now, lock) = (unix_now(), self.folder.lock()?);
         let mut roster = Roster::read(&self.folder, now)?;
         match roster.by_key(&party.key) {
-            Some(node) => node.address = address.to_owned(),
+            Some(node) => node.address.clone_from(&address),
             None => {
                 roster.add(
                     Node {
@@ -177,7 +185,7 @@ impl Pki {
                         joined: now,
                         expires: now + FOREIGN_FOR_S,
                         token: String::new(),
-                        address: address.to_owned(),
+                        address: address.clone(),
                         revoked: None,
                     },
                     now,
@@ -185,7 +193,7 @@ impl Pki {
             }
         }
         roster.write(&self.folder, &lock)?;
-        seen.insert(party.key, address.to_owned());
+        seen.insert(party.key, address);
         Ok(())
     }
 

@@ -72,6 +72,20 @@ pub fn create(
     Ok(token)
 }
 
+/// Whether a token lets somebody in; changes nothing. For before the lock is taken: a flood of bad tokens should
+/// keep nobody else from it.
+///
+/// # Errors
+/// The files cannot be read. Inside: why the token lets nobody in.
+pub fn check(
+    folder: &Folder,
+    now: u64,
+    id: &str,
+    secret: &[u8],
+) -> Result<Result<(), BadToken>, TlsError> {
+    Ok(read(folder, now)?.usable(now, id, secret).map(|_| ()))
+}
+
 /// Takes one use of a token, while the lock is held.
 ///
 /// # Errors
@@ -84,23 +98,31 @@ pub fn redeem(
     secret: &[u8],
 ) -> Result<Result<(), BadToken>, TlsError> {
     let mut all = read(folder, now)?;
-    let Some(record) = all.tokens.iter_mut().find(|record| record.id == id) else {
-        return Ok(Err(BadToken::Unknown));
-    };
-    let kept = unhex(&record.secret_sha256).and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
-    // Who does not know the secret is not told more of the token.
-    if !kept.is_some_and(|kept| equal_hashes(&kept, &hash_secret(secret))) {
-        return Ok(Err(BadToken::Unknown));
+    match all.usable(now, id, secret) {
+        Ok(record) => record.uses_left -= 1,
+        Err(why) => return Ok(Err(why)),
     }
-    if now > record.expires {
-        return Ok(Err(BadToken::Expired));
-    }
-    if record.uses_left == 0 {
-        return Ok(Err(BadToken::Used));
-    }
-    record.uses_left -= 1;
     folder.write(lock, FILE, &all)?;
     Ok(Ok(()))
+}
+
+impl Tokens {
+    fn usable(&mut self, now: u64, id: &str, secret: &[u8]) -> Result<&mut Record, BadToken> {
+        let record = self.tokens.iter_mut().find(|record| record.id == id);
+        let record = record.ok_or(BadToken::Unknown)?;
+        let kept = unhex(&record.secret_sha256).and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
+        // Who does not know the secret is not told more of the token.
+        if !kept.is_some_and(|kept| equal_hashes(&kept, &hash_secret(secret))) {
+            return Err(BadToken::Unknown);
+        }
+        if now > record.expires {
+            return Err(BadToken::Expired);
+        }
+        if record.uses_left == 0 {
+            return Err(BadToken::Used);
+        }
+        Ok(record)
+    }
 }
 
 /// Takes a token back, while the lock is held: whoever joined with it may not do so again.

@@ -83,7 +83,10 @@ pub fn require(path: &Path) -> Result<String, TlsError> {
 
 /// A lock on a folder, between processes. It ends with this value, or with the process.
 #[derive(Debug)]
-pub struct Lock(#[allow(dead_code, reason = "open as long as the lock is held")] File);
+pub struct Lock {
+    /// Open as long as the lock is held.
+    _file: File,
+}
 
 impl Lock {
     /// Waits for the lock `path` for at most `patience`; `None` where somebody else keeps it.
@@ -95,7 +98,7 @@ impl Lock {
         let (file, begin) = (open.map_err(failed(path))?, Instant::now());
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(Self(file))),
+                Ok(()) => return Ok(Some(Self { _file: file })),
                 Err(rustix::io::Errno::WOULDBLOCK) if begin.elapsed() < patience => {
                     std::thread::sleep(LOCK_LOOK);
                 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
 
-/// The algorithms in use. AES-128 comes first: processors have instructions for it, and fewer rounds
-/// than for AES-256 with nothing lost that matters here.
+/// The algorithms in use. AES-128 comes first: processors have instructions for it, and it takes fewer rounds than
+/// AES-256.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     let cipher_suites = vec![
         cipher_suite::TLS13_AES_128_GCM_SHA256,
