@@ -131,12 +131,13 @@ fn limits_of_a_key_hold_and_are_told() {
     let reply = ask(&server, &tokens);
     assert_eq!(reply.header("x-ratelimit-remaining-tokens"), Some("0"));
     let bearer = format!("Bearer {single}");
-    let (url, long) = (server.url(COMPLETIONS), body(250));
+    let (url, long) = (server.url(COMPLETIONS), body(1000));
     std::thread::scope(|scope| {
         let first = scope.spawn(|| post_with(&url, &long, ("authorization", &bearer)).unwrap());
         until("the first one to run", || {
-            ask(&server, &single).status == 429 || first.is_finished()
+            server.metric("brigade_requests_running{phase=\"decode\"}") == 1.0
         });
+        assert_eq!(ask(&server, &single).status, 429);
         assert_eq!(first.join().unwrap().status, 200);
     });
     assert_eq!(ask(&server, &single).status, 200, "its place is free again");
