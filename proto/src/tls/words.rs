@@ -27,10 +27,9 @@ pub fn trouble(error: &(dyn StdError + 'static)) -> Option<Trouble> {
         // An io::Error names its inner error as its source's source only.
         if let Some(inner) =
             error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref)
+            && let Some(found) = trouble(inner)
         {
-            if let Some(found) = trouble(inner) {
-                return Some(found);
-            }
+            return Some(found);
         }
         next = error.source();
     }
