@@ -177,7 +177,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
         command.arg("--kernels").arg(kernels);
     }
     // What says where this process keeps its own things, and who may join it.
-    OWN_VARIABLES.iter().for_each(|variable| drop(command.env_remove(variable)));
+    for variable in OWN_VARIABLES {
+        command.env_remove(variable);
+    }
     if std::env::var_os(LOG_VARIABLE).is_none() {
         command.env(LOG_VARIABLE, options.log_level);
     }
