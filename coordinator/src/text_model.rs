@@ -107,6 +107,17 @@ impl TextModel {
         self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
+    /// Tokens whose text has one of `texts` in it, ascending.
+    pub fn tokens_with(&self, texts: &[String]) -> Vec<u32> {
+        let has = |id: &u32| {
+            let bytes = self.tokenizer.token_bytes(*id, false).unwrap_or_default();
+            texts.iter().filter(|text| !text.is_empty()).any(|text| {
+                bytes.windows(text.len()).any(|window| window == text.as_bytes())
+            })
+        };
+        (0..self.n_vocab()).filter(has).collect()
+    }
+
     /// Ids of a plain prompt.
     ///
     /// # Errors
@@ -181,6 +192,12 @@ impl TextModel {
     pub fn markers(&self) -> Arc<[u32]> {
         let markup = self.template.as_ref().map(|template| self.markup(template));
         markup.map(|m| m.visible.clone()).unwrap_or_default()
+    }
+
+    /// How the model's answers are written, and what its template does; `None` without a template.
+    pub fn dialect(&self) -> Option<(&Dialect, &Facts)> {
+        let markup = self.markup(self.template.as_ref()?);
+        Some((&*markup.dialect, &markup.facts))
     }
 
     fn markup(&self, template: &ChatTemplate) -> &Markup {

@@ -4,11 +4,12 @@
 //! Reading order: [`gguf`] (the file), [`quant`] (block formats), [`kernels`] (the op table),
 //! [`arch`] (metadata to block specs), [`weights`] (tensors by name and shape), [`block`] (mixers
 //! and FFNs), [`state`] (KV pages, slots), [`batch`] (the data plane's one type), [`stage`] (layers
-//! plus their state), [`sample`], [`text`]. Beside them: [`synth`] (random models), [`npy`].
+//! plus their state), [`sample`], [`text`], [`constraint`]. Beside them: [`synth`] (random models), [`npy`].
 
 pub mod arch;
 pub mod batch;
 pub mod block;
+pub mod constraint;
 pub mod error;
 pub mod gguf;
 pub mod kernels;

@@ -27,7 +27,8 @@ pub mod net;
 ///   Snapshot and Restore.
 /// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
 /// - 4: an epoch is compared only with those of the same coordinator.
-pub const WIRE_VERSION: u32 = 4;
+/// - 5: answers held to a grammar, more settings of the sampling chain, rows for embeddings.
+pub const WIRE_VERSION: u32 = 5;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

@@ -124,6 +124,9 @@ pub async fn submit(
                 seed: common.seed.wrapping_add(i as u64),
                 top_logprobs,
                 stop_tokens: stop_tokens.clone(),
+                ends: app.text.eog(),
+                min_tokens: common.min_tokens,
+                constraint: common.constraint.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
             requests.push(request.named(&name.id));

@@ -9,10 +9,11 @@ use tracing::Instrument;
 use super::answer::{self, Choice, Ended, Running};
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::{App, Stamp, logprobs, sse, trace};
+use crate::constrain::answer::of_text;
 use crate::generation::{Part, TokenPiece};
 use crate::request::Limits;
 use crate::text_model::TextModel;
@@ -51,7 +52,8 @@ pub(super) async fn create(
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = CompletionRequest::read(bytes, &limits)?;
+        let mut request = CompletionRequest::read(bytes, &limits, text)?;
+        request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
         let given = std::mem::take(&mut request.prompts);
         let prompts = Prompts::new(text, given, request.echo, &limits)?;
         Ok((request, prompts))
@@ -74,7 +76,7 @@ pub(super) async fn create(
 }
 
 impl CompletionRequest {
-    fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
+    fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
         fields.refuse("suffix", "filling in the middle is not implemented")?;
@@ -91,7 +93,9 @@ impl CompletionRequest {
             return Err(ApiError::unsupported("echo", message));
         }
         let best_of: Option<usize> = fields.take("best_of")?;
-        let common = Common::read(&mut fields, limits, DEFAULT_COMPLETION_TOKENS)?;
+        let mut left = MAX_TEMPLATE_VALUES;
+        let common =
+            Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
         if best_of.is_some_and(|best_of| best_of != common.n) {
             let message = "best_of is not supported: leave it out or make it equal to n";
             return Err(ApiError::unsupported("best_of", message));
@@ -185,6 +189,10 @@ impl Answer {
         choice / self.request.common.n
     }
 
+    fn prompt_ids(&self, prompt: usize) -> Option<Vec<u32>> {
+        self.request.common.return_token_ids.then(|| self.prompts.tokens[prompt].clone())
+    }
+
     fn logprobs(&self, tokens: &[TokenPiece], offset: &mut usize) -> Option<TextLogprobs> {
         self.request.top_logprobs.map(|_| logprobs::text(&self.app.text, tokens, offset))
     }
@@ -204,6 +212,8 @@ impl Answer {
                 text: format!("{}{text}", self.prompts.echoed[prompt]),
                 logprobs: self.logprobs(&tokens, &mut 0),
                 finish_reason: Some(answer::finish_word(&end)),
+                prompt_token_ids: self.prompt_ids(prompt),
+                token_ids: self.request.common.token_ids(&tokens),
             });
         }
         answer.usage = Some(ended.usage(self.prompts.n_tokens(), n_generated));
@@ -212,9 +222,11 @@ impl Answer {
 
     async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
         for index in 0..generations.len() {
-            let echoed = &self.prompts.echoed[self.prompt_of(index)];
-            if !echoed.is_empty() {
-                out.json(&self.piece(vec![choice(index, echoed.clone(), None)])).await?;
+            let prompt = self.prompt_of(index);
+            let mut first = choice(index, self.prompts.echoed[prompt].clone(), None);
+            first.prompt_token_ids = self.prompt_ids(prompt);
+            if !first.text.is_empty() || first.prompt_token_ids.is_some() {
+                out.json(&self.piece(vec![first])).await?;
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
@@ -226,6 +238,7 @@ impl Answer {
                 Ok(Part::Piece(piece)) => {
                     let mut new = choice(index, piece.text, None);
                     new.logprobs = self.logprobs(&piece.tokens, &mut offsets[index]);
+                    new.token_ids = self.request.common.token_ids(&piece.tokens);
                     out.json(&self.piece(vec![new])).await?;
                 }
                 Ok(Part::End(end)) => {
@@ -272,7 +285,14 @@ impl Answer {
 }
 
 fn choice(index: usize, text: String, finish_reason: Option<FinishWord>) -> TextChoice {
-    TextChoice { index, text, logprobs: None, finish_reason }
+    TextChoice {
+        index,
+        text,
+        logprobs: None,
+        finish_reason,
+        prompt_token_ids: None,
+        token_ids: None,
+    }
 }
 
 #[cfg(test)]
@@ -281,7 +301,7 @@ mod tests {
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
         let limits = Limits { n_ctx: 64, n_vocab: 100 };
-        CompletionRequest::read(json.as_bytes(), &limits)
+        CompletionRequest::read(json.as_bytes(), &limits, &TextModel::sample())
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }
 

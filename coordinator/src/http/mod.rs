@@ -5,16 +5,21 @@
 //! `body`, `fields`). Knows nothing of workers or schedules, and tells nothing of them.
 
 mod answer;
+mod anthropic;
+mod blocks;
 mod body;
 mod chat;
+mod chat_request;
 mod completions;
 mod error;
 mod fields;
+mod form;
 mod logprobs;
 mod messages;
 mod models;
 mod params;
 mod reply;
+mod responses;
 mod serve;
 mod sse;
 mod status;
@@ -79,6 +84,9 @@ pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .route("/health", get(status::health))
@@ -92,7 +100,7 @@ pub fn router(app: App) -> Router {
 }
 
 /// What there is, for whoever asks for something else.
-const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models, \
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize and /detokenize, and GET /v1/models, \
      /health and /metrics";
 
 async fn no_such_address(request: Request) -> ApiError {

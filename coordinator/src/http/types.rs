@@ -76,6 +76,9 @@ pub struct ChatCompletion {
     pub usage: Usage,
     /// Times of the first choice.
     pub timings: Timings,
+    /// Ids of the prompt's tokens, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// One answer of `n`.
@@ -89,6 +92,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishWord,
+    /// Ids of its tokens, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// The assistant's message.
@@ -188,6 +194,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// In the last piece.
     pub finish_reason: Option<FinishWord>,
+    /// Ids of the tokens whose text is known with it, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// New parts of a message.
@@ -274,6 +283,12 @@ pub struct TextChoice {
     pub logprobs: Option<TextLogprobs>,
     /// `None` until it has ended.
     pub finish_reason: Option<FinishWord>,
+    /// Ids of the prompt's tokens, where they are asked for, in the choice's first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of its tokens, likewise, of each piece its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// Log-probabilities of a completion: parallel lists.
