@@ -2,8 +2,39 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// A time in RFC 3339, in UTC. The date follows from the days by Howard Hinnant's algorithm (days from civil).
+pub fn rfc3339(unix: u64) -> String {
+    let (days, second) = (unix / 86_400, unix % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// Seconds since the Unix epoch.
 pub fn unix_now() -> u64 {
     // A clock before 1970 is shown as 1970.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_told_as_people_do() {
+        for (unix, told) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_827_696, "2000-02-29T12:34:56Z"),
+            (1_795_364_892, "2026-11-22T16:28:12Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(super::rfc3339(unix), told);
+        }
+    }
 }

@@ -88,11 +88,13 @@ fn object(numbers: &mut Numbers, depth: u32) -> Value {
         let name = NAMES[numbers.below(NAMES.len() as u64) as usize];
         properties.insert(name.to_string(), any(numbers, depth - 1));
     }
-    let required: Vec<&String> = properties.keys().filter(|_| numbers.below(3) > 0).collect();
     let additional = match numbers.below(4) {
         0 => json!({ "type": "integer", "minimum": 0, "maximum": 99 }),
         _ => json!(false),
     };
+    // A number of properties can be held where none of those named may be missing.
+    let all = additional.is_object();
+    let required: Vec<&String> = properties.keys().filter(|_| all || numbers.below(3) > 0).collect();
     let mut schema = json!({
         "type": "object", "properties": properties, "required": required,
         "additionalProperties": additional,

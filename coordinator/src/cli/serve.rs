@@ -17,7 +17,7 @@ use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{self, App, ConnectionLimits};
+use crate::http::{self, App, ConnectionLimits, Origins};
 use crate::metrics;
 use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
@@ -81,6 +81,14 @@ pub struct ServeArgs {
     /// workers are in it
     #[arg(long)]
     health_details: bool,
+    /// A web page's origin (https://chat.example) whose scripts may use this server, beside pages of this
+    /// machine; repeatable, *: any
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// A name by which requests may call the model instead of its file's; repeatable, the first one is the one that
+    /// answers carry. *: any name
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
     /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
     /// chrome://tracing, when the server ends
     #[arg(long, value_name = "FILE.json")]
@@ -114,6 +122,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         repair_within: args.repair_within,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
+        served_names: args.served_model_name.clone(),
     })
     .await?;
     let draining = CancellationToken::new();
@@ -129,6 +138,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         bodies: http::Bodies::default(),
         health_details: args.health_details,
         roll: session.roll.clone(),
+        max_seqs: args.max_seqs,
+        cors: Origins::new(&args.cors),
     };
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));

@@ -208,7 +208,7 @@ pub fn timings(n_prompt: usize, end: &End) -> Timings {
 
 impl App {
     /// A number no other sequence of this server has.
-    fn next_id(&self) -> RequestId {
+    pub(super) fn next_id(&self) -> RequestId {
         let counter = &self.sequences;
         RequestId(counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
     }

@@ -11,13 +11,19 @@ mod body;
 mod chat;
 mod chat_request;
 mod completions;
+mod cors;
+mod embeddings;
 mod error;
 mod fields;
 mod form;
+mod infill;
 mod logprobs;
 mod messages;
 mod models;
+mod ollama;
+mod page;
 mod params;
+mod props;
 mod reply;
 mod responses;
 mod serve;
@@ -37,11 +43,12 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
+pub use cors::Origins;
 pub use error::ApiError;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use types::ModelMeta;
@@ -77,6 +84,10 @@ pub struct App {
     pub health_details: bool,
     /// Who is there.
     pub roll: RollWatch,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Web pages that may read answers.
+    pub cors: Origins,
 }
 
 /// All addresses of the server.
@@ -87,8 +98,10 @@ pub fn router(app: App) -> Router {
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
+        .merge(beside())
         .route("/health", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/tokenize", post(tokens::tokenize))
@@ -96,12 +109,38 @@ pub fn router(app: App) -> Router {
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
+        .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
         .with_state(app)
 }
 
+/// Addresses that other servers have: llama.cpp's, Ollama's; and the page.
+fn beside() -> Router<App> {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/markdown.js", get(page::markdown))
+        .route("/infill", post(infill::create))
+        .route("/apply-template", post(props::apply_template))
+        .route("/props", get(props::props))
+        .route("/slots", get(props::slots))
+        .route("/version", get(props::version))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/pull", post(ollama::fixed))
+        .route("/api/create", post(ollama::fixed))
+        .route("/api/delete", delete(ollama::fixed))
+}
+
 /// What there is, for whoever asks for something else.
-const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize and /detokenize, and GET /v1/models, \
-     /health and /metrics";
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+     /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and /detokenize, and GET /, /v1/models, \
+     /props, /slots, /version, /api/tags, /api/ps, /api/version, /health and /metrics";
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();

@@ -10,6 +10,7 @@ use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, entries, kind, list, read};
 use super::form::form;
+use super::models::check_name;
 use crate::constrain::Form;
 use crate::generation::TokenPiece;
 use crate::request::{Limits, MAX_LOGIT_BIAS};
@@ -76,6 +77,8 @@ impl Common {
         default_tokens: u32,
         left: &mut usize,
     ) -> Result<Self, ApiError> {
+        let model: Option<String> = fields.take("model")?;
+        check_name(text, model.as_deref())?;
         let form = form(fields, left)?;
         refuse_unsupported(fields)?;
         let stream_options: StreamOptions = fields.take("stream_options")?.unwrap_or_default();

@@ -84,6 +84,8 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         bodies: Bodies::default(),
         health_details,
         roll: tokio::sync::watch::channel(roll).1,
+        max_seqs: 4,
+        cors: Origins::default(),
     };
     Server { router: router(app), cancelled, draining }
 }

@@ -309,8 +309,10 @@ pub struct TextLogprobs {
 pub struct ModelList {
     /// `list`.
     pub object: &'static str,
-    /// The one model.
+    /// The one model, by each of its names.
     pub data: Vec<ModelObject>,
+    /// Codex insists on this list, and takes an empty one for "use your own".
+    pub models: [(); 0],
 }
 
 /// One model.
@@ -324,6 +326,10 @@ pub struct ModelObject {
     pub created: u64,
     /// `brigade`.
     pub owned_by: &'static str,
+    /// Positions a sequence may hold here.
+    pub context_length: u32,
+    /// The same, as vLLM has it.
+    pub max_model_len: u32,
     /// Facts beyond OpenAI's.
     pub meta: ModelMeta,
 }
