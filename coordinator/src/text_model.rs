@@ -172,9 +172,10 @@ impl TextModel {
     pub fn tokens_with(&self, texts: &[String]) -> Vec<u32> {
         let has = |id: &u32| {
             let bytes = self.tokenizer.token_bytes(*id, false).unwrap_or_default();
-            texts.iter().filter(|text| !text.is_empty()).any(|text| {
-                bytes.windows(text.len()).any(|window| window == text.as_bytes())
-            })
+            texts
+                .iter()
+                .filter(|text| !text.is_empty())
+                .any(|text| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
         };
         (0..self.n_vocab()).filter(has).collect()
     }

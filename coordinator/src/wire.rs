@@ -200,7 +200,8 @@ mod tests {
     #[test]
     fn every_field_of_a_ubatch_reaches_the_frame() {
         let params = SamplingParams { logit_bias: vec![(5, -1.5)], ..SamplingParams::default() };
-        let setup = SamplerSetup { params, seed: 99, top_logprobs: Some(3), ..SamplerSetup::default() };
+        let setup =
+            SamplerSetup { params, seed: 99, top_logprobs: Some(3), ..SamplerSetup::default() };
         let ubatch = UBatch {
             id: 7,
             ops: vec![

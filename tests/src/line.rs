@@ -131,7 +131,12 @@ impl Line {
 
     /// A sampler that takes the most probable token.
     pub fn greedy() -> SamplerSetup {
-        SamplerSetup { params: SamplingParams::greedy(), seed: 0, top_logprobs: None, ..SamplerSetup::default() }
+        SamplerSetup {
+            params: SamplingParams::greedy(),
+            seed: 0,
+            top_logprobs: None,
+            ..SamplerSetup::default()
+        }
     }
 
     /// Sends one ubatch down the line.

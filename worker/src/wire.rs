@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    BlockId, Boundary, Constraint, DryParams, Grammar, Marker, NotBefore, RowOutput, RowValue, SamplerSetup,
-    SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
+    BlockId, Boundary, Constraint, DryParams, Grammar, Marker, NotBefore, RowOutput, RowValue,
+    SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};

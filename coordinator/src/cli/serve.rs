@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::Address;
 use clap::Args;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -126,21 +127,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     })
     .await?;
     let draining = CancellationToken::new();
-    let app = App {
-        engine: session.engine.clone(),
-        text: session.model.text.clone(),
-        limits: session.limits,
-        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
-        created: clock::unix_now(),
-        metrics,
-        draining: draining.clone(),
-        sequences: Arc::default(),
-        bodies: http::Bodies::default(),
-        health_details: args.health_details,
-        roll: session.roll.clone(),
-        max_seqs: args.max_seqs,
-        cors: Origins::new(&args.cors),
-    };
+    let app = app(&session, &args, metrics, draining.clone());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
@@ -172,6 +159,30 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         let _ = tokio::time::timeout(CUT_WITHIN, server).await;
     }
     result.and(ended)
+}
+
+/// What the handlers of requests share.
+fn app(
+    session: &Session,
+    args: &ServeArgs,
+    metrics: PrometheusHandle,
+    draining: CancellationToken,
+) -> App {
+    App {
+        engine: session.engine.clone(),
+        text: session.model.text.clone(),
+        limits: session.limits,
+        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
+        created: clock::unix_now(),
+        metrics,
+        draining,
+        sequences: Arc::default(),
+        bodies: http::Bodies::default(),
+        health_details: args.health_details,
+        roll: session.roll.clone(),
+        max_seqs: args.max_seqs,
+        cors: Origins::new(&args.cors),
+    }
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

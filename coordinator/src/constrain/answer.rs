@@ -57,7 +57,8 @@ pub fn of_chat(
     let grammars = CallGrammars { dialect, facts, tools, literals: &literals };
     let mut held = Held::default();
     let calls_held = any_strict || *force != Force::Free;
-    let bare = dialect.calls.as_ref().is_some_and(|calls| calls.bare) && grammars.marker().is_none();
+    let bare =
+        dialect.calls.as_ref().is_some_and(|calls| calls.bare) && grammars.marker().is_none();
     if calls_held
         && !single
         && let Some((marker, grammar)) = grammars.behind_markers()?
@@ -86,7 +87,8 @@ pub fn of_chat(
         && let Some(call) = grammars.bare()?
     {
         // An answer that does not begin as a call is text.
-        let either = Grammar::lark("start: @call | /[^{\\[\\s](.|\\n)*/").with("call", check_size(call)?);
+        let either =
+            Grammar::lark("start: @call | /[^{\\[\\s](.|\\n)*/").with("call", check_size(call)?);
         held.result.first = Some(held.add(&either, true));
     }
     let holds = held.result.first.is_some() || !held.result.markers.is_empty();
@@ -149,7 +151,8 @@ impl Held {
             let grammars =
                 CallGrammars { dialect, facts, tools: wishes.tools, literals: &literals };
             let openers = dialect.calls.as_ref().map(|calls| calls.openers()).unwrap_or_default();
-            let opens: Vec<u32> = openers.iter().filter_map(|o| token(text.tokenizer(), o)).collect();
+            let opens: Vec<u32> =
+                openers.iter().filter_map(|o| token(text.tokenizer(), o)).collect();
             if opens.is_empty() && grammars.marker().is_some() {
                 let message = format!(
                     "{} together with tools needs tool_choice \"none\" or \"required\" here: this model's calls \

@@ -88,7 +88,8 @@ impl CallGrammars<'_> {
         }
         let calls = self.dialect.calls.as_ref()?;
         let before = opening(self.dialect, self.facts, None, 0)?;
-        let found = calls.openers().into_iter().filter_map(|o| Some((before.rfind(o)? + o.len(), o)));
+        let found =
+            calls.openers().into_iter().filter_map(|o| Some((before.rfind(o)? + o.len(), o)));
         found.max_by_key(|(end, opener)| (*end, opener.len())).map(|(_, o)| o.to_string())
     }
 
@@ -135,7 +136,12 @@ impl CallGrammars<'_> {
     }
 
     /// The arguments of a tool; `None`: this form cannot be held.
-    fn arguments(&self, at: usize, tool: &Tool, parts: &mut Parts) -> Result<Option<String>, Refused> {
+    fn arguments(
+        &self,
+        at: usize,
+        tool: &Tool,
+        parts: &mut Parts,
+    ) -> Result<Option<String>, Refused> {
         let path = format!("tools[{at}].function.parameters");
         let shape = match &self.dialect.calls {
             _ if self.dialect.channels => None,
@@ -156,7 +162,8 @@ impl CallGrammars<'_> {
             let path = format!("{path}.properties.{}", parameter.name);
             let defs = ["$defs", "definitions"].map(|word| (word, schema.get(word)));
             let alone = parameter.alone(defs);
-            let Some(item) = self.parameter(&form, &path, &alone, parameter, strictness, parts)? else {
+            let Some(item) = self.parameter(&form, &path, &alone, parameter, strictness, parts)?
+            else {
                 return Ok(None);
             };
             items.push((item, parameter.required));
@@ -198,7 +205,8 @@ impl CallGrammars<'_> {
         let is_string = types_of(schema, schema).is_some_and(Types::is_string);
         let value = match parameter.schema.get("enum").and_then(Value::as_array) {
             Some(values) if is_string => {
-                let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(quote).collect();
+                let texts: Vec<String> =
+                    values.iter().filter_map(Value::as_str).map(quote).collect();
                 format!("({})", texts.join(" | "))
             }
             _ if is_string => {
@@ -259,8 +267,10 @@ enum Form<'a> {
 
 /// `KEY=VALUE, ...)`: what is required first, as calls are written.
 fn python(items: &[(String, bool)]) -> String {
-    let required: Vec<&str> = items.iter().filter(|(_, r)| *r).map(|(item, _)| item.as_str()).collect();
-    let optional: Vec<&str> = items.iter().filter(|(_, r)| !*r).map(|(item, _)| item.as_str()).collect();
+    let required: Vec<&str> =
+        items.iter().filter(|(_, r)| *r).map(|(item, _)| item.as_str()).collect();
+    let optional: Vec<&str> =
+        items.iter().filter(|(_, r)| !*r).map(|(item, _)| item.as_str()).collect();
     let behind = |from: usize| -> String {
         optional[from..].iter().map(|item| format!("(/, ?/ {item})? ")).collect()
     };
@@ -388,8 +398,9 @@ impl Parts {
 pub fn check_size(grammar: Grammar) -> Result<Grammar, Refused> {
     match grammar.text().len() {
         n if n > MAX_GRAMMAR_BYTES => {
-            let message =
-                format!("tools: their schemas have {n} bytes: at most {MAX_GRAMMAR_BYTES} can be held");
+            let message = format!(
+                "tools: their schemas have {n} bytes: at most {MAX_GRAMMAR_BYTES} can be held"
+            );
             Err(Refused::new("tools", message))
         }
         _ => Ok(grammar),

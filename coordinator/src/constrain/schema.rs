@@ -36,9 +36,8 @@ const REFUSED: &[&str] = &[
 ];
 
 /// Formats of strings that are held.
-const FORMATS: &[&str] = &[
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-];
+const FORMATS: &[&str] =
+    &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Formats of strings that JSON Schema defines and that cannot be held. Others are annotations.
 const REFUSED_FORMATS: &[&str] = &[
@@ -209,6 +208,7 @@ fn culprit(
     }
     let text = Grammar::json(with_options(&alone, strictness)).text();
     let why = check_grammar(&text).err()?.to_string();
-    let inner = parts(path, schema).find_map(|(path, part)| culprit(&path, part, root, strictness, trials));
+    let inner =
+        parts(path, schema).find_map(|(path, part)| culprit(&path, part, root, strictness, trials));
     Some(inner.unwrap_or((path.to_string(), why)))
 }

@@ -78,7 +78,8 @@ const HERMES: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 fn hermes() -> TextModel {
-    let controls = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let controls =
+        ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"];
     TextModel::sample_with(HERMES, &controls)
 }
 

@@ -94,8 +94,7 @@ impl CompletionRequest {
         }
         let best_of: Option<usize> = fields.take("best_of")?;
         let mut left = MAX_TEMPLATE_VALUES;
-        let common =
-            Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
+        let common = Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
         if best_of.is_some_and(|best_of| best_of != common.n) {
             let message = "best_of is not supported: leave it out or make it equal to n";
             return Err(ApiError::unsupported("best_of", message));

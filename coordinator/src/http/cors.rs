@@ -73,10 +73,17 @@ mod tests {
     #[test]
     fn pages_of_this_machine_and_those_named_may_read() {
         let origins = Origins::new(&["https://chat.example/".to_string()]);
-        for yes in ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8", "https://chat.example"] {
+        for yes in
+            ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8", "https://chat.example"]
+        {
             assert!(origins.allows(yes), "{yes}");
         }
-        for no in ["null", "https://evil.example", "http://localhost.evil.example", "https://chat.example:8"] {
+        for no in [
+            "null",
+            "https://evil.example",
+            "http://localhost.evil.example",
+            "https://chat.example:8",
+        ] {
             assert!(!origins.allows(no), "{no}");
         }
         assert!(Origins::new(&["*".to_string()]).allows("https://evil.example"));

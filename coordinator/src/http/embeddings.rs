@@ -60,7 +60,8 @@ pub(super) async fn create(
         .collect();
     let usage = json!({ "prompt_tokens": made.n_tokens, "total_tokens": made.n_tokens });
     let name = app.text.name();
-    Ok(Json(json!({ "object": "list", "data": data, "model": name, "usage": usage })).into_response())
+    Ok(Json(json!({ "object": "list", "data": data, "model": name, "usage": usage }))
+        .into_response())
 }
 
 /// Reads a request and computes its vectors.
@@ -71,9 +72,9 @@ pub(super) async fn make(
 ) -> Result<Made, ApiError> {
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        Wanted::read(bytes, &limits, text)
-    });
+    let read = app
+        .bodies
+        .read(body, app.text.clone(), move |bytes, text| Wanted::read(bytes, &limits, text));
     let (wanted, _) = read.await?;
     let n_tokens = wanted.inputs.iter().map(Vec::len).sum();
     let mut vectors = Vec::new();
@@ -204,7 +205,8 @@ fn base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {
-        let word = three.iter().fold(0u32, |word, b| word << 8 | u32::from(*b)) << (8 * (3 - three.len()));
+        let word =
+            three.iter().fold(0u32, |word, b| word << 8 | u32::from(*b)) << (8 * (3 - three.len()));
         for i in 0..4 {
             let letter = LETTERS[(word >> (18 - 6 * i) & 63) as usize];
             text.push(if i <= three.len() { char::from(letter) } else { '=' });
@@ -229,7 +231,9 @@ mod tests {
     fn inputs_come_in_four_forms() {
         let text = TextModel::sample();
         let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab() };
-        for (json, n) in [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)] {
+        for (json, n) in
+            [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
+        {
             let raw = RawValue::from_string(json.to_string()).unwrap();
             assert_eq!(inputs(&raw, &limits, &text).unwrap().len(), n, "{json}");
         }

@@ -166,9 +166,7 @@ mod tests {
                 "response_format.json_schema.schema",
             ),
             (
-                format!(
-                    r#"{{"response_format": {{"type": "json_schema", "schema": {schema}}}}}"#
-                ),
+                format!(r#"{{"response_format": {{"type": "json_schema", "schema": {schema}}}}}"#),
                 "response_format.schema",
             ),
             (format!(r#"{{"guided_json": {schema}}}"#), "guided_json"),

@@ -30,7 +30,8 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| read(bytes, &limits, text));
+    let read =
+        app.bodies.read(body, app.text.clone(), move |bytes, text| read(bytes, &limits, text));
     let ((tokens, common), _) = read.await?;
     let stamp = Stamp::new(&app, "");
     let n_prompt = tokens.len();
@@ -67,7 +68,8 @@ fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Com
     limits.check_text(prefix.len() + suffix.len() + begun.len() + extra.len())?;
     let tokens = text.encode_fill_in(&format!("{extra}{prefix}"), &suffix, &begun);
     let tokens = tokens.map_err(text_error)?.ok_or_else(|| {
-        let message = "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
+        let message =
+            "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
         ApiError::unsupported("input_suffix", message)
     })?;
     let mut left = MAX_TEMPLATE_VALUES;

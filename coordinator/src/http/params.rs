@@ -58,7 +58,10 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// Sampling settings that are not implemented, and why; zero turns each off.
 const REFUSED_UNLESS_ZERO: &[(&str, &str)] = &[
-    ("mirostat", "what it has learnt of a text would be lost with a worker, and the answer would change"),
+    (
+        "mirostat",
+        "what it has learnt of a text would be lost with a worker, and the answer would change",
+    ),
     ("length_penalty", "there is no beam search"),
 ];
 
@@ -91,7 +94,8 @@ impl Common {
         let min_tokens = fields.take("min_tokens")?.unwrap_or(0);
         if let Some(form) = form.as_ref().filter(|_| min_tokens > 0 || !stop_at_eog) {
             let path = &form.path;
-            let message = format!("{path} says when an answer ends: no min_tokens or ignore_eos with it");
+            let message =
+                format!("{path} says when an answer ends: no min_tokens or ignore_eos with it");
             return Err(ApiError::field(path, message));
         }
         Ok(Self {
@@ -212,11 +216,7 @@ const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Most texts of `dry_sequence_breakers`.
 const MAX_DRY_BREAKERS: usize = 64;
 
-fn dry(
-    fields: &mut Fields<'_>,
-    limits: &Limits,
-    text: &TextModel,
-) -> Result<DryParams, ApiError> {
+fn dry(fields: &mut Fields<'_>, limits: &Limits, text: &TextModel) -> Result<DryParams, ApiError> {
     let d = DryParams::default();
     let last_n: i64 = fields.take("dry_penalty_last_n")?.unwrap_or(-1);
     let breakers: Vec<String> = match fields.raw("dry_sequence_breakers") {

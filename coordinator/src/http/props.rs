@@ -37,9 +37,7 @@ pub(super) async fn props(State(app): State<App>) -> Json<Value> {
 /// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
 pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
     let busy = gauge(&app.metrics.render(), "brigade_requests_running");
-    let slot = |id: u32| {
-        json!({ "id": id, "n_ctx": app.limits.n_ctx, "is_processing": f64::from(id) < busy })
-    };
+    let slot = |id: u32| json!({ "id": id, "n_ctx": app.limits.n_ctx, "is_processing": f64::from(id) < busy });
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 

@@ -12,10 +12,7 @@ enum Phase {
     /// Anything may follow.
     Free,
     /// A grammar.
-    Held {
-        matcher: Box<Matcher>,
-        then_free: bool,
-    },
+    Held { matcher: Box<Matcher>, then_free: bool },
     /// The end, and nothing else.
     Over,
 }

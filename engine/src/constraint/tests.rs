@@ -139,7 +139,10 @@ fn an_answer_may_think_before_it_is_held() {
     let yes = tokenizer().find("true").unwrap();
     assert!(at_once.allows(THINK) && at_once.allows(yes) && !at_once.allows(close));
     let name = tokenizer().find("name").unwrap();
-    assert!(running.mask_after(&vocabulary, &[THINK, name]).unwrap().is_none(), "thoughts are free");
+    assert!(
+        running.mask_after(&vocabulary, &[THINK, name]).unwrap().is_none(),
+        "thoughts are free"
+    );
     let held = running.mask_after(&vocabulary, &[THINK, name, close]).unwrap().unwrap();
     assert!(held.allows(yes) && !held.allows(name) && !held.allows(THINK));
     let over = running.mask_after(&vocabulary, &[THINK, name, close, yes]).unwrap().unwrap();

@@ -247,7 +247,10 @@ fn the_result_depends_on_seed_and_position_alone() {
     let mut busy = Sampler::new();
     for pos in (0..64).rev() {
         busy.sample(&other, &setup_of(3), &[1, 2], pos * 7, None).unwrap();
-        assert_eq!(busy.sample(&row, &setup_of(11), &[], pos, None).unwrap().id, alone[pos as usize]);
+        assert_eq!(
+            busy.sample(&row, &setup_of(11), &[], pos, None).unwrap().id,
+            alone[pos as usize]
+        );
     }
     let reseeded: Vec<u32> = (0..64).map(|pos| sample(&row, plain(), 12, pos)).collect();
     assert_ne!(alone, reseeded);
@@ -255,8 +258,9 @@ fn the_result_depends_on_seed_and_position_alone() {
 
 #[test]
 fn unusable_rows_and_settings_are_errors() {
-    let draw =
-        |row: &[f32], params: SamplingParams| Sampler::new().sample(row, &setup(params, 0), &[], 0, None);
+    let draw = |row: &[f32], params: SamplingParams| {
+        Sampler::new().sample(row, &setup(params, 0), &[], 0, None)
+    };
     for params in [plain(), SamplingParams::greedy(), SamplingParams::default()] {
         let nan = draw(&[0.0, f32::NAN], params.clone()).unwrap_err();
         assert!(matches!(nan, SampleError::NotFinite { index: 1, .. }), "{nan}");

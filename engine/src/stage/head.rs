@@ -110,9 +110,8 @@ impl Head {
         let drawn = match &setup.constraint {
             None => sampler.sample(logits, setup, history, pos + 1, None),
             Some(rule) => {
-                let draw = |mask: Option<&Mask>| {
-                    sampler.sample(logits, setup, history, pos + 1, mask)
-                };
+                let draw =
+                    |mask: Option<&Mask>| sampler.sample(logits, setup, history, pos + 1, mask);
                 let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
                 match self.masks.draw(part.slot, rule, history, draw, token) {
                     Ok(drawn) => drawn,
@@ -164,7 +163,12 @@ mod tests {
     /// Two sequences of one token each, both of which want a token.
     fn two_parts(sequences: &mut Sequences) -> Vec<PartRows> {
         let params = SamplingParams::greedy();
-        let setup = Arc::new(SamplerSetup { params, seed: 0, top_logprobs: None, ..SamplerSetup::default() });
+        let setup = Arc::new(SamplerSetup {
+            params,
+            seed: 0,
+            top_logprobs: None,
+            ..SamplerSetup::default()
+        });
         let open = |slot| SeqOp::Open {
             slot: SlotId(slot),
             blocks: vec![BlockId(slot)],

@@ -57,7 +57,9 @@ impl Refusal {
         let error = &inner["error"];
         // Clients look for these words to shorten a conversation.
         let message = match (error["n_prompt_tokens"].as_u64(), error["n_ctx"].as_u64()) {
-            (Some(n), Some(max)) => json!(format!("prompt is too long: {n} tokens > {max} maximum")),
+            (Some(n), Some(max)) => {
+                json!(format!("prompt is too long: {n} tokens > {max} maximum"))
+            }
             _ => error["message"].clone(),
         };
         json!({ "type": "error", "error": { "type": kind, "message": message } })

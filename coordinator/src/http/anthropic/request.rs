@@ -12,7 +12,8 @@ use crate::http::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Fields that mean the same there and here.
-const SAME: &[&str] = &["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "seed"];
+const SAME: &[&str] =
+    &["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "seed"];
 
 /// Translates a body.
 pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
@@ -100,7 +101,10 @@ fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), 
         Value::Array(blocks) => blocks,
         _ => {
             let path = format!("{path}.content");
-            return Err(ApiError::field(&path, format!("{path} must be a text or a list of blocks")));
+            return Err(ApiError::field(
+                &path,
+                format!("{path} must be a text or a list of blocks"),
+            ));
         }
     };
     let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
@@ -219,15 +223,18 @@ mod tests {
                       { "type": "web_search_20250305", "name": "web_search" }],
             "tool_choice": { "type": "any", "disable_parallel_tool_use": true },
         }));
-        assert_eq!(chat["messages"], json!([
-            { "role": "system", "content": "Be kind." },
-            { "role": "user", "content": "hi" },
-            { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
-                { "id": "t1", "type": "function",
-                  "function": { "name": "look", "arguments": "{\"at\":1}" } }] },
-            { "role": "tool", "tool_call_id": "t1", "content": "seen" },
-            { "role": "user", "content": "and?" },
-        ]));
+        assert_eq!(
+            chat["messages"],
+            json!([
+                { "role": "system", "content": "Be kind." },
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
+                    { "id": "t1", "type": "function",
+                      "function": { "name": "look", "arguments": "{\"at\":1}" } }] },
+                { "role": "tool", "tool_call_id": "t1", "content": "seen" },
+                { "role": "user", "content": "and?" },
+            ])
+        );
         assert_eq!(chat["tools"].as_array().unwrap().len(), 1);
         assert_eq!(chat["tool_choice"], "required");
         assert_eq!(chat["parallel_tool_calls"], false);
@@ -236,7 +243,8 @@ mod tests {
 
     #[test]
     fn the_billing_line_is_left_out_wherever_the_text_goes_on() {
-        let system = |text: &str| translated(json!({ "system": text, "messages": [] }))["messages"].clone();
+        let system =
+            |text: &str| translated(json!({ "system": text, "messages": [] }))["messages"].clone();
         let want = json!([{ "role": "system", "content": "You are." }]);
         assert_eq!(system("x-anthropic-billing-header: cc_version=2; cch=1f;\nYou are."), want);
         assert_eq!(system("You are."), want);

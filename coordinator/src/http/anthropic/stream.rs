@@ -27,12 +27,7 @@ struct Writer<'a> {
 }
 
 /// Sends a whole answer.
-pub async fn send(
-    stamp: Stamp,
-    n_prompt: u32,
-    replies: Replies,
-    out: &Sender,
-) -> Result<(), Gone> {
+pub async fn send(stamp: Stamp, n_prompt: u32, replies: Replies, out: &Sender) -> Result<(), Gone> {
     let mut writer = Writer { out, index: 0, open: None };
     writer.event("message_start", json!({ "message": message(&stamp, n_prompt) })).await?;
     writer.event("ping", json!({})).await?;

@@ -56,7 +56,8 @@ pub async fn answer(
         };
         tokio::spawn(sending.in_current_span());
         let lines = ReceiverStream::new(receiver);
-        let body = Body::from_stream(lines.map(|line: Value| Ok::<_, Infallible>(format!("{line}\n"))));
+        let body =
+            Body::from_stream(lines.map(|line: Value| Ok::<_, Infallible>(format!("{line}\n"))));
         let kind = [(CONTENT_TYPE, "application/x-ndjson")];
         return Ok((kind, body).into_response());
     }

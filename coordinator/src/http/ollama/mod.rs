@@ -82,10 +82,7 @@ fn details(app: &App) -> Value {
 }
 
 /// `POST /api/show`: what the model can do.
-pub(super) async fn show(
-    State(app): State<App>,
-    request: Request,
-) -> Result<Json<Value>, Refusal> {
+pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, Refusal> {
     let body = app.bodies.take(request).await?;
     let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = super::fields::Fields::parse(bytes)?;

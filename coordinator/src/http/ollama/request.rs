@@ -127,7 +127,9 @@ fn message(i: usize, mut message: Value) -> Result<Value, ApiError> {
     if let Some(name) = fields.remove("tool_name") {
         fields.insert("name".to_string(), name);
     }
-    for (n, call) in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate() {
+    for (n, call) in
+        fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
+    {
         if call.get("id").is_none_or(Value::is_null) {
             call["id"] = json!(format!("call_{i}_{n}"));
         }

@@ -49,7 +49,8 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
         }
     }
     let mut messages = Vec::new();
-    if let Some(text) = given.get("instructions").and_then(Value::as_str).filter(|t| !t.is_empty()) {
+    if let Some(text) = given.get("instructions").and_then(Value::as_str).filter(|t| !t.is_empty())
+    {
         messages.push(json!({ "role": "system", "content": text }));
     }
     let n_before = messages.len();
@@ -70,8 +71,13 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
             chat.insert((*here).to_string(), value.clone());
         }
     }
-    let tools: Vec<Value> =
-        given.get("tools").and_then(Value::as_array).into_iter().flatten().filter_map(tool).collect();
+    let tools: Vec<Value> = given
+        .get("tools")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(tool)
+        .collect();
     if !tools.is_empty() {
         if let Some(choice) = given.get("tool_choice").and_then(choice) {
             chat.insert("tool_choice".to_string(), choice);
@@ -92,7 +98,8 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
 /// What would need a memory of earlier requests.
 fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for name in ["previous_response_id", "conversation"] {
-        fields.refuse(name, "this server keeps no responses: send the whole conversation as input")?;
+        fields
+            .refuse(name, "this server keeps no responses: send the whole conversation as input")?;
     }
     fields.refuse("background", "responses are sent while they are made")
 }
@@ -185,7 +192,10 @@ fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
         Value::Array(parts) => parts,
         _ => {
             let path = format!("{path}.content");
-            return Err(ApiError::field(&path, format!("{path} must be a text or a list of parts")));
+            return Err(ApiError::field(
+                &path,
+                format!("{path} must be a text or a list of parts"),
+            ));
         }
     };
     let mut text = String::new();
@@ -256,14 +266,17 @@ mod tests {
                       { "type": "web_search" }, { "type": "custom", "name": "apply_patch" }],
             "text": { "format": { "type": "json_schema", "name": "n", "schema": {}, "strict": true } },
         }));
-        assert_eq!(chat["messages"], json!([
-            { "role": "system", "content": "Be kind." },
-            { "role": "system", "content": "d" },
-            { "role": "user", "content": "hi" },
-            { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
-                { "id": "c1", "type": "function", "function": { "name": "look", "arguments": "{}" } }] },
-            { "role": "tool", "tool_call_id": "c1", "content": "seen" },
-        ]));
+        assert_eq!(
+            chat["messages"],
+            json!([
+                { "role": "system", "content": "Be kind." },
+                { "role": "system", "content": "d" },
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
+                    { "id": "c1", "type": "function", "function": { "name": "look", "arguments": "{}" } }] },
+                { "role": "tool", "tool_call_id": "c1", "content": "seen" },
+            ])
+        );
         assert_eq!(chat["tools"].as_array().unwrap().len(), 1);
         assert_eq!((&chat["max_tokens"], &chat["reasoning_effort"]), (&json!(7), &json!("low")));
         assert_eq!(chat["response_format"]["type"], "json_schema");
