@@ -19,7 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The browser, if this machine has one.
 pub fn find() -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
-    let mut places = std::env::split_paths(&folders).flat_map(|folder| NAMES.map(|n| folder.join(n)));
+    let mut places =
+        std::env::split_paths(&folders).flat_map(|folder| NAMES.map(|n| folder.join(n)));
     places.find(|path| path.is_file())
 }
 
@@ -53,7 +54,11 @@ impl Page {
             from.display()
         );
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(["-c", &line])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let to = OpenOptions::new().write(true).open(to).unwrap();
         let from = BufReader::new(File::open(from).unwrap());

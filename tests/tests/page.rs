@@ -10,7 +10,9 @@ use brigade_tests::process::Server;
 
 /// The texts of messages by who wrote them.
 fn texts(page: &mut Page, role: &str) -> Vec<String> {
-    let all = format!("[...document.querySelectorAll('#messages li.{role} .text')].map(e => e.innerText)");
+    let all = format!(
+        "[...document.querySelectorAll('#messages li.{role} .text')].map(e => e.innerText)"
+    );
     serde_json::from_value(page.value(&all)).unwrap()
 }
 
@@ -111,10 +113,16 @@ fn texts_of_models_never_become_markup() {
         ("a <b>b</b>", "<p>a &lt;b&gt;b&lt;/b&gt;</p>"),
         ("# T\n**b** *i* `c`", "<h2>T</h2><p><strong>b</strong> <em>i</em> <code>c</code></p>"),
         ("- a\n- b\n  - c", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>"),
-        ("```rs\nlet <x>\n```", "<pre data-language=\"rs\" tabindex=\"0\"><code>let &lt;x&gt;</code></pre>"),
+        (
+            "```rs\nlet <x>\n```",
+            "<pre data-language=\"rs\" tabindex=\"0\"><code>let &lt;x&gt;</code></pre>",
+        ),
         ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
-        ("|a|b|\n|-|-|\n|1|2|", "<table><thead><tr><th>a</th><th>b</th></tr></thead>\
-            <tbody><tr><td>1</td><td>2</td></tr></tbody></table>"),
+        (
+            "|a|b|\n|-|-|\n|1|2|",
+            "<table><thead><tr><th>a</th><th>b</th></tr></thead>\
+            <tbody><tr><td>1</td><td>2</td></tr></tbody></table>",
+        ),
     ] {
         assert_eq!(html(page, text), want, "{text}");
     }

@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
-use super::{App, Stamp, logprobs, sse, trace};
+use super::{App, Stamp, echo, logprobs, sse, trace};
 use crate::constrain::answer::of_text;
 use crate::generation::{Part, TokenPiece};
 use crate::request::Limits;
@@ -41,6 +41,8 @@ struct CompletionRequest {
 struct Prompts {
     tokens: Vec<Vec<u32>>,
     echoed: Vec<String>,
+    /// Their tokens' log-probabilities, where the answer repeats those too.
+    pieces: Vec<Vec<TokenPiece>>,
 }
 
 /// The endpoint.
@@ -58,8 +60,18 @@ pub(super) async fn create(
         let prompts = Prompts::new(text, given, request.echo, &limits)?;
         Ok((request, prompts))
     });
-    let ((request, prompts), _) = read.await?;
+    let ((request, mut prompts), _) = read.await?;
     let stamp = Stamp::new(&app, "cmpl-");
+    if let Some(top) = request.top_logprobs.filter(|_| request.echo) {
+        for (tokens, pieces) in prompts.tokens.iter().zip(&mut prompts.pieces) {
+            *pieces = echo::pieces(&app, &name, tokens, top).await?;
+        }
+    }
+    // Nothing but the prompt is wanted back.
+    if request.echo && request.common.max_tokens == 0 {
+        let answer = Answer { app, request, stamp, prompts };
+        return Ok(Json(answer.prompts_alone()).into_response());
+    }
     let generations =
         answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
     let answer = Answer { app, request, stamp, prompts };
@@ -88,10 +100,6 @@ impl CompletionRequest {
             Some(value) => Some(read("logprobs", value)?),
         };
         let echo: bool = fields.take("echo")?.unwrap_or(false);
-        if echo && top_logprobs.is_some() {
-            let message = "echo together with logprobs is not supported: prompts get none";
-            return Err(ApiError::unsupported("echo", message));
-        }
         let best_of: Option<usize> = fields.take("best_of")?;
         let mut left = MAX_TEMPLATE_VALUES;
         let common = Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
@@ -167,7 +175,8 @@ impl Prompts {
             tokens.push(ids);
             echoed.push(if echo { shown } else { String::new() });
         }
-        Ok(Self { tokens, echoed })
+        let pieces = vec![Vec::new(); tokens.len()];
+        Ok(Self { tokens, echoed, pieces })
     }
 
     fn n_tokens(&self) -> u32 {
@@ -186,6 +195,19 @@ struct Answer {
 impl Answer {
     fn prompt_of(&self, choice: usize) -> usize {
         choice / self.request.common.n
+    }
+
+    /// The answer to whoever wants no token more.
+    fn prompts_alone(&self) -> TextCompletion {
+        let mut answer = self.piece(Vec::new());
+        for (index, text) in self.prompts.echoed.iter().enumerate() {
+            let mut alone = choice(index, text.clone(), Some(FinishWord::Length));
+            alone.logprobs = self.logprobs(&self.prompts.pieces[index], &mut 0);
+            alone.prompt_token_ids = self.prompt_ids(index);
+            answer.choices.push(alone);
+        }
+        answer.usage = Some(Ended::default().usage(self.prompts.n_tokens(), 0));
+        answer
     }
 
     fn prompt_ids(&self, prompt: usize) -> Option<Vec<u32>> {
@@ -209,7 +231,8 @@ impl Answer {
             answer.choices.push(TextChoice {
                 index,
                 text: format!("{}{text}", self.prompts.echoed[prompt]),
-                logprobs: self.logprobs(&tokens, &mut 0),
+                logprobs: self
+                    .logprobs(&[self.prompts.pieces[prompt].as_slice(), &tokens].concat(), &mut 0),
                 finish_reason: Some(answer::finish_word(&end)),
                 prompt_token_ids: self.prompt_ids(prompt),
                 token_ids: self.request.common.token_ids(&tokens),
@@ -220,17 +243,21 @@ impl Answer {
     }
 
     async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
+        let mut offsets = vec![0; generations.len()];
         for index in 0..generations.len() {
             let prompt = self.prompt_of(index);
             let mut first = choice(index, self.prompts.echoed[prompt].clone(), None);
             first.prompt_token_ids = self.prompt_ids(prompt);
+            let pieces = &self.prompts.pieces[prompt];
+            if !pieces.is_empty() {
+                first.logprobs = self.logprobs(pieces, &mut offsets[index]);
+            }
             if !first.text.is_empty() || first.prompt_token_ids.is_some() {
                 out.json(&self.piece(vec![first])).await?;
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
         let mut ended = Ended::default();
-        let mut offsets = vec![0; open];
         let mut parts = answer::merge(generations);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
             match part {
@@ -336,7 +363,6 @@ mod tests {
             (r#"{"prompt": [1, "a"]}"#, "token ids"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
             (r#"{"prompt": "a", "best_of": 3}"#, "best_of"),
-            (r#"{"prompt": "a", "echo": true, "logprobs": 1}"#, "echo"),
             (r#"{"prompt": ["a", "b"], "n": 64}"#, "128"),
             (r#"{"prompt": "a", "logprobs": "x"}"#, "logprobs"),
             (r#"{"prompt": []}"#, "prompt is empty"),

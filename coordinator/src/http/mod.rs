@@ -12,6 +12,7 @@ mod chat;
 mod chat_request;
 mod completions;
 mod cors;
+mod echo;
 mod embeddings;
 mod error;
 mod fields;

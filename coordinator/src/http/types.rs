@@ -296,10 +296,10 @@ pub struct TextChoice {
 pub struct TextLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Their log-probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// Their log-probabilities; null for the first token of a prompt.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens at each place, by text.
-    pub top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
+    pub top_logprobs: Vec<Option<serde_json::Map<String, serde_json::Value>>>,
     /// Characters before each token, echoed prompt included.
     pub text_offset: Vec<usize>,
 }
