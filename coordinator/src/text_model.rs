@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use brigade_engine::gguf::Gguf;
-use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer};
+use brigade_engine::text::{
+    ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData,
+};
 use serde_json::Value;
 
 use crate::clock::unix_now;
@@ -52,6 +54,13 @@ impl TextModel {
         let eog = tokenizer.eog().into();
         let (names, any_name, pooling) = (vec![name], false, Pooling::default());
         Self { names, any_name, pooling, tokenizer, template, eog, markup: OnceLock::new() }
+    }
+
+    /// One without a vocabulary, for reading requests and no more; any name will do.
+    pub fn without_text() -> Self {
+        let data = VocabData { model: "none".to_string(), ..VocabData::default() };
+        let tokenizer = Tokenizer::new(data).expect("nothing in it can be wrong");
+        Self { any_name: true, ..Self::new(String::new(), tokenizer, None) }
     }
 
     /// Reads it from a model file, under the name `name`.

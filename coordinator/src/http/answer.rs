@@ -129,7 +129,7 @@ pub async fn submit(
                 constraint: common.constraint.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
-            requests.push(request.named(&name.id));
+            requests.push(request.named(&name.id).owned(name.tally.share(), common.within));
         }
     }
     let mut generations = Vec::new();

@@ -13,6 +13,8 @@ use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatD
 use super::{App, Stamp, logprobs, sse, trace};
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
+use crate::request::Limits;
+use crate::text_model::TextModel;
 
 /// The endpoint.
 pub(super) async fn create(
@@ -31,6 +33,11 @@ pub(super) async fn create(
     let mut answer = whole(&app, &request, stamp, n_prompt, replies).await?;
     answer.prompt_token_ids = request.common.return_token_ids.then_some(prompt.tokens);
     Ok(Json(answer).into_response())
+}
+
+/// Reads a body, and no more.
+pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    ChatRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
 }
 
 async fn whole(

@@ -81,6 +81,7 @@ pub(super) async fn make(
     // One text after the other: each brings rows as large as its tokens are many.
     for tokens in &wanted.inputs {
         let request = SeqRequest::hidden(tokens.clone(), &limits)?.named(&name.id);
+        let request = request.owned(name.tally.share(), None);
         name.tally.submitted(tokens.len());
         let sequence = app.engine.submit(app.next_id(), request).await?;
         let pooled = pool(sequence, wanted.pooling).await?;

@@ -1,11 +1,15 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`] inside. Nothing else in the crate knows that JSON.
 //!
-//! Requests are read leniently and answered strictly. What cannot be done is refused by name. What clients
-//! may take of time, connections and memory is bounded (`serve`, `body`, `fields`). The server knows nothing
-//! of workers or schedules, and tells clients nothing of them.
+//! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
+//! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
+//! knows nothing of workers or schedules, and tells clients nothing of them.
 
+mod access;
+mod admin;
 mod answer;
 mod anthropic;
+mod audit;
 mod blocks;
 mod body;
 mod chat;
@@ -17,11 +21,13 @@ mod embeddings;
 mod error;
 mod fields;
 mod form;
+mod https;
 mod infill;
 mod logprobs;
 mod messages;
 mod models;
 mod ollama;
+mod open;
 mod page;
 mod params;
 mod props;
@@ -48,9 +54,13 @@ use axum::routing::{delete, get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use access::Access;
+pub use admin::admin_router;
+pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
+pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use types::ModelMeta;
 
@@ -81,17 +91,19 @@ pub struct App {
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// Whether `/health` says what is being done and what went wrong, with names.
-    pub health_details: bool,
     /// Who is there.
     pub roll: RollWatch,
     /// Sequences at once.
     pub max_seqs: u32,
     /// Web pages that may read answers.
     pub cors: Origins,
+    /// Who may ask.
+    pub access: Access,
+    /// Where it is written down who asked.
+    pub audit: Option<Audit>,
 }
 
-/// All addresses of the server.
+/// All addresses of the public listener.
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -104,23 +116,30 @@ pub fn router(app: App) -> Router {
         .route("/v1/models/{id}", get(models::one))
         .merge(beside())
         .route("/health", get(status::health))
-        .route("/metrics", get(status::metrics))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn_with_state(app.clone(), access::guard))
+        .merge(page())
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
         .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
         .with_state(app)
 }
 
-/// Addresses that other servers have: llama.cpp's, Ollama's; and the page.
-fn beside() -> Router<App> {
+/// The page's files: they say nothing of anybody, and need no key. What the page asks for does.
+fn page() -> Router<App> {
     Router::new()
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
         .route("/markdown.js", get(page::markdown))
+}
+
+/// Addresses that other servers have, llama.cpp's and Ollama's, and what the page shows of the line.
+fn beside() -> Router<App> {
+    Router::new()
+        .route("/line", get(props::line))
         .route("/infill", post(infill::create))
         .route("/apply-template", post(props::apply_template))
         .route("/props", get(props::props))
@@ -140,8 +159,9 @@ fn beside() -> Router<App> {
 
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-     /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and /detokenize, and GET /, /v1/models, \
-     /props, /slots, /version, /api/tags, /api/ps, /api/version, /health and /metrics";
+     /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
+     /detokenize, and GET /, /v1/models, /props, /slots, /line, /version, /api/tags, /api/ps, /api/version and \
+     /health";
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();
@@ -153,6 +173,26 @@ async fn no_such_method(method: Method, request: Request) -> ApiError {
     ApiError::method_not_allowed(format!(
         "{path} does not take {method}; what there is: {ADDRESSES}"
     ))
+}
+
+/// An address whose bodies are read here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
+
+/// Reads a body as its endpoint does, and no more: for fuzzing.
+///
+/// # Errors
+/// What the client would be told.
+pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    match endpoint {
+        Endpoint::Chat => chat::check(body, limits),
+        Endpoint::Completion => completions::check(body, limits),
+    }
 }
 
 /// What all objects of one answer carry.

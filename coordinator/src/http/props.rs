@@ -1,4 +1,5 @@
-//! What llama.cpp's server tells about itself: `/props`, `/slots`, `/version`, `/apply-template`.
+//! What llama.cpp's server tells about itself: `/props`, `/slots`, `/version`, `/apply-template`. And `/line`, for the
+//! page.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -7,6 +8,7 @@ use serde_json::{Value, json};
 use super::App;
 use super::chat_request;
 use super::error::ApiError;
+use crate::handle::Status;
 
 /// `GET /version`.
 pub(super) async fn version() -> Json<Value> {
@@ -41,6 +43,47 @@ pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
+/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's.
+pub(super) async fn line(State(app): State<App>) -> Json<Value> {
+    app.metrics.run_upkeep();
+    let text = app.metrics.render();
+    let sum = |name: &str| gauge(&text, name);
+    let stages: Vec<Value> = of_stages(&text, "brigade_stage_busy_share")
+        .into_iter()
+        .map(|(stage, busy)| {
+            let memory = of_stages(&text, "brigade_stage_memory_bytes");
+            let bytes = memory.iter().find(|(other, _)| *other == stage).map_or(0.0, |(_, b)| *b);
+            json!({ "stage": stage, "busy_share": busy, "memory_bytes": bytes })
+        })
+        .collect();
+    let layers: Vec<Value> = match app.engine.status() {
+        Status::Ready(line) => {
+            line.stages.iter().map(|s| json!([s.layers.start, s.layers.end])).collect()
+        }
+        _ => Vec::new(),
+    };
+    Json(json!({
+        "stages": stages, "layers": layers,
+        "generated_tokens": sum("brigade_generated_tokens_total"),
+        "running": sum("brigade_requests_running"), "waiting": sum("brigade_requests_waiting"),
+        "kv_blocks_used": sum("brigade_kv_blocks_used"), "kv_blocks": sum("brigade_kv_blocks"),
+        "kept": sum("brigade_kept_sequences"), "in_flight": sum("brigade_ubatches_in_flight"),
+        "down": sum("brigade_line_down_total"),
+    }))
+}
+
+/// Values of a metric that stages have, by the stage's number.
+fn of_stages(text: &str, name: &str) -> Vec<(u64, f64)> {
+    let value = |line: &str| -> Option<(u64, f64)> {
+        let labels = line.strip_prefix(name)?.strip_prefix('{')?;
+        let stage = labels.split("stage=\"").nth(1)?.split('"').next()?.parse().ok()?;
+        Some((stage, labels.rsplit(' ').next()?.parse().ok()?))
+    };
+    let mut all: Vec<(u64, f64)> = text.lines().filter_map(value).collect();
+    all.sort_by_key(|(stage, _)| *stage);
+    all
+}
+
 /// The sum of a metric over all its labels.
 fn gauge(text: &str, name: &str) -> f64 {
     let value = |line: &str| -> Option<f64> {
@@ -63,6 +106,12 @@ pub(super) async fn apply_template(
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_stages_value_is_found_by_its_number() {
+        let text = "x{worker=\"a b\",stage=\"1\"} 0.5\nx{stage=\"0\"} 1\nxy{stage=\"2\"} 1\n";
+        assert_eq!(super::of_stages(text, "x"), [(0, 1.0), (1, 0.5)]);
+    }
+
     #[test]
     fn a_gauge_is_found_by_its_whole_name() {
         let text = "# TYPE x gauge\nx_total 3\nx{a=\"b\"} 2\nx{a=\"c\"} 1\n";

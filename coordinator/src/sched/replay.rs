@@ -59,10 +59,11 @@ impl Pending {
             let error = RequestError::LineLost { reason, generated: sequence.generated() };
             return Err((sequence.request, error));
         }
-        let Admitted { request: id, label, work, tokens: mut prompt, n_prompt, .. } = sequence;
+        let Admitted { request: id, label, work, share, deadline, .. } = sequence;
+        let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Ok(Self {
-            request: Request { id, label, prompt, work },
+            request: Request { id, label, prompt, work, share, deadline },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,
@@ -80,6 +81,11 @@ impl Pending {
         };
         let generated = self.generated.len() as u32;
         (self.request.id, RequestError::LineLost { reason, generated })
+    }
+
+    /// Its deadline passed.
+    pub fn too_late(self) -> (RequestId, RequestError) {
+        (self.request.id, RequestError::TooLate { generated: self.generated.len() as u32 })
     }
 
     /// All tokens of it that are known.

@@ -1,4 +1,4 @@
-// The page: a chat over /v1/chat/completions, and the line as /health and /metrics tell it.
+// The page: a chat over /v1/chat/completions, and the line as /health and /line tell it.
 import { markdown } from '/markdown.js';
 
 const $ = (id) => document.getElementById(id);
@@ -180,48 +180,31 @@ async function answer() {
 
 const past = { at: 0, generated: 0, states: [] };
 
-function parse(text) {
-  const all = [];
-  for (const line of text.split('\n')) {
-    const found = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line);
-    if (!found) continue;
-    const labels = Object.fromEntries([...(found[2] ?? '').matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((m) => [m[1], m[2]]));
-    all.push({ name: found[1], labels, value: Number(found[3]) });
-  }
-  return all;
-}
-
-function facts(metrics, health) {
-  const sum = (name) => metrics.filter((m) => m.name === name).reduce((s, m) => s + m.value, 0);
+function facts(line, health) {
   const now = performance.now();
-  const generated = sum('brigade_generated_tokens_total');
-  const rate = past.at ? ((generated - past.generated) * 1000) / (now - past.at) : 0;
-  Object.assign(past, { at: now, generated });
-  const [used, total] = [sum('brigade_kv_blocks_used'), sum('brigade_kv_blocks')];
-  const percent = total ? ` (${Math.round((100 * used) / total)} %)` : '';
+  const rate = past.at ? ((line.generated_tokens - past.generated) * 1000) / (now - past.at) : 0;
+  Object.assign(past, { at: now, generated: line.generated_tokens });
+  const percent = line.kv_blocks ? ` (${Math.round((100 * line.kv_blocks_used) / line.kv_blocks)} %)` : '';
   return {
     Workers: `${health.workers?.there ?? 0} there, ${health.workers?.spare ?? 0} spare`,
-    Streams: `${sum('brigade_requests_running')} run, ${sum('brigade_requests_waiting')} wait`,
+    Streams: `${line.running} run, ${line.waiting} wait`,
     'Tokens/s': rate.toFixed(1),
-    'KV pages': `${used} of ${total}${percent}`,
-    Kept: `${sum('brigade_kept_sequences')} sequences`,
-    'On the line': `${sum('brigade_ubatches_in_flight')} ubatches`,
-    'Broke so far': `${sum('brigade_line_down_total')} times`,
+    'KV pages': `${line.kv_blocks_used} of ${line.kv_blocks}${percent}`,
+    Kept: `${line.kept} sequences`,
+    'On the line': `${line.in_flight} ubatches`,
+    'Broke so far': `${line.down} times`,
   };
 }
 
-function showStages(metrics) {
-  const shares = metrics.filter((m) => m.name === 'brigade_stage_busy_share');
-  const memory = (stage) => metrics.find((m) => m.name === 'brigade_stage_memory_bytes' && m.labels.stage === stage);
-  const items = shares.map(({ labels, value }) => {
-    const bytes = memory(labels.stage)?.value ?? 0;
+function showStages({ stages, layers }) {
+  const items = stages.map(({ stage, busy_share, memory_bytes }) => {
     const bar = el('progress');
     bar.max = 1;
-    bar.value = value;
-    bar.setAttribute('aria-label', `stage ${labels.stage} busy`);
-    const what = labels.layers ? `Stage ${labels.stage}, layers ${labels.layers}` : `Stage ${labels.stage}`;
-    const told = `${Math.round(value * 100)} % busy, ${(bytes / 2 ** 30).toFixed(2)} GiB`;
-    return el('li', '', el('div', 'row', el('span', '', what), el('span', '', told)), bar);
+    bar.value = busy_share;
+    bar.setAttribute('aria-label', `stage ${stage} busy`);
+    const range = layers[stage] ? `, layers ${layers[stage][0]} to ${layers[stage][1] - 1}` : '';
+    const told = `${Math.round(busy_share * 100)} %, ${(memory_bytes / 2 ** 30).toFixed(2)} GiB`;
+    return el('li', '', el('div', 'row', el('span', '', `Stage ${stage}${range}`), el('span', '', told)), bar);
   });
   $('stages').replaceChildren(...items);
 }
@@ -241,11 +224,13 @@ async function look() {
     state = health.status;
     if (health.seconds_left) state += `, ${Math.ceil(health.seconds_left)} s left`;
     if (!$('line').hidden) {
-      const response = await fetch('/metrics', { headers: headers() });
-      const metrics = response.ok ? parse(await response.text()) : [];
-      const rows = Object.entries(facts(metrics, health)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
-      $('facts').replaceChildren(...rows);
-      showStages(metrics);
+      const response = await fetch('/line', { headers: headers() });
+      if (response.ok) {
+        const line = await response.json();
+        const rows = Object.entries(facts(line, health)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
+        $('facts').replaceChildren(...rows);
+        showStages(line);
+      }
     }
   } catch {
     // The next look may reach it.
