@@ -49,6 +49,8 @@ pub enum EndReason {
 pub struct End {
     /// Why.
     pub reason: EndReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     /// Tokens drawn, the stop token included.
     pub n_generated: u32,
     /// Tokens of the prompt that were not computed again.
@@ -77,6 +79,7 @@ pub struct Generation {
     sequence: Sequence,
     decoder: StreamDecoder,
     stops: StopMatcher,
+    stop_texts: Vec<String>,
     /// Tokens whose text is still withheld.
     held: VecDeque<Held>,
     /// Bytes of text decoded so far.
@@ -116,6 +119,7 @@ impl Generation {
             sequence,
             decoder: StreamDecoder::new(),
             stops: StopMatcher::new(stops.to_vec())?,
+            stop_texts: stops.to_vec(),
             held: VecDeque::new(),
             decoded: 0,
             shown: 0,
@@ -197,7 +201,8 @@ impl Generation {
         let outcome = self.stops.push(&decoded);
         self.shown += outcome.text.len();
         if outcome.stopped.is_some() {
-            self.end = Some(self.end_now());
+            let stop = outcome.stopped.and_then(|at| self.stop_texts.get(at).cloned());
+            self.end = Some(End { stop, ..self.end_now() });
             let tokens = self.release(|held, shown| held.begin < shown);
             return Some(Piece { text: outcome.text, tokens });
         }
@@ -212,6 +217,7 @@ impl Generation {
         let first = self.first.unwrap_or(now);
         End {
             reason: EndReason::Stop,
+            stop: None,
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
             n_recomputed: self.sequence.recomputed(),
@@ -224,6 +230,7 @@ impl Generation {
     fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
         let end = End {
             reason,
+            stop: None,
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
             n_recomputed: self.sequence.recomputed(),

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::batch::{SamplerSetup, SamplingParams};
-use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
+use brigade_engine::batch::{Constraint, NotBefore, SamplerSetup, SamplingParams};
+use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
 
 use crate::sched::{Share, Work};
@@ -77,6 +77,12 @@ pub struct Drawing {
     pub top_logprobs: Option<u32>,
     /// Tokens that end the sequence when drawn.
     pub stop_tokens: Arc<[u32]>,
+    /// Of these none is drawn among the first `min_tokens`: ends of an answer that must be so long.
+    pub ends: Arc<[u32]>,
+    /// See `ends`.
+    pub min_tokens: u32,
+    /// What the answer has to fit; its position is that behind the prompt.
+    pub constraint: Option<Constraint>,
 }
 
 /// Why a request cannot run, and on which field that lies.
@@ -87,8 +93,8 @@ pub enum RequestError {
     EmptyPrompt,
     /// No room for a single generated token.
     #[error(
-        "the prompt has {n_prompt} tokens and the context holds {n_ctx}: shorten the prompt or \
-         start the server with a larger --ctx"
+        "this model's maximum context length is {n_ctx} tokens here, but the prompt has {n_prompt}: shorten it \
+         or start the server with a larger --ctx"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -98,8 +104,8 @@ pub enum RequestError {
     },
     /// So much text that it is not turned into tokens.
     #[error(
-        "the prompt has {bytes} bytes: at most {limit} are read for a context of {n_ctx} tokens; shorten \
-         the prompt or start the server with a larger --ctx"
+        "the prompt has {bytes} bytes: at most {limit} are read, since this model's maximum context length is \
+         {n_ctx} tokens here; shorten the prompt or start the server with a larger --ctx"
     )]
     TextTooLong {
         /// Of the text.
@@ -152,10 +158,18 @@ impl Request {
             return Err(setting("top_logprobs", n, format!("at most {MAX_TOP_LOGPROBS}")));
         }
         let room = limits.n_ctx - tokens.len() as u32;
+        let answer_at = tokens.len() as u32;
+        let not_before = match drawing.min_tokens {
+            0 => NotBefore::default(),
+            n => NotBefore { pos: answer_at.saturating_add(n), tokens: drawing.ends },
+        };
+        let constraint = drawing.constraint.map(|c| Arc::new(Constraint { answer_at, ..c }));
         let sampler = Arc::new(SamplerSetup {
             params: drawing.params,
             seed: drawing.seed,
             top_logprobs: drawing.top_logprobs.map(|n| n.min(limits.n_vocab)),
+            not_before,
+            constraint,
         });
         let max_tokens = max_tokens.min(room);
         let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
@@ -164,6 +178,11 @@ impl Request {
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         Self { tokens, work, label: Arc::from("-"), share: Share::default(), within: None }
+    }
+
+    /// A prompt whose hidden rows are wanted at every position.
+    pub fn hidden(tokens: Vec<u32>, limits: &Limits) -> Result<Self, RequestError> {
+        Ok(Self { work: Work::Hidden, ..Self::logits(tokens, limits)? })
     }
 
     /// A prompt whose logits are wanted at every position.
@@ -194,7 +213,7 @@ impl Request {
     pub fn max_events(&self) -> usize {
         match &self.work {
             Work::Generate { max_tokens, .. } => *max_tokens as usize + 1,
-            Work::Logits => self.tokens.len() + 1,
+            Work::Logits | Work::Hidden => self.tokens.len() + 1,
         }
     }
 }
@@ -224,6 +243,13 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
         ("repeat_penalty", params.repeat_penalty, 0.01, 100.0),
         ("presence_penalty", params.presence_penalty, -100.0, 100.0),
         ("frequency_penalty", params.frequency_penalty, -100.0, 100.0),
+        ("dry_multiplier", params.dry.multiplier, 0.0, 100.0),
+        ("dry_base", params.dry.base, 1.0, 100.0),
+        ("top_n_sigma", params.top_n_sigma, -1.0, 100.0),
+        ("xtc_probability", params.xtc_probability, 0.0, 1.0),
+        ("xtc_threshold", params.xtc_threshold, 0.0, 1.0),
+        ("dynatemp_range", params.dynatemp_range, 0.0, 100.0),
+        ("dynatemp_exponent", params.dynatemp_exponent, 0.0, 100.0),
     ];
     for (field, value, low, high) in ranges {
         if !(low..=high).contains(&value) {
@@ -233,6 +259,14 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
     let window = MAX_PENALTY_LAST_N.max(limits.n_ctx);
     if params.penalty_last_n > window {
         return Err(setting("repeat_last_n", params.penalty_last_n, format!("at most {window}")));
+    }
+    if params.dry.multiplier > 0.0 && params.dry.last_n > window {
+        return Err(setting("dry_penalty_last_n", params.dry.last_n, format!("at most {window}")));
+    }
+    let n_breakers = params.dry.breakers.len();
+    if n_breakers > MAX_SAMPLER_TOKENS {
+        let want = format!("tokens of at most {MAX_SAMPLER_TOKENS} kinds may break a run");
+        return Err(setting("dry_sequence_breakers", format!("{n_breakers} tokens"), want));
     }
     let n_bias = params.logit_bias.len();
     if n_bias > MAX_LOGIT_BIAS {

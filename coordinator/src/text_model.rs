@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use brigade_engine::gguf::Gguf;
-use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer};
+use brigade_engine::text::{
+    ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData,
+};
 use serde_json::Value;
 
 use crate::clock::unix_now;
@@ -16,7 +18,11 @@ use crate::dialect::{Dialect, History, IdSeed, Parser, Shape, Tools};
 /// What turns text into token ids and back.
 #[derive(Debug)]
 pub struct TextModel {
-    name: String,
+    /// The first one is what answers call it.
+    names: Vec<String>,
+    /// Any name will do.
+    any_name: bool,
+    pooling: Pooling,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     eog: Arc<[u32]>,
@@ -46,7 +52,15 @@ impl TextModel {
     /// Puts a text side together.
     pub fn new(name: String, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
         let eog = tokenizer.eog().into();
-        Self { name, tokenizer, template, eog, markup: OnceLock::new() }
+        let (names, any_name, pooling) = (vec![name], false, Pooling::default());
+        Self { names, any_name, pooling, tokenizer, template, eog, markup: OnceLock::new() }
+    }
+
+    /// One without a vocabulary, for reading requests and no more; any name will do.
+    pub fn without_text() -> Self {
+        let data = VocabData { model: "none".to_string(), ..VocabData::default() };
+        let tokenizer = Tokenizer::new(data).expect("nothing in it can be wrong");
+        Self { any_name: true, ..Self::new(String::new(), tokenizer, None) }
     }
 
     /// Reads it from a model file, under the name `name`.
@@ -60,7 +74,17 @@ impl TextModel {
             Err(TextError::NoTemplate) => None,
             Err(error) => return Err(error),
         };
-        Ok(Self::new(name, tokenizer, template))
+        let pooling = Pooling::of(gguf);
+        Ok(Self { pooling, ..Self::new(name, tokenizer, template) })
+    }
+
+    /// Serves it under these names instead of its own; `*`: any beside. None: nothing changes.
+    pub fn set_names(&mut self, names: &[String]) {
+        self.any_name = names.iter().any(|name| name == "*");
+        let given: Vec<String> = names.iter().filter(|name| *name != "*").cloned().collect();
+        if !given.is_empty() {
+            self.names = given;
+        }
     }
 
     /// Takes another chat template than the model's own.
@@ -79,7 +103,53 @@ impl TextModel {
 
     /// What requests and answers call it.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.names[0]
+    }
+
+    /// All names under which requests may ask for it.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether a request may ask for it under this name.
+    pub fn serves(&self, name: &str) -> bool {
+        // Ollama's programs put a tag behind every name.
+        let bare = name.strip_suffix(":latest").unwrap_or(name);
+        self.any_name || self.names.iter().any(|known| known == name || known == bare)
+    }
+
+    /// How the rows of a text become one vector, as the model's file says.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling
+    }
+
+    /// The tokens before a prefix, before a suffix, and before what stands between them.
+    pub fn fill_in(&self) -> Option<[u32; 3]> {
+        let ids = self.tokenizer.special_ids();
+        Some([ids.fim_pre?, ids.fim_suf?, ids.fim_mid?])
+    }
+
+    /// A prompt whose continuation stands between `prefix` and `suffix`, of which `begun` is there already; `None`
+    /// where the model has no tokens for that.
+    ///
+    /// # Errors
+    /// As [`Self::encode_prompt`].
+    pub fn encode_fill_in(
+        &self,
+        prefix: &str,
+        suffix: &str,
+        begun: &str,
+    ) -> Result<Option<Vec<u32>>, TextError> {
+        let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
+        let plain = |text: &str| self.tokenizer.encode(text, false, false);
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
+        let mut tokens: Vec<u32> = bos.into_iter().chain([before_prefix]).collect();
+        tokens.extend(plain(prefix)?);
+        tokens.push(before_suffix);
+        tokens.extend(plain(suffix)?);
+        tokens.push(middle);
+        tokens.extend(plain(begun)?);
+        Ok(Some(tokens))
     }
 
     /// The tokenizer.
@@ -105,6 +175,18 @@ impl TextModel {
     /// Bytes of a token as the vocabulary has them, those of control tokens too; none for an id without text.
     pub fn vocab_bytes(&self, id: u32) -> Vec<u8> {
         self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    /// Tokens whose text has one of `texts` in it, ascending.
+    pub fn tokens_with(&self, texts: &[String]) -> Vec<u32> {
+        let has = |id: &u32| {
+            let bytes = self.tokenizer.token_bytes(*id, false).unwrap_or_default();
+            texts
+                .iter()
+                .filter(|text| !text.is_empty())
+                .any(|text| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
+        };
+        (0..self.n_vocab()).filter(has).collect()
     }
 
     /// Ids of a plain prompt.
@@ -183,6 +265,12 @@ impl TextModel {
         markup.map(|m| m.visible.clone()).unwrap_or_default()
     }
 
+    /// How the model's answers are written, and what its template does; `None` without a template.
+    pub fn dialect(&self) -> Option<(&Dialect, &Facts)> {
+        let markup = self.markup(self.template.as_ref()?);
+        Some((&*markup.dialect, &markup.facts))
+    }
+
     fn markup(&self, template: &ChatTemplate) -> &Markup {
         self.markup.get_or_init(|| {
             let (dialect, facts) = detect(template);
@@ -208,6 +296,30 @@ impl TextModel {
         }
         let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
         (ids.into(), names.into())
+    }
+}
+
+/// How the rows of a text become one vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first one.
+    First,
+    /// The last one: the one that has seen the whole text, in a decoder.
+    #[default]
+    Last,
+}
+
+impl Pooling {
+    /// As `ARCHITECTURE.pooling_type` says, by llama.cpp's numbers.
+    fn of(gguf: &Gguf) -> Self {
+        let key = gguf.architecture().map(|arch| format!("{arch}.pooling_type"));
+        match key.and_then(|key| gguf.meta().u32(&key)).ok() {
+            Some(1) => Self::Mean,
+            Some(2) => Self::First,
+            _ => Self::Last,
+        }
     }
 }
 

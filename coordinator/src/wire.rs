@@ -2,7 +2,8 @@
 //! this crate converts them.
 
 use brigade_engine::batch::{
-    RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+    Constraint, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch,
+    Want,
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
@@ -26,6 +27,12 @@ pub enum ResultError {
         token: u32,
         /// Size of the vocabulary.
         n_vocab: u32,
+    },
+    /// A hidden row that is no row of f32 values.
+    #[error("a hidden row has {nbytes} bytes: at least one value of 4 bytes is needed")]
+    HiddenSize {
+        /// Bytes received.
+        nbytes: usize,
     },
     /// A logits row of another size.
     #[error("a logits row has {nbytes} bytes instead of {expected}")]
@@ -79,6 +86,7 @@ fn part(part: SeqPart) -> pb::SeqPart {
         Want::Nothing => pb::Want::Nothing,
         Want::Sample => pb::Want::Sample,
         Want::Logits => pb::Want::Logits,
+        Want::Hidden => pb::Want::Hidden,
     };
     pb::SeqPart { slot: part.slot.0, pos: part.pos, tokens: part.tokens, want: want.into() }
 }
@@ -102,6 +110,41 @@ fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
             .collect(),
         seed: setup.seed,
         top_logprobs: setup.top_logprobs,
+        dry: (p.dry.multiplier > 0.0).then(|| pb::Dry {
+            multiplier: p.dry.multiplier,
+            base: p.dry.base,
+            allowed_length: p.dry.allowed_length,
+            last_n: p.dry.last_n,
+            breakers: p.dry.breakers.to_vec(),
+        }),
+        top_n_sigma: p.top_n_sigma,
+        xtc_probability: p.xtc_probability,
+        xtc_threshold: p.xtc_threshold,
+        dynatemp_range: p.dynatemp_range,
+        dynatemp_exponent: p.dynatemp_exponent,
+        not_before: (!setup.not_before.tokens.is_empty()).then(|| pb::NotBefore {
+            pos: setup.not_before.pos,
+            tokens: setup.not_before.tokens.to_vec(),
+        }),
+        constraint: setup.constraint.as_deref().map(constraint),
+    }
+}
+
+fn constraint(constraint: &Constraint) -> pb::Constraint {
+    pb::Constraint {
+        answer_at: constraint.answer_at,
+        grammars: constraint
+            .grammars
+            .iter()
+            .map(|g| pb::Grammar { text: g.text.clone(), then_free: g.then_free })
+            .collect(),
+        first: constraint.first,
+        unless: constraint.unless.clone(),
+        markers: constraint
+            .markers
+            .iter()
+            .map(|m| pb::Marker { text: m.text.clone(), grammar: m.grammar })
+            .collect(),
     }
 }
 
@@ -125,6 +168,13 @@ fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError
             }
             let (values, _) = bytes.as_chunks::<4>();
             RowValue::Logits(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        }
+        Value::Hidden(bytes) => {
+            let (values, rest) = bytes.as_chunks::<4>();
+            if !rest.is_empty() || values.is_empty() {
+                return Err(ResultError::HiddenSize { nbytes: bytes.len() });
+            }
+            RowValue::Hidden(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
         }
         Value::Failed(why) => RowValue::Failed(cut_reason(why)),
     };
@@ -150,7 +200,8 @@ mod tests {
     #[test]
     fn every_field_of_a_ubatch_reaches_the_frame() {
         let params = SamplingParams { logit_bias: vec![(5, -1.5)], ..SamplingParams::default() };
-        let setup = SamplerSetup { params, seed: 99, top_logprobs: Some(3) };
+        let setup =
+            SamplerSetup { params, seed: 99, top_logprobs: Some(3), ..SamplerSetup::default() };
         let ubatch = UBatch {
             id: 7,
             ops: vec![

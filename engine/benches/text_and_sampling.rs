@@ -63,13 +63,13 @@ fn sampling(c: &mut Criterion) {
     ];
     let mut group = c.benchmark_group("sample, 150,000 logits");
     for (name, params, top_logprobs) in cases {
-        let setup = SamplerSetup { params, seed: 1, top_logprobs };
+        let setup = SamplerSetup { params, seed: 1, top_logprobs, ..SamplerSetup::default() };
         let mut sampler = Sampler::new();
         let mut pos = 0;
         group.bench_function(name, |b| {
             b.iter(|| {
                 pos += 1;
-                sampler.sample(black_box(&row), &setup, &history, pos).expect("a token")
+                sampler.sample(black_box(&row), &setup, &history, pos, None).expect("a token")
             });
         });
     }

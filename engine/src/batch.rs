@@ -102,10 +102,12 @@ pub enum Want {
     Sample,
     /// Every row: whole logits rows are returned.
     Logits,
+    /// Every row: what the head's norm makes of it is returned, `[n_embd]`, for embeddings.
+    Hidden,
 }
 
 /// Everything that decides how a sequence's tokens are drawn; fixed when it opens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplerSetup {
     /// The chain's settings.
     pub params: SamplingParams,
@@ -113,10 +115,56 @@ pub struct SamplerSetup {
     pub seed: u64,
     /// How many alternatives to report with log-probabilities; `None`: no log-probabilities at all.
     pub top_logprobs: Option<u32>,
+    /// Tokens that are not drawn yet.
+    pub not_before: NotBefore,
+    /// What the answer has to fit; `None`: nothing.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
-/// Settings of the sampling chain, in the order in which they act (llama.cpp's default order):
-/// logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
+/// Tokens that may be drawn for late positions only: the ends of an answer that must have a length.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NotBefore {
+    /// First position at which they may be.
+    pub pos: u32,
+    /// Their ids.
+    pub tokens: Arc<[u32]>,
+}
+
+/// What an answer has to fit: a grammar for all of it, or for parts of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Constraint {
+    /// Position of the answer's first token.
+    pub answer_at: u32,
+    /// The grammars that are named below.
+    pub grammars: Vec<Grammar>,
+    /// Index of the one that holds from there; `None`: the answer begins free.
+    pub first: Option<u32>,
+    /// Tokens that the answer may begin with instead, and is free then (they open reasoning, or a call).
+    pub unless: Vec<u32>,
+    /// Where in free text grammars begin.
+    pub markers: Vec<Marker>,
+}
+
+/// What a part of an answer has to fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grammar {
+    /// In llguidance's dialect of Lark, or a list of named grammars as JSON.
+    pub text: String,
+    /// What follows when it is complete is free; otherwise nothing follows.
+    pub then_free: bool,
+}
+
+/// A text behind which a grammar begins, names of control tokens counted as text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marker {
+    /// White space at its end counts for nothing.
+    pub text: String,
+    /// Index of the grammar.
+    pub grammar: u32,
+}
+
+/// Settings of the sampling chain, in the order they act (llama.cpp's default order): logit bias, penalties,
+/// DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// `<= 0`: greedy (the first maximum wins).
@@ -139,6 +187,42 @@ pub struct SamplingParams {
     pub penalty_last_n: u32,
     /// Added to the logit of a token before anything else; `-inf` bans it.
     pub logit_bias: Vec<(u32, f32)>,
+    /// Against repeated runs of tokens.
+    pub dry: DryParams,
+    /// Keeps logits within so many standard deviations of the largest; `<= 0`: off.
+    pub top_n_sigma: f32,
+    /// Share of draws in which the most probable tokens are left out (XTC); `<= 0`: off.
+    pub xtc_probability: f32,
+    /// Of tokens at least so probable all but the least are left out; above 0.5: off.
+    pub xtc_threshold: f32,
+    /// The temperature goes from `temperature - range` to `temperature + range` with the distribution's entropy;
+    /// `<= 0`: it is fixed.
+    pub dynatemp_range: f32,
+    /// How it grows with the entropy.
+    pub dynatemp_exponent: f32,
+}
+
+/// "Don't repeat yourself": a token that would go on with a run of tokens that has been there before is made
+/// less probable, the more the longer the run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DryParams {
+    /// `0`: off.
+    pub multiplier: f32,
+    /// A run of `n` tokens costs `multiplier * base^(n - allowed_length)`.
+    pub base: f32,
+    /// Runs shorter than this cost nothing.
+    pub allowed_length: u32,
+    /// Tokens that are looked back on.
+    pub last_n: u32,
+    /// Tokens that no run goes across, ascending.
+    pub breakers: Arc<[u32]>,
+}
+
+impl Default for DryParams {
+    fn default() -> Self {
+        let breakers = Arc::from([]);
+        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, last_n: u32::MAX, breakers }
+    }
 }
 
 impl Default for SamplingParams {
@@ -154,6 +238,12 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             penalty_last_n: 64,
             logit_bias: Vec::new(),
+            dry: DryParams::default(),
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
         }
     }
 }
@@ -183,6 +273,8 @@ pub enum RowValue {
     Sampled(SampledToken),
     /// The whole row, `[n_vocab]`.
     Logits(Vec<f32>),
+    /// A row that the head's norm made, `[n_embd]`.
+    Hidden(Vec<f32>),
     /// Why no token can be drawn, such as logits that are not numbers: the end of this sequence,
     /// and of no other.
     Failed(String),

@@ -191,8 +191,21 @@ impl Countable for c::PrepareReply {
         Shape(&[(3, Kind::Many(cap(0, "reply.missing count", MAX_TENSORS + 1), &FLAT))]);
 }
 
-const SAMPLER: Shape =
-    Shape(&[(10, Kind::Many(cap(4, "sampler.logit_bias count", MAX_FRAME_BIAS), &FLAT))]);
+const DRY: Shape =
+    Shape(&[(5, Kind::Numbers(cap(6, "sampler.dry.breakers count", MAX_FRAME_BIAS)))]);
+const NOT_BEFORE: Shape =
+    Shape(&[(2, Kind::Numbers(cap(4, "sampler.not_before count", MAX_FRAME_BIAS)))]);
+const CONSTRAINT: Shape = Shape(&[
+    (2, Kind::Many(cap(7, "constraint parts count", MAX_FRAME_MARKERS), &FLAT)),
+    (4, Kind::Numbers(cap(7, "constraint parts count", MAX_FRAME_MARKERS))),
+    (5, Kind::Many(cap(7, "constraint parts count", MAX_FRAME_MARKERS), &FLAT)),
+]);
+const SAMPLER: Shape = Shape(&[
+    (10, Kind::Many(cap(4, "sampler.logit_bias count", MAX_FRAME_BIAS), &FLAT)),
+    (13, Kind::One(&DRY)),
+    (19, Kind::One(&NOT_BEFORE)),
+    (20, Kind::One(&CONSTRAINT)),
+]);
 const BLOCKS: Kind = Kind::Numbers(cap(1, "ops.blocks count", MAX_BLOCKS as usize));
 const OPEN: Shape = Shape(&[(2, BLOCKS), (3, Kind::One(&SAMPLER))]);
 const COPY: Shape = Shape(&[(4, BLOCKS), (5, Kind::One(&SAMPLER))]);

@@ -10,7 +10,7 @@ use crate::count::count_fields;
 pub use crate::frame_error::FrameError;
 use crate::limits::*;
 use crate::pipeline::{
-    Boundary, LaneFrame, SamplerSetup, SeqOp, SeqPart, Ubatch, Want, lane_frame, seq_op,
+    Boundary, Constraint, LaneFrame, SamplerSetup, SeqOp, SeqPart, Ubatch, Want, lane_frame, seq_op,
 };
 
 /// What a stage accepts; from its spec and its model.
@@ -163,8 +163,14 @@ fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), Fra
         sampler.repeat_penalty,
         sampler.frequency_penalty,
         sampler.presence_penalty,
+        sampler.top_n_sigma,
+        sampler.xtc_probability,
+        sampler.xtc_threshold,
+        sampler.dynatemp_range,
+        sampler.dynatemp_exponent,
     ];
-    if !numbers.iter().all(|x| x.is_finite()) {
+    let dry = sampler.dry.iter().flat_map(|dry| [dry.multiplier, dry.base]);
+    if !numbers.into_iter().chain(dry).all(f32::is_finite) {
         return Err(FrameError::Invalid { field: "sampler", why: "a setting is not finite" });
     }
     let top = sampler.top_logprobs.unwrap_or(0);
@@ -177,7 +183,42 @@ fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), Fra
             return Err(FrameError::Invalid { field: "sampler.logit_bias.bias", why });
         }
     }
-    Ok(())
+    if let Some(dry) = &sampler.dry {
+        check_tokens("sampler.dry.breakers", &dry.breakers, limits)?;
+    }
+    if let Some(not_before) = &sampler.not_before {
+        check_tokens("sampler.not_before.tokens", &not_before.tokens, limits)?;
+    }
+    sampler.constraint.as_ref().map_or(Ok(()), |c| check_constraint(c, limits))
+}
+
+fn check_tokens(
+    field: &'static str,
+    tokens: &[u32],
+    limits: &FrameLimits,
+) -> Result<(), FrameError> {
+    at_most(field, tokens.len() as u64, MAX_SAMPLER_TOKENS as u64)?;
+    tokens.iter().try_for_each(|&token| below(field, token, limits.n_vocab))
+}
+
+fn check_constraint(constraint: &Constraint, limits: &FrameLimits) -> Result<(), FrameError> {
+    at_most("constraint.answer_at", constraint.answer_at.into(), limits.max_ctx.into())?;
+    let n_grammars = constraint.grammars.len();
+    at_most("constraint.grammars count", n_grammars as u64, MAX_MARKERS as u64)?;
+    for grammar in &constraint.grammars {
+        let bytes = grammar.text.len() as u64;
+        at_most("constraint.grammars bytes", bytes, MAX_GRAMMAR_BYTES as u64)?;
+    }
+    at_most("constraint.unless count", constraint.unless.len() as u64, MAX_MARKERS as u64)?;
+    for token in &constraint.unless {
+        below("constraint.unless", *token, limits.n_vocab)?;
+    }
+    at_most("constraint.markers count", constraint.markers.len() as u64, MAX_MARKERS as u64)?;
+    for marker in &constraint.markers {
+        at_most("constraint.markers bytes", marker.text.len() as u64, MAX_MARKER_BYTES as u64)?;
+    }
+    let named = constraint.markers.iter().map(|marker| marker.grammar).chain(constraint.first);
+    named.into_iter().try_for_each(|at| below("constraint grammar index", at, n_grammars as u32))
 }
 
 fn check_part(part: &SeqPart, limits: &FrameLimits) -> Result<(), FrameError> {

@@ -31,7 +31,8 @@ pub mod tls;
 /// - 4: an epoch is compared only with those of the same coordinator.
 /// - 5: TLS between processes: stages know the keys of their neighbours, heartbeats bring what was revoked, and
 ///   newcomers enrol.
-pub const WIRE_VERSION: u32 = 5;
+/// - 6: answers held to a grammar, more settings of the sampling chain, rows for embeddings.
+pub const WIRE_VERSION: u32 = 6;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

@@ -105,6 +105,16 @@ pub const MAX_OPS: usize = 65_536;
 pub const MAX_LOGIT_BIAS: usize = 4096;
 /// Entries of all logit biases of a ubatch: a full one for each of 256 sequences.
 pub const MAX_FRAME_BIAS: usize = 256 * MAX_LOGIT_BIAS;
+/// Tokens that no repeated run goes across, and those that may not be drawn yet, of one sampler set-up each.
+pub const MAX_SAMPLER_TOKENS: usize = 1 << 16;
+/// Bytes of one grammar of a sampler set-up.
+pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+/// Grammars, markers, or tokens to begin with, of one constraint.
+pub const MAX_MARKERS: usize = 64;
+/// Bytes of a marker.
+pub const MAX_MARKER_BYTES: usize = 256;
+/// Of all set-ups in a frame.
+pub const MAX_FRAME_MARKERS: usize = 4096 * MAX_MARKERS;
 /// Alternatives reported per sampled token.
 pub const MAX_TOP_LOGPROBS: u32 = 1024;
 /// Alternatives reported in one result frame: all that are possible for 4096 sampled rows.

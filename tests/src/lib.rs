@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: real processes, fake and hostile peers, lines of stages, golden models,
 //! and simulated lines.
 
+pub mod browser;
 pub mod fakes;
 pub mod golden;
 pub mod hostile;
@@ -9,5 +10,6 @@ pub mod line;
 pub mod lines;
 pub mod modules;
 pub mod process;
+pub mod schemas;
 pub mod secure;
 pub mod up_share;

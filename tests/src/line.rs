@@ -131,7 +131,12 @@ impl Line {
 
     /// A sampler that takes the most probable token.
     pub fn greedy() -> SamplerSetup {
-        SamplerSetup { params: SamplingParams::greedy(), seed: 0, top_logprobs: None }
+        SamplerSetup {
+            params: SamplingParams::greedy(),
+            seed: 0,
+            top_logprobs: None,
+            ..SamplerSetup::default()
+        }
     }
 
     /// Sends one ubatch down the line.
@@ -198,7 +203,7 @@ pub fn into_logits(row: RowOutput) -> Vec<f32> {
 pub fn into_token(row: RowOutput) -> SampledToken {
     match row.value {
         RowValue::Sampled(token) => token,
-        RowValue::Logits(_) => panic!("wanted a token, got logits"),
+        RowValue::Logits(_) | RowValue::Hidden(_) => panic!("wanted a token, got logits"),
         RowValue::Failed(why) => panic!("wanted a token: {why}"),
     }
 }

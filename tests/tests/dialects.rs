@@ -41,6 +41,7 @@ impl Fixtures {
         let tools = all["tools"].as_array().expect("tools").iter().map(|tool| Tool {
             name: tool["function"]["name"].as_str().expect("a name").to_string(),
             parameters: tool["function"]["parameters"].clone(),
+            strict: false,
         });
         Self {
             tools: Arc::new(Tools::new(tools.collect())),

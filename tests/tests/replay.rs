@@ -31,6 +31,19 @@ fn requests() -> Vec<(&'static str, Value)> {
         chat(3, json!({"n": 2})),
         chat(4, json!({"repeat_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2})),
         chat(5, json!({"temperature": 0})),
+        chat(
+            6,
+            json!({
+                "ignore_eos": false, "response_format": {"type": "json_object", "schema": {
+                    "type": "array", "minItems": 60, "items": {"enum": ["heaven", "earth", 1, {"n": null}]},
+                }},
+            }),
+        ),
+        chat(
+            8,
+            json!({"dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.4,
+                       "top_n_sigma": 2.0, "min_tokens": 9}),
+        ),
         (
             "/v1/completions",
             json!({"prompt": long, "max_tokens": 40, "temperature": 0, "logprobs": 2}),

@@ -210,7 +210,12 @@ fn line_spec(
 }
 
 fn sampler() -> Arc<SamplerSetup> {
-    Arc::new(SamplerSetup { params: SamplingParams::greedy(), seed: 0, top_logprobs: None })
+    Arc::new(SamplerSetup {
+        params: SamplingParams::greedy(),
+        seed: 0,
+        top_logprobs: None,
+        ..SamplerSetup::default()
+    })
 }
 
 fn show_ubatch(ubatch: &UBatch) -> String {

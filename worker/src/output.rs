@@ -104,7 +104,7 @@ fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> Vec<ResultFrame> {
         |rows, last, timings| ResultFrame { id, epoch, lane, rows, last, timings, failure: None };
     let (mut frames, mut tokens) = (Vec::new(), Vec::new());
     for row in rows {
-        if !matches!(row.value, RowValue::Logits(_)) {
+        if !matches!(row.value, RowValue::Logits(_) | RowValue::Hidden(_)) {
             tokens.push(row_to_wire(row));
             continue;
         }

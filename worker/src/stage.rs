@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{Boundary, SlotId, UBatch};
+use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
+use brigade_engine::text::Tokenizer;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
@@ -159,8 +161,10 @@ impl StageBackend for CpuBackend {
             let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
             weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
         }
-        let stage = Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
-            .map_err(model_failure)?;
+        let mut stage =
+            Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
+                .map_err(model_failure)?;
+        stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
         let one = StageSpec { max_seqs: 1, n_blocks: pages, ..spec.clone() };
         let sequence_bytes = state_bytes(stage.spec(), &layers, &one);
@@ -174,6 +178,12 @@ impl StageBackend for CpuBackend {
         };
         Ok((Box::new(CpuStage { stage }), facts))
     }
+}
+
+/// The tokens that grammars of answers are about.
+fn vocabulary(model: &Gguf) -> Result<Vocabulary, ConstraintError> {
+    let tokenizer = Tokenizer::from_gguf(model);
+    Vocabulary::new(&tokenizer.map_err(|error| ConstraintError::Vocabulary(error.to_string()))?)
 }
 
 /// Bytes of a weight as the kernels hold it: vectors in f32, matrices packed.

@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    BlockId, Boundary, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
-    UBatch, Want,
+    BlockId, Boundary, Constraint, DryParams, Grammar, Marker, NotBefore, RowOutput, RowValue,
+    SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
@@ -186,6 +186,7 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
         Ok(pb::Want::Nothing) => Want::Nothing,
         Ok(pb::Want::Sample) => Want::Sample,
         Ok(pb::Want::Logits) => Want::Logits,
+        Ok(pb::Want::Hidden) => Want::Hidden,
         Err(_) => return Err(FrameError::Invalid { field: "part.want", why: "unknown value" }),
     };
     Ok(SeqPart { slot: SlotId(part.slot), pos: part.pos, tokens: part.tokens.clone(), want })
@@ -204,9 +205,48 @@ fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
             presence_penalty: s.presence_penalty,
             penalty_last_n: s.penalty_last_n,
             logit_bias: s.logit_bias.iter().map(|b| (b.token, b.bias)).collect(),
+            dry: s.dry.as_ref().map(dry_from_wire).unwrap_or_default(),
+            top_n_sigma: s.top_n_sigma,
+            xtc_probability: s.xtc_probability,
+            xtc_threshold: s.xtc_threshold,
+            dynatemp_range: s.dynatemp_range,
+            dynatemp_exponent: s.dynatemp_exponent,
         },
         seed: s.seed,
         top_logprobs: s.top_logprobs,
+        not_before: s.not_before.as_ref().map_or_else(NotBefore::default, |not_before| NotBefore {
+            pos: not_before.pos,
+            tokens: not_before.tokens.as_slice().into(),
+        }),
+        constraint: s.constraint.as_ref().map(|c| Arc::new(constraint_from_wire(c))),
+    }
+}
+
+fn dry_from_wire(dry: &pb::Dry) -> DryParams {
+    DryParams {
+        multiplier: dry.multiplier,
+        base: dry.base,
+        allowed_length: dry.allowed_length,
+        last_n: dry.last_n,
+        breakers: dry.breakers.as_slice().into(),
+    }
+}
+
+fn constraint_from_wire(constraint: &pb::Constraint) -> Constraint {
+    Constraint {
+        answer_at: constraint.answer_at,
+        grammars: constraint
+            .grammars
+            .iter()
+            .map(|g| Grammar { text: g.text.clone(), then_free: g.then_free })
+            .collect(),
+        first: constraint.first,
+        unless: constraint.unless.clone(),
+        markers: constraint
+            .markers
+            .iter()
+            .map(|m| Marker { text: m.text.clone(), grammar: m.grammar })
+            .collect(),
     }
 }
 
@@ -225,6 +265,10 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
             // A pool of its own that is dropped at once: logits rows are not boundaries.
             let owner = PooledBytes { values, pool: BufferPool::default() };
             pb::row_result::Value::Logits(Bytes::from_owner(owner))
+        }
+        RowValue::Hidden(values) => {
+            let owner = PooledBytes { values, pool: BufferPool::default() };
+            pb::row_result::Value::Hidden(Bytes::from_owner(owner))
         }
         RowValue::Failed(why) => pb::row_result::Value::Failed(cut_reason(why)),
     };

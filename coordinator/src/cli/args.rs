@@ -278,6 +278,7 @@ impl SamplingArgs {
             // What is below 0 is the whole context.
             penalty_last_n: u32::try_from(self.repeat_last_n).unwrap_or(n_ctx),
             logit_bias: self.logit_bias.clone(),
+            ..SamplingParams::default()
         }
     }
 }

@@ -15,7 +15,6 @@ mod mixed;
 
 use std::cell::Cell;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -226,7 +225,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32, session: &Session) -> Result<Reque
         params: SamplingParams::greedy(),
         seed: 0,
         top_logprobs: None,
-        stop_tokens: Arc::from([]),
+        ..Drawing::default()
     };
     Ok(Request::generate(prompt, drawing, &session.limits)?)
 }

@@ -190,6 +190,7 @@ impl RunArgs {
             seed: self.sampling.seed.unwrap_or_else(crate::random::u64),
             top_logprobs: None,
             stop_tokens,
+            ..Drawing::default()
         };
         Ok(Request::generate(tokens, drawing, &session.limits)?)
     }

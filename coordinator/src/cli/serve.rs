@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use brigade_proto::address::Address;
 use clap::Args;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
@@ -18,7 +19,7 @@ use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{App, Bodies};
+use crate::http::{App, Bodies, Origins};
 use crate::metrics;
 use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
@@ -78,6 +79,14 @@ pub struct ServeArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// A web page's origin (https://chat.example) whose scripts may use this server, beside pages of this
+    /// machine; repeatable, *: any
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// A name by which requests may call the model instead of its file's; repeatable, the first one is the one that
+    /// answers carry. *: any name
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
     /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
     /// chrome://tracing, when the server ends
     #[arg(long, value_name = "FILE.json")]
@@ -104,20 +113,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let (url, admin_url) = (front.url(), front.admin_url());
     let session = Session::start(session_options(&args).await?).await?;
     let draining = CancellationToken::new();
-    let app = App {
-        engine: session.engine.clone(),
-        text: session.model.text.clone(),
-        limits: session.limits,
-        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
-        created: clock::unix_now(),
-        metrics,
-        draining: draining.clone(),
-        sequences: Arc::default(),
-        bodies: Bodies::default(),
-        roll: session.roll.clone(),
-        access: front.access.clone(),
-        audit: front.audit.clone(),
-    };
+    let app = app(&session, &args, &front, metrics, draining.clone());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
@@ -151,6 +147,32 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     result.and(ended)
 }
 
+/// What the handlers of requests share.
+fn app(
+    session: &Session,
+    args: &ServeArgs,
+    front: &Front,
+    metrics: PrometheusHandle,
+    draining: CancellationToken,
+) -> App {
+    App {
+        engine: session.engine.clone(),
+        text: session.model.text.clone(),
+        limits: session.limits,
+        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
+        created: clock::unix_now(),
+        metrics,
+        draining,
+        sequences: Arc::default(),
+        bodies: Bodies::default(),
+        roll: session.roll.clone(),
+        max_seqs: args.max_seqs,
+        cors: Origins::new(&args.cors),
+        access: front.access.clone(),
+        audit: front.audit.clone(),
+    }
+}
+
 async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
     let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     Ok(SessionOptions {
@@ -167,6 +189,7 @@ async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
         repair_within: args.repair_within,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
+        served_names: args.served_model_name.clone(),
     })
 }
 

@@ -70,6 +70,8 @@ pub struct SessionOptions {
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
     pub chat_template: Option<TemplateSource>,
+    /// Names under which the model is served instead of its own.
+    pub served_names: Vec<String>,
 }
 
 impl SessionOptions {
@@ -90,6 +92,7 @@ impl SessionOptions {
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             trace: None,
             chat_template: None,
+            served_names: Vec::new(),
         }
     }
 }
@@ -167,6 +170,10 @@ impl Session {
         if let Some(template) = &options.chat_template {
             let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
             text.set_template(template).context("--chat-template")?;
+        }
+        if !options.served_names.is_empty() {
+            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+            text.set_names(&options.served_names);
         }
         let model = Arc::new(model);
         let mut security = match options.security.take() {

@@ -46,8 +46,8 @@ fn tools() -> Arc<Tools> {
     let parameters = json!({ "properties": {
         "text": { "type": "string" }, "n": { "type": "integer" }, "list": { "type": "array" } } });
     Arc::new(Tools::new(vec![
-        Tool { name: "ping".to_string(), parameters: Value::Null },
-        Tool { name: "write".to_string(), parameters },
+        Tool { name: "ping".to_string(), parameters: Value::Null, strict: false },
+        Tool { name: "write".to_string(), parameters, strict: false },
     ]))
 }
 

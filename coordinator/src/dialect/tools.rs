@@ -17,6 +17,8 @@ pub struct Tool {
     pub name: String,
     /// JSON schema of its arguments; `Null` if there is none.
     pub parameters: Value,
+    /// Its arguments have to fit the schema.
+    pub strict: bool,
 }
 
 /// The functions of one request, in the request's order.
@@ -103,15 +105,20 @@ impl Tools {
     pub fn types(&self, name: &str, key: &str) -> Option<Types> {
         let schema = &self.get(name)?.parameters;
         let property = properties(schema)?.get(key)?;
-        let mut types = Types::default();
-        collect(property, schema, &mut types, &mut MAX_SCHEMA_STEPS.clone());
-        (!types.is_empty()).then_some(types)
+        types_of(property, schema)
     }
 
     /// The name of argument number `at` of tool `name`, for calls that name none.
     pub fn key_at(&self, name: &str, at: usize) -> Option<&str> {
         properties(&self.get(name)?.parameters)?.keys().nth(at).map(String::as_str)
     }
+}
+
+/// The types that a schema allows; `root` is where its `$ref`s point into. None if it does not say.
+pub fn types_of(schema: &Value, root: &Value) -> Option<Types> {
+    let mut types = Types::default();
+    collect(schema, root, &mut types, &mut MAX_SCHEMA_STEPS.clone());
+    (!types.is_empty()).then_some(types)
 }
 
 /// What attributes of a tag say about its value's type: `string="true"` or `type="number"`.
@@ -218,7 +225,7 @@ mod tests {
                 "any": {},
             },
         });
-        Tools::new(vec![Tool { name: "f".to_string(), parameters }])
+        Tools::new(vec![Tool { name: "f".to_string(), parameters, strict: false }])
     }
 
     #[test]
@@ -254,7 +261,7 @@ mod tests {
     #[test]
     fn a_schema_that_refers_to_itself_ends() {
         let parameters = json!({ "properties": { "a": { "$ref": "#/properties/a" } } });
-        let tools = Tools::new(vec![Tool { name: "f".to_string(), parameters }]);
+        let tools = Tools::new(vec![Tool { name: "f".to_string(), parameters, strict: false }]);
         assert_eq!(tools.types("f", "a"), None);
     }
 }

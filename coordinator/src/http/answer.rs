@@ -124,6 +124,9 @@ pub async fn submit(
                 seed: common.seed.wrapping_add(i as u64),
                 top_logprobs,
                 stop_tokens: stop_tokens.clone(),
+                ends: app.text.eog(),
+                min_tokens: common.min_tokens,
+                constraint: common.constraint.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
             requests.push(request.named(&name.id).owned(name.tally.share(), common.within));
@@ -205,7 +208,7 @@ pub fn timings(n_prompt: usize, end: &End) -> Timings {
 
 impl App {
     /// A number no other sequence of this server has.
-    fn next_id(&self) -> RequestId {
+    pub(super) fn next_id(&self) -> RequestId {
         let counter = &self.sequences;
         RequestId(counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
     }

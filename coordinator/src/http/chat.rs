@@ -1,38 +1,20 @@
 //! `POST /v1/chat/completions`: reads a chat request, runs it, and answers whole or as a stream.
 
-use std::sync::Arc;
-
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use tracing::Instrument;
 
 use super::answer::{self, Ended};
-use super::body::text_error;
+use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
-use super::fields::Fields;
-use super::messages::{self, reasoning, template_arguments};
-use super::params::Common;
-use super::reply::{self, Replies, Reply, ReplyPart};
-use super::tools::ToolRequest;
+use super::reply::{self, Replies, ReplyPart};
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
 use super::{App, Stamp, logprobs, sse, trace};
-use crate::dialect::Tools;
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
-use crate::request::{DEFAULT_MAX_TOKENS, Limits};
-use crate::text_model::{Chat, Prompt};
-
-/// A chat request, read.
-#[derive(Debug)]
-struct ChatRequest {
-    chat: Chat,
-    tools: Arc<Tools>,
-    /// One call is enough.
-    single: bool,
-    common: Common,
-    top_logprobs: Option<u32>,
-}
+use crate::request::Limits;
+use crate::text_model::TextModel;
 
 /// The endpoint.
 pub(super) async fn create(
@@ -40,75 +22,22 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let limits = app.limits;
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = ChatRequest::read(bytes, &limits)?;
-        let chat = std::mem::take(&mut request.chat);
-        let prompt = text.encode_chat(&chat).map_err(text_error)?;
-        Ok((request, prompt))
-    });
-    let ((request, prompt), _) = read.await?;
+    let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
+    let Begun { request, prompt, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
     let n_prompt = prompt.tokens.len();
     let replies = request.submit(&app, &name, &prompt).await?;
     if request.common.stream {
         return Ok(stream(app, request, stamp, n_prompt, replies));
     }
-    Ok(whole(&app, &request, stamp, n_prompt, replies).await?.into_response())
+    let mut answer = whole(&app, &request, stamp, n_prompt, replies).await?;
+    answer.prompt_token_ids = request.common.return_token_ids.then_some(prompt.tokens);
+    Ok(Json(answer).into_response())
 }
 
 /// Reads a body, and no more.
 pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
-    ChatRequest::read(body, limits).map(|_| ())
-}
-
-impl ChatRequest {
-    fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let mut left = super::fields::MAX_TEMPLATE_VALUES;
-        let (messages, n_message_bytes) = messages::read(&mut fields, &mut left)?;
-        let tools = ToolRequest::read(&mut fields, &mut left)?;
-        limits.check_text(n_message_bytes + tools.n_bytes)?;
-        let mut extra = template_arguments(&mut fields, &mut left)?;
-        reasoning(&mut fields, &mut extra)?;
-        let continues = messages::continues(&mut fields, &messages, tools.force())?;
-        let wants: bool = fields.take("logprobs")?.unwrap_or(false);
-        let top: Option<u32> = fields.take("top_logprobs")?;
-        let top_logprobs = match (wants, top) {
-            (true, top) => Some(top.unwrap_or(0)),
-            (false, None | Some(0)) => None,
-            (false, Some(_)) => {
-                let message = "top_logprobs needs logprobs to be true";
-                return Err(ApiError::field("top_logprobs", message));
-            }
-        };
-        let common = Common::read(&mut fields, limits, DEFAULT_MAX_TOKENS)?;
-        let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
-        let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
-        Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })
-    }
-
-    /// Submits the choices, each with what reads its text.
-    async fn submit(
-        &self,
-        app: &App,
-        name: &trace::Name,
-        prompt: &Prompt,
-    ) -> Result<Replies, ApiError> {
-        let prompts = std::slice::from_ref(&prompt.tokens);
-        let generations =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs).await?;
-        let markers = app.text.markers();
-        let mut replies = Vec::new();
-        for (mut generation, i) in generations.into_iter().zip(0..) {
-            generation.show(markers.clone());
-            let seed = self.common.seed.wrapping_add(i);
-            let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
-            replies.push((generation, Reply::new(parser, &prompt.opening)));
-        }
-        Ok(replies)
-    }
+    ChatRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
 }
 
 async fn whole(
@@ -117,7 +46,7 @@ async fn whole(
     stamp: Stamp,
     n_prompt: usize,
     replies: Replies,
-) -> Result<Json<ChatCompletion>, ApiError> {
+) -> Result<ChatCompletion, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
     let mut ended = Ended::default();
     for (index, (generation, reply)) in replies.into_iter().enumerate() {
@@ -131,9 +60,10 @@ async fn whole(
             message,
             logprobs: request.top_logprobs.map(|_| logprobs::chat(&app.text, &tokens)),
             finish_reason,
+            token_ids: request.common.token_ids(&tokens),
         });
     }
-    Ok(Json(ChatCompletion {
+    Ok(ChatCompletion {
         id: stamp.id,
         object: "chat.completion",
         created: stamp.created,
@@ -142,7 +72,8 @@ async fn whole(
         choices,
         usage: ended.usage(n_prompt as u32, n_generated),
         timings: timings.unwrap_or_default(),
-    }))
+        prompt_token_ids: None,
+    })
 }
 
 fn stream(
@@ -220,12 +151,14 @@ impl Chunks {
     ) -> Result<(), sse::Gone> {
         let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
         let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
-        if logprobs.is_some() && deltas.is_empty() {
+        let mut ids = self.request.common.token_ids(tokens).filter(|ids| !ids.is_empty());
+        if (logprobs.is_some() || ids.is_some()) && deltas.is_empty() {
             deltas.push(ChatDelta { content: Some(String::new()), ..ChatDelta::default() });
         }
         for delta in deltas {
             let mut chunk = self.chunk(index, delta);
             chunk.choices[0].logprobs = logprobs.take();
+            chunk.choices[0].token_ids = ids.take();
             out.json(&chunk).await?;
         }
         Ok(())
@@ -244,67 +177,15 @@ impl Chunks {
             created: self.stamp.created,
             model: self.stamp.model.clone(),
             system_fingerprint: self.stamp.fingerprint.clone(),
-            choices: vec![ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }],
+            choices: vec![ChatChunkChoice {
+                index,
+                delta,
+                logprobs: None,
+                finish_reason: None,
+                token_ids: None,
+            }],
             usage: None,
             timings: None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::fields::MAX_TEMPLATE_VALUES;
-    use super::super::messages::MAX_MESSAGES;
-    use super::*;
-
-    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100 };
-
-    fn error(json: &str) -> String {
-        let error = ChatRequest::read(json.as_bytes(), &LIMITS).unwrap_err();
-        error.body()["error"]["message"].as_str().unwrap().to_string()
-    }
-
-    #[test]
-    fn parts_are_joined_and_other_fields_kept() {
-        let json = r#"{"messages": [{"role": "user", "name": "x", "content":
-            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-            "chat_template_kwargs": {"thinking": false}}"#;
-        let request = ChatRequest::read(json.as_bytes(), &LIMITS).unwrap();
-        assert_eq!(request.chat.messages[0]["content"], "ab");
-        assert_eq!(request.chat.messages[0]["name"], "x");
-        assert_eq!(request.chat.extra["thinking"], false);
-    }
-
-    #[test]
-    fn what_would_grow_is_refused_before_it_does() {
-        let many = vec![r#"{"role": "user"}"#; MAX_MESSAGES + 1].join(",");
-        assert!(error(&format!(r#"{{"messages": [{many}]}}"#)).contains("more than 8192"));
-        let parts = vec!["1"; MAX_MESSAGES + 1].join(",");
-        let message = format!(r#"{{"messages": [{{"role": "user", "content": [{parts}]}}]}}"#);
-        assert!(error(&message).contains("messages[0].content: more than 8192"));
-        let text = "x".repeat(64 * 256 + 1);
-        let message = format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}]}}"#);
-        assert!(error(&message).contains("16385 bytes: at most 16384"));
-        let values = vec!["[]"; MAX_TEMPLATE_VALUES / 2].join(",");
-        for place in [
-            format!(r#"{{"messages": [{{"role": "user", "x": [{values}]}}]}}"#),
-            format!(
-                r#"{{"messages": [{{"role": "user"}}], "chat_template_kwargs": {{"x": [{values}]}}}}"#
-            ),
-        ] {
-            assert!(error(&place).contains("may hand 65536 to the chat template"));
-        }
-    }
-
-    #[test]
-    fn complaints_name_the_place() {
-        assert!(error(r#"{}"#).contains("messages is required"));
-        assert!(error(r#"{"messages": []}"#).contains("empty"));
-        assert!(error(r#"{"messages": [{"content": "x"}]}"#).contains("messages[0].role"));
-        assert!(error(r#"{"messages": [{"role": "user", "content": 3}]}"#).contains("a number"));
-        let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#;
-        assert!(error(image).contains("messages[0].content[0].type"));
-        let alone = r#"{"messages": [{"role": "user"}], "top_logprobs": 2}"#;
-        assert!(error(alone).contains("logprobs"));
     }
 }

@@ -9,10 +9,11 @@ use tracing::Instrument;
 use super::answer::{self, Choice, Ended, Running};
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
-use super::{App, Stamp, logprobs, sse, trace};
+use super::{App, Stamp, echo, logprobs, sse, trace};
+use crate::constrain::answer::of_text;
 use crate::generation::{Part, TokenPiece};
 use crate::request::Limits;
 use crate::text_model::TextModel;
@@ -40,6 +41,8 @@ struct CompletionRequest {
 struct Prompts {
     tokens: Vec<Vec<u32>>,
     echoed: Vec<String>,
+    /// Their tokens' log-probabilities, where the answer repeats those too.
+    pieces: Vec<Vec<TokenPiece>>,
 }
 
 /// The endpoint.
@@ -51,13 +54,24 @@ pub(super) async fn create(
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = CompletionRequest::read(bytes, &limits)?;
+        let mut request = CompletionRequest::read(bytes, &limits, text)?;
+        request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
         let given = std::mem::take(&mut request.prompts);
         let prompts = Prompts::new(text, given, request.echo, &limits)?;
         Ok((request, prompts))
     });
-    let ((request, prompts), _) = read.await?;
+    let ((request, mut prompts), _) = read.await?;
     let stamp = Stamp::new(&app, "cmpl-");
+    if let Some(top) = request.top_logprobs.filter(|_| request.echo) {
+        for (tokens, pieces) in prompts.tokens.iter().zip(&mut prompts.pieces) {
+            *pieces = echo::pieces(&app, &name, tokens, top).await?;
+        }
+    }
+    // Nothing but the prompt is wanted back.
+    if request.echo && request.common.max_tokens == 0 {
+        let answer = Answer { app, request, stamp, prompts };
+        return Ok(Json(answer.prompts_alone()).into_response());
+    }
     let generations =
         answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
     let answer = Answer { app, request, stamp, prompts };
@@ -75,11 +89,11 @@ pub(super) async fn create(
 
 /// Reads a body, and no more.
 pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
-    CompletionRequest::read(body, limits).map(|_| ())
+    CompletionRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
 }
 
 impl CompletionRequest {
-    fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
+    fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
         fields.refuse("suffix", "filling in the middle is not implemented")?;
@@ -91,12 +105,9 @@ impl CompletionRequest {
             Some(value) => Some(read("logprobs", value)?),
         };
         let echo: bool = fields.take("echo")?.unwrap_or(false);
-        if echo && top_logprobs.is_some() {
-            let message = "echo together with logprobs is not supported: prompts get none";
-            return Err(ApiError::unsupported("echo", message));
-        }
         let best_of: Option<usize> = fields.take("best_of")?;
-        let common = Common::read(&mut fields, limits, DEFAULT_COMPLETION_TOKENS)?;
+        let mut left = MAX_TEMPLATE_VALUES;
+        let common = Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
         if best_of.is_some_and(|best_of| best_of != common.n) {
             let message = "best_of is not supported: leave it out or make it equal to n";
             return Err(ApiError::unsupported("best_of", message));
@@ -169,7 +180,8 @@ impl Prompts {
             tokens.push(ids);
             echoed.push(if echo { shown } else { String::new() });
         }
-        Ok(Self { tokens, echoed })
+        let pieces = vec![Vec::new(); tokens.len()];
+        Ok(Self { tokens, echoed, pieces })
     }
 
     fn n_tokens(&self) -> u32 {
@@ -190,6 +202,23 @@ impl Answer {
         choice / self.request.common.n
     }
 
+    /// The answer to whoever wants no token more.
+    fn prompts_alone(&self) -> TextCompletion {
+        let mut answer = self.piece(Vec::new());
+        for (index, text) in self.prompts.echoed.iter().enumerate() {
+            let mut alone = choice(index, text.clone(), Some(FinishWord::Length));
+            alone.logprobs = self.logprobs(&self.prompts.pieces[index], &mut 0);
+            alone.prompt_token_ids = self.prompt_ids(index);
+            answer.choices.push(alone);
+        }
+        answer.usage = Some(Ended::default().usage(self.prompts.n_tokens(), 0));
+        answer
+    }
+
+    fn prompt_ids(&self, prompt: usize) -> Option<Vec<u32>> {
+        self.request.common.return_token_ids.then(|| self.prompts.tokens[prompt].clone())
+    }
+
     fn logprobs(&self, tokens: &[TokenPiece], offset: &mut usize) -> Option<TextLogprobs> {
         self.request.top_logprobs.map(|_| logprobs::text(&self.app.text, tokens, offset))
     }
@@ -207,8 +236,11 @@ impl Answer {
             answer.choices.push(TextChoice {
                 index,
                 text: format!("{}{text}", self.prompts.echoed[prompt]),
-                logprobs: self.logprobs(&tokens, &mut 0),
+                logprobs: self
+                    .logprobs(&[self.prompts.pieces[prompt].as_slice(), &tokens].concat(), &mut 0),
                 finish_reason: Some(answer::finish_word(&end)),
+                prompt_token_ids: self.prompt_ids(prompt),
+                token_ids: self.request.common.token_ids(&tokens),
             });
         }
         answer.usage = Some(ended.usage(self.prompts.n_tokens(), n_generated));
@@ -216,21 +248,28 @@ impl Answer {
     }
 
     async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
-        for index in 0..generations.len() {
-            let echoed = &self.prompts.echoed[self.prompt_of(index)];
-            if !echoed.is_empty() {
-                out.json(&self.piece(vec![choice(index, echoed.clone(), None)])).await?;
+        let mut offsets = vec![0; generations.len()];
+        for (index, offset) in offsets.iter_mut().enumerate() {
+            let prompt = self.prompt_of(index);
+            let mut first = choice(index, self.prompts.echoed[prompt].clone(), None);
+            first.prompt_token_ids = self.prompt_ids(prompt);
+            let pieces = &self.prompts.pieces[prompt];
+            if !pieces.is_empty() {
+                first.logprobs = self.logprobs(pieces, offset);
+            }
+            if !first.text.is_empty() || first.prompt_token_ids.is_some() {
+                out.json(&self.piece(vec![first])).await?;
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
         let mut ended = Ended::default();
-        let mut offsets = vec![0; open];
         let mut parts = answer::merge(generations);
         while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
             match part {
                 Ok(Part::Piece(piece)) => {
                     let mut new = choice(index, piece.text, None);
                     new.logprobs = self.logprobs(&piece.tokens, &mut offsets[index]);
+                    new.token_ids = self.request.common.token_ids(&piece.tokens);
                     out.json(&self.piece(vec![new])).await?;
                 }
                 Ok(Part::End(end)) => {
@@ -277,7 +316,14 @@ impl Answer {
 }
 
 fn choice(index: usize, text: String, finish_reason: Option<FinishWord>) -> TextChoice {
-    TextChoice { index, text, logprobs: None, finish_reason }
+    TextChoice {
+        index,
+        text,
+        logprobs: None,
+        finish_reason,
+        prompt_token_ids: None,
+        token_ids: None,
+    }
 }
 
 #[cfg(test)]
@@ -286,7 +332,7 @@ mod tests {
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
         let limits = Limits { n_ctx: 64, n_vocab: 100 };
-        CompletionRequest::read(json.as_bytes(), &limits)
+        CompletionRequest::read(json.as_bytes(), &limits, &TextModel::sample())
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }
 
@@ -322,7 +368,6 @@ mod tests {
             (r#"{"prompt": [1, "a"]}"#, "token ids"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
             (r#"{"prompt": "a", "best_of": 3}"#, "best_of"),
-            (r#"{"prompt": "a", "echo": true, "logprobs": 1}"#, "echo"),
             (r#"{"prompt": ["a", "b"], "n": 64}"#, "128"),
             (r#"{"prompt": "a", "logprobs": "x"}"#, "logprobs"),
             (r#"{"prompt": []}"#, "prompt is empty"),

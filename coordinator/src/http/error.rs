@@ -142,6 +142,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// The word by which programs know what is wrong.
+    pub fn set_code(&mut self, code: &'static str) {
+        self.0.code = Some(code);
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.0.status

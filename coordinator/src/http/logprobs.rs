@@ -33,7 +33,6 @@ pub fn chat(model: &TextModel, tokens: &[TokenPiece]) -> ChatLogprobs {
 pub fn text(model: &TextModel, tokens: &[TokenPiece], offset: &mut usize) -> TextLogprobs {
     let mut out = TextLogprobs::default();
     for t in tokens {
-        let Some(logprob) = t.logprob else { continue };
         let token = token_text(&model.vocab_bytes(t.id));
         let top: Map<_, _> = t
             .top
@@ -44,8 +43,8 @@ pub fn text(model: &TextModel, tokens: &[TokenPiece], offset: &mut usize) -> Tex
         // A control token has a name and no text.
         *offset += token_text(&t.bytes).chars().count();
         out.tokens.push(token);
-        out.token_logprobs.push(logprob);
-        out.top_logprobs.push(top);
+        out.token_logprobs.push(t.logprob);
+        out.top_logprobs.push(t.logprob.map(|_| top));
     }
     out
 }

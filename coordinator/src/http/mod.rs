@@ -8,19 +8,31 @@
 mod access;
 mod admin;
 mod answer;
+mod anthropic;
 mod audit;
+mod blocks;
 mod body;
 mod chat;
+mod chat_request;
 mod completions;
+mod cors;
+mod echo;
+mod embeddings;
 mod error;
 mod fields;
+mod form;
 mod https;
+mod infill;
 mod logprobs;
 mod messages;
 mod models;
+mod ollama;
 mod open;
+mod page;
 mod params;
+mod props;
 mod reply;
+mod responses;
 mod serve;
 mod sse;
 mod status;
@@ -38,7 +50,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +58,7 @@ pub use access::Access;
 pub use admin::admin_router;
 pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
+pub use cors::Origins;
 pub use error::ApiError;
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
@@ -80,6 +93,10 @@ pub struct App {
     pub bodies: Bodies,
     /// Who is there.
     pub roll: RollWatch,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Web pages that may read answers.
+    pub cors: Origins,
     /// Who may ask.
     pub access: Access,
     /// Where it is written down who asked.
@@ -91,20 +108,59 @@ pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
+        .merge(beside())
         .route("/health", get(status::health))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(app.clone(), access::guard))
+        .merge(page())
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
+        .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
         .with_state(app)
 }
 
+/// The page's files: they say nothing of anybody, and need no key. What the page asks for does.
+fn page() -> Router<App> {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/markdown.js", get(page::markdown))
+}
+
+/// Addresses that other servers have, llama.cpp's and Ollama's, and what the page shows of the line.
+fn beside() -> Router<App> {
+    Router::new()
+        .route("/line", get(props::line))
+        .route("/infill", post(infill::create))
+        .route("/apply-template", post(props::apply_template))
+        .route("/props", get(props::props))
+        .route("/slots", get(props::slots))
+        .route("/version", get(props::version))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/pull", post(ollama::fixed))
+        .route("/api/create", post(ollama::fixed))
+        .route("/api/delete", delete(ollama::fixed))
+}
+
 /// What there is, for whoever asks for something else.
-const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models and \
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+     /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
+     /detokenize, and GET /, /v1/models, /props, /slots, /line, /version, /api/tags, /api/ps, /api/version and \
      /health";
 
 async fn no_such_address(request: Request) -> ApiError {

@@ -3,13 +3,20 @@
 
 use std::time::Duration;
 
-use brigade_engine::batch::SamplingParams;
+use brigade_engine::batch::{Constraint, DryParams, SamplingParams};
 use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
+use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, entries, kind, list, read};
+use super::form::form;
+use super::models::check_name;
+use crate::constrain::Form;
+use crate::generation::TokenPiece;
 use crate::request::{Limits, MAX_LOGIT_BIAS};
+use crate::text_model::TextModel;
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
@@ -30,6 +37,14 @@ pub struct Common {
     pub stops: Vec<String>,
     /// Whether end-of-generation tokens end a choice.
     pub stop_at_eog: bool,
+    /// Tokens before which nothing ends a choice.
+    pub min_tokens: u32,
+    /// What a choice has to be.
+    pub form: Option<Form>,
+    /// The same, and what calls of tools have to be, as the last stage holds it.
+    pub constraint: Option<Constraint>,
+    /// Whether the answer has the ids of prompt and answer.
+    pub return_token_ids: bool,
     /// Choices a prompt.
     pub n: usize,
     /// Whether the answer is a stream.
@@ -42,21 +57,20 @@ pub struct Common {
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
 const REFUSED: &[(&str, &str)] = &[
-    ("grammar", "constrained decoding is not implemented"),
-    ("json_schema", "constrained decoding is not implemented"),
-    ("guided_json", "constrained decoding is not implemented"),
-    ("guided_regex", "constrained decoding is not implemented"),
-    ("guided_choice", "constrained decoding is not implemented"),
-    ("guided_grammar", "constrained decoding is not implemented"),
     ("tools", "tools are for /v1/chat/completions"),
     ("functions", "use tools, in /v1/chat/completions"),
     ("audio", "this model writes text only"),
     ("lora", "adapters are not implemented"),
 ];
 
-/// Sampling settings that are not implemented; zero turns each off.
-const REFUSED_UNLESS_ZERO: &[&str] =
-    &["mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "length_penalty"];
+/// Sampling settings that are not implemented, and why; zero turns each off.
+const REFUSED_UNLESS_ZERO: &[(&str, &str)] = &[
+    (
+        "mirostat",
+        "what it has learnt of a text would be lost with a worker, and the answer would change",
+    ),
+    ("length_penalty", "there is no beam search"),
+];
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -69,8 +83,13 @@ impl Common {
     pub fn read(
         fields: &mut Fields<'_>,
         limits: &Limits,
+        text: &TextModel,
         default_tokens: u32,
+        left: &mut usize,
     ) -> Result<Self, ApiError> {
+        let model: Option<String> = fields.take("model")?;
+        check_name(text, model.as_deref())?;
+        let form = form(fields, left)?;
         refuse_unsupported(fields)?;
         let stream_options: StreamOptions = fields.take("stream_options")?.unwrap_or_default();
         let n: usize = fields.take("n")?.unwrap_or(1);
@@ -78,17 +97,36 @@ impl Common {
             let message = format!("n is {n}: a number from 1 to {MAX_CHOICES} is needed");
             return Err(ApiError::field("n", message));
         }
+        let stop_at_eog = !fields.take("ignore_eos")?.unwrap_or(false);
+        let min_tokens = fields.take("min_tokens")?.unwrap_or(0);
+        if let Some(form) = form.as_ref().filter(|_| min_tokens > 0 || !stop_at_eog) {
+            let path = &form.path;
+            let message =
+                format!("{path} says when an answer ends: no min_tokens or ignore_eos with it");
+            return Err(ApiError::field(path, message));
+        }
         Ok(Self {
-            params: sampling(fields, limits)?,
+            params: sampling(fields, limits, text)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
             seed: seed(fields)?,
             stops: stops(fields)?,
-            stop_at_eog: !fields.take("ignore_eos")?.unwrap_or(false),
+            stop_at_eog,
+            min_tokens,
+            form,
+            constraint: None,
+            return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             n,
             stream: fields.take("stream")?.unwrap_or(false),
             include_usage: stream_options.include_usage.unwrap_or(false),
             within: timeout(fields)?,
         })
+    }
+}
+
+impl Common {
+    /// Ids of these tokens, if the request wants them.
+    pub fn token_ids(&self, tokens: &[TokenPiece]) -> Option<Vec<u32>> {
+        self.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect())
     }
 }
 
@@ -112,17 +150,10 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    for name in REFUSED_UNLESS_ZERO {
+    for (name, why) in REFUSED_UNLESS_ZERO {
         if fields.take::<f64>(name)?.is_some_and(|v| v != 0.0) {
-            return Err(ApiError::unsupported(*name, format!("{name} is not supported: use 0")));
-        }
-    }
-    if let Some(format) = fields.raw("response_format") {
-        let mut format = Fields::nested("response_format", format)?;
-        let kind: String = format.require("type")?;
-        if kind != "text" {
-            let why = format!("response_format {kind:?} is not supported: only \"text\" is");
-            return Err(ApiError::unsupported("response_format", why));
+            let message = format!("{name} is not supported: {why}; use 0");
+            return Err(ApiError::unsupported(*name, message));
         }
     }
     match fields.raw("modalities") {
@@ -170,7 +201,11 @@ fn count_or_all(field: &str, value: i64, all: u32) -> Result<u32, ApiError> {
     }
 }
 
-fn sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<SamplingParams, ApiError> {
+fn sampling(
+    fields: &mut Fields<'_>,
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<SamplingParams, ApiError> {
     let d = SamplingParams::default();
     let top_k: i64 = fields.take("top_k")?.unwrap_or(d.top_k.into());
     let last_n: i64 =
@@ -189,28 +224,97 @@ fn sampling(fields: &mut Fields<'_>, limits: &Limits) -> Result<SamplingParams, 
         presence_penalty: fields.take("presence_penalty")?.unwrap_or(d.presence_penalty),
         // llama.cpp's -1: the whole context.
         penalty_last_n: count_or_all("repeat_last_n", last_n, limits.n_ctx)?,
-        logit_bias: logit_bias(fields)?,
+        logit_bias: logit_bias(fields, text)?,
+        dry: dry(fields, limits, text)?,
+        top_n_sigma: fields.take("top_n_sigma")?.unwrap_or(d.top_n_sigma),
+        xtc_probability: fields.take("xtc_probability")?.unwrap_or(d.xtc_probability),
+        xtc_threshold: fields.take("xtc_threshold")?.unwrap_or(d.xtc_threshold),
+        dynatemp_range: fields.take("dynatemp_range")?.unwrap_or(d.dynatemp_range),
+        dynatemp_exponent: fields.take("dynatemp_exponent")?.unwrap_or(d.dynatemp_exponent),
+    })
+}
+
+/// Texts that no repeated run goes across, where a request names none: llama.cpp's.
+const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// Most texts of `dry_sequence_breakers`.
+const MAX_DRY_BREAKERS: usize = 64;
+
+fn dry(fields: &mut Fields<'_>, limits: &Limits, text: &TextModel) -> Result<DryParams, ApiError> {
+    let d = DryParams::default();
+    let last_n: i64 = fields.take("dry_penalty_last_n")?.unwrap_or(-1);
+    let breakers: Vec<String> = match fields.raw("dry_sequence_breakers") {
+        None => DRY_BREAKERS.map(str::to_string).to_vec(),
+        Some(raw) => {
+            let name = "dry_sequence_breakers";
+            let texts = list(name, raw, MAX_DRY_BREAKERS)?;
+            texts.into_iter().map(|text| read(name, text)).collect::<Result<_, _>>()?
+        }
+    };
+    let multiplier = fields.take("dry_multiplier")?.unwrap_or(d.multiplier);
+    Ok(DryParams {
+        multiplier,
+        base: fields.take("dry_base")?.unwrap_or(d.base),
+        allowed_length: fields.take("dry_allowed_length")?.unwrap_or(d.allowed_length),
+        last_n: count_or_all("dry_penalty_last_n", last_n, limits.n_ctx)?,
+        breakers: match multiplier > 0.0 {
+            true => text.tokens_with(&breakers).into(),
+            false => d.breakers,
+        },
     })
 }
 
 /// OpenAI's scale ends at 100, which "should result in a ban or exclusive selection".
 const BAN_BIAS: f32 = -100.0;
 
-fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+/// `{"ID": BIAS}` as OpenAI has it, or `[[ID, BIAS], ["TEXT", BIAS]]` as llama.cpp has it; a text stands for its
+/// tokens, in either. `false` bans.
+fn logit_bias(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>, ApiError> {
     let bad = |message: String| ApiError::field("logit_bias", message);
-    let Some(object) = fields.raw("logit_bias") else { return Ok(Vec::new()) };
-    let bias = entries(object, MAX_LOGIT_BIAS).map_err(|e| {
-        bad(format!("logit_bias must be an object of at most {MAX_LOGIT_BIAS} token ids: {e}"))
-    })?;
-    let mut biases = bias
-        .into_iter()
-        .map(|(id, bias)| match (id.parse(), read("logit_bias", bias)?) {
-            (Ok(id), bias) if bias <= BAN_BIAS => Ok((id, f32::NEG_INFINITY)),
-            (Ok(id), bias) => Ok((id, bias)),
-            (Err(_), _) => Err(bad(format!("logit_bias: {id:?} is not a token id"))),
-        })
-        .collect::<Result<Vec<(u32, f32)>, _>>()?;
-    biases.sort_unstable_by_key(|(id, _)| *id);
+    let Some(raw) = fields.raw("logit_bias") else { return Ok(Vec::new()) };
+    let mut named: Vec<(String, &RawValue)> = Vec::new();
+    if kind(raw) == "an array" {
+        for pair in list("logit_bias", raw, MAX_LOGIT_BIAS)? {
+            let pair = list("logit_bias", pair, 2)?;
+            let [token, bias] = pair[..] else {
+                return Err(bad("logit_bias: each entry is [TOKEN, BIAS]".to_string()));
+            };
+            let token = match kind(token) {
+                "a string" => format!("\"{}", read::<String>("logit_bias", token)?),
+                _ => token.get().to_string(),
+            };
+            named.push((token, bias));
+        }
+    } else {
+        named = entries(raw, MAX_LOGIT_BIAS).map_err(|e| {
+            bad(format!("logit_bias must be an object of at most {MAX_LOGIT_BIAS} tokens: {e}"))
+        })?;
+    }
+    let mut biases: Vec<(u32, f32)> = Vec::new();
+    for (token, bias) in named {
+        let bias = match kind(bias) {
+            "a boolean" if !read::<bool>("logit_bias", bias)? => f32::NEG_INFINITY,
+            _ => read("logit_bias", bias)?,
+        };
+        let bias = if bias <= BAN_BIAS { f32::NEG_INFINITY } else { bias };
+        match token.parse() {
+            Ok(id) => biases.push((id, bias)),
+            Err(_) => {
+                let word = token.strip_prefix('"').unwrap_or(&token);
+                let ids = text.tokenizer().encode(word, false, true);
+                biases.extend(ids.map_err(text_error)?.into_iter().map(|id| (id, bias)));
+            }
+        }
+    }
+    if biases.len() > MAX_LOGIT_BIAS {
+        let n = biases.len();
+        return Err(bad(format!("logit_bias names {n} tokens: at most {MAX_LOGIT_BIAS}")));
+    }
+    biases.sort_by_key(|(id, _)| *id);
+    // Of several for one token the last counts.
+    biases.reverse();
+    biases.dedup_by_key(|(id, _)| *id);
+    biases.reverse();
     Ok(biases)
 }
 
@@ -240,7 +344,8 @@ mod tests {
 
     fn read(json: &str) -> Result<Common, String> {
         let mut fields = Fields::parse(json.as_bytes()).unwrap();
-        Common::read(&mut fields, &Limits { n_ctx: 4096, n_vocab: 100 }, 16)
+        let limits = Limits { n_ctx: 4096, n_vocab: 100 };
+        Common::read(&mut fields, &limits, &TextModel::sample(), 16, &mut 1000)
             .map_err(|e| e.body()["error"]["message"].to_string())
     }
 
@@ -257,6 +362,22 @@ mod tests {
         assert_eq!(common.params.logit_bias, [(3, f32::NEG_INFINITY), (4, 2.0)]);
         assert_eq!(common.stops, ["x"]);
         assert!(common.include_usage && !common.stop_at_eog && !common.stream);
+    }
+
+    #[test]
+    fn a_bias_may_be_for_a_text_and_runs_break_at_tokens_with_a_text() {
+        let text = TextModel::sample();
+        let id = |c: &str| text.tokenizer().find(c).unwrap();
+        let params = read(
+            r#"{"logit_bias": [["b", 2], [7, false], ["b", 3]], "dry_multiplier": 1,
+                "dry_sequence_breakers": ["x"]}"#,
+        )
+        .unwrap()
+        .params;
+        assert!(params.logit_bias.contains(&(7, f32::NEG_INFINITY)));
+        assert!(params.logit_bias.contains(&(id("b"), 3.0)), "{:?}", params.logit_bias);
+        assert!(params.dry.breakers.contains(&id("x")) && !params.dry.breakers.contains(&id("b")));
+        assert_eq!(params.dry.last_n, 4096, "the context");
     }
 
     #[test]
@@ -281,7 +402,7 @@ mod tests {
     fn what_would_change_the_answer_is_refused() {
         for (json, word) in [
             (r#"{"tools": [{"type": "function"}]}"#, "tools"),
-            (r#"{"response_format": {"type": "json_schema"}}"#, "json_schema"),
+            (r#"{"response_format": {"type": "json_schema"}}"#, "response_format.schema"),
             (r#"{"mirostat": 2}"#, "mirostat"),
             (r#"{"n": 0}"#, "n is 0"),
             (r#"{"n": 1000}"#, "1000"),
@@ -289,7 +410,9 @@ mod tests {
             (r#"{"stop": 3}"#, "stop"),
             (r#"{"stop": ["a", 3]}"#, "stop"),
             (r#"{"temperature": "hot"}"#, "temperature"),
-            (r#"{"logit_bias": {"x": 1}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"x": "y"}}"#, "logit_bias"),
+            (r#"{"logit_bias": [[1]]}"#, "[TOKEN, BIAS]"),
+            (r#"{"dry_penalty_last_n": -2}"#, "dry_penalty_last_n"),
             (r#"{"modalities": ["audio"]}"#, "modalities"),
         ] {
             let message = read(json).unwrap_err();

@@ -41,6 +41,12 @@ impl Sender {
         self.0.send(Event::default().data(json_text(value))).await.map_err(|_| Gone)
     }
 
+    /// Sends one object under an event's name.
+    pub async fn named(&self, name: &str, value: &impl Serialize) -> Result<(), Gone> {
+        let event = Event::default().event(name).data(json_text(value));
+        self.0.send(event).await.map_err(|_| Gone)
+    }
+
     /// Sends the end mark.
     pub async fn done(&self) -> Result<(), Gone> {
         self.0.send(Event::default().data("[DONE]")).await.map_err(|_| Gone)

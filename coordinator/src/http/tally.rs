@@ -226,6 +226,7 @@ mod tests {
         assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
         let end = End {
             reason: EndReason::Stop,
+            stop: None,
             n_generated: 5,
             n_reused: 8,
             n_recomputed: 2,

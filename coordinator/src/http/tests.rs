@@ -81,6 +81,8 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         sequences: Arc::default(),
         bodies: Bodies::default(),
         roll: tokio::sync::watch::channel(roll).1,
+        max_seqs: 4,
+        cors: Origins::default(),
         access: Access::Open,
         audit: None,
     };

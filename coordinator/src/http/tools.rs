@@ -105,7 +105,8 @@ fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), A
         Fields::nested(&function.path("parameters"), parameters)?;
     }
     let parameters = value["function"]["parameters"].clone();
-    Ok((Tool { name, parameters }, value))
+    let strict = function.take("strict")?.unwrap_or(false);
+    Ok((Tool { name, parameters, strict }, value))
 }
 
 enum Choice {

@@ -76,6 +76,9 @@ pub struct ChatCompletion {
     pub usage: Usage,
     /// Times of the first choice.
     pub timings: Timings,
+    /// Ids of the prompt's tokens, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// One answer of `n`.
@@ -89,6 +92,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishWord,
+    /// Ids of its tokens, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// The assistant's message.
@@ -188,6 +194,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// In the last piece.
     pub finish_reason: Option<FinishWord>,
+    /// Ids of the tokens whose text is known with it, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// New parts of a message.
@@ -274,6 +283,12 @@ pub struct TextChoice {
     pub logprobs: Option<TextLogprobs>,
     /// `None` until it has ended.
     pub finish_reason: Option<FinishWord>,
+    /// Ids of the prompt's tokens, where they are asked for, in the choice's first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of its tokens, likewise, of each piece its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// Log-probabilities of a completion: parallel lists.
@@ -281,10 +296,10 @@ pub struct TextChoice {
 pub struct TextLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Their log-probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// Their log-probabilities; null for the first token of a prompt.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens at each place, by text.
-    pub top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
+    pub top_logprobs: Vec<Option<serde_json::Map<String, serde_json::Value>>>,
     /// Characters before each token, echoed prompt included.
     pub text_offset: Vec<usize>,
 }
@@ -294,8 +309,10 @@ pub struct TextLogprobs {
 pub struct ModelList {
     /// `list`.
     pub object: &'static str,
-    /// The one model.
+    /// The one model, by each of its names.
     pub data: Vec<ModelObject>,
+    /// Codex insists on this list, and takes an empty one for "use your own".
+    pub models: [(); 0],
 }
 
 /// One model.
@@ -309,6 +326,10 @@ pub struct ModelObject {
     pub created: u64,
     /// `brigade`.
     pub owned_by: &'static str,
+    /// Positions a sequence may hold here.
+    pub context_length: u32,
+    /// The same, as vLLM has it.
+    pub max_model_len: u32,
     /// Facts beyond OpenAI's.
     pub meta: ModelMeta,
 }

@@ -124,7 +124,7 @@ impl Draft {
             let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
             let mut rows = left.min(sequence.prompt_left());
-            if matches!(sequence.work, Work::Logits) {
+            if matches!(sequence.work, Work::Logits | Work::Hidden) {
                 match sequence.reported_left() {
                     0 => {
                         rows = rows.min(self.logits_rows_left);
@@ -154,7 +154,7 @@ impl Draft {
             sequence.opened = true;
             let sampler = match &sequence.work {
                 Work::Generate { sampler, .. } => Some(sampler.clone()),
-                Work::Logits => None,
+                Work::Logits | Work::Hidden => None,
             };
             let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
             let request = sequence.label.clone();
@@ -165,7 +165,7 @@ impl Draft {
         let (kind, positions) = match part.want {
             Want::Nothing => (WantedKind::Token, 0..0),
             Want::Sample => (WantedKind::Token, last..last + 1),
-            Want::Logits => (WantedKind::Logits, part.pos..last + 1),
+            Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
         let slot = part.slot;
         self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind }));

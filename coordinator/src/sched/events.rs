@@ -61,7 +61,7 @@ impl Request {
     pub fn positions(&self) -> u64 {
         let generated = match self.work {
             Work::Generate { max_tokens, .. } => u64::from(max_tokens),
-            Work::Logits => 0,
+            Work::Logits | Work::Hidden => 0,
         };
         self.prompt.len() as u64 + generated
     }
@@ -81,6 +81,8 @@ pub enum Work {
     },
     /// The logits row at every position of the prompt, nothing generated.
     Logits,
+    /// The row that the head's norm makes at every position of the prompt, nothing generated.
+    Hidden,
 }
 
 /// What the scheduler hears.
@@ -191,13 +193,13 @@ pub enum Action {
         /// The token.
         token: SampledToken,
     },
-    /// The logits at one position of a [`Work::Logits`] request, positions ascending.
+    /// The row at one position of a [`Work::Logits`] or [`Work::Hidden`] request, positions ascending.
     Logits {
         /// Whose.
         request: RequestId,
         /// Position of the row's token; the row predicts the next one.
         pos: u32,
-        /// `[n_vocab]`.
+        /// `[n_vocab]`, or `[n_embd]`.
         row: Vec<f32>,
     },
     /// The request ended well.

@@ -47,7 +47,7 @@ impl InFlight {
         };
         let kind = match row.value {
             RowValue::Sampled(_) | RowValue::Failed(_) => WantedKind::Token,
-            RowValue::Logits(_) => WantedKind::Logits,
+            RowValue::Logits(_) | RowValue::Hidden(_) => WantedKind::Logits,
         };
         if (row.slot, row.pos, kind) != (next.slot, next.pos, next.kind) {
             return Err(format!(

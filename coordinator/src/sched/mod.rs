@@ -261,7 +261,9 @@ impl Scheduler {
             match row.value {
                 RowValue::Sampled(token) => self.token(now, no, token, out),
                 RowValue::Failed(reason) => self.no_token(now, no, reason, out),
-                RowValue::Logits(logits) => self.logits(now, no, row.pos, logits, out),
+                RowValue::Logits(values) | RowValue::Hidden(values) => {
+                    self.logits(now, no, row.pos, values, out);
+                }
             }
         }
         let oldest = self.oldest_in_flight(results.ubatch)?;

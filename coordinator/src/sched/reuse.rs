@@ -105,7 +105,7 @@ impl Line {
         blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
         let sampler = match &request.work {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
-            Work::Logits => None,
+            Work::Logits | Work::Hidden => None,
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });

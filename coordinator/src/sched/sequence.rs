@@ -86,7 +86,7 @@ impl Admitted {
                 let asked = self.generated() + u32::from(self.awaiting);
                 self.sent >= self.n_known && asked < max_tokens
             }
-            Work::Logits => false,
+            Work::Logits | Work::Hidden => false,
         }
     }
 
@@ -118,8 +118,9 @@ impl Admitted {
         let end = self.n_tokens().min(pos + max_rows);
         assert!(end > pos, "{:?} has nothing to send", self.request);
         let want = match self.work {
-            Work::Logits if self.reported_left() > 0 => Want::Nothing,
+            Work::Logits | Work::Hidden if self.reported_left() > 0 => Want::Nothing,
             Work::Logits => Want::Logits,
+            Work::Hidden => Want::Hidden,
             Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
             Work::Generate { .. } => Want::Nothing,
         };

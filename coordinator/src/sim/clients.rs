@@ -187,7 +187,12 @@ impl Clients {
             None => Work::Logits,
             Some(max_tokens) => Work::Generate {
                 max_tokens,
-                sampler: Arc::new(SamplerSetup { params, seed, top_logprobs: None }),
+                sampler: Arc::new(SamplerSetup {
+                    params,
+                    seed,
+                    top_logprobs: None,
+                    ..SamplerSetup::default()
+                }),
                 stop_tokens: [STOP_TOKEN].into(),
             },
         };

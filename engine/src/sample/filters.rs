@@ -161,6 +161,42 @@ impl Candidates {
         self.list.retain(|c| c.logit >= bar);
     }
 
+    /// Keeps logits within `n` standard deviations of the largest of `row`; off from 0 down. Values of `-inf`
+    /// count for nothing.
+    pub fn top_n_sigma(&mut self, row: &[f32], n: f32) {
+        if n <= 0.0 {
+            return;
+        }
+        let finite = || row.iter().filter(|l| **l > f32::NEG_INFINITY).map(|l| f64::from(*l));
+        let count = finite().count() as f64;
+        let mean = finite().sum::<f64>() / count;
+        let variance = finite().map(|l| (l - mean) * (l - mean)).sum::<f64>() / count;
+        let max = self.best().logit;
+        let bar = f64::from(max) - f64::from(n) * variance.sqrt();
+        self.list.retain(|c| f64::from(c.logit) >= bar || c.logit == max);
+    }
+
+    /// Leaves out all but the least probable of the candidates whose p is at least `threshold`.
+    pub fn exclude_top_choices(&mut self, threshold: f32) {
+        self.list.sort_unstable_by(by_logit);
+        let goal = f64::from(threshold) * self.weigh();
+        let above = self.weights.iter().take_while(|w| f64::from(**w) >= goal).count();
+        self.list.drain(..above.saturating_sub(1));
+    }
+
+    /// The temperature between `low` and `high` that the entropy asks for: its share of the largest entropy that
+    /// so many candidates can have, to the power of `exponent`.
+    pub fn dynamic_temperature(&mut self, low: f32, high: f32, exponent: f32) -> f32 {
+        if self.list.len() < 2 {
+            return high;
+        }
+        let sum = self.weigh();
+        let p = self.weights.iter().map(|w| f64::from(*w) / sum).filter(|p| *p > 0.0);
+        let entropy: f64 = p.map(|p| -p * libm::log(p)).sum();
+        let share = (entropy / libm::log(self.list.len() as f64)).clamp(0.0, 1.0);
+        low + (high - low) * libm::powf(share as f32, exponent)
+    }
+
     /// Divides the logits by `temperature`, and takes the first candidate at which the running sum
     /// of weights exceeds the share `u` of their total.
     pub fn draw(&mut self, temperature: f32, u: f64) -> u32 {

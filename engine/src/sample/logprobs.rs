@@ -33,6 +33,19 @@ pub fn log_prob(row: &[f32], target: u32) -> Result<f64, SampleError> {
     Ok(f64::from(logit - max) - ln_sum)
 }
 
+/// Log-probability of `target` in a raw row, and the `n` most probable tokens, descending, equal ones by id.
+///
+/// # Errors
+/// As [`log_prob`].
+pub fn log_probs(
+    row: &[f32],
+    target: u32,
+    n: usize,
+) -> Result<(f32, Vec<(u32, f32)>), SampleError> {
+    log_prob(row, target)?;
+    top(&mut Candidates::default(), row, target, n)
+}
+
 /// Log-probability of `id`, and the `n` most probable tokens, descending, equal ones by id. Tokens
 /// of probability zero are not among them.
 pub(super) fn top(

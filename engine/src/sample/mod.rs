@@ -5,9 +5,10 @@
 //! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
 //! from a stream.
 //!
-//! The chain is llama.cpp's default one: logit bias, penalties, top-k, typical, top-p, min-p, temperature,
-//! draw. Nothing here knows text, stop conditions or sequences.
+//! The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
+//! min-p, XTC, temperature, draw. Nothing here knows text, stop conditions or sequences.
 
+mod dry;
 mod filters;
 mod logprobs;
 mod penalties;
@@ -15,11 +16,13 @@ mod rng;
 #[cfg(test)]
 mod tests;
 
-use crate::batch::{SampledToken, SamplerSetup, SamplingParams};
+use crate::batch::{NotBefore, SampledToken, SamplerSetup, SamplingParams};
+use crate::constraint::Mask;
+use dry::Dry;
 use filters::Candidates;
 use penalties::Penalties;
 
-pub use logprobs::{log_prob, log_sum_exp};
+pub use logprobs::{log_prob, log_probs, log_sum_exp};
 pub use rng::uniform;
 
 /// Why a row gives no token.
@@ -67,6 +70,7 @@ pub struct Sampler {
     row: Vec<f32>,
     candidates: Candidates,
     penalties: Penalties,
+    dry: Dry,
 }
 
 impl Sampler {
@@ -78,7 +82,8 @@ impl Sampler {
     /// Draws the token that follows `history`.
     ///
     /// `logits`: `[n_vocab]`, raw. `history`: the sequence's tokens so far, prompt included.
-    /// `pos`: position of the new token, which with the seed fixes the random number.
+    /// `pos`: position of the new token, which with the seed fixes the random number. `mask`: tokens that may
+    /// follow; `None`: all.
     ///
     /// # Errors
     /// A logit is NaN or `+inf`, nothing is left to choose, or an id of the bias is out of range.
@@ -88,17 +93,28 @@ impl Sampler {
         setup: &SamplerSetup,
         history: &[u32],
         pos: u32,
+        mask: Option<&Mask>,
     ) -> Result<SampledToken, SampleError> {
         check_row(logits)?;
         let params = &setup.params;
         let penalised = self.penalties.count(params, history, logits.len())?;
-        let row = if params.logit_bias.is_empty() && !penalised {
+        let repeats = self.dry.find(&params.dry, history, logits.len())?;
+        let held = setup.not_before.holds(pos);
+        let is_raw = params.logit_bias.is_empty() && !penalised && !repeats && !held;
+        let row = if is_raw && mask.is_none() {
             logits
         } else {
             self.row.clear();
             self.row.extend_from_slice(logits);
             add_bias(&mut self.row, &params.logit_bias)?;
+            if let Some(mask) = mask {
+                mask.apply(&mut self.row);
+            }
+            if held {
+                ban(&mut self.row, &setup.not_before)?;
+            }
             self.penalties.apply(params, &mut self.row);
+            self.dry.apply(&params.dry, &mut self.row);
             check_row(&self.row)?;
             &self.row
         };
@@ -119,13 +135,20 @@ impl Sampler {
 /// # Errors
 /// The first setting that is NaN or out of range.
 pub fn check_params(params: &SamplingParams) -> Result<(), SampleError> {
-    let finite: [(&str, f32); 6] = [
+    let finite: [(&str, f32); 13] = [
         ("temperature", params.temperature),
         ("top_p", params.top_p),
         ("min_p", params.min_p),
         ("typical_p", params.typical_p),
         ("frequency_penalty", params.frequency_penalty),
         ("presence_penalty", params.presence_penalty),
+        ("dry_multiplier", params.dry.multiplier),
+        ("dry_base", params.dry.base),
+        ("top_n_sigma", params.top_n_sigma),
+        ("xtc_probability", params.xtc_probability),
+        ("xtc_threshold", params.xtc_threshold),
+        ("dynatemp_range", params.dynatemp_range),
+        ("dynatemp_exponent", params.dynatemp_exponent),
     ];
     for (name, value) in finite {
         if !value.is_finite() {
@@ -172,6 +195,26 @@ fn add_bias(row: &mut [f32], bias: &[(u32, f32)]) -> Result<(), SampleError> {
     Ok(())
 }
 
+impl NotBefore {
+    /// Whether its tokens may not be drawn for position `pos`.
+    fn holds(&self, pos: u32) -> bool {
+        pos < self.pos && !self.tokens.is_empty()
+    }
+}
+
+fn ban(row: &mut [f32], not_before: &NotBefore) -> Result<(), SampleError> {
+    let n_vocab = row.len();
+    for &id in not_before.tokens.iter() {
+        let what = "the tokens that may not come yet";
+        *row.get_mut(id as usize).ok_or(SampleError::BadToken { id, what, n_vocab })? =
+            f32::NEG_INFINITY;
+    }
+    Ok(())
+}
+
+/// Makes the draw that decides on XTC another one than the token's, for the same seed and position.
+const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
+
 fn choose(
     candidates: &mut Candidates,
     row: &[f32],
@@ -193,13 +236,30 @@ fn choose(
     if candidates.is_empty() {
         return Err(SampleError::NothingLeft);
     }
+    candidates.top_n_sigma(row, params.top_n_sigma);
     candidates.typical(params.typical_p);
     candidates.top_p(params.top_p);
     candidates.min_p(params.min_p);
     if greedy {
         return Ok(candidates.best().id);
     }
-    Ok(candidates.draw(params.temperature, uniform(seed, pos)))
+    // Above one half there is at most one such token.
+    let excludes = params.xtc_probability > 0.0 && params.xtc_threshold <= 0.5;
+    if excludes && uniform(seed ^ XTC_STREAM, pos) < f64::from(params.xtc_probability) {
+        candidates.exclude_top_choices(params.xtc_threshold);
+    }
+    let (mean, range) = (params.temperature, params.dynatemp_range);
+    let temperature = match range > 0.0 {
+        true => {
+            let low = (mean - range).max(0.0);
+            candidates.dynamic_temperature(low, mean + range, params.dynatemp_exponent)
+        }
+        false => mean,
+    };
+    if temperature <= 0.0 {
+        return Ok(candidates.best().id);
+    }
+    Ok(candidates.draw(temperature, uniform(seed, pos)))
 }
 
 /// Index of the first of the largest values.

@@ -4,9 +4,10 @@ use proptest::prelude::*;
 
 use super::filters::Candidates;
 use super::*;
+use crate::batch::DryParams;
 
 fn setup(params: SamplingParams, seed: u64) -> SamplerSetup {
-    SamplerSetup { params, seed, top_logprobs: None }
+    SamplerSetup { params, seed, top_logprobs: None, ..SamplerSetup::default() }
 }
 
 /// Everything off: a plain draw at temperature 1.
@@ -21,7 +22,7 @@ fn plain() -> SamplingParams {
 }
 
 fn sample(row: &[f32], params: SamplingParams, seed: u64, pos: u32) -> u32 {
-    Sampler::new().sample(row, &setup(params, seed), &[], pos).unwrap().id
+    Sampler::new().sample(row, &setup(params, seed), &[], pos, None).unwrap().id
 }
 
 /// Ids that can be drawn at all, found by drawing often.
@@ -29,7 +30,7 @@ fn reachable(row: &[f32], params: &SamplingParams) -> Vec<u32> {
     let mut sampler = Sampler::new();
     let setup = setup(params.clone(), 5);
     let mut ids: Vec<u32> =
-        (0..4000).map(|pos| sampler.sample(row, &setup, &[], pos).unwrap().id).collect();
+        (0..4000).map(|pos| sampler.sample(row, &setup, &[], pos, None).unwrap().id).collect();
     ids.sort_unstable();
     ids.dedup();
     ids
@@ -80,10 +81,87 @@ fn penalties_follow_their_formula_over_the_window_only() {
 fn prompt_tokens_are_penalised_like_generated_ones() {
     let params = SamplingParams { repeat_penalty: 10.0, ..SamplingParams::greedy() };
     let drawn = |history: &[u32]| {
-        Sampler::new().sample(&[3.0, 2.0], &setup(params.clone(), 0), history, 1).unwrap().id
+        Sampler::new().sample(&[3.0, 2.0], &setup(params.clone(), 0), history, 1, None).unwrap().id
     };
     assert_eq!(drawn(&[]), 0);
     assert_eq!(drawn(&[0]), 1);
+}
+
+#[test]
+fn dry_takes_from_what_would_go_on_with_a_run() {
+    let dry = |allowed_length, breakers: &[u32]| DryParams {
+        multiplier: 2.0,
+        base: 3.0,
+        allowed_length,
+        breakers: breakers.into(),
+        ..DryParams::default()
+    };
+    // The history ends with 1 2 3, which was there before with 4 behind it, and 2 3 with 5 behind it.
+    let history = [1, 2, 3, 4, 2, 3, 5, 1, 2, 3];
+    let loss = |params: &DryParams| {
+        let (mut finder, mut row) = (Dry::default(), [0.0f32; 8]);
+        let found = finder.find(params, &history, row.len()).unwrap();
+        finder.apply(params, &mut row);
+        assert_eq!(found, row.iter().any(|l| *l != 0.0));
+        row
+    };
+    let row = loss(&dry(2, &[]));
+    assert_eq!((row[4], row[5]), (-2.0 * 3.0, -2.0), "by length: 3 and 2");
+    assert_eq!(row.iter().filter(|l| **l != 0.0).count(), 2);
+    assert_eq!(loss(&dry(3, &[]))[4..6], [-2.0, 0.0]);
+    assert_eq!(loss(&dry(2, &[1]))[4..6], [-2.0, -2.0], "no run goes across a breaker");
+    assert_eq!(loss(&dry(2, &[3])), [0.0; 8]);
+    assert_eq!(loss(&DryParams { last_n: 5, ..dry(2, &[]) }), [0.0; 8], "the window is short");
+    let foreign = Dry::default().find(&dry(2, &[]), &history, 5);
+    assert!(matches!(foreign, Err(SampleError::BadToken { id: 5, .. })));
+}
+
+#[test]
+fn top_n_sigma_keeps_what_is_near_the_best() {
+    let mut row = vec![0.0f32; 100];
+    (row[3], row[4], row[5]) = (10.0, 9.5, f32::NEG_INFINITY);
+    let params = SamplingParams { top_n_sigma: 1.0, ..plain() };
+    assert_eq!(reachable(&row, &params), [3, 4]);
+    assert_eq!(reachable(&[1.0, 1.0], &params), [0, 1], "no deviation, nothing to leave out");
+}
+
+#[test]
+fn xtc_leaves_out_all_but_the_last_of_the_best() {
+    // p: 0.53, 0.32, 0.12, 0.03.
+    let row = [3.0, 2.5, 1.5, 0.0];
+    let with = |probability, threshold| {
+        let params =
+            SamplingParams { xtc_probability: probability, xtc_threshold: threshold, ..plain() };
+        reachable(&row, &params)
+    };
+    assert_eq!(with(1.0, 0.1), [2, 3]);
+    assert_eq!(with(1.0, 0.3), [1, 2, 3]);
+    assert_eq!(with(1.0, 0.6), [0, 1, 2, 3], "off above one half");
+    assert_eq!(with(0.5, 0.1), [0, 1, 2, 3], "in some of the draws only");
+}
+
+#[test]
+fn a_dynamic_temperature_follows_the_entropy() {
+    let temperature = |row: &[f32]| {
+        let mut candidates = Candidates::default();
+        candidates.take_top_k(row, 0);
+        candidates.dynamic_temperature(0.5, 1.5, 2.0)
+    };
+    assert_eq!(temperature(&[1.0; 8]), 1.5, "all alike: the largest entropy");
+    let sure = temperature(&[50.0, 0.0, 0.0]);
+    assert!((0.5..0.5001).contains(&sure), "{sure}");
+    let p: f64 = 1.0 / (1.0 + (-1.0f64).exp());
+    let entropy = -(p * p.ln() + (1.0 - p) * (1.0 - p).ln()) / 2f64.ln();
+    let between = f64::from(temperature(&[1.0, 0.0]));
+    assert!((between - (0.5 + entropy * entropy)).abs() < 1e-6, "{between}");
+}
+
+#[test]
+fn what_may_not_come_yet_comes_later() {
+    let not_before = NotBefore { pos: 5, tokens: [0].into() };
+    let setup = SamplerSetup { not_before, ..setup(SamplingParams::greedy(), 0) };
+    let drawn = |pos| Sampler::new().sample(&[2.0, 1.0], &setup, &[], pos, None).unwrap().id;
+    assert_eq!((drawn(4), drawn(5)), (1, 0));
 }
 
 #[test]
@@ -106,7 +184,7 @@ fn bias_comes_first_and_minus_infinity_bans() {
     };
     // (1 + 7) / 2 = 4 beats 3; 1 / 2 + 7 would as well, but (-2 + 7) / 2 = 2.5 does not.
     let with = |first: f32| {
-        Sampler::new().sample(&[first, 3.0], &setup(params.clone(), 0), &[0], 1).unwrap().id
+        Sampler::new().sample(&[first, 3.0], &setup(params.clone(), 0), &[0], 1, None).unwrap().id
     };
     assert_eq!((with(1.0), with(-2.0)), (0, 1));
 }
@@ -148,7 +226,7 @@ fn drawn_frequencies_follow_the_probabilities() {
         let mut sampler = Sampler::new();
         let setup = setup(params, 99);
         for pos in 0..N {
-            counts[sampler.sample(&row, &setup, &[], pos).unwrap().id as usize] += 1.0;
+            counts[sampler.sample(&row, &setup, &[], pos, None).unwrap().id as usize] += 1.0;
         }
         let chi2: f64 = counts
             .iter()
@@ -168,8 +246,11 @@ fn the_result_depends_on_seed_and_position_alone() {
     let alone: Vec<u32> = (0..64).map(|pos| sample(&row, plain(), 11, pos)).collect();
     let mut busy = Sampler::new();
     for pos in (0..64).rev() {
-        busy.sample(&other, &setup_of(3), &[1, 2], pos * 7).unwrap();
-        assert_eq!(busy.sample(&row, &setup_of(11), &[], pos).unwrap().id, alone[pos as usize]);
+        busy.sample(&other, &setup_of(3), &[1, 2], pos * 7, None).unwrap();
+        assert_eq!(
+            busy.sample(&row, &setup_of(11), &[], pos, None).unwrap().id,
+            alone[pos as usize]
+        );
     }
     let reseeded: Vec<u32> = (0..64).map(|pos| sample(&row, plain(), 12, pos)).collect();
     assert_ne!(alone, reseeded);
@@ -177,8 +258,9 @@ fn the_result_depends_on_seed_and_position_alone() {
 
 #[test]
 fn unusable_rows_and_settings_are_errors() {
-    let draw =
-        |row: &[f32], params: SamplingParams| Sampler::new().sample(row, &setup(params, 0), &[], 0);
+    let draw = |row: &[f32], params: SamplingParams| {
+        Sampler::new().sample(row, &setup(params, 0), &[], 0, None)
+    };
     for params in [plain(), SamplingParams::greedy(), SamplingParams::default()] {
         let nan = draw(&[0.0, f32::NAN], params.clone()).unwrap_err();
         assert!(matches!(nan, SampleError::NotFinite { index: 1, .. }), "{nan}");
@@ -189,7 +271,7 @@ fn unusable_rows_and_settings_are_errors() {
     let params = SamplingParams { logit_bias: vec![(2, 1.0)], ..plain() };
     assert!(matches!(draw(&[0.0, 1.0], params), Err(SampleError::BadToken { id: 2, .. })));
     let params = SamplingParams { repeat_penalty: 2.0, ..plain() };
-    let far = Sampler::new().sample(&[0.0], &setup(params, 0), &[9], 0);
+    let far = Sampler::new().sample(&[0.0], &setup(params, 0), &[9], 0, None);
     assert!(matches!(far, Err(SampleError::BadToken { id: 9, .. })));
     assert_eq!(check_params(&SamplingParams::default()), Ok(()));
     for bad in [
@@ -215,7 +297,7 @@ fn log_probabilities_are_those_of_the_raw_row() {
     let row = [1.0, 3.0, 3.0, -2.0];
     let mut setup = setup(SamplingParams { logit_bias: vec![(0, 100.0)], ..plain() }, 0);
     setup.top_logprobs = Some(3);
-    let token = Sampler::new().sample(&row, &setup, &[], 0).unwrap();
+    let token = Sampler::new().sample(&row, &setup, &[], 0, None).unwrap();
     let p = softmax(&row);
     let close = |a: f32, b: f64| (f64::from(a) - b.ln()).abs() < 1e-6;
     assert_eq!(token.id, 0);
@@ -223,9 +305,9 @@ fn log_probabilities_are_those_of_the_raw_row() {
     assert_eq!(token.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2, 0]);
     assert!(token.top.iter().all(|(id, l)| close(*l, p[*id as usize])));
     setup.top_logprobs = Some(99);
-    assert_eq!(Sampler::new().sample(&row, &setup, &[], 0).unwrap().top.len(), 4);
+    assert_eq!(Sampler::new().sample(&row, &setup, &[], 0, None).unwrap().top.len(), 4);
     setup.top_logprobs = Some(0);
-    let token = Sampler::new().sample(&row, &setup, &[], 0).unwrap();
+    let token = Sampler::new().sample(&row, &setup, &[], 0, None).unwrap();
     assert!(token.top.is_empty() && token.logprob.is_some());
     assert!((log_prob(&row, 3).unwrap() - p[3].ln()).abs() < 1e-6);
     assert!(log_prob(&row, 4).is_err());
@@ -319,10 +401,10 @@ proptest! {
     ) {
         let params = SamplingParams {
             temperature, top_k, top_p, min_p, typical_p, repeat_penalty: repeat,
-            frequency_penalty: 0.1, presence_penalty: 0.1, penalty_last_n: 3, logit_bias: vec![(0, 0.5)],
+            frequency_penalty: 0.1, presence_penalty: 0.1, penalty_last_n: 3, logit_bias: vec![(0, 0.5)], ..SamplingParams::default()
         };
-        let setup = SamplerSetup { params, seed, top_logprobs: Some(5) };
-        let draw = || Sampler::new().sample(&row, &setup, &history, pos).unwrap();
+        let setup = SamplerSetup { params, seed, top_logprobs: Some(5), ..SamplerSetup::default() };
+        let draw = || Sampler::new().sample(&row, &setup, &history, pos, None).unwrap();
         let token = draw();
         prop_assert!(row[token.id as usize].is_finite());
         prop_assert_eq!(draw(), token);

@@ -4,8 +4,9 @@ use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
-use crate::batch::{RowOutput, RowValue, Want};
+use crate::batch::{RowOutput, RowValue, SampledToken, Want};
 use crate::block::Scratch;
+use crate::constraint::{Mask, Masks};
 use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
 use crate::sample::Sampler;
 use crate::state::{PartRows, Sequences};
@@ -18,6 +19,8 @@ pub(super) struct Head {
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
     pub(super) sampler: Sampler,
+    /// Of answers that are held to a grammar.
+    pub(super) masks: Masks,
 }
 
 impl Head {
@@ -35,36 +38,48 @@ impl Head {
         if n == 0 {
             return Vec::new();
         }
-        let logits = self.logits(compute, scratch, wanted, n);
+        let n_embd = self.output.cols();
+        let mut normed = scratch.take(n * n_embd);
+        self.read.apply(compute, wanted, &mut normed);
+        // Rows whose logits nobody wants are not multiplied if no other is either.
+        let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
+        let logits = match any_logits {
+            true => self.logits(compute, scratch, &normed, n),
+            false => Vec::new(),
+        };
         let mut outputs = Vec::with_capacity(n);
-        let mut rows = logits.chunks_exact(n_vocab);
+        let mut index = 0;
         for part in parts {
             for row in wanted_rows(part) {
                 let pos = part.pos + (row - part.rows.start) as u32;
-                let logits = rows.next().expect("one row of logits for each wanted row");
+                let logits = || &logits[index * n_vocab..(index + 1) * n_vocab];
                 let value = match part.want {
-                    Want::Sample => self.sample(sequences, part, pos, logits),
-                    _ => RowValue::Logits(logits.to_vec()),
+                    Want::Sample => self.sample(sequences, part, pos, logits()),
+                    Want::Hidden => {
+                        RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
+                    }
+                    Want::Logits | Want::Nothing => RowValue::Logits(logits().to_vec()),
                 };
                 outputs.push(RowOutput { slot: part.slot, pos, value });
+                index += 1;
             }
         }
-        scratch.give_all([logits]);
+        scratch.give_all([normed]);
+        if any_logits {
+            scratch.give_all([logits]);
+        }
         outputs
     }
 
-    /// `[n, n_vocab]` from `n` rows.
+    /// `[n, n_vocab]` from `n` normed rows.
     fn logits(
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
-        rows: &BoundaryRows,
+        normed: &[f32],
         n: usize,
     ) -> Vec<f32> {
-        let n_embd = self.output.cols();
-        let mut normed = scratch.take(n * n_embd);
-        self.read.apply(compute, rows, &mut normed);
-        let x = ActRows::new(compute, &normed, n_embd, &[&self.output]);
+        let x = ActRows::new(compute, normed, self.output.cols(), &[&self.output]);
         let mut logits = scratch.take(n * self.output.rows());
         let job = MatmulJob { w: &self.output, x: &x, rows: 0..n, out: &mut logits };
         compute.matmul(&mut [job]);
@@ -78,7 +93,6 @@ impl Head {
             compute.softcap(&mut logits, cap);
         }
         drop(x);
-        scratch.give_all([normed]);
         logits
     }
 
@@ -92,7 +106,20 @@ impl Head {
         let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
         let setup = setup.expect("a part that wants a sample was checked to have a sampler");
         let history = sequences.history(part.slot);
-        match self.sampler.sample(logits, setup, history, pos + 1) {
+        let sampler = &mut self.sampler;
+        let drawn = match &setup.constraint {
+            None => sampler.sample(logits, setup, history, pos + 1, None),
+            Some(rule) => {
+                let draw =
+                    |mask: Option<&Mask>| sampler.sample(logits, setup, history, pos + 1, mask);
+                let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
+                match self.masks.draw(part.slot, rule, history, draw, token) {
+                    Ok(drawn) => drawn,
+                    Err(error) => return RowValue::Failed(error.to_string()),
+                }
+            }
+        };
+        match drawn {
             Ok(token) => RowValue::Sampled(token),
             Err(error) => RowValue::Failed(error.to_string()),
         }
@@ -129,13 +156,19 @@ mod tests {
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
             bias: None,
             sampler: Sampler::new(),
+            masks: Masks::new(Box::new(|| unreachable!("nothing is held to a grammar here"))),
         }
     }
 
     /// Two sequences of one token each, both of which want a token.
     fn two_parts(sequences: &mut Sequences) -> Vec<PartRows> {
         let params = SamplingParams::greedy();
-        let setup = Arc::new(SamplerSetup { params, seed: 0, top_logprobs: None });
+        let setup = Arc::new(SamplerSetup {
+            params,
+            seed: 0,
+            top_logprobs: None,
+            ..SamplerSetup::default()
+        });
         let open = |slot| SeqOp::Open {
             slot: SlotId(slot),
             blocks: vec![BlockId(slot)],

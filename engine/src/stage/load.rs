@@ -11,6 +11,7 @@ use super::norm::Norm;
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD};
 use crate::block::{Block, Scratch};
+use crate::constraint::{ConstraintError, Masks};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
@@ -111,6 +112,10 @@ impl Stage {
     }
 }
 
+fn no_vocabulary() -> ConstraintError {
+    ConstraintError::Vocabulary("its last stage was not told the tokens' texts".to_owned())
+}
+
 /// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
 /// weights are not held twice.
 fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usize>) {
@@ -191,6 +196,7 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
         output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),
+        masks: Masks::new(Box::new(|| Err(no_vocabulary()))),
     })
 }
 

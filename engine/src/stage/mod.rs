@@ -23,6 +23,7 @@ pub use load::StageConfig;
 use crate::arch::{BlockSpec, ModelSpec, Reads};
 use crate::batch::{Boundary, RowOutput, UBatch};
 use crate::block::{Block, BlockCx, Scratch};
+use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
@@ -122,6 +123,16 @@ impl Stage {
     /// given to one.
     pub fn reset(&mut self) {
         self.sequences.clear();
+        if let Some(head) = &mut self.head {
+            head.masks.clear();
+        }
+    }
+
+    /// Tells where the tokens' texts are, which grammars of answers need; they are read when the first one comes.
+    pub fn set_vocabulary(&mut self, source: VocabularySource) {
+        if let Some(head) = &mut self.head {
+            head.masks = Masks::new(source);
+        }
     }
 
     /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
@@ -139,6 +150,9 @@ impl Stage {
         self.check(ub, input.as_ref())?;
         let applied = self.sequences.apply(ub)?;
         self.run_actions(&applied);
+        if let Some(head) = &mut self.head {
+            head.masks.follow(&ub.ops);
+        }
         let n_rows = ub.n_rows();
         let mut rows = match input {
             Some(input) => {

@@ -8,7 +8,7 @@ pub(super) fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
     match part.want {
         Want::Nothing => part.rows.end..part.rows.end,
         Want::Sample => part.rows.end - 1..part.rows.end,
-        Want::Logits => part.rows.clone(),
+        Want::Logits | Want::Hidden => part.rows.clone(),
     }
 }
 

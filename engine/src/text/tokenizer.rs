@@ -2,7 +2,7 @@
 //! turns ids back into bytes.
 
 use super::partition::{Fragment, Partition};
-use super::vocab::{Kind, Vocab, VocabData, attr};
+use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
 use super::{TextError, bpe, pretok, special, spm, ugm, wpm};
 
 /// Longest text that is tokenised; positions inside are 32-bit.
@@ -274,6 +274,11 @@ impl Tokenizer {
     /// End of turn.
     pub fn eot(&self) -> Option<u32> {
         self.vocab.ids.eot
+    }
+
+    /// Tokens with roles: those of fill-in-the-middle, of ends and beginnings.
+    pub fn special_ids(&self) -> &SpecialIds {
+        &self.vocab.ids
     }
 
     /// Number of tokens, also where there are no texts.

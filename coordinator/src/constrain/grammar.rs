@@ -1,0 +1,43 @@
+//! Texts of grammars, put together from parts that do not know of each other.
+
+use serde_json::{Value, json};
+
+/// A grammar with parts: in Lark a part is named `@NAME`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grammar {
+    main: Value,
+    parts: Vec<Value>,
+}
+
+impl Grammar {
+    /// A text in Lark, with a rule `start`.
+    pub fn lark(text: impl Into<String>) -> Self {
+        Self { main: json!({ "lark_grammar": text.into() }), parts: Vec::new() }
+    }
+
+    /// JSON by a schema.
+    pub fn json(schema: Value) -> Self {
+        Self { main: json!({ "json_schema": schema }), parts: Vec::new() }
+    }
+
+    /// Adds `part`, which the text may call `@name`; names are letters, digits and `_`.
+    pub fn with(mut self, name: &str, part: Self) -> Self {
+        let Self { mut main, parts } = part;
+        main["name"] = Value::from(name);
+        self.parts.push(main);
+        self.parts.extend(parts);
+        self
+    }
+
+    /// As the last stage takes it.
+    pub fn text(&self) -> String {
+        let all: Vec<&Value> = std::iter::once(&self.main).chain(&self.parts).collect();
+        json!({ "grammars": all }).to_string()
+    }
+}
+
+/// A text as a literal of Lark.
+pub fn quote(text: &str) -> String {
+    // JSON's escapes are Lark's, but that the last control character of ASCII needs one too.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}

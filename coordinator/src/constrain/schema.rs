@@ -1,0 +1,214 @@
+//! JSON schemas: what of them can be held, and the place of what cannot.
+//!
+//! A keyword that is not supported would be a promise that is not kept, so it is refused with its path. Words
+//! that schemas may have and that say nothing about values (annotations, unknown words) pass.
+
+use brigade_engine::constraint::check_grammar;
+use serde_json::{Map, Value, json};
+
+use super::grammar::Grammar;
+use super::{MAX_GRAMMAR_BYTES, Refused};
+
+/// Whether everything that a schema says has to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// It does; what cannot be held is refused.
+    Strict,
+    /// What can be held is, and the rest is left out.
+    Lenient,
+}
+
+/// Keywords that restrict values and cannot be held.
+const REFUSED: &[&str] = &[
+    "not",
+    "if",
+    "contains",
+    "minContains",
+    "maxContains",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "$dynamicRef",
+    "$recursiveRef",
+];
+
+/// Formats of strings that are held.
+const FORMATS: &[&str] =
+    &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Formats of strings that JSON Schema defines and that cannot be held. Others are annotations.
+const REFUSED_FORMATS: &[&str] = &[
+    "idn-email",
+    "idn-hostname",
+    "uri-reference",
+    "uri-template",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "relative-json-pointer",
+    "regex",
+];
+
+/// Keywords whose value is a schema, a list of schemas, or an object of schemas.
+const SCHEMAS: &[&str] = &["items", "additionalItems", "additionalProperties"];
+const LISTS: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
+const MAPS: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
+
+/// White space between the values of an answer: at most a space, or a line break and its indentation.
+const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
+
+/// Parts of a schema that are tried by themselves to find out which one is wrong.
+const MAX_TRIALS: usize = 64;
+
+/// The grammar of a schema, known to be usable.
+///
+/// # Errors
+/// What cannot be held, by its path; with [`Strictness::Lenient`] only what is no schema at all.
+pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
+    if !schema.is_object() && !schema.is_boolean() {
+        return Err(Refused::new(path, format!("{path} must be a JSON schema: an object")));
+    }
+    let cleaned = match strictness {
+        Strictness::Strict => {
+            check_words(path, schema)?;
+            annotations_left_out(schema)
+        }
+        Strictness::Lenient => schema.clone(),
+    };
+    let whole = Grammar::json(with_options(&cleaned, strictness));
+    let size = whole.text().len();
+    if size > MAX_GRAMMAR_BYTES {
+        let message = format!("{path} has {size} bytes: at most {MAX_GRAMMAR_BYTES}");
+        return Err(Refused::new(path, message));
+    }
+    match check_grammar(&whole.text()) {
+        Ok(()) => Ok(whole),
+        Err(error) => {
+            let mut trials = MAX_TRIALS;
+            let (path, why) = culprit(path, &cleaned, &cleaned, strictness, &mut trials)
+                .unwrap_or_else(|| (path.to_string(), error.to_string()));
+            Err(Refused::new(&path, format!("{path} cannot be held: {why}")))
+        }
+    }
+}
+
+/// The schema with what the library has to know beside it.
+fn with_options(schema: &Value, strictness: Strictness) -> Value {
+    let mut schema = match schema {
+        Value::Object(schema) => schema.clone(),
+        Value::Bool(false) => Map::from_iter([("enum".to_string(), json!([]))]),
+        _ => Map::new(),
+    };
+    let lenient = strictness == Strictness::Lenient;
+    let options = json!({
+        "whitespace_pattern": WHITE_SPACE, "lenient": lenient, "coerce_one_of": lenient,
+    });
+    schema.insert("x-guidance".to_string(), options);
+    Value::Object(schema)
+}
+
+/// Refuses what is known to restrict values and cannot be held.
+fn check_words(path: &str, schema: &Value) -> Result<(), Refused> {
+    let Some(words) = schema.as_object() else { return Ok(()) };
+    let refuse = |word: &str, what: &str| {
+        let path = format!("{path}.{word}");
+        Err(Refused::new(&path, format!("{path} is not supported: {what}")))
+    };
+    for (word, value) in words {
+        match word.as_str() {
+            word if REFUSED.contains(&word) => {
+                return refuse(word, "leave it out, or say it with the keywords that are there");
+            }
+            "uniqueItems" if value == &Value::Bool(true) => {
+                return refuse(word, "an answer cannot be held to it");
+            }
+            "format" if value.as_str().is_some_and(|f| REFUSED_FORMATS.contains(&f)) => {
+                return refuse(word, &format!("{value}; what is: {}", FORMATS.join(", ")));
+            }
+            "$ref" if !value.as_str().is_some_and(|r| r.starts_with('#')) => {
+                return refuse(word, "a schema can refer to its own parts only (#/...)");
+            }
+            _ => {}
+        }
+    }
+    parts(path, schema).try_for_each(|(path, part)| check_words(&path, part))
+}
+
+/// The schemas that a schema is made of, with their paths.
+fn parts<'a>(path: &str, schema: &'a Value) -> impl Iterator<Item = (String, &'a Value)> {
+    let mut all = Vec::new();
+    for (word, value) in schema.as_object().into_iter().flatten() {
+        let path = format!("{path}.{word}");
+        match value {
+            Value::Array(list) if LISTS.contains(&word.as_str()) => {
+                all.extend(list.iter().enumerate().map(|(i, part)| (format!("{path}[{i}]"), part)));
+            }
+            Value::Object(map) if MAPS.contains(&word.as_str()) => {
+                all.extend(map.iter().map(|(name, part)| (format!("{path}.{name}"), part)));
+            }
+            _ if SCHEMAS.contains(&word.as_str()) => all.push((path, value)),
+            _ => {}
+        }
+    }
+    all.into_iter()
+}
+
+/// The same without formats that are annotations, and without restrictions that are switched off.
+fn annotations_left_out(schema: &Value) -> Value {
+    match schema {
+        Value::Object(words) => {
+            let says_nothing = |word: &str, value: &Value| match word {
+                "format" => value.as_str().is_none_or(|format| !FORMATS.contains(&format)),
+                "uniqueItems" | "then" | "else" => true,
+                _ => false,
+            };
+            let mut kept = Map::new();
+            for (word, value) in words {
+                let value = match word.as_str() {
+                    // A property may have any of these names.
+                    word if MAPS.contains(&word) => match value {
+                        Value::Object(map) => {
+                            let clean = |(name, part): (&String, &Value)| {
+                                (name.clone(), annotations_left_out(part))
+                            };
+                            Value::Object(map.iter().map(clean).collect())
+                        }
+                        other => other.clone(),
+                    },
+                    "enum" | "const" | "default" | "examples" | "required" => value.clone(),
+                    word if says_nothing(word, value) => continue,
+                    _ => annotations_left_out(value),
+                };
+                kept.insert(word.clone(), value);
+            }
+            Value::Object(kept)
+        }
+        Value::Array(list) => Value::Array(list.iter().map(annotations_left_out).collect()),
+        other => other.clone(),
+    }
+}
+
+/// The innermost part of a schema that cannot be compiled by itself, and why.
+fn culprit(
+    path: &str,
+    schema: &Value,
+    root: &Value,
+    strictness: Strictness,
+    trials: &mut usize,
+) -> Option<(String, String)> {
+    *trials = trials.checked_sub(1)?;
+    let mut alone = schema.clone();
+    for word in ["$defs", "definitions"] {
+        if let (Some(alone), Some(defs)) = (alone.as_object_mut(), root.get(word)) {
+            alone.entry(word).or_insert_with(|| defs.clone());
+        }
+    }
+    let text = Grammar::json(with_options(&alone, strictness)).text();
+    let why = check_grammar(&text).err()?.to_string();
+    let inner =
+        parts(path, schema).find_map(|(path, part)| culprit(&path, part, root, strictness, trials));
+    Some(inner.unwrap_or((path.to_string(), why)))
+}

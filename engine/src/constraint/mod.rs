@@ -1,0 +1,35 @@
+//! Constrained answers: which tokens may follow, by a grammar that the answer has to fit.
+//!
+//! A [`Constraint`](crate::batch::Constraint) says which grammar holds from where. [`Vocabulary`] is a model's
+//! tokens as a trie of bytes, [`Running`] follows one answer and makes its masks, [`Masks`] keeps those of all
+//! slots of a last stage and makes the next mask beside the compute threads: between the draw of a token and
+//! the draw of the next one, while the token is on its way through the line.
+//!
+//! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on
+//! after a lost line, or on another cut, has the same ones. What a grammar may cost is capped by counts, not
+//! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON; knows nothing of
+//! requests.
+
+mod masks;
+mod running;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use masks::{Masks, VocabularySource};
+pub use running::Running;
+pub use vocabulary::{Mask, Vocabulary, check_grammar, regex_for_lark};
+
+/// Why an answer cannot be held to its constraint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConstraintError {
+    /// The grammar is wrong, or larger than may be.
+    #[error("the grammar cannot be used: {0}")]
+    Grammar(String),
+    /// The model's vocabulary is not known here, or has no texts.
+    #[error("the answer cannot be held to a grammar: {0}")]
+    Vocabulary(String),
+    /// What was drawn does not fit, or what may follow takes more steps than may be.
+    #[error("the grammar gives no next token: {0}")]
+    Stuck(String),
+}

@@ -1,0 +1,221 @@
+//! Answers drawn at random under grammars, followed from the beginning and from any place in between.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::batch::{Constraint, Grammar, Marker, SamplerSetup, SeqOp, SlotId};
+use crate::sample::uniform;
+use crate::text::{SpecialIds, Tokenizer, VocabData};
+
+const EOS: u32 = 2;
+const THINK: u32 = 3;
+
+/// Control tokens, all bytes, and some words over several bytes.
+fn tokenizer() -> Tokenizer {
+    const NORMAL: i32 = 1;
+    const CONTROL: i32 = 3;
+    const BYTE: i32 = 6;
+    let mut tokens: Vec<String> =
+        ["<unk>", "<s>", "</s>", "<think>", "</think>"].map(str::to_string).to_vec();
+    let mut types = vec![2, CONTROL, CONTROL, CONTROL, CONTROL];
+    for byte in 0..=255u8 {
+        tokens.push(format!("<0x{byte:02X}>"));
+        types.push(BYTE);
+    }
+    for word in ["{\"", "\":", "name", "\"}", "true", "[[", "12", ", \"", "a]", "\n\n", "call:"] {
+        tokens.push(word.to_string());
+        types.push(NORMAL);
+    }
+    let scores = vec![0.0; tokens.len()];
+    let ids = SpecialIds { unk: Some(0), bos: Some(1), eos: Some(EOS), ..SpecialIds::default() };
+    let model = "llama".to_string();
+    let data = VocabData { model, tokens, types, scores, ids, ..VocabData::default() };
+    Tokenizer::new(data).unwrap()
+}
+
+fn vocabulary() -> Vocabulary {
+    Vocabulary::new(&tokenizer()).unwrap()
+}
+
+fn whole(grammar: &str) -> Arc<Constraint> {
+    let grammars = vec![Grammar { text: grammar.to_string(), then_free: false }];
+    Arc::new(Constraint { grammars, first: Some(0), ..Constraint::default() })
+}
+
+/// The next token of an answer, drawn from those that `mask` allows; ends are preferred when they may come.
+fn draw(mask: Option<&Mask>, n_vocab: u32, seed: u64, at: usize) -> u32 {
+    let allowed: Vec<u32> = (0..n_vocab).filter(|id| mask.is_none_or(|m| m.allows(*id))).collect();
+    if mask.is_some() && allowed.contains(&EOS) && uniform(seed, at as u32) < 0.5 {
+        return EOS;
+    }
+    allowed[(uniform(seed ^ 77, at as u32) * allowed.len() as f64) as usize]
+}
+
+/// Draws an answer to its end, or up to `most` tokens.
+fn answer(vocabulary: &Vocabulary, rule: &Arc<Constraint>, seed: u64, most: usize) -> Vec<u32> {
+    let mut running = Running::new(rule.clone());
+    let mut answer = Vec::new();
+    while answer.len() < most {
+        let mask = running.mask_after(vocabulary, &answer).unwrap();
+        let token = draw(mask, tokenizer().n_vocab() as u32, seed, answer.len());
+        if token == EOS {
+            break;
+        }
+        answer.push(token);
+    }
+    answer
+}
+
+fn text(answer: &[u32]) -> String {
+    tokenizer().decode(answer, true).unwrap()
+}
+
+const SCHEMA: &str = r#"start: %json {"type": "object", "properties": {"name": {"enum": ["a", "bb"]},
+    "n": {"type": "integer", "minimum": 0, "maximum": 30}}, "required": ["name", "n"],
+    "additionalProperties": false}"#;
+
+#[test]
+fn drawn_answers_fit_the_schema() {
+    let vocabulary = vocabulary();
+    let rule = whole(SCHEMA);
+    for seed in 0..50 {
+        let text = text(&answer(&vocabulary, &rule, seed, 400));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(value["name"] == "a" || value["name"] == "bb", "{text}");
+        assert!(value["n"].as_u64().unwrap() <= 30, "{text}");
+        assert_eq!(value.as_object().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn a_mask_follows_from_the_tokens_alone() {
+    let vocabulary = vocabulary();
+    let rule = whole(SCHEMA);
+    let all = answer(&vocabulary, &rule, 5, 400);
+    let n_vocab = tokenizer().n_vocab() as u32;
+    let bits = |running: &mut Running, answer: &[u32]| -> Vec<bool> {
+        let mask = running.mask_after(&vocabulary, answer).unwrap().unwrap();
+        (0..n_vocab).map(|id| mask.allows(id)).collect()
+    };
+    let mut steady = Running::new(rule.clone());
+    for n in 0..=all.len() {
+        let so_far = &all[..n];
+        let mut late = Running::new(rule.clone());
+        assert_eq!(bits(&mut steady, so_far), bits(&mut late, so_far), "after {n}");
+    }
+    // Another history than the one that was followed is followed from its beginning.
+    let other = answer(&vocabulary, &rule, 6, 400);
+    assert_ne!(other, all);
+    let fresh = bits(&mut Running::new(rule.clone()), &other[..3]);
+    assert_eq!(bits(&mut steady, &other[..3]), fresh);
+}
+
+#[test]
+fn control_tokens_are_no_text() {
+    let vocabulary = vocabulary();
+    let mut running = Running::new(whole("start: /[<\\/a-z>]+/"));
+    let mask = running.mask_after(&vocabulary, &[]).unwrap().unwrap();
+    assert!(mask.allows(tokenizer().find("name").unwrap()));
+    assert!(!mask.allows(THINK) && !mask.allows(1) && !mask.allows(EOS));
+    let mask = running.mask_after(&vocabulary, &[tokenizer().find("name").unwrap()]).unwrap();
+    assert!(mask.unwrap().allows(EOS), "the word may end");
+}
+
+#[test]
+fn an_answer_may_think_before_it_is_held() {
+    let vocabulary = vocabulary();
+    let close = tokenizer().find("</think>").unwrap();
+    let rule = Arc::new(Constraint {
+        first: Some(0),
+        unless: vec![THINK],
+        markers: vec![Marker { text: "</think>".to_string(), grammar: 1 }],
+        grammars: ["start: \"true\"", "start: /[ \\n]{1,4}/? \"true\""]
+            .map(|text| Grammar { text: text.to_string(), then_free: false })
+            .to_vec(),
+        ..Constraint::default()
+    });
+    let mut running = Running::new(rule.clone());
+    let at_once = running.mask_after(&vocabulary, &[]).unwrap().unwrap();
+    let yes = tokenizer().find("true").unwrap();
+    assert!(at_once.allows(THINK) && at_once.allows(yes) && !at_once.allows(close));
+    let name = tokenizer().find("name").unwrap();
+    assert!(
+        running.mask_after(&vocabulary, &[THINK, name]).unwrap().is_none(),
+        "thoughts are free"
+    );
+    let held = running.mask_after(&vocabulary, &[THINK, name, close]).unwrap().unwrap();
+    assert!(held.allows(yes) && !held.allows(name) && !held.allows(THINK));
+    let over = running.mask_after(&vocabulary, &[THINK, name, close, yes]).unwrap().unwrap();
+    assert!(over.allows(EOS) && !over.allows(yes));
+}
+
+#[test]
+fn calls_are_held_wherever_a_marker_begins_one() {
+    let vocabulary = vocabulary();
+    let rule = Arc::new(Constraint {
+        markers: vec![Marker { text: "call:".to_string(), grammar: 0 }],
+        grammars: vec![Grammar { text: "start: \"12\" | \"true\"".to_string(), then_free: true }],
+        ..Constraint::default()
+    });
+    let id = |text: &str| tokenizer().find(text).unwrap();
+    let mut running = Running::new(rule);
+    let mut so_far = vec![id("name")];
+    for _ in 0..2 {
+        assert!(running.mask_after(&vocabulary, &so_far).unwrap().is_none());
+        so_far.push(id("call:"));
+        let mask = running.mask_after(&vocabulary, &so_far).unwrap().unwrap();
+        assert!(mask.allows(id("true")) && mask.allows(id("12")) && !mask.allows(id("name")));
+        so_far.push(id("12"));
+    }
+    assert!(running.mask_after(&vocabulary, &so_far).unwrap().is_none(), "free again");
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    assert!(matches!(check_grammar("start: %json {"), Err(ConstraintError::Grammar(_))));
+    assert!(matches!(check_grammar("start: foo"), Err(ConstraintError::Grammar(_))));
+    assert_eq!(check_grammar(SCHEMA), Ok(()));
+    let vocabulary = vocabulary();
+    let mut running = Running::new(whole("start: \"true\""));
+    let error = running.mask_after(&vocabulary, &[THINK]).unwrap_err();
+    assert!(matches!(error, ConstraintError::Stuck(_)), "{error}");
+    assert_eq!(running.mask_after(&vocabulary, &[THINK]).unwrap_err(), error, "and stays one");
+}
+
+#[test]
+fn many_slots_draw_as_one_alone() {
+    let rule = whole(SCHEMA);
+    let shared = vocabulary();
+    let n_vocab = tokenizer().n_vocab() as u32;
+    let mut masks = Masks::new(Box::new(|| Vocabulary::new(&tokenizer())));
+    let prompt = [7, 8, 9];
+    let of_slot = |_| Arc::new(Constraint { answer_at: 3, ..(*rule).clone() });
+    let rules: Vec<Arc<Constraint>> = (0..8).map(of_slot).collect();
+    let opens: Vec<SeqOp> = (0..8u32)
+        .map(|slot| {
+            let constraint = Some(rules[slot as usize].clone());
+            let sampler = Some(Arc::new(SamplerSetup { constraint, ..SamplerSetup::default() }));
+            SeqOp::Open { slot: SlotId(slot), blocks: Vec::new(), sampler, request: "r".into() }
+        })
+        .collect();
+    masks.follow(&opens);
+    let mut histories = vec![prompt.to_vec(); 8];
+    let mut open: Vec<usize> = (0..8).collect();
+    while !open.is_empty() {
+        open.retain(|&slot| {
+            let history = &mut histories[slot];
+            let at = history.len() - prompt.len();
+            let pick = |mask: Option<&Mask>| draw(mask, n_vocab, slot as u64, at);
+            let rule = &rules[slot];
+            let drawn = masks.draw(SlotId(slot as u32), rule, history, pick, |t| Some(*t));
+            let token = drawn.unwrap();
+            history.push(token);
+            token != EOS && history.len() < 300
+        });
+    }
+    for (slot, history) in histories.iter().enumerate() {
+        let alone = answer(&shared, &rule, slot as u64, 297);
+        let drawn = history[3..].strip_suffix(&[EOS]).unwrap_or(&history[3..]);
+        assert_eq!(drawn, alone, "slot {slot}");
+    }
+}

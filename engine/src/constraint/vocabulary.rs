@@ -1,0 +1,174 @@
+//! A model's tokens as the grammar sees them.
+
+use std::sync::Arc;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId,
+    TokenizerEnv,
+};
+use llguidance::{Matcher, ParserFactory};
+
+use super::ConstraintError;
+use crate::text::Tokenizer;
+
+/// States of a grammar's lexer; each takes one or two kB.
+const MAX_LEXER_STATES: usize = 25_000;
+
+/// Symbols in all productions of a grammar.
+const MAX_GRAMMAR_SYMBOLS: usize = 200_000;
+
+/// Tokens that may follow, a bit for each.
+#[derive(Debug)]
+pub struct Mask(SimpleVob);
+
+impl Mask {
+    pub(super) fn new(bits: SimpleVob) -> Self {
+        Self(bits)
+    }
+
+    /// Makes the logits of all other tokens `-inf`. `row`: `[n_vocab]`.
+    pub fn apply(&self, row: &mut [f32]) {
+        let words = self.0.as_slice();
+        for (logits, i) in row.chunks_mut(u32::BITS as usize).zip(0..) {
+            let word = words.get(i).copied().unwrap_or(0);
+            if word == u32::MAX {
+                continue;
+            }
+            for (logit, bit) in logits.iter_mut().zip(0..) {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+
+    /// Whether token `id` may follow.
+    pub fn allows(&self, id: u32) -> bool {
+        (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    /// Whether none may.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_zero()
+    }
+
+    /// The same and one more.
+    pub(super) fn with(mut self, id: u32) -> Self {
+        if (id as usize) < self.0.len() {
+            self.0.allow_token(id);
+        }
+        self
+    }
+}
+
+/// The tokens of a model, ready for grammars; shared by all sequences.
+pub struct Vocabulary {
+    factory: ParserFactory,
+    /// Of each token, control tokens by their names: what markers are looked for in.
+    texts: Vec<Vec<u8>>,
+    end: SimpleVob,
+}
+
+impl Vocabulary {
+    /// Of a model with this tokenizer.
+    ///
+    /// # Errors
+    /// Its tokens have no texts, or none ends an answer.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
+        let wrong = |what: &str| ConstraintError::Vocabulary(what.to_owned());
+        let eog = tokenizer.eog();
+        let first = *eog.first().ok_or_else(|| wrong("the model has no token that ends it"))?;
+        let n_vocab = tokenizer.n_vocab() as u32;
+        let text = |id, special| tokenizer.token_bytes(id, special).map(<[u8]>::to_vec);
+        let texts: Vec<Vec<u8>> = (0..n_vocab)
+            .map(|id| text(id, true))
+            .collect::<Result<_, _>>()
+            .map_err(|error| wrong(&error.to_string()))?;
+        // Control tokens are no text of the answer: under this mark no grammar of text reaches them.
+        let marked = |id: u32| match tokenizer.is_special(id) || tokenizer.is_eog(id) {
+            true => [&[TokTrie::SPECIAL_TOKEN_MARKER], texts[id as usize].as_slice()].concat(),
+            false => texts[id as usize].clone(),
+        };
+        let words: Vec<Vec<u8>> = (0..n_vocab).map(marked).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(n_vocab, first), &words).with_eos_tokens(eog);
+        let end = trie.eos_token_set();
+        let env: TokEnv = Arc::new(Env(trie));
+        let factory = factory(&env, &SlicedBiasComputer::json_slices())?;
+        Ok(Self { factory, texts, end })
+    }
+
+    pub(super) fn matcher(&self, grammar: &str) -> Result<Matcher, ConstraintError> {
+        matcher(&self.factory, grammar)
+    }
+
+    /// Text of a token, the names of control tokens too.
+    pub(super) fn text(&self, id: u32) -> &[u8] {
+        self.texts.get(id as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Tokens that end an answer.
+    pub(super) fn end(&self) -> Mask {
+        Mask::new(self.end.clone())
+    }
+}
+
+impl std::fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocabulary").field("n_vocab", &self.texts.len()).finish_non_exhaustive()
+    }
+}
+
+/// Compiles a grammar and forgets it: what is wrong with it does not depend on the vocabulary.
+///
+/// # Errors
+/// [`ConstraintError::Grammar`].
+pub fn check_grammar(grammar: &str) -> Result<(), ConstraintError> {
+    let factory = factory(&ApproximateTokEnv::single_byte_env(), &[])?;
+    matcher(&factory, grammar).map(drop)
+}
+
+fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ConstraintError> {
+    let mut factory = ParserFactory::new(env, InferenceCapabilities::default(), slices)
+        .map_err(|error| ConstraintError::Vocabulary(error.to_string()))?;
+    factory.quiet();
+    *factory.limits_mut() = ParserLimits {
+        max_lexer_states: MAX_LEXER_STATES,
+        max_grammar_size: MAX_GRAMMAR_SYMBOLS,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    };
+    Ok(factory)
+}
+
+fn matcher(factory: &ParserFactory, grammar: &str) -> Result<Matcher, ConstraintError> {
+    let grammar = TopLevelGrammar::from_lark_or_grammar_list(grammar);
+    let matcher = Matcher::new(grammar.and_then(|grammar| factory.create_parser(grammar)));
+    match matcher.get_error() {
+        None => Ok(matcher),
+        Some(error) => Err(ConstraintError::Grammar(error)),
+    }
+}
+
+/// A trie without an algorithm behind it: nothing is ever tokenised for a grammar.
+struct Env(TokTrie);
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
+
+/// A regular expression as it stands between slashes in a grammar.
+pub fn regex_for_lark(regex: &str) -> String {
+    llguidance::regex_to_lark(regex, "")
+}

@@ -1,0 +1,170 @@
+//! A real browser without a window, driven through its debugging pipe (Chrome DevTools Protocol).
+//!
+//! Messages are JSON, each ended by a zero byte, on two named pipes that the browser has as descriptors 3 and 4.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Names under which distributions have Chromium.
+const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+
+/// How long a page may take for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The browser, if this machine has one.
+pub fn find() -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    let mut places =
+        std::env::split_paths(&folders).flat_map(|folder| NAMES.map(|n| folder.join(n)));
+    places.find(|path| path.is_file())
+}
+
+/// A page in a browser of its own; both end with it.
+pub struct Page {
+    child: Child,
+    folder: PathBuf,
+    to: File,
+    from: BufReader<File>,
+    session: Option<Value>,
+    next: u64,
+}
+
+impl Page {
+    /// Starts `browser` and opens `url`.
+    ///
+    /// # Panics
+    /// If the browser does not start or does not answer.
+    pub fn open(browser: &Path, url: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("brigade-page-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let (to, from) = (folder.join("to"), folder.join("from"));
+        assert!(Command::new("mkfifo").args([&to, &from]).status().unwrap().success());
+        let line = format!(
+            "exec {} --headless=new --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe \
+             --user-data-dir={} about:blank 3<{} 4>{}",
+            browser.display(),
+            folder.join("profile").display(),
+            to.display(),
+            from.display()
+        );
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &line])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let to = OpenOptions::new().write(true).open(to).unwrap();
+        let from = BufReader::new(File::open(from).unwrap());
+        let mut page = Self { child, folder, to, from, session: None, next: 0 };
+        let target = page.call("Target.createTarget", json!({ "url": url }))["targetId"].clone();
+        let attach = json!({ "targetId": target, "flatten": true });
+        page.session = Some(page.call("Target.attachToTarget", attach)["sessionId"].clone());
+        page.call("Runtime.enable", json!({}));
+        page
+    }
+
+    /// Calls a method of the protocol.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn call(&mut self, method: &str, params: Value) -> Value {
+        self.next += 1;
+        let mut message = json!({ "id": self.next, "method": method, "params": params });
+        if let Some(session) = &self.session {
+            message["sessionId"] = session.clone();
+        }
+        self.to.write_all(format!("{message}\0").as_bytes()).unwrap();
+        loop {
+            let mut bytes = Vec::new();
+            let n = self.from.read_until(0, &mut bytes).unwrap();
+            assert!(n > 0, "the browser has gone at {method}");
+            bytes.pop();
+            let answer: Value = serde_json::from_slice(&bytes).unwrap();
+            if answer["id"] == self.next {
+                assert!(answer.get("error").is_none(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+        }
+    }
+
+    /// What an expression is in the page.
+    ///
+    /// # Panics
+    /// If it throws.
+    pub fn value(&mut self, expression: &str) -> Value {
+        let params =
+            json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
+        let result = self.call("Runtime.evaluate", params);
+        assert!(result.get("exceptionDetails").is_none(), "{expression}: {result}");
+        result["result"]["value"].clone()
+    }
+
+    /// Waits until an expression is true.
+    ///
+    /// # Panics
+    /// If it does not get so.
+    pub fn wait(&mut self, expression: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.value(&format!("Boolean({expression})")) != true {
+            assert!(Instant::now() < deadline, "{expression} did not come true");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Types a text where the cursor is.
+    pub fn write(&mut self, text: &str) {
+        self.call("Input.insertText", json!({ "text": text }));
+    }
+
+    /// Presses a key by its name.
+    pub fn press(&mut self, key: &str) {
+        let code = match key {
+            "Enter" => 13,
+            "Escape" => 27,
+            "Tab" => 9,
+            _ => 0,
+        };
+        let text = if key == "Enter" { "\r" } else { "" };
+        for kind in ["keyDown", "keyUp"] {
+            let mut params = json!({
+                "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code,
+            });
+            if kind == "keyDown" && !text.is_empty() {
+                params["text"] = json!(text);
+            }
+            self.call("Input.dispatchKeyEvent", params);
+        }
+    }
+
+    /// Shows it in a window of this size, light or dark.
+    pub fn look(&mut self, width: u32, height: u32, scheme: &str) {
+        let size = json!({
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
+        });
+        self.call("Emulation.setDeviceMetricsOverride", size);
+        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
+        self.call("Emulation.setEmulatedMedia", json!({ "features": [feature] }));
+    }
+
+    /// A picture of it as PNG in base64.
+    pub fn picture(&mut self) -> String {
+        let shot = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        shot["data"].as_str().unwrap().to_string()
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
