@@ -191,11 +191,11 @@ fn keyword(
             value.as_str().is_none_or(|text| of_string(word, text, says))
         }
         "minItems" | "maxItems" | "items" | "prefixItems" => {
-            let Some(list) = value.as_array() else { return None };
+            let list = value.as_array()?;
             return of_list(word, list, says, words, root, at);
         }
         "properties" | "required" | "additionalProperties" | "maxProperties" => {
-            let Some(object) = value.as_object() else { return None };
+            let object = value.as_object()?;
             return of_object(word, object, says, words, root, at);
         }
         "$defs" => true,
