@@ -58,7 +58,7 @@ fn draw(server: &Server, from: u64, to: u64) -> Count {
                     if seed >= to {
                         return;
                     }
-                    let temperature = if seed % 2 == 0 { 0.8 } else { 1.5 };
+                    let temperature = if seed.is_multiple_of(2) { 0.8 } else { 1.5 };
                     let choice = choice(server, "/v1/chat/completions", &held(seed, temperature));
                     check(&count, seed, &choice);
                 }

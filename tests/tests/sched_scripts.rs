@@ -158,7 +158,7 @@ impl Script {
                     let positions = match part.want {
                         Want::Nothing => end..end,
                         Want::Sample => end - 1..end,
-                        Want::Logits => part.pos..end,
+                        Want::Logits | Want::Hidden => part.pos..end,
                     };
                     positions.map(|pos| (part.slot, pos))
                 });
