@@ -23,6 +23,7 @@ pub mod keys;
 pub mod meter;
 pub mod metrics;
 pub mod model;
+pub mod pki;
 pub mod plan;
 pub mod random;
 pub mod record;

@@ -35,8 +35,9 @@ pub enum AddressError {
     },
     /// Beyond this machine without permission.
     #[error(
-        "{address} is not on this machine, and brigade's connections are not yet encrypted: \
-         use a loopback address or a Unix socket, or pass --insecure-network"
+        "{address} is not on this machine, and a plain connection would be open to anyone there: give \
+         --data-dir to the coordinator and a token to each worker (brigade token create), use a loopback \
+         address or a Unix socket, or pass --insecure-network"
     )]
     NotLoopback {
         /// What was given.
@@ -105,6 +106,17 @@ impl Address {
     /// [`AddressError::NotLoopback`] where `insecure_network` is needed and not given;
     /// [`AddressError::Unresolved`] where the name has no address.
     pub async fn resolve(&self, insecure_network: bool) -> Result<Vec<SocketAddr>, AddressError> {
+        let all = self.resolve_anywhere().await?;
+        require_loopback_unless(insecure_network, self, &all)?;
+        Ok(all)
+    }
+
+    /// All socket addresses of a TCP endpoint, wherever they are: for connections over TLS. Empty for a Unix
+    /// socket.
+    ///
+    /// # Errors
+    /// [`AddressError::Unresolved`] where the name has no address.
+    pub async fn resolve_anywhere(&self) -> Result<Vec<SocketAddr>, AddressError> {
         let Self::Tcp { host, port } = self else { return Ok(Vec::new()) };
         let unresolved = |source| AddressError::Unresolved { address: self.to_string(), source };
         let all: Vec<SocketAddr> =
@@ -112,7 +124,6 @@ impl Address {
         if all.is_empty() {
             return Err(unresolved(std::io::Error::other("the name has no address")));
         }
-        require_loopback_unless(insecure_network, self, &all)?;
         Ok(all)
     }
 }
@@ -127,7 +138,7 @@ pub fn require_loopback_unless(
     address: &Address,
     resolved: &[SocketAddr],
 ) -> Result<(), AddressError> {
-    if resolved.iter().all(|a| a.ip().to_canonical().is_loopback()) {
+    if are_loopback(resolved) {
         return Ok(());
     }
     if !insecure_network {
@@ -139,6 +150,11 @@ pub fn require_loopback_unless(
          and anyone who reaches this address can use it"
     );
     Ok(())
+}
+
+/// Whether all of these addresses are on this machine's loopback.
+pub fn are_loopback(resolved: &[SocketAddr]) -> bool {
+    resolved.iter().all(|a| a.ip().to_canonical().is_loopback())
 }
 
 #[cfg(test)]

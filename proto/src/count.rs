@@ -140,6 +140,8 @@ macro_rules! flat {
 
 flat!(
     c::JoinReply,
+    c::EnrolRequest,
+    c::EnrolReply,
     c::HelloRequest,
     c::TensorChunk,
     c::PushReply,

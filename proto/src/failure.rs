@@ -98,6 +98,7 @@ fn code_of(kind: FailureKind) -> Code {
         FailureKind::Unsupported => Code::Unimplemented,
         FailureKind::Corrupt => Code::DataLoss,
         FailureKind::Compute | FailureKind::Io => Code::Internal,
+        FailureKind::Forbidden => Code::PermissionDenied,
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_kind_survives_a_status() {
-        for n in 1..=13 {
+        for n in 1..=14 {
             let kind = FailureKind::try_from(n).unwrap();
             let failure = Failure::new(kind, 3, "why");
             assert_eq!(Failure::from_status(&failure.to_status()), failure);

@@ -4,7 +4,8 @@
 //!
 //! - [`control`] and [`pipeline`] are the messages, documented in the `.proto` files.
 //! - [`limits`] has every cap, and [`address`] the rule for what may be dialled.
-//! - [`net`] has one set of HTTP/2 settings, and what a stranger may send.
+//! - [`tls`] has keys, certificates and who may speak with whom.
+//! - [`net`] has one set of HTTP/2 settings, binds and dials, and says what a stranger may send.
 //! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
 //! - [`failure`] has reasons that cross the wire. [`capability`] says who can run what.
 //!
@@ -19,6 +20,7 @@ pub mod frame;
 mod frame_error;
 pub mod limits;
 pub mod net;
+pub mod tls;
 
 /// Version of everything in `proto/`; both ends must have the same one.
 ///
@@ -27,7 +29,9 @@ pub mod net;
 ///   Snapshot and Restore.
 /// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
 /// - 4: an epoch is compared only with those of the same coordinator.
-pub const WIRE_VERSION: u32 = 4;
+/// - 5: TLS between processes: stages know the keys of their neighbours, heartbeats bring what was revoked, and
+///   newcomers enrol.
+pub const WIRE_VERSION: u32 = 5;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

@@ -4,7 +4,8 @@
 //! strangers together can make a process hold is about:
 //!
 //! - [`MAX_STRANGER_BYTES`] of messages that are not complete, and [`PREPARES_AT_ONCE`] decoded manifests;
-//! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame and [`MAX_STREAMS`] calls of some 20 KiB;
+//! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame, 64 KiB more over TLS, and [`MAX_STREAMS`] calls of
+//!   some 20 KiB;
 //! - what is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] for each
 //!   call).
 
@@ -38,6 +39,9 @@ pub const MAX_PEER_CONNECTIONS: usize = 128;
 pub const MAX_STREAMS: u32 = 16;
 /// Bytes of a call's headers: a path and a few fixed ones; a failure travels in an answer's.
 pub const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// Bytes that a TLS handshake counts as, with all other strangers' bytes, until it is over: rustls keeps messages of up
+/// to 64 KiB of it, and as much is read off the socket at once.
+pub const HANDSHAKE_BYTES: usize = 128 << 10;
 /// Time from a connection to its first call, the handshakes below it included. A coordinator that
 /// has nothing to say yet dials again when it has.
 pub const FIRST_CALL_MS: u64 = 10_000;

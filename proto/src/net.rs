@@ -1,33 +1,34 @@
 //! How brigade's processes connect: one set of HTTP/2 settings for both ends, and the only places that bind
 //! and dial.
 //!
-//! Control calls, lanes and weights each get a connection of their own (one `dial` each), so that none waits
-//! behind another's bytes. What a peer may send before it is known is decided in [`door`] (connections),
-//! [`intake`] (messages) and [`calls`] (which call may send what).
+//! [`Network`] says how a process does so: plain, or over TLS as somebody. Control calls, lanes and weights each
+//! get a connection of their own (one `dial` each), so that none waits behind another's bytes. What a peer may
+//! send before it is known is decided in [`door`] (connections), [`intake`] (messages) and [`calls`] (who may
+//! make which call, and what that may send).
 
 pub mod calls;
 pub mod door;
 pub mod intake;
+mod listener;
+mod network;
 
-use std::future::Future;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::server::{Router, TcpIncoming};
+use tokio::net::TcpStream;
 use tonic::transport::{Endpoint, Server};
 use tower::layer::util::{Identity, Stack};
 
 pub use self::calls::Connection;
 use self::calls::GateLayer;
-use self::door::Entrance;
 pub use self::door::{Caller, Peer};
 pub use self::intake::Intake;
+pub use self::listener::Listener;
+pub use self::network::{Network, Plain, address_towards, dial};
 use crate::address::{Address, AddressError};
 use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};
+use crate::tls::TlsError;
 
 /// What stands around every service.
 pub type ServerLayer = Stack<GateLayer, Identity>;
@@ -76,6 +77,17 @@ pub enum NetError {
         /// The transport's reason, with its causes.
         reason: String,
     },
+    /// One of the two does not believe the other: trying again changes nothing by itself.
+    #[error("{address}: {reason}")]
+    Refused {
+        /// What was dialled.
+        address: Address,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// What this process would show of itself is no good.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The server stopped with an error.
     #[error("serving on {address} failed: {reason}")]
     Serve {
@@ -111,37 +123,12 @@ fn endpoint(endpoint: Endpoint) -> Endpoint {
         .tcp_nodelay(true)
 }
 
-/// Connects to `address`: one new connection, established when this returns.
-///
-/// # Errors
-/// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Dial`].
-pub async fn dial(address: &Address, insecure_network: bool) -> Result<Connection, NetError> {
-    let mut targets = Vec::new();
-    match address {
-        Address::Unix(path) => targets.push(format!("unix://{}", path.display())),
-        Address::Tcp { .. } => {
-            let resolved = address.resolve(insecure_network).await?;
-            targets.extend(resolved.iter().map(|socket| format!("http://{socket}")));
-        }
-    }
-    let mut reason = String::new();
-    for target in targets {
-        match Endpoint::from_shared(target) {
-            Ok(built) => match endpoint(built).connect().await {
-                Ok(channel) => return Ok(Connection(channel)),
-                Err(error) => reason = with_causes(&error),
-            },
-            Err(error) => reason = with_causes(&error),
-        }
-    }
-    Err(NetError::Dial { address: address.clone(), reason })
-}
-
 /// Whether a plain HTTP server is at `address`: somebody took one port for another. For a better message only:
 /// whatever goes wrong means no.
-pub async fn speaks_http(address: &Address, insecure_network: bool) -> bool {
+pub async fn speaks_http(address: &Address) -> bool {
     let ask = async {
-        let sockets = address.resolve(insecure_network).await.ok()?;
+        // The question says nothing that needs to be kept secret.
+        let sockets = address.resolve_anywhere().await.ok()?;
         let mut stream = TcpStream::connect(sockets.as_slice()).await.ok()?;
         stream.write_all(HTTP_QUESTION).await.ok()?;
         let mut answer = [0; HTTP_ANSWER.len()];
@@ -149,92 +136,6 @@ pub async fn speaks_http(address: &Address, insecure_network: bool) -> bool {
         Some(answer == HTTP_ANSWER)
     };
     tokio::time::timeout(HTTP_ANSWERS_WITHIN, ask).await.ok().flatten().unwrap_or(false)
-}
-
-/// A bound socket that serves nothing yet.
-#[derive(Debug)]
-pub struct Listener {
-    address: Address,
-    incoming: Incoming,
-}
-
-#[derive(Debug)]
-enum Incoming {
-    Tcp(TcpIncoming),
-    Unix(UnixListenerStream, RemoveOnDrop),
-}
-
-impl Listener {
-    /// Binds `address`; port 0 takes a free one.
-    ///
-    /// # Errors
-    /// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Bind`].
-    pub async fn bind(address: &Address, insecure_network: bool) -> Result<Self, NetError> {
-        let failed = |source| NetError::Bind { address: address.clone(), source };
-        if let Address::Unix(path) = address {
-            let listener = bind_unix(path).map_err(failed)?;
-            let remove = RemoveOnDrop(path.clone());
-            let incoming = Incoming::Unix(UnixListenerStream::new(listener), remove);
-            return Ok(Self { address: address.clone(), incoming });
-        }
-        let resolved = address.resolve(insecure_network).await?;
-        let listener = TcpListener::bind(resolved.as_slice()).await.map_err(failed)?;
-        let address = Address::from(listener.local_addr().map_err(failed)?);
-        // The server's own no-delay setting does not reach connections it did not accept itself.
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        Ok(Self { address, incoming: Incoming::Tcp(incoming) })
-    }
-
-    /// Where it listens, with the real port.
-    pub fn address(&self) -> &Address {
-        &self.address
-    }
-
-    /// Serves until `shutdown` is ready and open calls have ended.
-    ///
-    /// # Errors
-    /// [`NetError::Serve`].
-    pub async fn serve(
-        self,
-        router: Router<ServerLayer>,
-        shutdown: impl Future<Output = ()>,
-    ) -> Result<(), NetError> {
-        let served = match self.incoming {
-            Incoming::Tcp(tcp) => {
-                router.serve_with_incoming_shutdown(Entrance::new(tcp), shutdown).await
-            }
-            Incoming::Unix(unix, _remove) => {
-                router.serve_with_incoming_shutdown(Entrance::new(unix), shutdown).await
-            }
-        };
-        let address = self.address;
-        served.map_err(|error| NetError::Serve { address, reason: with_causes(&error) })
-    }
-}
-
-/// Binds a Unix socket, replacing one that a dead process left behind.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let answer = std::os::unix::net::UnixStream::connect(path);
-            if !answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
-    }
-}
-
-#[derive(Debug)]
-struct RemoveOnDrop(PathBuf);
-
-impl Drop for RemoveOnDrop {
-    fn drop(&mut self) {
-        // A failure leaves a stale socket, which the next bind replaces.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 /// An error and its causes in one line; the transport's own text names only the outermost.

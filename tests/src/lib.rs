@@ -9,4 +9,5 @@ pub mod line;
 pub mod lines;
 pub mod modules;
 pub mod process;
+pub mod secure;
 pub mod up_share;

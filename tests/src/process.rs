@@ -38,7 +38,7 @@ fn no_data() -> PathBuf {
 /// Runs a command to its end.
 pub fn run(args: &[&str]) -> Output {
     let mut command = Command::new(brigade());
-    command.env("BRIGADE_DATA_DIR", no_data());
+    command.env("XDG_DATA_HOME", no_data());
     command.args(args).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -69,7 +69,7 @@ impl Running {
 
     /// As [`Running::start`], of any command.
     pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
-        command.env("BRIGADE_DATA_DIR", no_data());
+        command.env("XDG_DATA_HOME", no_data());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();

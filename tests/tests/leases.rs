@@ -62,7 +62,8 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
         source: Source::Remote(vec![worker]),
         control: None,
         expect: 1,
-        insecure_network: false,
+        network: Default::default(),
+        pki: None,
         patience: Patience::FailFast,
         stage: StageOptions {
             cut: None,

@@ -93,7 +93,10 @@ async fn loads(path: &Path, cache: &Path, threads: &str) -> Vec<Row> {
             }
         };
         let seconds = started.elapsed().as_secs_f64();
-        let health = client.health(HealthRequest { epoch, coordinator_id }).await.unwrap();
+        let health = client
+            .health(HealthRequest { epoch, coordinator_id, ..HealthRequest::default() })
+            .await
+            .unwrap();
         rows.push(Row { facts, seconds, health: health.into_inner() });
     }
     rows

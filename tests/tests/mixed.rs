@@ -50,7 +50,8 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         source: Source::Remote(addresses.collect()),
         control: None,
         expect: 0,
-        insecure_network: false,
+        network: Default::default(),
+        pki: None,
         patience: Patience::FailFast,
         stage,
     };

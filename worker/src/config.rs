@@ -4,9 +4,13 @@
 use std::path::PathBuf;
 
 use brigade_proto::address::{Address, AddressError};
+use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
+use brigade_proto::tls::{External, TlsError, Token};
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
+/// Where a worker that joins listens unless `--listen` says otherwise.
+pub const DEFAULT_PORT: u16 = 7070;
 /// Compute threads accepted.
 pub const MAX_THREADS: usize = 1024;
 /// CPU numbers accepted.
@@ -15,7 +19,7 @@ pub const MAX_CPUS: usize = 4096;
 /// The command line of `brigade worker`, as typed.
 #[derive(Clone, Debug, Default)]
 pub struct RawConfig {
-    /// `--listen`: HOST:PORT (port 0: any free one) or unix:PATH.
+    /// `--listen`: HOST:PORT (port 0: any free one) or unix:PATH; empty where it is not said.
     pub listen: String,
     /// `--join`: the coordinator's control address.
     pub join: Option<String>,
@@ -37,15 +41,45 @@ pub struct RawConfig {
     pub no_model_files: bool,
     /// `--insecure-network`.
     pub insecure_network: bool,
+    /// `--token`.
+    pub token: Option<String>,
+    /// `--name`.
+    pub name: Option<String>,
+    /// `--data-dir`.
+    pub data_dir: Option<PathBuf>,
+    /// `--cluster-cert`, `--cluster-key` and `--cluster-ca`.
+    pub external: Option<External>,
+    /// `--credentials-on-stdin`: the parent says who this worker is.
+    pub credentials_on_stdin: bool,
     /// `--exit-with-stdin`: leave when standard input ends (the parent is gone).
     pub exit_with_stdin: bool,
+}
+
+/// Whether and as whom a worker speaks TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Secured {
+    /// It does not.
+    No,
+    /// As what the coordinator that started it says.
+    Parent,
+    /// By the certificates of somebody else's authority.
+    External(External),
+    /// As a member of a coordinator's cluster.
+    Member {
+        /// Where its key and its certificate are kept.
+        data_dir: PathBuf,
+        /// What lets it in the first time.
+        token: Option<Token>,
+        /// What it would like to be called.
+        name: String,
+    },
 }
 
 /// A worker's settings, all of them valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where to listen.
-    pub listen: Address,
+    /// Where to listen; `None`: on [`DEFAULT_PORT`] of the address by which this machine reaches the coordinator.
+    pub listen: Option<Address>,
     /// Coordinator to join.
     pub join: Option<Address>,
     /// Where others dial this worker; `None`: where it listens.
@@ -64,8 +98,10 @@ pub struct Config {
     pub cache_limit_bytes: u64,
     /// Whether a model file that the coordinator names may be read; otherwise weights are pushed.
     pub model_files: bool,
-    /// Allows addresses beyond loopback.
+    /// Allows plain connections beyond loopback.
     pub insecure_network: bool,
+    /// Whether and as whom it speaks TLS.
+    pub secured: Secured,
     /// Leave when standard input ends.
     pub exit_with_stdin: bool,
 }
@@ -81,6 +117,9 @@ pub enum ConfigError {
         /// What is wrong.
         source: AddressError,
     },
+    /// A token or a name.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A CPU that this process cannot have.
     #[error("{option} names CPU {cpu}, and this process may use {allowed}")]
     Cpu {
@@ -123,6 +162,12 @@ impl Config {
             let problem = "is only said to a coordinator: give --join too";
             return Err(bad("--advertise", raw.advertise.unwrap_or_default(), problem));
         }
+        let secured = secured(&raw, env)?;
+        let listen = match raw.listen.as_str() {
+            "" if join.is_some() => None,
+            "" => return Err(bad("--listen", "", "is needed where there is no --join")),
+            text => Some(address("--listen", text)?),
+        };
         if let Some(threads) = raw.threads.filter(|n| !(1..=MAX_THREADS).contains(n)) {
             let problem = format!("must be 1 to {MAX_THREADS}");
             return Err(bad("--threads", threads.to_string(), problem));
@@ -131,7 +176,8 @@ impl Config {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
         Ok(Self {
-            listen: address("--listen", &raw.listen)?,
+            listen,
+            secured,
             join,
             advertise,
             memory_bytes: bytes("--memory", &raw.memory)?,
@@ -149,6 +195,61 @@ impl Config {
             exit_with_stdin: raw.exit_with_stdin,
         })
     }
+}
+
+/// Whether and as whom: a token, a data folder that was given, or files say so.
+fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secured, ConfigError> {
+    if raw.credentials_on_stdin {
+        return Ok(Secured::Parent);
+    }
+    if let Some(files) = &raw.external {
+        return match raw.token {
+            Some(_) => Err(bad("--token", "", "and --cluster-cert exclude each other")),
+            None => Ok(Secured::External(files.clone())),
+        };
+    }
+    let data_dir = match (&raw.data_dir, &raw.token) {
+        (None, None) => return Ok(Secured::No),
+        (Some(dir), _) => dir.clone(),
+        (None, Some(_)) => default_data_dir(env)?,
+    };
+    if raw.join.is_none() {
+        let problem = "needs --join: there the certificate comes from, and is renewed";
+        return Err(bad("--data-dir", data_dir.display().to_string(), problem));
+    }
+    let name = match &raw.name {
+        Some(name) => name.clone(),
+        None => node_name(),
+    };
+    check_name(&name)?;
+    let token = raw.token.as_deref().map(str::parse).transpose()?;
+    Ok(Secured::Member { data_dir, token, name })
+}
+
+/// This machine's name, as a node's.
+pub fn node_name() -> String {
+    fit_name(&rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// A machine's name as a node's: what no name can have becomes a hyphen.
+fn fit_name(machine: &str) -> String {
+    let fit = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+    let name: String = machine.chars().map(fit).take(MAX_PARTY_NAME_BYTES).collect();
+    match name.trim_matches(['-', '.']) {
+        "" => "worker".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// `$XDG_DATA_HOME/brigade`, or `~/.local/share/brigade`.
+///
+/// # Errors
+/// Neither variable is set.
+pub fn default_data_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf, ConfigError> {
+    let set = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
+    let problem = "has no default, because neither XDG_DATA_HOME nor HOME is set: give one";
+    Ok(base.ok_or_else(|| bad("--data-dir", String::new(), problem))?.join("brigade"))
 }
 
 /// `$XDG_CACHE_HOME/brigade`, or `~/.cache/brigade`.
@@ -219,6 +320,8 @@ fn bad(option: &'static str, value: impl Into<String>, problem: impl Into<String
 
 #[cfg(test)]
 mod tests {
+    use brigade_proto::tls::KeyId;
+
     use super::*;
 
     fn raw() -> RawConfig {
@@ -259,6 +362,48 @@ mod tests {
         assert_eq!(parse_cpus("0-2,8, 1").unwrap(), [0, 1, 2, 8]);
         for text in ["", "a", "3-1", "1-", "0-99999999"] {
             assert!(parse_cpus(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_token_or_a_folder_makes_a_member() {
+        let join = || RawConfig { join: Some("127.0.0.1:7".into()), ..raw() };
+        let token = Token { id: "0".repeat(12), secret: [7; 16], authority: KeyId::of_spki(b"ca") };
+        let secured = |raw| Config::validate(raw, &home).map(|config| config.secured);
+        assert_eq!(secured(join()).unwrap(), Secured::No);
+        let with_token = || RawConfig { token: Some(token.to_string()), ..join() };
+        let Secured::Member { data_dir, token: Some(given), name } = secured(with_token()).unwrap()
+        else {
+            panic!("a token makes no member");
+        };
+        assert_eq!(
+            (data_dir, given),
+            (PathBuf::from("/home/x/.local/share/brigade"), token.clone())
+        );
+        assert!(check_name(&name).is_ok(), "{name}");
+        let folder =
+            || RawConfig { data_dir: Some("/d".into()), name: Some("lab".into()), ..join() };
+        let member = Secured::Member { data_dir: "/d".into(), token: None, name: "lab".into() };
+        assert_eq!(secured(folder()).unwrap(), member);
+        for (raw, word) in [
+            (RawConfig { join: None, ..folder() }, "--data-dir"),
+            (RawConfig { name: Some("a b".into()), ..folder() }, "a b"),
+            (RawConfig { token: Some("brg1".into()), ..folder() }, "--token"),
+            (RawConfig { listen: String::new(), join: None, ..raw() }, "--listen"),
+        ] {
+            let reason = Config::validate(raw, &home).unwrap_err().to_string();
+            assert!(reason.contains(word), "{reason}");
+        }
+        let anywhere = RawConfig { listen: String::new(), ..with_token() };
+        assert_eq!(Config::validate(anywhere, &home).unwrap().listen, None);
+    }
+
+    #[test]
+    fn a_machines_name_becomes_a_nodes() {
+        for (machine, name) in
+            [("gpu_1", "gpu-1"), ("a.b", "a.b"), ("--", "worker"), ("", "worker")]
+        {
+            assert_eq!(fit_name(machine), name);
         }
     }
 

@@ -13,7 +13,9 @@ use brigade_proto::control::{
     load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::net::{Caller, Intake};
+use brigade_proto::net::{Caller, Intake, NetError};
+use brigade_proto::tls::revoked::MAX_REVOKED;
+use brigade_proto::tls::{Revoked, Who};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -22,7 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::order::Order;
 use crate::pace::Pace;
 use crate::push;
-use crate::state::Worker;
+use crate::state::{Worker, check_speaker};
 use crate::transfer;
 
 /// Load events not yet taken by the transport; progress that does not fit is skipped.
@@ -44,12 +46,30 @@ impl ControlService {
     }
 
     /// Lets the coordinator that holds the worker pass; anybody else waits for a turn.
+    ///
+    /// # Errors
+    /// Forbidden for an id that is not the caller's; Busy, late, where too many wait.
     async fn turn(&self, from: &Origin, coordinator_id: &str) -> Result<(), Failure> {
+        check_speaker(&from.who(), coordinator_id)?;
         if self.worker.is_owner(coordinator_id) {
             from.known();
             return Ok(());
         }
         self.pace.turn(from.peer()).await
+    }
+
+    /// Believes these keys no longer, where this worker believes any.
+    fn revoke(&self, keys: &[u8]) -> Result<(), Failure> {
+        let Some(credentials) = self.worker.network().credentials() else { return Ok(()) };
+        let keys = Revoked::from_bytes(keys).ok_or_else(|| {
+            let why = format!(
+                "health.revoked has {} bytes: whole keys, at most {MAX_REVOKED}",
+                keys.len()
+            );
+            Failure::refusal(FailureKind::BadMessage, why)
+        })?;
+        credentials.revoked().add(&keys);
+        Ok(())
     }
 
     /// What a stream of a peer ended with; a refusal takes a turn.
@@ -67,6 +87,10 @@ struct Origin(Option<Caller>);
 impl Origin {
     fn of<T>(request: &Request<T>) -> Self {
         Self(request.extensions().get().cloned())
+    }
+
+    fn who(&self) -> Who {
+        self.0.as_ref().map(Caller::who).unwrap_or_default()
     }
 
     fn known(&self) {
@@ -107,10 +131,10 @@ impl worker_server::Worker for ControlService {
         self.worker.check_free_for(&coordinator_id)?;
         let order = Order::parse(request)?;
         if let Some(next) = &order.next_hop {
-            let refuse = |e: brigade_proto::address::AddressError| {
-                Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"))
-            };
-            next.resolve(self.worker.insecure_network()).await.map_err(refuse)?;
+            let refuse =
+                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"));
+            let is_tls = order.next_key.is_some();
+            self.worker.network().check(next, is_tls).await.map_err(refuse)?;
         }
         let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
         from.known();
@@ -122,7 +146,8 @@ impl worker_server::Worker for ControlService {
         request: Request<Streaming<TensorChunk>>,
     ) -> Result<Response<PushReply>, Status> {
         let (from, intake) = (Origin::of(&request), intake_of(&request));
-        let pushed = push::receive(&self.worker, request.into_inner(), intake).await;
+        let chunks = request.into_inner();
+        let pushed = push::receive(&self.worker, chunks, intake, &from.who()).await;
         Ok(Response::new(self.ended(&from, pushed).await?))
     }
 
@@ -166,8 +191,9 @@ impl worker_server::Worker for ControlService {
         request: Request<HealthRequest>,
     ) -> Result<Response<HealthReply>, Status> {
         let (from, request) = (Origin::of(&request), request.into_inner());
-        let HealthRequest { epoch, coordinator_id } = request;
+        let HealthRequest { epoch, coordinator_id, revoked } = request;
         self.turn(&from, &coordinator_id).await?;
+        self.revoke(&revoked)?;
         Ok(Response::new(self.worker.health(&coordinator_id, epoch)))
     }
 
@@ -185,13 +211,16 @@ impl worker_server::Worker for ControlService {
         request: Request<Streaming<RestoreRequest>>,
     ) -> Result<Response<RestoreReply>, Status> {
         let (from, intake) = (Origin::of(&request), intake_of(&request));
-        let received = transfer::receive(&self.worker, request.into_inner(), intake).await;
+        let parts = request.into_inner();
+        let received = transfer::receive(&self.worker, parts, intake, &from.who()).await;
         self.ended(&from, received).await?;
         Ok(Response::new(RestoreReply {}))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
-        self.pace.turn(Origin::of(&request).peer()).await?;
+        let from = Origin::of(&request);
+        self.pace.turn(from.peer()).await?;
+        self.worker.check_may_drain(&from.who())?;
         Ok(Response::new(DrainReply { epoch: self.worker.drain().await }))
     }
 }

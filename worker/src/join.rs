@@ -9,7 +9,9 @@ use brigade_proto::capability::check_version;
 use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::{JoinReply, JoinRequest};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::net::{dial, speaks_http};
+use brigade_proto::net::speaks_http;
+use brigade_proto::tls::Role;
+use brigade_proto::tls::verify::Expected;
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use tokio::time::{sleep, timeout};
 
@@ -48,8 +50,7 @@ pub async fn keep_joining(
                 sleep(LOOK_EVERY).await;
             }
             Err(failure) => {
-                let insecure = worker.insecure_network();
-                let failure = explained(failure, &coordinator, insecure).await;
+                let failure = explained(failure, &coordinator).await;
                 if failure.reason != last_reason {
                     tracing::warn!(%coordinator, %failure, "cannot join, trying again");
                     last_reason = failure.reason;
@@ -62,9 +63,9 @@ pub async fn keep_joining(
 }
 
 /// The failure, or that the address is another port than that where workers join.
-async fn explained(failure: Failure, coordinator: &Address, insecure_network: bool) -> Failure {
+async fn explained(failure: Failure, coordinator: &Address) -> Failure {
     let wrong = match failure.kind() {
-        FailureKind::PeerLost if speaks_http(coordinator, insecure_network).await => {
+        FailureKind::PeerLost if speaks_http(coordinator).await => {
             format!("{coordinator} speaks HTTP: is it serve's --listen instead of its --control?")
         }
         // A gRPC server that does not know the call.
@@ -88,7 +89,11 @@ async fn join(
         capabilities: Some(worker.capabilities()),
     };
     let attempt = async {
-        let channel = dial(coordinator, worker.insecure_network())
+        let network = worker.network();
+        let expected =
+            network.credentials().map(|_| Expected { role: Role::Coordinator, key: None });
+        let channel = network
+            .dial(coordinator, expected)
             .await
             .map_err(|e| Failure::refusal(FailureKind::PeerLost, e.to_string()))?;
         let reply = ClusterClient::new(channel).join(request).await;

@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, check_ubatch};
 use brigade_proto::limits::{MAX_FRAME_BYTES, MAX_SMALL_BYTES};
-use brigade_proto::net::{Caller, Intake, Peer, dial};
+use brigade_proto::net::{Caller, Intake, Peer};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::pipeline_server::Pipeline;
 use brigade_proto::pipeline::{
     LaneEvent, LaneFrame, LaneOpen, ResultFrame, ResultsRequest, Ubatch, lane_frame,
 };
+use brigade_proto::tls::verify::Expected;
+use brigade_proto::tls::{Role, Who};
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -57,13 +59,15 @@ struct Call {
     pace: Arc<Pace>,
     intake: Option<Intake>,
     peer: Option<Peer>,
+    who: Who,
 }
 
 impl Call {
     fn of<T>(pace: &Arc<Pace>, request: &Request<T>) -> Self {
         let (pace, extensions) = (pace.clone(), request.extensions());
-        let peer = extensions.get().map(Caller::peer);
-        Self { pace, intake: extensions.get().cloned(), peer }
+        let caller = extensions.get::<Caller>();
+        let (peer, who) = (caller.map(Caller::peer), caller.map(Caller::who).unwrap_or_default());
+        Self { pace, intake: extensions.get().cloned(), peer, who }
     }
 
     fn accept(&self, max_bytes: usize) {
@@ -98,7 +102,7 @@ impl Pipeline for PipelineService {
         request: Request<ResultsRequest>,
     ) -> Result<Response<Self::ResultsStream>, Status> {
         let call = Call::of(&self.pace, &request);
-        let receiver = match self.worker.attach_results(request.get_ref()) {
+        let receiver = match self.worker.attach_results(request.get_ref(), &call.who) {
             Ok(receiver) => receiver,
             Err(failure) => {
                 call.pace.turn(call.peer).await?;
@@ -118,7 +122,7 @@ async fn serve_lane(
     call: &Call,
     events: &Events,
 ) -> Result<(), Failure> {
-    let (grant, inbound) = match admit(worker, inbound).await {
+    let (grant, inbound) = match admit(worker, inbound, &call.who).await {
         Ok(admitted) => admitted,
         Err(refusal) => {
             call.pace.turn(call.peer).await?;
@@ -145,9 +149,10 @@ async fn serve_lane(
 async fn admit(
     worker: &Worker,
     mut inbound: Streaming<LaneFrame>,
+    who: &Who,
 ) -> Result<(LaneGrant, Streaming<LaneFrame>), Failure> {
     let open = first_frame(&mut inbound).await?;
-    Ok((worker.begin_lane(&open)?, inbound))
+    Ok((worker.begin_lane(&open, who)?, inbound))
 }
 
 /// Whether somebody who may do so ended the lane: by another epoch, an unload, or by stopping a
@@ -308,7 +313,10 @@ async fn open_downstream(worker: &Worker, grant: &LaneGrant) -> Result<(Downstre
     };
     let stage = grant.stage() + 1;
     let unreachable = |why: String| peer_lost(grant, format!("stage {stage} ({address})"), why);
-    let channel = dial(address, worker.insecure_network())
+    let expected = grant.order.next_key.map(|key| Expected { role: Role::Worker, key: Some(key) });
+    let channel = worker
+        .network()
+        .dial(address, expected)
         .await
         .map_err(|error| unreachable(error.to_string()))?;
     let mut client = PipelineClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES);

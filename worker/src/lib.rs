@@ -5,6 +5,7 @@
 //! - [`config`] and [`run`] take a worker from its settings to its end. [`join`] tells a coordinator where it
 //!   is.
 //! - [`state`] is what a worker holds. [`session`] says who may call what.
+//! - [`credentials`] and [`membership`] say who the worker is itself.
 //! - [`control`], [`push`] and [`transfer`] are the control service. [`pace`] limits how many strangers it
 //!   answers.
 //! - [`order`] and [`load`] say what to load, from where, and whether it fits. Below them are [`cache`],
@@ -18,6 +19,7 @@ pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod control;
+pub mod credentials;
 pub mod executor;
 pub mod hashes;
 pub mod host;
@@ -25,6 +27,7 @@ pub mod join;
 pub mod lane;
 pub mod load;
 pub mod measure;
+pub mod membership;
 pub mod memory;
 pub mod metrics;
 pub mod order;

@@ -9,6 +9,9 @@ use brigade_proto::control::{Blob, FileHint, KvType, PrepareRequest, StageSpec, 
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, at_most};
 use brigade_proto::limits::*;
+use brigade_proto::tls::KeyId;
+use brigade_proto::tls::key::KEY_ID_BYTES;
+use bytes::Bytes;
 
 use crate::hashes::hinted_state;
 
@@ -19,6 +22,10 @@ pub struct Order {
     pub spec: StageSpec,
     /// The next stage; `None` on the last one.
     pub next_hop: Option<Address>,
+    /// Key of the stage before this one, where that speaks TLS.
+    pub previous_key: Option<KeyId>,
+    /// Key of the next stage, where that speaks TLS.
+    pub next_key: Option<KeyId>,
     /// Type of outgoing boundaries.
     pub wire_type: WireType,
     /// For logs.
@@ -82,6 +89,8 @@ impl Order {
         let PrepareRequest { spec, model_name, header, tensors, files, .. } = request;
         let spec = spec.ok_or_else(|| bad("prepare.spec is missing"))?;
         let (next_hop, wire_type) = check_spec(&spec)?;
+        let previous_key = key("spec.previous_key", &spec.previous_key, spec.stage > 0)?;
+        let next_key = key("spec.next_key", &spec.next_key, next_hop.is_some())?;
         name_fits("prepare.model_name", &model_name)?;
         let header = blob("prepare.header", header)?;
         let Some(header_hash) = header.0 else {
@@ -108,7 +117,18 @@ impl Order {
             }
         }
         let header = (header_hash, header.1);
-        Ok(Self { spec, next_hop, wire_type, model_name, header, tensors: wanted, files })
+        let tensors = wanted;
+        Ok(Self {
+            spec,
+            next_hop,
+            previous_key,
+            next_key,
+            wire_type,
+            model_name,
+            header,
+            tensors,
+            files,
+        })
     }
 
     /// The key of a stage that was loaded for this order, with these weights.
@@ -117,6 +137,8 @@ impl Order {
             stage: 0,
             n_stages: 0,
             next_hop: String::new(),
+            previous_key: Bytes::new(),
+            next_key: Bytes::new(),
             wire_type: 0,
             ..self.spec.clone()
         };
@@ -197,6 +219,18 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
         }
     };
     Ok((next_hop, spec.wire_type()))
+}
+
+/// A neighbour's key; none where it is empty.
+fn key(field: &str, bytes: &[u8], may_be: bool) -> Result<Option<KeyId>, Failure> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    if !may_be {
+        return Err(bad(format!("{field} is set at an end of the line")));
+    }
+    let why = || bad(format!("{field} has {} bytes, not {KEY_ID_BYTES}", bytes.len()));
+    KeyId::from_bytes(bytes).ok_or_else(why).map(Some)
 }
 
 fn blob(field: &str, blob: Option<Blob>) -> Result<(Option<Hash>, u64), Failure> {

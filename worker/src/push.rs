@@ -7,13 +7,14 @@ use brigade_proto::control::{PushReply, TensorChunk};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_CHUNK_BYTES, MAX_PIECE_BYTES};
 use brigade_proto::net::Intake;
+use brigade_proto::tls::Who;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use crate::cache::{BlobWriter, Cache};
 use crate::load::cache_failure;
 use crate::order::hash_from_wire;
-use crate::state::{Worker, blocking};
+use crate::state::{Worker, blocking, check_speaker};
 
 /// Chunks received and not yet written.
 const WRITE_QUEUE: usize = 4;
@@ -28,11 +29,13 @@ pub async fn receive(
     worker: &Arc<Worker>,
     mut chunks: Streaming<TensorChunk>,
     intake: Option<Intake>,
+    who: &Who,
 ) -> Result<PushReply, Failure> {
     let from = |status: Status| Failure::from_status(&status);
     let Some(mut chunk) = chunks.message().await.map_err(from)? else {
         return Ok(PushReply::default());
     };
+    check_speaker(who, &chunk.coordinator_id)?;
     worker.check_push(&chunk)?;
     intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
     // A thread waits for the rest: only for a peer that may push.

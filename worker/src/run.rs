@@ -10,20 +10,22 @@ use brigade_engine::kernels::KernelError;
 use brigade_proto::address::Address;
 use brigade_proto::control::worker_server::WorkerServer;
 use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES};
-use brigade_proto::net::{Listener, NetError, server};
+use brigade_proto::net::{Listener, NetError, Plain, address_towards, server};
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::StageBackend;
 use crate::cache::Cache;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_PORT};
 use crate::control::ControlService;
+use crate::credentials::Secure;
 use crate::executor::Stuck;
 use crate::hashes::HashStore;
 use crate::host;
 use crate::join::keep_joining;
 use crate::lane::PipelineService;
 use crate::load::Loader;
+use crate::membership::MembershipError;
 use crate::memory;
 use crate::pace::Pace;
 use crate::pool::{Pool, PoolError};
@@ -43,6 +45,9 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Why a worker could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
+    /// It is no member of the cluster that it should join.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
     /// It cannot listen or serve.
     #[error(transparent)]
     Net(#[from] NetError),
@@ -73,12 +78,13 @@ pub enum WorkerError {
 pub struct Bound {
     listener: Listener,
     config: Config,
+    secure: Secure,
     worker: Arc<Worker>,
     stop: CancellationToken,
 }
 
 impl Bound {
-    /// Binds the socket and opens the cache.
+    /// Opens the cache, joins the cluster if it is to, and binds the socket.
     ///
     /// # Errors
     /// [`WorkerError`].
@@ -100,10 +106,12 @@ impl Bound {
             host_id: host::host_id(),
             memory_limit,
         };
-        let listener = Listener::bind(&config.listen, config.insecure_network).await?;
+        let secure = Secure::of(&config).await?;
+        let listen = listen_address(&config).await?;
+        let listener = secure.network.bind(&listen, Plain::Refused).await?;
         let stop = CancellationToken::new();
-        let worker = Arc::new(Worker::new(loader, config.insecure_network, stop.clone()));
-        Ok(Self { listener, config, worker, stop })
+        let worker = Arc::new(Worker::new(loader, secure.network.clone(), stop.clone()));
+        Ok(Self { listener, config, secure, worker, stop })
     }
 
     /// Where it listens, with the real port.
@@ -116,8 +124,8 @@ impl Bound {
     /// # Errors
     /// [`WorkerError::Net`].
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
-        let Self { listener, config, worker, stop } = self;
-        let advertised = config.advertise.unwrap_or_else(|| listener.address().clone());
+        let Self { listener, config, secure, worker, stop } = self;
+        let advertised = advertised(&config, listener.address()).await;
         let pace = Arc::new(Pace::default());
         let control = WorkerServer::new(ControlService::new(worker.clone(), pace.clone()))
             .max_decoding_message_size(MAX_CONTROL_BYTES);
@@ -133,9 +141,11 @@ impl Bound {
             }
         };
         tokio::pin!(serving);
+        let keeping = async { match secure.keep().await {} };
         tokio::select! {
             served = &mut serving => return Ok(served?),
             () = joining => {}
+            () = keeping => {}
             () = shutdown => {}
             stuck = worker.stuck() => return Err(stuck.into()),
         }
@@ -145,6 +155,34 @@ impl Bound {
             Ok(served) => Ok(served?),
             Err(_) => Ok(()),
         }
+    }
+}
+
+/// Where it listens: as said, or on the address by which this machine reaches the coordinator.
+async fn listen_address(config: &Config) -> Result<Address, NetError> {
+    match (&config.listen, &config.join) {
+        (Some(listen), _) => Ok(listen.clone()),
+        (None, Some(coordinator)) => {
+            let host = address_towards(coordinator).await?.to_string();
+            Ok(Address::Tcp { host, port: DEFAULT_PORT })
+        }
+        (None, None) => Ok(Address::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT }),
+    }
+}
+
+/// What the coordinator is told: as said, or where it listens, by the address that the coordinator sees where it listens
+/// on all of them.
+async fn advertised(config: &Config, listens: &Address) -> Address {
+    if let Some(advertise) = &config.advertise {
+        return advertise.clone();
+    }
+    let (Some(coordinator), Address::Tcp { host, port }) = (&config.join, listens) else {
+        return listens.clone();
+    };
+    let is_all = host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified());
+    match address_towards(coordinator).await {
+        Ok(ip) if is_all => Address::Tcp { host: ip.to_string(), port: *port },
+        _ => listens.clone(),
     }
 }
 
@@ -199,7 +237,11 @@ async fn serve_until(
     stop: CancellationToken,
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
-    let bound = Bound::new(config, backend).await?;
+    let bound = tokio::select! {
+        bound = Bound::new(config, backend) => bound?,
+        // It waits for a coordinator that does not answer.
+        () = stop.cancelled() => return Ok(()),
+    };
     let mut out = io::stdout();
     writeln!(out, "{READY_PREFIX}{}", bound.address())
         .and_then(|()| out.flush())

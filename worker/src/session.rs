@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use brigade_proto::control::Phase;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{LEASE_MS, MAX_EPOCH_STEP, MAX_NAME_BYTES, MAX_PAST_OWNERS};
+use brigade_proto::tls::party::holder_name;
 
 /// Silence after which another coordinator may take the worker.
 pub const LEASE: Duration = Duration::from_millis(LEASE_MS);
@@ -162,7 +163,7 @@ impl Session {
         let why = format!(
             "coordinator {} holds this worker in epoch {} and was heard from {silent_ms} ms \
              ago; it is free {LEASE_MS} ms after it falls silent, or when it unloads",
-            short(&owner.coordinator_id),
+            shown(&owner.coordinator_id),
             self.epoch
         );
         Err(refuse(FailureKind::Busy, why))
@@ -174,11 +175,11 @@ impl Session {
     /// Busy or StaleEpoch.
     pub fn check(&mut self, now: Instant, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
         if self.owner() != Some(coordinator_id) {
-            let holder = self.owner().map_or("no one", short);
+            let holder = self.owner().map_or_else(|| "no one".to_owned(), shown);
             let why = format!(
                 "coordinator {} does not hold this worker ({holder} does): \
                  call Prepare first",
-                short(coordinator_id)
+                shown(coordinator_id)
             );
             return Err(refuse(FailureKind::Busy, why));
         }
@@ -273,12 +274,9 @@ fn refuse(kind: FailureKind, why: impl Into<String>) -> Failure {
 /// speak in its name.
 const SHORT_ID: usize = 8;
 
-/// The beginning of a coordinator's id.
-pub fn short(coordinator_id: &str) -> &str {
-    coordinator_id
-        .char_indices()
-        .nth(SHORT_ID)
-        .map_or(coordinator_id, |(end, _)| &coordinator_id[..end])
+/// What others are told of a coordinator: the name of its certificate, or the beginning of its id.
+pub fn shown(coordinator_id: &str) -> String {
+    holder_name(coordinator_id).unwrap_or_else(|| coordinator_id.chars().take(SHORT_ID).collect())
 }
 
 #[cfg(test)]
@@ -397,6 +395,16 @@ mod tests {
         assert!(busy.reason.contains("01234567 holds") && !busy.reason.contains("89ab"), "{busy}");
         let busy = session.check(t0, "b", 1).unwrap_err();
         assert!(busy.reason.contains("01234567") && !busy.reason.contains("89ab"), "{busy}");
+    }
+
+    #[test]
+    fn of_a_certificate_others_are_told_the_name_and_not_the_rest() {
+        let key = "ab".repeat(32);
+        let (mut session, t0) = (Session::default(), Instant::now());
+        session.prepare(t0, &format!("desk:{key}:secret"), 1).unwrap();
+        let busy = session.prepare(t0, "b", 1).unwrap_err();
+        assert!(busy.reason.contains("desk (key abababab)"), "{busy}");
+        assert!(!busy.reason.contains("secret"), "{busy}");
     }
 
     #[test]

@@ -6,12 +6,13 @@ use brigade_proto::control::{RestoreHead, RestoreRequest, StateChunk, restore_re
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CHUNK_BYTES, MAX_PIECE_BYTES, STATE_STALL_MS};
 use brigade_proto::net::Intake;
+use brigade_proto::tls::Who;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use crate::state::{STALL, StateTurn, Worker};
+use crate::state::{STALL, StateTurn, Worker, check_speaker};
 
 /// Chunks made and not yet taken by the transport.
 const CHUNK_QUEUE: usize = 4;
@@ -45,11 +46,13 @@ pub async fn receive(
     worker: &Arc<Worker>,
     mut parts: Streaming<RestoreRequest>,
     intake: Option<Intake>,
+    who: &Who,
 ) -> Result<(), Failure> {
     let head = match next(&mut parts).await? {
         Some(restore_request::Part::Head(head)) => head,
         _ => return Err(bad("a restore starts with its head")),
     };
+    check_speaker(who, &head.coordinator_id)?;
     let (total, _turn) = worker.begin_restore(&head).await?;
     intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
     let mut bytes = Vec::new();

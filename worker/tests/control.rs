@@ -73,7 +73,7 @@ async fn an_oversized_control_message_is_refused() {
     let worker = TestWorker::start(&scratch());
     let mut client = Client::connect(&worker, "c", 1).await;
     let coordinator_id = "x".repeat(MAX_CONTROL_BYTES + 1);
-    let request = HealthRequest { epoch: 1, coordinator_id };
+    let request = HealthRequest { epoch: 1, coordinator_id, ..HealthRequest::default() };
     let failure = Failure::from_status(&client.control.health(request).await.unwrap_err());
     assert_eq!(failure.kind(), FailureKind::BadMessage, "{failure}");
     assert_eq!(client.health().await.phase(), Phase::Idle);

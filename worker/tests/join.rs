@@ -6,7 +6,7 @@ mod common;
 
 use brigade_proto::address::Address;
 use brigade_proto::control::cluster_server::{Cluster, ClusterServer};
-use brigade_proto::control::{JoinReply, JoinRequest};
+use brigade_proto::control::{EnrolReply, EnrolRequest, JoinReply, JoinRequest};
 use brigade_proto::net::{Listener, server};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use common::*;
@@ -22,6 +22,10 @@ impl Cluster for Joins {
         let coordinator_id = "c".to_owned();
         let software = SOFTWARE.to_owned();
         Ok(Response::new(JoinReply { wire_version: WIRE_VERSION, software, coordinator_id }))
+    }
+
+    async fn enrol(&self, _: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
+        Err(Status::unimplemented("nobody enrols here"))
     }
 }
 

@@ -9,6 +9,7 @@ use brigade_engine::kernels::KvType;
 use brigade_proto::control::WireType;
 use clap::{Args, ValueEnum};
 
+use super::data_dir::DataDirArgs;
 use super::units::{self, CpuLists};
 use super::{demo, input};
 use crate::plan::{Balance, HandCut, parse_bytes};
@@ -175,9 +176,12 @@ pub struct LineArgs {
     /// Type of the activations between stages; only f32 keeps results independent of the cut
     #[arg(long, value_enum, default_value_t = WireArg::F32)]
     pub wire_type: WireArg,
-    /// Allow plain, unauthenticated connections beyond loopback
+    /// Allow plain, unauthenticated connections beyond loopback: nobody needs it who joins workers by token
     #[arg(long)]
     pub insecure_network: bool,
+    /// Where a cluster's authority is.
+    #[command(flatten)]
+    pub data_dir: DataDirArgs,
     /// Rows of the largest ubatch [default: chosen from the model and the line]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,

@@ -20,6 +20,7 @@ mod perplexity;
 mod plan;
 mod progress;
 mod run;
+mod security;
 mod serve;
 mod session;
 mod state_file;
@@ -79,6 +80,12 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Write a seeded random model of a supported architecture
     Synth(synth::SynthArgs),
+    /// Let a machine join the cluster
+    Token(security::TokenArgs),
+    /// List the machines that have joined the cluster
+    Nodes(security::NodesArgs),
+    /// Put a machine out of the cluster
+    Revoke(security::RevokeArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -107,6 +114,9 @@ impl Command {
             Self::Detokenize(args) => detokenize::execute(args),
             Self::Perplexity(args) => perplexity::execute(args).await,
             Self::Synth(args) => synth::execute(args),
+            Self::Token(args) => security::token(args),
+            Self::Nodes(args) => security::nodes(&args),
+            Self::Revoke(args) => security::revoke(&args),
             Self::Completions(args) => completions::execute(args),
         }
     }
@@ -164,6 +174,13 @@ mod tests {
             "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
             "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
             "brigade completions bash",
+            "brigade serve -m m.gguf --control 10.0.0.1:7000 --data-dir d --new-ca --cluster-cert-ttl 1h",
+            "brigade serve --cluster-cert c.pem --cluster-key k.pem --cluster-ca ca.pem",
+            "brigade worker --join 10.0.0.1:7000 --token t --data-dir d --name lab",
+            "brigade worker --join 10.0.0.1:7000 --cluster-cert c.pem --cluster-key k.pem --cluster-ca ca.pem",
+            "brigade token create --ttl 1h --uses 2 --data-dir d --join 10.0.0.1:7000",
+            "brigade nodes --json --data-dir d",
+            "brigade revoke lab --data-dir d",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
@@ -178,6 +195,9 @@ mod tests {
             "brigade plan --workers 2 --cluster c.toml",
             "brigade run --cuts 1 --tensor-split 1,1",
             "brigade run hello -p hello",
+            "brigade serve --new-ca",
+            "brigade serve --cluster-cert c.pem",
+            "brigade worker --listen 127.0.0.1:0 --token t",
             "brigade logits --tokens 1,x --out x.npy",
             "brigade serve --tls-cert c.pem",
             "brigade serve --audit-content",

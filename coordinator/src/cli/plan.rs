@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
+use super::security::Security;
 use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
@@ -223,6 +224,6 @@ fn print_predictions(predictions: &[Prediction]) -> Result<()> {
 /// Asks real workers what they can do: those named, or local ones started for the question.
 async fn probe(args: &PlanArgs) -> Result<Vec<WorkerFacts>> {
     let source = session::source(&args.line, false, "error")?;
-    let asked = cluster::ask(source, args.line.insecure_network).await?;
+    let asked = cluster::ask(source, &Security::of_command(&args.line)?.network).await?;
     Ok(worker_facts(asked.iter().map(|(name, caps)| (name.as_str(), caps))))
 }

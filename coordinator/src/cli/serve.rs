@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use brigade_proto::address::Address;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
@@ -38,8 +39,8 @@ const CUT_WITHIN: Duration = Duration::from_secs(2);
 #[command(after_help = "\
 Examples:
   brigade serve -m model.gguf
-  brigade serve -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
-  brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3 --insecure-network
+  brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3
+  brigade token create      the line with which another machine joins
   brigade key create me && brigade serve --listen 0.0.0.0:8443 --tls-cert server.crt --tls-key server.key
 
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'
@@ -86,22 +87,22 @@ pub struct ServeArgs {
     #[command(flatten)]
     front: FrontArgs,
     #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
     line: LineArgs,
 }
 
 /// Runs the command.
 pub async fn execute(args: ServeArgs) -> Result<()> {
-    if args.expect > MAX_WORKERS {
-        bail!("--expect is at most {MAX_WORKERS}");
-    }
+    ensure!(args.expect <= MAX_WORKERS, "--expect is at most {MAX_WORKERS}");
     let mut interrupt = Interrupt::listen()?;
     if args.front.has_tls() {
         interrupt.leave_hangup();
     }
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
-    let front = Front::open(&args.front, args.line.insecure_network).await?;
+    let front = Front::open(&args.front, &args.line).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
-    let session = Session::start(session_options(&args)?).await?;
+    let session = Session::start(session_options(&args).await?).await?;
     let draining = CancellationToken::new();
     let app = App {
         engine: session.engine.clone(),
@@ -150,7 +151,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     result.and(ended)
 }
 
-fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
+async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
+    let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     Ok(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),
@@ -159,6 +161,7 @@ fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
         max_seqs: args.max_seqs,
         keep: args.keep,
         control: args.control.clone().map(|address| (address, args.expect)),
+        security: Some(security),
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,

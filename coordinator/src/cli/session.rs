@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
+use super::security::Security;
 use super::{input, progress};
 use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
 use crate::driver::{self, DriverConfig};
@@ -57,6 +58,8 @@ pub struct SessionOptions {
     pub keep: Option<u32>,
     /// Where workers may join, and how many must be there.
     pub control: Option<(Address, usize)>,
+    /// As who it speaks with workers; `None`: as the arguments of the line say.
+    pub security: Option<Security>,
     /// About workers that cannot be reached.
     pub patience: Patience,
     /// Requests that may wait.
@@ -81,6 +84,7 @@ impl SessionOptions {
             // What a command measures or prints must be computed.
             keep: Some(0),
             control: None,
+            security: None,
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
@@ -155,7 +159,7 @@ impl Session {
     ///
     /// # Errors
     /// The model or an address is no good.
-    pub async fn start(options: SessionOptions) -> Result<Self> {
+    pub async fn start(mut options: SessionOptions) -> Result<Self> {
         let path = options.model.path()?;
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
         let opened = tokio::task::spawn_blocking(move || input::open_model(&path, Model::open));
@@ -165,7 +169,11 @@ impl Session {
             text.set_template(template).context("--chat-template")?;
         }
         let model = Arc::new(model);
-        let config = cluster_config(&options, model.spec.n_layer())?;
+        let mut security = match options.security.take() {
+            Some(security) => security,
+            None => Security::of_command(&options.line)?,
+        };
+        let config = cluster_config(&options, &security, model.spec.n_layer())?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
@@ -174,6 +182,10 @@ impl Session {
         }
         let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
         let cluster = cluster::start(config, model.clone(), stop_cluster.clone()).await?;
+        if let Some(control) = &cluster.control {
+            security.joins_at(control)?;
+        }
+        security.keep();
         let roll = cluster.link.roll.clone();
         let (engine, ends) = Engine::channel();
         let sched = SchedConfig {
@@ -259,7 +271,11 @@ fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
     Ok((path.clone(), file))
 }
 
-fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterConfig> {
+fn cluster_config(
+    options: &SessionOptions,
+    security: &Security,
+    n_layers: usize,
+) -> Result<ClusterConfig> {
     let line = &options.line;
     let kv_type = match options.kv_type {
         KvArg::F32 => KvType::F32,
@@ -293,7 +309,8 @@ fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterCo
         source,
         control: options.control.as_ref().map(|(address, _)| address.clone()),
         expect,
-        insecure_network: line.insecure_network,
+        network: security.network.clone(),
+        pki: security.pki.clone(),
         patience: options.patience,
         stage,
     })

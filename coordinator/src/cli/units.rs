@@ -23,6 +23,16 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A time span in its largest unit, as people say it: `90 s`, `5 min`, `3 h`, `2 days`.
+pub fn span(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
 /// One CPU list: `0`, `0,2` or `4-7`.
 pub fn cpu_list(text: &str) -> Result<Vec<usize>, String> {
     let mut cpus = Vec::new();

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig};
 use clap::Args;
 
+use super::data_dir::DataDirArgs;
+use super::security::ClusterFiles;
 use super::session::Interrupt;
 
 /// Run one stage of a line for a coordinator.
@@ -13,18 +16,43 @@ use super::session::Interrupt;
 #[command(after_help = "\
 Examples:
   brigade worker --listen 127.0.0.1:7070
-  brigade worker --listen 10.0.0.2:7070 --memory 12G --insecure-network
-  brigade worker --listen 10.0.0.2:7070 --join 10.0.0.1:7000 --insecure-network
+  brigade worker --join 10.0.0.1:7000 --token TOKEN      as `brigade token create` prints it
+  brigade worker --listen 10.0.0.2:7070 --join 10.0.0.1:7000 --data-dir /var/lib/brigade --memory 12G
 
 A worker serves one model at a time and many after one another. When it listens it prints
 'brigade worker ready on ADDRESS' on standard output.")]
 pub struct WorkerArgs {
-    /// Where to listen: HOST:PORT (port 0: any free one) or unix:PATH
-    #[arg(long)]
-    listen: String,
+    /// Where to listen: HOST:PORT (port 0: any free one) or unix:PATH [default with --join: port 7070 of the address
+    /// by which this machine reaches the coordinator]
+    #[arg(long, value_name = "ADDR", required_unless_present = "join")]
+    listen: Option<String>,
     /// Tell the coordinator on this control address where this worker is
     #[arg(long, value_name = "ADDR")]
     join: Option<String>,
+    /// Join the coordinator's cluster with this token (brigade token create): connections are over TLS from then on.
+    /// Needed once; the certificate that it brings renews itself
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        requires = "join",
+        env = "BRIGADE_TOKEN",
+        hide_env_values = true
+    )]
+    token: Option<String>,
+    /// Read the token from this file, or the whole line that `brigade token create` printed; once the worker has
+    /// joined the file may be gone
+    #[arg(long, value_name = "FILE", requires = "join", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// What to be called in the cluster [default: this machine's name]
+    #[arg(long, value_name = "NAME", requires = "join")]
+    name: Option<String>,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+    #[command(flatten)]
+    cluster: ClusterFiles,
+    /// Take credentials from standard input
+    #[arg(long, hide = true)]
+    credentials_on_stdin: bool,
     /// The address to tell it [default: where it listens]
     #[arg(long, value_name = "HOST:PORT", requires = "join")]
     advertise: Option<String>,
@@ -57,11 +85,27 @@ pub struct WorkerArgs {
     exit_with_stdin: bool,
 }
 
+/// The token that was given, in one way or the other: the last word of what is there.
+fn token(args: &WorkerArgs) -> Result<Option<String>> {
+    let text = match &args.token_file {
+        None => args.token.clone(),
+        Some(path) => files::read(path).context("--token-file")?,
+    };
+    Ok(text.and_then(|text| Some(text.split_whitespace().last()?.to_owned())))
+}
+
 /// Runs the command.
 pub async fn execute(args: WorkerArgs) -> Result<()> {
     let mut interrupt = Interrupt::listen()?;
+    let token = token(&args)?;
     let raw = RawConfig {
-        listen: args.listen,
+        listen: args.listen.unwrap_or_default(),
+        token,
+        name: args.name,
+        // Only a folder that was named says that this worker belongs to a cluster.
+        data_dir: args.data_dir.data_dir,
+        external: args.cluster.external(),
+        credentials_on_stdin: args.credentials_on_stdin,
         join: args.join,
         advertise: args.advertise,
         memory: args.memory,

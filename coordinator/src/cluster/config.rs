@@ -1,9 +1,13 @@
 //! The settings of a cluster: where its workers come from, what every stage is told, how patient it is.
 
+use std::sync::Arc;
+
 use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
+use brigade_proto::net::Network;
 
 use super::local::LocalOptions;
+use crate::pki::Pki;
 use crate::plan::{Balance, HandCut};
 
 /// Where workers come from.
@@ -59,8 +63,10 @@ pub struct ClusterConfig {
     pub control: Option<Address>,
     /// Workers that must be there before the first line is placed, joined ones included.
     pub expect: usize,
-    /// Whether to go beyond loopback in the clear.
-    pub insecure_network: bool,
+    /// How this process speaks with workers.
+    pub network: Network,
+    /// Who lets workers into the cluster, where it has one.
+    pub pki: Option<Arc<Pki>>,
     /// About workers that cannot be reached.
     pub patience: Patience,
     /// For every stage.

@@ -16,11 +16,13 @@ use brigade_proto::control::{
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
-use brigade_proto::net::{Connection, NetError, dial, speaks_http};
+use brigade_proto::net::{Connection, NetError, Network, speaks_http};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Status;
+
+use super::reach::Reach;
 
 /// Interval of heartbeats, and how long each may take.
 pub const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_MS);
@@ -106,13 +108,12 @@ impl WorkerError {
 #[derive(Clone, Debug)]
 pub struct Conn {
     name: String,
-    address: Address,
+    reach: Reach,
     coordinator_id: String,
     control: WorkerClient<Connection>,
     heart: WorkerClient<Connection>,
     capabilities: Capabilities,
     last_epoch: u64,
-    insecure_network: bool,
 }
 
 impl Conn {
@@ -120,26 +121,30 @@ impl Conn {
     ///
     /// # Errors
     /// [`WorkerError::Lost`] where nothing answers; [`WorkerError::Refused`] for another wire
-    /// version or an address that may not be dialled.
+    /// version, where one of the two does not believe the other, or for an address that may not be dialled.
     pub async fn open(
         name: &str,
         address: &Address,
         coordinator_id: &str,
-        insecure_network: bool,
+        network: &Network,
     ) -> Result<Self, WorkerError> {
         let lost = |reason: String| WorkerError::Lost { worker: name.to_string(), reason };
         let refused = |reason: String| WorkerError::Refused { worker: name.to_string(), reason };
-        let connect = async || match dial(address, insecure_network).await {
-            Ok(channel) => Ok(WorkerClient::new(channel)
-                .max_decoding_message_size(MAX_CONTROL_BYTES)
-                .max_encoding_message_size(MAX_CONTROL_BYTES)),
+        let failed = |error: NetError| match error {
             // A name may be known later, like a port that is refused.
-            Err(
-                e @ (NetError::Dial { .. } | NetError::Address(AddressError::Unresolved { .. })),
-            ) => Err(lost(e.to_string())),
-            Err(e) => Err(WorkerError::Start { reason: e.to_string() }),
+            NetError::Dial { .. } | NetError::Address(AddressError::Unresolved { .. }) => {
+                lost(error.to_string())
+            }
+            NetError::Refused { reason, .. } => refused(reason),
+            error => WorkerError::Start { reason: error.to_string() },
         };
-        let (mut control, heart) = (connect().await?, connect().await?);
+        let client = |connection: Connection| {
+            WorkerClient::new(connection)
+                .max_decoding_message_size(MAX_CONTROL_BYTES)
+                .max_encoding_message_size(MAX_CONTROL_BYTES)
+        };
+        let (reach, first) = Reach::find(address, network).await.map_err(failed)?;
+        let (mut control, heart) = (client(first), client(reach.dial().await.map_err(failed)?));
         let hello = HelloRequest {
             wire_version: WIRE_VERSION,
             software: SOFTWARE.to_string(),
@@ -150,7 +155,7 @@ impl Conn {
             .map_err(|_| lost(format!("no handshake within {} s", HELLO_WITHIN.as_secs())))?
             .map_err(|status| WorkerError::of_failure(name, Failure::from_status(&status)));
         let reply = match reply {
-            Err(WorkerError::Lost { .. }) if speaks_http(address, insecure_network).await => {
+            Err(WorkerError::Lost { .. }) if speaks_http(address).await => {
                 return Err(lost("it speaks HTTP: is this where a worker listens?".to_string()));
             }
             reply => reply?.into_inner(),
@@ -162,13 +167,12 @@ impl Conn {
         check_claims(&capabilities).map_err(|e| refused(e.to_string()))?;
         Ok(Self {
             name: name.to_string(),
-            address: address.clone(),
+            reach,
             coordinator_id: coordinator_id.to_string(),
             control,
             heart,
             capabilities,
             last_epoch: reply.last_epoch,
-            insecure_network,
         })
     }
 
@@ -179,7 +183,12 @@ impl Conn {
 
     /// Where it is.
     pub fn address(&self) -> &Address {
-        &self.address
+        self.reach.address()
+    }
+
+    /// How it is reached.
+    pub fn reach(&self) -> &Reach {
+        &self.reach
     }
 
     /// What it can do.
@@ -190,11 +199,6 @@ impl Conn {
     /// The highest epoch of this coordinator that it said, at the handshake, it had accepted.
     pub fn last_epoch(&self) -> u64 {
         self.last_epoch
-    }
-
-    /// Whether it may be beyond loopback.
-    pub fn insecure_network(&self) -> bool {
-        self.insecure_network
     }
 
     /// A client for control calls; clones share the connection.
@@ -217,7 +221,7 @@ impl Conn {
     /// # Errors
     /// [`WorkerError::Busy`] while it drains.
     pub async fn check_takes_work(&self) -> Result<(), WorkerError> {
-        let look = HealthRequest { epoch: 0, coordinator_id: self.coordinator_id.clone() };
+        let look = self.health_request(0);
         let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?;
         if reply.into_inner().draining {
             let reason = "it drains and takes no new line".to_string();
@@ -278,12 +282,17 @@ impl Conn {
     /// # Errors
     /// Why there was no answer within its time.
     pub async fn health(&self, epoch: u64) -> Result<HealthReply, String> {
-        let request = HealthRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        let request = self.health_request(epoch);
         match timeout(HEARTBEAT, self.heart.clone().health(request)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => Err(Failure::from_status(&status).reason),
             Err(_) => Err(format!("no answer within {} ms", HEARTBEAT.as_millis())),
         }
+    }
+
+    fn health_request(&self, epoch: u64) -> HealthRequest {
+        let (coordinator_id, revoked) = (self.coordinator_id.clone(), self.reach.revoked().into());
+        HealthRequest { epoch, coordinator_id, revoked }
     }
 
     fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {

@@ -3,16 +3,19 @@
 //! A worker of our own is started first. Then it is dialled, shakes hands, and is checked against what the
 //! model needs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_proto::address::Address;
 use brigade_proto::capability::Requirements;
+use brigade_proto::net::Network;
 use tokio::time::timeout;
 
 use super::conn::{Conn, WorkerError};
 use super::facts;
 use super::local::{LocalOptions, LocalWorker};
 use super::member::Origin;
+use crate::pki::Pki;
 
 /// How long reaching a worker and shaking hands may take together.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -26,8 +29,10 @@ pub struct Dial {
     pub local: Option<LocalOptions>,
     /// This process.
     pub coordinator_id: String,
-    /// Whether to go beyond loopback in the clear.
-    pub insecure_network: bool,
+    /// How this process speaks with workers.
+    pub network: Network,
+    /// What gives children their credentials; `None`: they need none.
+    pub pki: Option<Arc<Pki>>,
     /// What it must be able to do; `None`: anything will do.
     pub needs: Option<Requirements>,
 }
@@ -49,8 +54,11 @@ pub struct Connected {
 pub async fn connect(dial: Dial) -> Result<Connected, WorkerError> {
     let child = match (&dial.origin, &dial.local) {
         (Origin::Local(index), Some(options)) => {
-            let started = LocalWorker::start(options, *index).await;
-            Some(started.map_err(|e| WorkerError::Start { reason: e.to_string() })?)
+            let failed = |reason: String| WorkerError::Start { reason };
+            let bundle = dial.pki.as_ref().and_then(|pki| pki.child(*index)).transpose();
+            let bundle = bundle.map_err(|e| failed(e.to_string()))?;
+            let started = LocalWorker::start(options, *index, bundle.as_ref()).await;
+            Some(started.map_err(|e| failed(e.to_string()))?)
         }
         _ => None,
     };
@@ -64,7 +72,7 @@ pub async fn connect(dial: Dial) -> Result<Connected, WorkerError> {
     };
     let name = name_at(&dial.origin, &address);
     let handshake = async {
-        let opened = Conn::open(&name, &address, &dial.coordinator_id, dial.insecure_network);
+        let opened = Conn::open(&name, &address, &dial.coordinator_id, &dial.network);
         let conn = opened.await?;
         if let Some(needs) = &dial.needs {
             conn.check(needs)?;

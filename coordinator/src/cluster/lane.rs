@@ -9,7 +9,7 @@ use std::time::Duration;
 use brigade_proto::address::Address;
 use brigade_proto::failure::Failure;
 use brigade_proto::limits::MAX_FRAME_BYTES;
-use brigade_proto::net::{Connection, dial, with_causes};
+use brigade_proto::net::{Connection, with_causes};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{
     LaneEvent, LaneFrame, LaneOpen, ResultFrame, ResultsRequest, lane_frame,
@@ -21,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::conn::WorkerError;
+use super::reach::Reach;
 use super::states::StateAccess;
 use crate::handle::LineInfo;
 use crate::sched::LineSpec;
@@ -81,13 +82,11 @@ impl OpenLine {
 #[derive(Clone, Debug)]
 pub struct LineEnds {
     /// Worker of stage 0.
-    pub first: Address,
+    pub first: Reach,
     /// Worker of the last stage.
-    pub last: Address,
+    pub last: Reach,
     /// Number of stages.
     pub n_stages: u32,
-    /// Whether they may be beyond loopback.
-    pub insecure_network: bool,
 }
 
 /// Connects to both ends and opens the lane through all stages.
@@ -109,17 +108,14 @@ pub async fn open(
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());
-        Err(WorkerError::Lost { worker: ends.first.to_string(), reason })
+        Err(WorkerError::Lost { worker: ends.first.address().to_string(), reason })
     })
 }
 
-async fn client(
-    address: &Address,
-    insecure_network: bool,
-) -> Result<PipelineClient<Connection>, WorkerError> {
-    let channel = dial(address, insecure_network)
-        .await
-        .map_err(|e| WorkerError::Lost { worker: address.to_string(), reason: with_causes(&e) })?;
+async fn client(reach: &Reach) -> Result<PipelineClient<Connection>, WorkerError> {
+    let lost =
+        |e| WorkerError::Lost { worker: reach.address().to_string(), reason: with_causes(&e) };
+    let channel = reach.dial().await.map_err(lost)?;
     Ok(PipelineClient::new(channel)
         .max_decoding_message_size(MAX_FRAME_BYTES)
         .max_encoding_message_size(MAX_FRAME_BYTES))
@@ -131,8 +127,8 @@ async fn open_results(
     coordinator_id: &str,
 ) -> Result<Streaming<ResultFrame>, WorkerError> {
     let request = ResultsRequest { epoch, coordinator_id: coordinator_id.to_string(), lane: LANE };
-    let mut client = client(&ends.last, ends.insecure_network).await?;
-    let reply = client.results(request).await.map_err(|s| failed(&ends.last, &s))?;
+    let mut client = client(&ends.last).await?;
+    let reply = client.results(request).await.map_err(|s| failed(ends.last.address(), &s))?;
     Ok(reply.into_inner())
 }
 
@@ -145,11 +141,14 @@ async fn open_lane(
     let open = LaneOpen { epoch, coordinator_id: coordinator_id.to_string(), lane: LANE, stage: 0 };
     let first = LaneFrame { body: Some(lane_frame::Body::Open(open)) };
     ubatches.try_send(first).expect("a new channel has room");
-    let mut client = client(&ends.first, ends.insecure_network).await?;
-    let reply =
-        client.lane(ReceiverStream::new(frames)).await.map_err(|s| failed(&ends.first, &s))?;
+    let mut client = client(&ends.first).await?;
+    let reply = client
+        .lane(ReceiverStream::new(frames))
+        .await
+        .map_err(|s| failed(ends.first.address(), &s))?;
     let mut lane = reply.into_inner();
-    let lost = |reason: String| WorkerError::Lost { worker: ends.first.to_string(), reason };
+    let lost =
+        |reason: String| WorkerError::Lost { worker: ends.first.address().to_string(), reason };
     match lane.message().await {
         Ok(Some(event)) if event.stages_open == ends.n_stages => Ok((ubatches, lane)),
         Ok(Some(event)) => {
@@ -157,7 +156,7 @@ async fn open_lane(
             Err(lost(format!("the line has {got} stages instead of {want}")))
         }
         Ok(None) => Err(lost("the lane closed before it was open".to_string())),
-        Err(status) => Err(failed(&ends.first, &status)),
+        Err(status) => Err(failed(ends.first.address(), &status)),
     }
 }
 

@@ -10,9 +10,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use brigade_proto::address::Address;
+use brigade_proto::tls::Bundle;
 use brigade_worker::run::READY_PREFIX;
 use thiserror::Error;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
@@ -25,6 +26,9 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Environment variable that decides what is logged.
 const LOG_VARIABLE: &str = "RUST_LOG";
+
+/// Environment variables that are arguments of this process and not of its children.
+const OWN_VARIABLES: [&str; 2] = ["BRIGADE_DATA_DIR", "BRIGADE_TOKEN"];
 
 /// What every local worker is started with.
 #[derive(Clone, Debug)]
@@ -78,15 +82,25 @@ pub struct LocalWorker {
 }
 
 impl LocalWorker {
-    /// Starts worker number `index` and waits until it listens.
+    /// Starts worker number `index` and waits until it listens. It speaks TLS if it is given a bundle.
     ///
     /// # Errors
     /// [`SpawnError`]; nothing is left running then.
-    pub async fn start(options: &LocalOptions, index: usize) -> Result<Self, SpawnError> {
-        let mut child = command(options, index)
-            .spawn()
-            .map_err(|source| SpawnError::Spawn { program: options.program.clone(), source })?;
-        let stdin = child.stdin.take();
+    pub async fn start(
+        options: &LocalOptions,
+        index: usize,
+        bundle: Option<&Bundle>,
+    ) -> Result<Self, SpawnError> {
+        let failed = |source| SpawnError::Spawn { program: options.program.clone(), source };
+        let mut command = command(options, index);
+        if bundle.is_some() {
+            command.arg("--credentials-on-stdin");
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        let mut stdin = child.stdin.take();
+        if let (Some(stdin), Some(bundle)) = (&mut stdin, bundle) {
+            stdin.write_all(bundle.to_text().as_bytes()).await.map_err(failed)?;
+        }
         let not_ready = |reason: String| SpawnError::NotReady { index, reason };
         let stdout = child.stdout.take().expect("stdout was configured as a pipe");
         let mut lines = BufReader::new(stdout).lines();
@@ -162,6 +176,10 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
+    // What says where this process keeps its own things, and who may join it.
+    for variable in OWN_VARIABLES {
+        command.env_remove(variable);
+    }
     if std::env::var_os(LOG_VARIABLE).is_none() {
         command.env(LOG_VARIABLE, options.log_level);
     }
@@ -194,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn a_worker_is_ready_when_it_says_so_and_leaves_when_told() {
         let options = script("ready", "echo 'brigade worker ready on 127.0.0.1:7'; cat >/dev/null");
-        let mut worker = LocalWorker::start(&options, 0).await.unwrap();
+        let mut worker = LocalWorker::start(&options, 0, None).await.unwrap();
         assert_eq!(worker.address().to_string(), "127.0.0.1:7");
         worker.stdin = None;
         assert!(worker.ended().await.contains("exit status: 0"));
@@ -203,9 +221,9 @@ mod tests {
     #[tokio::test]
     async fn a_worker_that_ends_at_once_is_an_error() {
         let reason =
-            LocalWorker::start(&script("ends", "exit 3"), 0).await.unwrap_err().to_string();
+            LocalWorker::start(&script("ends", "exit 3"), 0, None).await.unwrap_err().to_string();
         assert!(reason.contains("exit status: 3"), "{reason}");
-        let reason = LocalWorker::start(&script("says", "echo hello"), 1).await.unwrap_err();
+        let reason = LocalWorker::start(&script("says", "echo hello"), 1, None).await.unwrap_err();
         assert!(reason.to_string().contains("\"hello\""), "{reason}");
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
 //! - `member` is one worker as the supervisor wants it. `departed` remembers those that left.
-//! - `dial` and `conn` reach a worker. `hearts` says whether it is still there.
+//! - `dial`, `reach` and `conn` reach a worker. `hearts` says whether it is still there.
 //! - `enough` says whether the model fits on some workers.
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
@@ -34,6 +34,7 @@ mod place;
 mod placed_stage;
 mod progress;
 mod push;
+mod reach;
 pub mod reconcile;
 mod roll;
 mod start;

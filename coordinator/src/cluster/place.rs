@@ -19,6 +19,7 @@ use brigade_proto::control::{
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
+use bytes::Bytes;
 use thiserror::Error;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -85,15 +86,39 @@ pub struct Placement {
 impl Placement {
     /// Where the line begins and ends.
     pub fn ends(&self) -> LineEnds {
-        let address = |stage: Option<&PlacedStage>| {
-            stage.expect("a placement has stages").conn.address().clone()
+        let reach = |stage: Option<&PlacedStage>| {
+            stage.expect("a placement has stages").conn.reach().clone()
         };
         LineEnds {
-            first: address(self.stages.first()),
-            last: address(self.stages.last()),
+            first: reach(self.stages.first()),
+            last: reach(self.stages.last()),
             n_stages: self.stages.len() as u32,
-            insecure_network: self.stages.iter().any(|s| s.conn.insecure_network()),
         }
+    }
+
+    /// The key of the worker of a stage, as its neighbours are told; empty where there is none.
+    fn key_of(&self, stage: Option<usize>) -> Bytes {
+        let key = stage.and_then(|stage| self.stages.get(stage)?.conn.reach().key());
+        key.map_or_else(Bytes::new, |key| Bytes::copy_from_slice(key.as_bytes()))
+    }
+
+    /// Checks that all workers speak TLS with each other, or none does.
+    ///
+    /// # Errors
+    /// [`PlaceError::Workers`], with those that do not.
+    fn check_alike(&self) -> Result<(), PlaceError> {
+        let (tls, plain): (Vec<_>, Vec<_>) =
+            self.stages.iter().partition(|stage| stage.conn.reach().key().is_some());
+        if tls.is_empty() || plain.is_empty() {
+            return Ok(());
+        }
+        let refused = |stage: &PlacedStage| {
+            let reason = "it has no certificate, and other workers of the line have: join it with a token too \
+                          (brigade token create)";
+            let worker = stage.conn.name().to_string();
+            (stage.member, WorkerError::Refused { worker, reason: reason.to_string() })
+        };
+        Err(PlaceError::Workers(plain.into_iter().map(refused).collect()))
     }
 
     /// Where the states of its sequences are.
@@ -152,6 +177,7 @@ pub async fn place(
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
     let placement = Placement { stages, line, identity, kernels, _lease };
+    placement.check_alike()?;
     prepare_all(model, &placement, options, progress).await?;
     Ok(placement)
 }
@@ -304,6 +330,8 @@ fn prepare_request(
         kernels: options.kernels.clone().unwrap_or_default(),
         wire_type: options.wire_type.into(),
         next_hop,
+        previous_key: placement.key_of(index.checked_sub(1)),
+        next_key: placement.key_of(Some(index + 1)),
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),

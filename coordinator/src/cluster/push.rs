@@ -8,7 +8,7 @@ use brigade_engine::gguf::TensorInfo;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};
-use brigade_proto::net::{dial, with_causes};
+use brigade_proto::net::with_causes;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -62,8 +62,7 @@ pub async fn push(
     let reading = tokio::task::spawn_blocking(move || reader.read(&missing, &chunks));
     // A connection of its own: heartbeats and control calls do not wait behind weights.
     let lost = |reason: String| WorkerError::Lost { worker: conn.name().to_string(), reason };
-    let channel =
-        dial(conn.address(), conn.insecure_network()).await.map_err(|e| lost(with_causes(&e)))?;
+    let channel = conn.reach().dial().await.map_err(|e| lost(with_causes(&e)))?;
     let mut client = WorkerClient::new(channel).max_encoding_message_size(MAX_CONTROL_BYTES);
     let call = async {
         client.push_tensors(ReceiverStream::new(stream)).await.map_err(|s| conn.error(&s))

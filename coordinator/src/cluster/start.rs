@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use brigade_proto::address::Address;
 use brigade_proto::control::Capabilities;
-use brigade_proto::net::NetError;
+use brigade_proto::net::{NetError, Network};
+use brigade_proto::tls::party;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,15 +44,18 @@ pub async fn start(
     model: Arc<Model>,
     stop: CancellationToken,
 ) -> Result<Cluster, NetError> {
-    let coordinator_id = coordinator_id();
+    let coordinator_id = bound_id(&config.network, unique_id());
     let (events, link_events) = mpsc::channel(EVENT_QUEUE);
     let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
     let (control, joins) = match &config.control {
         None => (None, None),
         Some(address) => {
-            let insecure = config.insecure_network;
-            let (bound, joins) =
-                join::listen(address, &coordinator_id, insecure, stop.clone()).await?;
+            let host = join::Host {
+                coordinator_id: coordinator_id.clone(),
+                network: config.network.clone(),
+                pki: config.pki.clone(),
+            };
+            let (bound, joins) = join::listen(address, host, stop.clone()).await?;
             (Some(bound), Some(joins))
         }
     };
@@ -76,7 +80,7 @@ pub async fn start(
 /// A worker that cannot be started or reached.
 pub async fn ask(
     source: Source,
-    insecure_network: bool,
+    network: &Network,
 ) -> Result<Vec<(String, Capabilities)>, WorkerError> {
     let local = match &source {
         Source::Local(options) => Some(options.clone()),
@@ -84,9 +88,9 @@ pub async fn ask(
     };
     let mut asked = Vec::new();
     for origin in Origin::named(&source) {
-        let coordinator_id = coordinator_id();
-        let local = local.clone();
-        let dial = Dial { origin, local, coordinator_id, insecure_network, needs: None };
+        let coordinator_id = bound_id(network, unique_id());
+        let (local, network) = (local.clone(), network.clone());
+        let dial = Dial { origin, local, coordinator_id, network, pki: None, needs: None };
         let connected = dial::connect(dial).await?;
         let conn = &connected.conn;
         asked.push((conn.name().to_string(), conn.capabilities().clone()));
@@ -98,6 +102,14 @@ pub async fn ask(
 }
 
 /// A name that no other coordinator process has.
-fn coordinator_id() -> String {
+fn unique_id() -> String {
     format!("{}-{:016x}", std::process::id(), crate::random::u64())
+}
+
+/// A name that over TLS only whoever has the key can use.
+fn bound_id(network: &Network, unique: String) -> String {
+    match network.credentials() {
+        Some(credentials) => party::coordinator_id(&credentials.party(), &unique),
+        None => unique,
+    }
 }

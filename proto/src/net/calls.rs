@@ -1,4 +1,5 @@
-//! The gate around every service and every client: how much each call may send and answer.
+//! The gate around every service and every client: who may make each call, and how much that may send and
+//! answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,13 +15,44 @@ use tower::{Layer, Service};
 
 use super::door::{Caller, OpenCall};
 use super::intake::{Gated, Intake};
+use crate::failure::{Failure, FailureKind};
 use crate::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES, MAX_SMALL_BYTES};
+use crate::tls::{Role, Who};
 
 const PREPARE: &str = "/brigade.control.Worker/Prepare";
 const PUSH: &str = "/brigade.control.Worker/PushTensors";
 const RESTORE: &str = "/brigade.control.Worker/Restore";
 const SNAPSHOT: &str = "/brigade.control.Worker/Snapshot";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
+
+const ENROL: &str = "/brigade.control.Cluster/Enrol";
+const CLUSTER: &str = "/brigade.control.Cluster/";
+const WORKER: &str = "/brigade.control.Worker/";
+
+/// Who may make a call, by their certificates. Whose lane or epoch it is, the services find out.
+///
+/// # Errors
+/// Forbidden, for a party of another role, and for a stranger whatever it asks but to be let in.
+fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
+    let wanted: &[Role] = match path {
+        ENROL => return Ok(()),
+        RESULTS => &[Role::Coordinator],
+        _ if path.starts_with(WORKER) => &[Role::Coordinator],
+        _ if path.starts_with(CLUSTER) => &[Role::Worker],
+        _ => &[Role::Coordinator, Role::Worker],
+    };
+    let may = match who {
+        Who::Anybody => true,
+        Who::Known(party) => wanted.contains(&party.role),
+        Who::Stranger(_) => false,
+    };
+    if may {
+        return Ok(());
+    }
+    let roles: Vec<&str> = wanted.iter().map(|role| role.name()).collect();
+    let why = format!("{path} is for a {}, and the caller is {who}", roles.join(" or a "));
+    Err(Failure::refusal(FailureKind::Forbidden, why))
+}
 
 /// Header in which a failure travels.
 const DETAILS: &str = "grpc-status-details-bin";
@@ -84,6 +116,10 @@ where
         };
         let call = caller.begin();
         let path = request.uri().path();
+        if let Err(refusal) = may_call(&caller.who(), path) {
+            tracing::warn!(peer = %caller.peer(), %refusal, "a call was refused");
+            return Box::pin(async move { Ok(refusal.to_status().into_http()) });
+        }
         let intake = Intake::new(Some(caller), request_bytes(path), path == PREPARE);
         request.extensions_mut().insert(intake.clone());
         let answer = self.inner.call(request.map({
@@ -127,7 +163,21 @@ impl HttpBody for Answering {
 /// A connection that was dialled. What the peer answers is taken in as what a peer asks is: nothing
 /// is reserved on a length that it only claims.
 #[derive(Clone, Debug)]
-pub struct Connection(pub(super) Channel);
+pub struct Connection {
+    channel: Channel,
+    who: Who,
+}
+
+impl Connection {
+    pub(super) fn new(channel: Channel, who: Who) -> Self {
+        Self { channel, who }
+    }
+
+    /// Who is at its other end.
+    pub fn who(&self) -> &Who {
+        &self.who
+    }
+}
 
 impl Service<Request<Body>> for Connection {
     type Response = Response<Body>;
@@ -135,12 +185,12 @@ impl Service<Request<Body>> for Connection {
     type Future = Answer<Self::Error>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
+        self.channel.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let max_bytes = reply_bytes(request.uri().path());
-        let answer = self.0.call(request);
+        let answer = self.channel.call(request);
         Box::pin(async move {
             let mut answer = answer.await?;
             drop_bad_details(answer.headers_mut());

@@ -6,24 +6,31 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
-use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep};
+use tokio::task::JoinSet;
+use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use crate::limits::{
-    FIRST_CALL_MS, IDLE_MS, MAX_CONNECTIONS, MAX_PEER_BYTES, MAX_PEER_CONNECTIONS,
+    FIRST_CALL_MS, HANDSHAKE_BYTES, IDLE_MS, MAX_CONNECTIONS, MAX_PEER_BYTES, MAX_PEER_CONNECTIONS,
     MAX_STRANGER_BYTES, PREPARES_AT_ONCE,
 };
+use crate::tls::stream::{Offer, Socket, Transport};
+use crate::tls::words::trouble;
+use crate::tls::{Cut, Who};
 
 /// Between two looks at what is idle, and the pause after the system refuses a connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Time from a connection to the end of its TLS handshake.
+const HANDSHAKE_WITHIN: Duration = Duration::from_millis(FIRST_CALL_MS);
+/// A connection whose handshake failed counts for so long: handshakes cost us more than they cost a flood.
+const FAILED_COUNTS_FOR: Duration = Duration::from_secs(1);
 /// Between two warnings of connections that were turned away.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
@@ -79,8 +86,9 @@ struct Connection {
     calls: Mutex<Calls>,
     /// A call of it came from the coordinator that holds the worker.
     known: AtomicBool,
-    closing: AtomicBool,
-    reader: Mutex<Option<Waker>>,
+    cut: Arc<Cut>,
+    /// Who it is, once a handshake has said so.
+    who: OnceLock<Who>,
 }
 
 #[derive(Debug)]
@@ -102,6 +110,11 @@ impl Caller {
     /// Where it comes from.
     pub fn peer(&self) -> Peer {
         self.0.peer
+    }
+
+    /// Who it is.
+    pub fn who(&self) -> Who {
+        self.0.who.get().cloned().unwrap_or_default()
     }
 
     /// It speaks for the coordinator that holds this worker: it may be silent.
@@ -176,8 +189,8 @@ impl Door {
             account,
             calls: Mutex::new(Calls { open: 0, made: false, since: Instant::now() }),
             known: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
-            reader: Mutex::default(),
+            cut: Arc::default(),
+            who: OnceLock::new(),
         });
         connections.push(Arc::downgrade(&connection));
         Some(connection)
@@ -186,7 +199,7 @@ impl Door {
     /// Closes the connections that have said nothing for too long.
     fn close_idle(&self) {
         let all: Vec<_> = lock(&self.connections).iter().filter_map(Weak::upgrade).collect();
-        all.iter().filter(|connection| connection.is_idle()).for_each(|c| c.close());
+        all.iter().filter(|connection| connection.is_idle()).for_each(|c| c.cut.now());
     }
 }
 
@@ -197,13 +210,6 @@ impl Connection {
         calls.open == 0
             && !self.known.load(Ordering::Relaxed)
             && calls.since.elapsed() > Duration::from_millis(patience)
-    }
-
-    fn close(&self) {
-        self.closing.store(true, Ordering::Release);
-        if let Some(reader) = lock(&self.reader).take() {
-            reader.wake();
-        }
     }
 }
 
@@ -218,32 +224,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A stream that came in, of either kind.
-pub trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Whose it is.
-    fn peer(&self) -> io::Result<Peer>;
-}
-
-impl Accepted for TcpStream {
-    fn peer(&self) -> io::Result<Peer> {
-        Ok(Peer::of(self.peer_addr()?.ip()))
-    }
-}
-
-impl Accepted for UnixStream {
-    fn peer(&self) -> io::Result<Peer> {
-        Ok(Peer::Local)
-    }
-}
-
 /// A connection that was let in.
 #[derive(Debug)]
-pub struct Guarded<S> {
-    stream: S,
+pub struct Guarded {
+    stream: Transport,
     connection: Arc<Connection>,
 }
 
-impl<S> Connected for Guarded<S> {
+impl Connected for Guarded {
     type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Caller {
@@ -251,24 +239,17 @@ impl<S> Connected for Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl AsyncRead for Guarded {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if read.is_pending() {
-            *lock(&self.connection.reader) = Some(cx.waker().clone());
-        }
-        if self.connection.closing.load(Ordering::Acquire) {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        read
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl AsyncWrite for Guarded {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -298,9 +279,33 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 }
 
+/// The TLS handshake of a connection that came in, bounded in time and counted with strangers' bytes.
+async fn shake_hands(offer: Offer, socket: Socket, connection: Arc<Connection>) -> Option<Guarded> {
+    let caller = Caller(connection.clone());
+    if !caller.hold(HANDSHAKE_BYTES) {
+        return None;
+    }
+    let accepted = timeout(HANDSHAKE_WITHIN, offer.accept(socket, connection.cut.clone())).await;
+    caller.let_go(HANDSHAKE_BYTES);
+    let why = match accepted {
+        Ok(Ok(stream)) => {
+            // Nobody else sets it.
+            let _ = connection.who.set(stream.who().clone());
+            return Some(Guarded { stream, connection });
+        }
+        Ok(Err(error)) => trouble(&error).map_or_else(|| error.to_string(), |tls| tls.words),
+        Err(_) => format!("no handshake within {FIRST_CALL_MS} ms"),
+    };
+    tracing::debug!(peer = %connection.peer, why, "a connection was refused");
+    sleep(FAILED_COUNTS_FOR).await;
+    None
+}
+
 /// Connections as they are let in.
 pub struct Entrance<I> {
     incoming: I,
+    offer: Offer,
+    handshakes: JoinSet<Option<Guarded>>,
     door: Arc<Door>,
     look: Interval,
     pause: Option<Pin<Box<Sleep>>>,
@@ -309,12 +314,13 @@ pub struct Entrance<I> {
 }
 
 impl<I> Entrance<I> {
-    /// Counts what `incoming` accepts.
-    pub fn new(incoming: I) -> Self {
+    /// Counts what `incoming` accepts, and lets in what speaks as is offered.
+    pub fn new(incoming: I, offer: Offer) -> Self {
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let door = Door::new();
-        Self { incoming, door, look, pause: None, turned_away: 0, warned: None }
+        let handshakes = JoinSet::new();
+        Self { incoming, offer, handshakes, door, look, pause: None, turned_away: 0, warned: None }
     }
 
     fn turn_away(&mut self, peer: Peer) {
@@ -334,25 +340,31 @@ impl<I> Entrance<I> {
 impl<I, S> Stream for Entrance<I>
 where
     I: Stream<Item = io::Result<S>> + Unpin,
-    S: Accepted,
+    S: Into<Socket>,
 {
-    type Item = io::Result<Guarded<S>>;
+    type Item = io::Result<Guarded>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         while self.look.poll_tick(cx).is_ready() {
             self.door.close_idle();
         }
         loop {
+            // A handshake that failed, or whose task did, has let its connection go.
+            while let Poll::Ready(Some(ended)) = self.handshakes.poll_join_next(cx) {
+                if let Ok(Some(guarded)) = ended {
+                    return Poll::Ready(Some(Ok(guarded)));
+                }
+            }
             if let Some(pause) = &mut self.pause {
                 if pause.as_mut().poll(cx).is_pending() {
                     return Poll::Pending;
                 }
                 self.pause = None;
             }
-            let stream = match Pin::new(&mut self.incoming).poll_next(cx) {
+            let socket: Socket = match Pin::new(&mut self.incoming).poll_next(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Ready(Some(Ok(stream))) => stream,
+                Poll::Ready(Some(Ok(stream))) => stream.into(),
                 // Out of file descriptors, perhaps: asking again at once would only burn a core.
                 Poll::Ready(Some(Err(error))) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -361,11 +373,18 @@ where
                 }
             };
             // A peer that is gone already has no address.
-            let Ok(peer) = stream.peer() else { continue };
-            match self.door.admit(peer) {
-                Some(connection) => return Poll::Ready(Some(Ok(Guarded { stream, connection }))),
-                None => self.turn_away(peer),
+            let Ok(ip) = socket.peer_ip() else { continue };
+            let peer = ip.map_or(Peer::Local, Peer::of);
+            let Some(connection) = self.door.admit(peer) else {
+                self.turn_away(peer);
+                continue;
+            };
+            if self.offer.is_plain_only() {
+                let stream = Transport::plain(socket, connection.cut.clone());
+                return Poll::Ready(Some(Ok(Guarded { stream, connection })));
             }
+            let offer = self.offer.clone();
+            self.handshakes.spawn(shake_hands(offer, socket, connection));
         }
     }
 }

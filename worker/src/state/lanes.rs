@@ -9,6 +9,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::FrameLimits;
 use brigade_proto::limits::MAX_LANES;
 use brigade_proto::pipeline::{LaneOpen, ResultFrame, ResultsRequest};
+use brigade_proto::tls::Who;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -19,6 +20,7 @@ use crate::executor::{Job, gone};
 use crate::metrics::Meter;
 use crate::order::Order;
 use crate::output::ResultSender;
+use crate::session::shown;
 use crate::wire::BufferPool;
 
 /// Result frames made and not yet taken by the transport.
@@ -61,13 +63,16 @@ impl Worker {
     /// Attaches the coordinator's result stream to the epoch.
     ///
     /// # Errors
-    /// The session's refusals; WrongPhase on a stage that is not the last.
+    /// Forbidden for an id that is not the caller's; the session's refusals; WrongPhase on a stage that is not the
+    /// last.
     pub fn attach_results(
         &self,
         request: &ResultsRequest,
+        who: &Who,
     ) -> Result<mpsc::Receiver<Result<ResultFrame, Status>>, Failure> {
         let mut inner = self.inner();
         let ResultsRequest { epoch, coordinator_id, lane } = request;
+        check_speaker(who, coordinator_id)?;
         inner.session.check_phase(Instant::now(), coordinator_id, *epoch, Phase::Ready)?;
         check_lane(*lane)?;
         if inner.order.as_ref().is_some_and(|order| order.next_hop.is_some()) {
@@ -82,11 +87,15 @@ impl Worker {
     /// Lets a lane begin: one an epoch.
     ///
     /// # Errors
-    /// The session's refusals; BadMessage for another stage's lane; WrongPhase on the last stage
+    /// Forbidden, over TLS, for whoever is not the stage before this one; the session's refusals; BadMessage for
+    /// another stage's lane; WrongPhase on the last stage
     /// while no one takes results.
-    pub fn begin_lane(&self, open: &LaneOpen) -> Result<LaneGrant, Failure> {
+    pub fn begin_lane(&self, open: &LaneOpen, who: &Who) -> Result<LaneGrant, Failure> {
         let mut inner = self.inner();
         let LaneOpen { epoch, coordinator_id, lane, stage } = open;
+        if let Some(order) = &inner.order {
+            check_opener(order, coordinator_id, who)?;
+        }
         inner.session.check_phase(Instant::now(), coordinator_id, *epoch, Phase::Ready)?;
         check_lane(*lane)?;
         let order = inner.order.clone().ok_or_else(gone)?;
@@ -147,6 +156,36 @@ fn limits(order: &Order, shape: StageShape) -> FrameLimits {
         n_vocab: shape.n_vocab,
         input_width: shape.input_width,
     }
+}
+
+/// Checks that the caller may speak as the coordinator `id`.
+///
+/// # Errors
+/// Forbidden.
+pub fn check_speaker(who: &Who, id: &str) -> Result<(), Failure> {
+    // Over plain connections the id itself is the secret.
+    if *who == Who::Anybody || who.speaks_for(id) {
+        return Ok(());
+    }
+    let why = format!("{who} speaks as coordinator {}, which it is not", shown(id));
+    Err(Failure::refusal(FailureKind::Forbidden, why))
+}
+
+/// Checks that a lane is opened by whoever is before this stage in the present epoch.
+fn check_opener(order: &Order, coordinator_id: &str, who: &Who) -> Result<(), Failure> {
+    if order.spec.stage == 0 {
+        return check_speaker(who, coordinator_id);
+    }
+    let is_previous = match who {
+        Who::Anybody => true,
+        Who::Known(party) => order.previous_key == Some(party.key),
+        Who::Stranger(_) => false,
+    };
+    if is_previous {
+        return Ok(());
+    }
+    let why = format!("{who} is not the stage before stage {}", order.spec.stage);
+    Err(Failure::refusal(FailureKind::Forbidden, why))
 }
 
 fn check_lane(lane: u32) -> Result<(), Failure> {

@@ -8,7 +8,7 @@ mod lanes;
 mod report;
 mod snapshots;
 
-pub use lanes::LaneGrant;
+pub use lanes::{LaneGrant, check_speaker};
 pub use snapshots::{STALL, StateTurn};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,9 @@ use brigade_proto::control::{
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::STATES_AT_ONCE;
+use brigade_proto::net::Network;
+use brigade_proto::tls::Who;
+use brigade_proto::tls::party::is_of_key;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -28,12 +31,12 @@ use crate::load::{Loaded, Loader};
 use crate::metrics::Meter;
 use crate::order::{Order, StageKey};
 use crate::output::ResultSender;
-use crate::session::{Session, Taken};
+use crate::session::{Session, Taken, shown};
 
 /// A worker, shared by its services.
 pub struct Worker {
     loader: Loader,
-    insecure_network: bool,
+    network: Network,
     inner: Mutex<Inner>,
     /// One load, unload or reset at a time.
     stage_change: tokio::sync::Mutex<()>,
@@ -66,7 +69,7 @@ struct Resident {
 
 impl Worker {
     /// A worker that holds nothing yet; `stop` ends its lanes.
-    pub fn new(loader: Loader, insecure_network: bool, stop: CancellationToken) -> Self {
+    pub fn new(loader: Loader, network: Network, stop: CancellationToken) -> Self {
         let inner = Inner {
             session: Session::default(),
             order: None,
@@ -77,7 +80,7 @@ impl Worker {
         };
         Self {
             loader,
-            insecure_network,
+            network,
             inner: Mutex::new(inner),
             stage_change: tokio::sync::Mutex::default(),
             lane_ended: Notify::new(),
@@ -88,9 +91,9 @@ impl Worker {
         }
     }
 
-    /// Whether addresses beyond loopback may be dialled.
-    pub fn insecure_network(&self) -> bool {
-        self.insecure_network
+    /// How it speaks with others.
+    pub fn network(&self) -> &Network {
+        &self.network
     }
 
     /// The cache that pushes fill.
@@ -337,6 +340,24 @@ impl Worker {
                 None => drop(told.changed().await),
             }
         }
+    }
+
+    /// Checks that `who` may send this worker away: the coordinator that holds it, or any while none does.
+    ///
+    /// # Errors
+    /// Forbidden.
+    pub fn check_may_drain(&self, who: &Who) -> Result<(), Failure> {
+        let inner = self.inner();
+        let Some(owner) = inner.session.owner().filter(|_| inner.session.is_held(Instant::now()))
+        else {
+            return Ok(());
+        };
+        let is_owner = who.party().is_none_or(|party| is_of_key(owner, &party.key));
+        if is_owner {
+            return Ok(());
+        }
+        let why = format!("coordinator {} holds this worker: only it may drain it", shown(owner));
+        Err(Failure::refusal(FailureKind::Forbidden, why))
     }
 
     /// Takes no new epoch from now on; ready when no lane is open. Returns the epoch that ran.

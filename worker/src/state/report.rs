@@ -8,7 +8,7 @@ use brigade_proto::failure::Failure;
 
 use super::{Inner, Worker};
 use crate::memory;
-use crate::session::short;
+use crate::session::shown;
 
 /// How old a reading of the machine's memory may be: the files it comes from are read on the thread
 /// that receives and sends, for a tenth of a millisecond.
@@ -108,7 +108,7 @@ impl Worker {
             wire_bytes_out: reading.wire_bytes_out,
             memory_used,
             memory_limit: self.loader.memory_limit,
-            owner: session.owner().map_or_else(String::new, |id| short(id).to_owned()),
+            owner: session.owner().map_or_else(String::new, shown),
             memory_peak,
             weight_bytes,
             state_bytes,

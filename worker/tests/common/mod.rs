@@ -248,7 +248,11 @@ impl Client {
     }
 
     pub async fn health(&mut self) -> HealthReply {
-        let request = HealthRequest { epoch: self.epoch, coordinator_id: self.id.clone() };
+        let request = HealthRequest {
+            epoch: self.epoch,
+            coordinator_id: self.id.clone(),
+            ..HealthRequest::default()
+        };
         soon(self.control.health(request)).await.unwrap().into_inner()
     }
 

@@ -1,7 +1,7 @@
 //! What stands before `serve`'s HTTP listeners: certificates, keys, the admin listener, the audit log.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::{Address, AddressError};
@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::cli::args::LineArgs;
 use crate::cli::data_dir::DataDirArgs;
 use crate::clock;
 use crate::http::{
@@ -62,8 +63,6 @@ pub struct FrontArgs {
     /// Connections from one address at once [default: half of all]
     #[arg(long, value_name = "N")]
     max_connections_per_address: Option<usize>,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
 }
 
 impl FrontArgs {
@@ -111,18 +110,19 @@ fn is_local(address: &SocketAddr) -> bool {
 }
 
 impl Front {
-    /// Opens everything; `insecure_network`: plain HTTP may leave this machine.
+    /// Opens everything. With the line's `--insecure-network` plain HTTP may leave this machine.
     ///
     /// # Errors
     /// An address, a certificate or the keys cannot be used, or the listener would be open to the network.
-    pub async fn open(args: &FrontArgs, insecure_network: bool) -> Result<Self> {
+    pub async fn open(args: &FrontArgs, line: &LineArgs) -> Result<Self> {
+        let data_dir = &line.data_dir;
         let stop = CancellationToken::new();
         let tls = open_tls(args, &stop)?;
-        let plain = insecure_network || tls.is_some();
+        let plain = line.insecure_network || tls.is_some();
         let public = listen("--listen", &args.listen, plain, tls.clone()).await?;
         let admin = admin_listener(args, plain, tls).await?;
-        let ring = open_keys(args, &stop)?;
-        check_keys(args, &public, &admin, ring.as_ref())?;
+        let ring = open_keys(data_dir, &stop)?;
+        check_keys(args, data_dir, &public, &admin, ring.as_ref())?;
         let admin_keys = ring.clone().filter(|_| !admin.is_local());
         let access = match ring {
             Some(ring) if !args.no_auth => Access::Keys(ring),
@@ -186,8 +186,8 @@ fn open_tls(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<Tls>> {
 }
 
 /// The keys of the data folder; `None` where there is no such folder, so that nobody can have made one.
-fn open_keys(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<KeyRing>> {
-    let Some(folder) = args.data_dir.find() else { return Ok(None) };
+fn open_keys(data_dir: &DataDirArgs, stop: &CancellationToken) -> Result<Option<KeyRing>> {
+    let Some(folder) = data_dir.find() else { return Ok(None) };
     let (ring, follower) = KeyRing::open(KeyFile::in_folder(&folder))?;
     tokio::spawn(follower.run(stop.clone()));
     Ok(Some(ring))
@@ -196,6 +196,7 @@ fn open_keys(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<KeyRin
 /// Whatever listens beyond this machine needs a key, unless the operator wants it otherwise.
 fn check_keys(
     args: &FrontArgs,
+    data_dir: &DataDirArgs,
     public: &Listening,
     admin: &Listening,
     ring: Option<&KeyRing>,
@@ -207,7 +208,7 @@ fn check_keys(
             "--listen {}: everybody who reaches it could use it, because there is no API key: make one with `brigade \
              key create NAME`{}, or pass --no-auth",
             args.listen,
-            args.data_dir.hint()
+            data_dir.hint()
         );
     }
     if !public.is_local() && args.no_auth {
@@ -218,18 +219,18 @@ fn check_keys(
             "--admin-listen {}: beyond this machine it needs a key of its own: make one with `brigade key create NAME \
              --admin`{}",
             admin.address,
-            args.data_dir.hint()
+            data_dir.hint()
         );
     }
     Ok(())
 }
 
-fn open_audit(path: &PathBuf, args: &FrontArgs) -> Result<Audit> {
+fn open_audit(path: &Path, args: &FrontArgs) -> Result<Audit> {
     let max_bytes = args.audit_size;
     if max_bytes < MIN_AUDIT_BYTES {
         bail!("--audit-size is {max_bytes}: at least {MIN_AUDIT_BYTES} bytes");
     }
-    let options = AuditOptions { path: path.clone(), max_bytes, content: args.audit_content };
+    let options = AuditOptions { path: path.to_owned(), max_bytes, content: args.audit_content };
     Audit::open(options).with_context(|| format!("--audit-log {}", path.display()))
 }
 

@@ -61,7 +61,9 @@ impl Supervisor {
                 Source::Remote(_) | Source::JoinOnly => None,
             },
             coordinator_id: self.ends.coordinator_id.clone(),
-            insecure_network: config.insecure_network,
+            network: config.network.clone(),
+            // Without a control address all workers are children, and speak plain on this machine.
+            pki: config.control.as_ref().and(config.pki.clone()),
             needs: Some(self.needs.clone()),
         };
         self.attempts.spawn(async move { (id, dial::connect(dial).await) });

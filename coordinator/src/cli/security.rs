@@ -1,0 +1,316 @@
+//! As who a coordinator speaks with workers: the arguments of `serve` about its cluster, and the commands that change
+//! who belongs to it (`token create`, `nodes`, `revoke`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use brigade_proto::address::{Address, are_loopback};
+use brigade_proto::net::Network;
+use brigade_proto::tls::{External, unix_now};
+use brigade_worker::config::node_name;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::args::LineArgs;
+use super::data_dir::DataDirArgs;
+use super::{output, units};
+use crate::pki::{self, Folder, Node, Pki, Standing, Upkeep};
+
+/// Time a worker's certificate is good for unless it is said: a day, so that what is lost is soon worth nothing.
+const CERTIFICATES_FOR: &str = "24h";
+/// Shortest time a certificate may be good for: renewing takes a connection.
+const CERTIFICATES_FOR_AT_LEAST: Duration = Duration::from_secs(2);
+/// Time that the certificate of a command is good for: it is not renewed.
+const COMMANDS_FOR: Duration = Duration::from_secs(30 * 86_400);
+/// Most machines that one token lets in.
+const MAX_USES: i64 = 10_000;
+/// Longest time a token is good for.
+const TOKEN_FOR_AT_MOST: Duration = Duration::from_secs(30 * 86_400);
+
+/// A cluster's security, as `serve` takes it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Begin a new authority in the data folder: every worker must be joined anew. For one that was lost
+    #[arg(long, requires = "control")]
+    new_ca: bool,
+    /// How long the certificates of workers are good; they are renewed after half of it
+    #[arg(long, value_name = "TIME", default_value = CERTIFICATES_FOR, value_parser = units::duration)]
+    cluster_cert_ttl: Duration,
+    #[command(flatten)]
+    files: ClusterFiles,
+}
+
+/// Certificates of somebody else's authority.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ClusterFiles {
+    /// Speak with the cluster by this certificate (PEM) of somebody else's authority; among its URI names must be
+    /// brigade://coordinator/NAME or brigade://worker/NAME
+    #[arg(long, value_name = "FILE", requires_all = ["cluster_key", "cluster_ca"])]
+    cluster_cert: Option<PathBuf>,
+    /// The private key of --cluster-cert (PEM)
+    #[arg(long, value_name = "FILE", requires = "cluster_cert")]
+    cluster_key: Option<PathBuf>,
+    /// The authorities whose certificates are believed (PEM)
+    #[arg(long, value_name = "FILE", requires = "cluster_cert")]
+    cluster_ca: Option<PathBuf>,
+}
+
+impl ClusterFiles {
+    /// The three files, where they are given.
+    pub fn external(&self) -> Option<External> {
+        let Self { cluster_cert, cluster_key, cluster_ca } = self.clone();
+        Some(External { certificate: cluster_cert?, key: cluster_key?, authorities: cluster_ca? })
+    }
+}
+
+/// How a coordinator speaks with workers, and whom it lets in.
+#[derive(Debug, Default)]
+pub struct Security {
+    /// How it speaks.
+    pub network: Network,
+    /// Whom it lets in, where it has a cluster.
+    pub pki: Option<Arc<Pki>>,
+    upkeep: Option<Upkeep>,
+}
+
+impl Security {
+    /// Without a cluster: plain connections on this machine, or everywhere with `insecure`.
+    pub fn plain(insecure: bool) -> Self {
+        Self { network: Network::plain(insecure), ..Self::default() }
+    }
+
+    /// A server's. It has a cluster where workers may join from elsewhere, and where its data folder or certificates
+    /// are named.
+    ///
+    /// # Errors
+    /// The authority is lost, or files are no good.
+    pub async fn of_server(
+        args: &ClusterArgs,
+        line: &LineArgs,
+        control: Option<&Address>,
+    ) -> Result<Self> {
+        let (data_dir, insecure) = (&line.data_dir, line.insecure_network);
+        let external = args.files.external();
+        let is_wanted = external.is_some()
+            || args.new_ca
+            || match control {
+                Some(address) => {
+                    data_dir.data_dir.is_some() || (!insecure && is_elsewhere(address).await)
+                }
+                None => false,
+            };
+        if !is_wanted {
+            return Ok(Self::plain(insecure));
+        }
+        if args.cluster_cert_ttl < CERTIFICATES_FOR_AT_LEAST {
+            bail!("--cluster-cert-ttl is at least {} s", CERTIFICATES_FOR_AT_LEAST.as_secs());
+        }
+        let folder = data_dir.path()?;
+        if args.new_ca {
+            begin_anew(&folder, data_dir)?;
+        }
+        let (pki, upkeep) = match &external {
+            Some(files) => {
+                let pki = Arc::new(Pki::of_foreign(&folder));
+                let upkeep = pki::external(&pki, files)?;
+                (pki, upkeep)
+            }
+            None => {
+                let pki = Arc::new(Pki::open(&folder, args.cluster_cert_ttl)?);
+                let upkeep = pki::credentials(&pki, &node_name())?;
+                (pki, upkeep)
+            }
+        };
+        let network = Network::with_credentials(upkeep.credentials().clone(), insecure);
+        if let Some(files) = external {
+            // It ends with the process.
+            tokio::spawn(files.keep_loading(upkeep.credentials().clone()));
+        }
+        Ok(Self { network, pki: Some(pki), upkeep: Some(upkeep) })
+    }
+
+    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder that is
+    /// named, if one is.
+    ///
+    /// # Errors
+    /// The authority is lost, or files are no good.
+    pub fn of_command(line: &LineArgs) -> Result<Self> {
+        let (insecure, folder) = (line.insecure_network, line.data_dir.data_dir.as_ref());
+        let Some(folder) = folder.filter(|_| !line.worker.is_empty()) else {
+            return Ok(Self::plain(insecure));
+        };
+        let pki = Arc::new(Pki::open(folder, COMMANDS_FOR)?);
+        let credentials = pki::credentials(&pki, &node_name())?.credentials().clone();
+        Ok(Self { network: Network::with_credentials(credentials, insecure), ..Self::default() })
+    }
+
+    /// Says, for `token create`, where workers join.
+    ///
+    /// # Errors
+    /// The data folder cannot be written.
+    pub fn joins_at(&self, control: &Address) -> Result<()> {
+        let Some(pki) = &self.pki else { return Ok(()) };
+        pki.folder().set_control(&reachable(control)).context("cannot remember the control address")
+    }
+
+    /// Keeps certificates good and revocations in force, for as long as this process runs.
+    pub fn keep(&mut self) {
+        if let Some(upkeep) = self.upkeep.take() {
+            tokio::spawn(upkeep.keep());
+        }
+    }
+}
+
+async fn is_elsewhere(address: &Address) -> bool {
+    // What does not resolve is told when it is bound.
+    address.resolve_anywhere().await.is_ok_and(|resolved| !are_loopback(&resolved))
+}
+
+/// As others dial it: where it listens on all addresses, by this machine's name.
+fn reachable(control: &Address) -> String {
+    match control {
+        Address::Tcp { host, port }
+            if host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified()) =>
+        {
+            format!("{}:{port}", node_name())
+        }
+        other => other.to_string(),
+    }
+}
+
+fn begin_anew(folder: &Path, data_dir: &DataDirArgs) -> Result<()> {
+    let (nodes, aside) = pki::new_authority(folder)?;
+    let hint = data_dir.hint();
+    tracing::warn!(
+        old_files = %aside.display(),
+        "a new authority: tokens and certificates of the old one are worth nothing now. Join these anew, each with a \
+         token of `brigade token create{hint}`: {nodes}"
+    );
+    Ok(())
+}
+
+/// Let a machine join the cluster
+#[derive(Debug, Args)]
+pub struct TokenArgs {
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// Print the one line that a new machine needs; its last word is the token
+    Create(CreateArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The token lets a machine in; after that it is worth nothing, unless --uses says more. The machine knows by it that it
+talks to the right coordinator. It works while the server runs.")]
+struct CreateArgs {
+    /// How long it can be used
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::duration)]
+    ttl: Duration,
+    /// How many machines it lets in
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_USES))]
+    uses: u32,
+    /// Where the machine reaches the coordinator [default: where `serve --control` listened last]
+    #[arg(long, value_name = "HOST:PORT")]
+    join: Option<Address>,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+/// Runs `token`.
+pub fn token(args: TokenArgs) -> Result<()> {
+    let TokenCommand::Create(args) = args.command;
+    if args.ttl > TOKEN_FOR_AT_MOST {
+        bail!("--ttl is at most {} days", TOKEN_FOR_AT_MOST.as_secs() / 86_400);
+    }
+    let pki = Pki::open(&args.data_dir.path()?, CERTIFICATES_FOR_AT_LEAST)?;
+    let join = match &args.join {
+        Some(address) => address.to_string(),
+        None => pki.folder().control()?.with_context(|| {
+            format!(
+                "no server has said yet where workers join: start `brigade serve --control HOST:PORT{}`, or say \
+                 --join HOST:PORT",
+                args.data_dir.hint()
+            )
+        })?,
+    };
+    let token = pki.create_token(args.ttl, args.uses)?;
+    output::line(format_args!("brigade worker --join {join} --token {token}"))
+}
+
+/// List the nodes that have joined
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+/// Runs `nodes`.
+pub fn nodes(args: &NodesArgs) -> Result<()> {
+    let nodes = Pki::nodes(&Folder::within(&args.data_dir.path()?))?;
+    let now = unix_now();
+    if args.json {
+        return output::json(&nodes.iter().map(|node| row(node, now)).collect::<Vec<_>>());
+    }
+    let cells = |node: &Node| {
+        let until = match node.expires.checked_sub(now) {
+            Some(left) => format!("in {}", units::span(left)),
+            None => format!("{} ago", units::span(now - node.expires)),
+        };
+        let key = node.key.get(..8).unwrap_or(&node.key).to_owned();
+        let joined = format!("{} ago", units::span(now.saturating_sub(node.joined)));
+        let (name, standing) = (node.name.clone(), standing(node, now).to_owned());
+        vec![name, key, standing, node.address.clone(), joined, until]
+    };
+    let rows: Vec<_> = nodes.iter().map(cells).collect();
+    output::table(&["node", "key", "standing", "address", "joined", "certificate ends"], &rows)
+}
+
+fn standing(node: &Node, now: u64) -> &'static str {
+    match node.standing(now) {
+        Standing::Good => "good",
+        Standing::Away => "away",
+        Standing::Revoked => "revoked",
+    }
+}
+
+fn row(node: &Node, now: u64) -> serde_json::Value {
+    json!({
+        "name": node.name,
+        "key": node.key,
+        "standing": standing(node, now),
+        "address": node.address,
+        "joined": node.joined,
+        "expires": node.expires,
+        "revoked": node.revoked,
+    })
+}
+
+/// End a node's connections, and never let it join again
+#[derive(Debug, Args)]
+#[command(after_help = "\
+It is in force within 5 seconds on every machine of a running line. The token that the node joined with is taken back.")]
+pub struct RevokeArgs {
+    /// Its name, or the beginning of its key (8 digits or more), as `brigade nodes` lists them
+    node: String,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+/// Runs `revoke`.
+pub fn revoke(args: &RevokeArgs) -> Result<()> {
+    for node in Pki::revoke(&Folder::within(&args.data_dir.path()?), &args.node)? {
+        let key = node.key.get(..8).unwrap_or(&node.key);
+        output::line(format_args!("revoked {} (key {key})", node.name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Where a worker is and as whom it answers there: what every further connection to it needs.
+
+use brigade_proto::address::Address;
+use brigade_proto::net::{Connection, NetError, Network};
+use brigade_proto::tls::verify::Expected;
+use brigade_proto::tls::{KeyId, Role};
+
+/// How a worker is reached.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    address: Address,
+    network: Network,
+    /// Who it was at the handshake; `None` over a plain connection.
+    peer: Option<Expected>,
+}
+
+impl Reach {
+    /// Dials a worker whom nothing is known of yet: over TLS where it speaks that and this process does.
+    ///
+    /// # Errors
+    /// [`NetError`].
+    pub async fn find(
+        address: &Address,
+        network: &Network,
+    ) -> Result<(Self, Connection), NetError> {
+        let worker = Expected { role: Role::Worker, key: None };
+        let connection = network.dial_either(address, worker).await?;
+        let key = connection.who().party().map(|party| party.key);
+        let peer = key.map(|key| Expected { role: Role::Worker, key: Some(key) });
+        Ok((Self { address: address.clone(), network: network.clone(), peer }, connection))
+    }
+
+    /// Another connection to the same worker.
+    ///
+    /// # Errors
+    /// [`NetError`], also where somebody else is there now.
+    pub async fn dial(&self) -> Result<Connection, NetError> {
+        self.network.dial(&self.address, self.peer).await
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Its key; `None` over plain connections.
+    pub fn key(&self) -> Option<KeyId> {
+        self.peer.and_then(|peer| peer.key)
+    }
+
+    /// What this cluster no longer believes, as heartbeats carry it.
+    pub fn revoked(&self) -> Vec<u8> {
+        self.network.credentials().map_or_else(Vec::new, |own| own.revoked().to_bytes())
+    }
+}

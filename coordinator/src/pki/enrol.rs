@@ -1,0 +1,237 @@
+//! Who asks for a certificate, and gets one: with a token the first time, and by the key alone ever after.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use brigade_proto::tls::authority::Validity;
+use brigade_proto::tls::party::check_name;
+use brigade_proto::tls::revoked::MAX_REVOKED;
+use brigade_proto::tls::{
+    Authority, Bundle, Der, KeyId, Party, PublicKey, Role, TlsError, Token, unix_now,
+};
+use thiserror::Error;
+
+use super::authority::{self, PkiError};
+use super::folder::Folder;
+use super::roster::{Node, Roster};
+use super::tokens::{self, BadToken};
+
+/// Certificates that somebody else's authority issued end when that authority says so: they are believed to be good
+/// for at most this long.
+const FOREIGN_FOR_S: u64 = 10 * 365 * 86_400;
+
+/// Characters of an address that the books keep: longer ones are no host's.
+const MAX_ADDRESS_CHARS: usize = 256;
+
+/// The cluster's authority and its books.
+#[derive(Debug)]
+pub struct Pki {
+    folder: Folder,
+    /// `None` where certificates come from somebody else.
+    authority: Option<Authority>,
+    certificates_for: Duration,
+    /// Where each node said last that it can be dialled: it says so every few seconds.
+    seen: Mutex<std::collections::HashMap<KeyId, String>>,
+}
+
+/// A certificate that was given.
+#[derive(Debug)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: Der,
+    /// The authority's.
+    pub authority: Der,
+    /// What it is called.
+    pub name: String,
+    /// When it should be renewed.
+    pub renew_in: Duration,
+}
+
+/// Why nobody was given a certificate.
+#[derive(Debug, Error)]
+pub enum Refusal {
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] BadToken),
+    /// It came without one, and nobody knows its key.
+    #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
+    Stranger,
+    /// It may not.
+    #[error(
+        "this node was revoked: remove its data folder and join it with a new token if it is to come back"
+    )]
+    Revoked,
+    /// Certificates come from somebody else.
+    #[error(
+        "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
+    )]
+    Foreign,
+    /// Its name, or this coordinator's files.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+impl Pki {
+    /// The authority of a data folder, made if need be; its certificates are good for `certificates_for`.
+    ///
+    /// # Errors
+    /// [`PkiError`].
+    pub fn open(data_dir: &Path, certificates_for: Duration) -> Result<Self, PkiError> {
+        let folder = Folder::within(data_dir);
+        let authority = Some(authority::open(&folder)?);
+        Ok(Self { folder, authority, certificates_for, seen: Mutex::default() })
+    }
+
+    /// The books of a data folder, where certificates come from somebody else.
+    pub fn of_foreign(data_dir: &Path) -> Self {
+        let (folder, seen) = (Folder::within(data_dir), Mutex::default());
+        Self { folder, authority: None, certificates_for: Duration::ZERO, seen }
+    }
+
+    /// Its files.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// The authority, if it is this cluster's own.
+    pub fn authority(&self) -> Option<&Authority> {
+        self.authority.as_ref()
+    }
+
+    /// How long its certificates are good.
+    pub fn certificates_for(&self) -> Duration {
+        self.certificates_for
+    }
+
+    /// A token that lets `uses` machines in within `ttl`.
+    ///
+    /// # Errors
+    /// There are too many, or its files cannot be written.
+    pub fn create_token(&self, ttl: Duration, uses: u32) -> Result<Token, Refusal> {
+        let authority = self.authority.as_ref().ok_or(Refusal::Foreign)?;
+        Ok(tokens::create(&self.folder, authority.id(), unix_now(), ttl, uses)?)
+    }
+
+    /// A certificate for whoever has shown that it has `key`: known by it, or let in by a token.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn enrol(
+        &self,
+        key: &PublicKey,
+        wish: &str,
+        token: Option<(&str, &[u8])>,
+    ) -> Result<Issued, Refusal> {
+        let authority = self.authority.as_ref().ok_or(Refusal::Foreign)?;
+        check_name(wish)?;
+        let (now, id) = (unix_now(), key.id());
+        let validity = Validity::from_now(now, self.certificates_for);
+        if Roster::read(&self.folder, now)?.by_key(&id).is_none() {
+            let (token, secret) = token.ok_or(Refusal::Stranger)?;
+            tokens::check(&self.folder, now, token, secret)??;
+        }
+        let lock = self.folder.lock()?;
+        let mut roster = Roster::read(&self.folder, now)?;
+        let name = match roster.by_key(&id) {
+            Some(node) if node.revoked.is_some() => return Err(Refusal::Revoked),
+            Some(node) => {
+                node.expires = validity.not_after;
+                node.name.clone()
+            }
+            None => {
+                let (token, secret) = token.ok_or(Refusal::Stranger)?;
+                tokens::redeem(&self.folder, &lock, now, token, secret)??;
+                let node = Node {
+                    name: wish.to_owned(),
+                    key: id.to_string(),
+                    joined: now,
+                    expires: validity.not_after,
+                    token: token.to_owned(),
+                    address: String::new(),
+                    revoked: None,
+                };
+                let name = roster.add(node, now)?.name.clone();
+                tracing::info!(name, key = id.short(), token, "a node joined the cluster");
+                name
+            }
+        };
+        roster.write(&self.folder, &lock)?;
+        let certificate = authority.issue(key, Role::Worker, &name, validity)?;
+        let renew_in = self.certificates_for / 2;
+        Ok(Issued { certificate, authority: authority.certificate().clone(), name, renew_in })
+    }
+
+    /// Remembers where a node can be dialled, for `brigade nodes`; one of somebody else's authority is entered in the
+    /// books, so that it can be revoked.
+    ///
+    /// # Errors
+    /// The files cannot be read or written.
+    pub fn seen(&self, party: &Party, address: &str) -> Result<(), TlsError> {
+        let address: String = address.chars().take(MAX_ADDRESS_CHARS).collect();
+        let mut seen = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if seen.get(&party.key).is_some_and(|last| *last == address) {
+            return Ok(());
+        }
+        let (now, lock) = (unix_now(), self.folder.lock()?);
+        let mut roster = Roster::read(&self.folder, now)?;
+        match roster.by_key(&party.key) {
+            Some(node) => node.address.clone_from(&address),
+            None => {
+                roster.add(
+                    Node {
+                        name: party.name.clone(),
+                        key: party.key.to_string(),
+                        joined: now,
+                        expires: now + FOREIGN_FOR_S,
+                        token: String::new(),
+                        address: address.clone(),
+                        revoked: None,
+                    },
+                    now,
+                )?;
+            }
+        }
+        roster.write(&self.folder, &lock)?;
+        seen.insert(party.key, address);
+        Ok(())
+    }
+
+    /// What a worker that this process starts is given.
+    ///
+    /// # Errors
+    /// The system gives no randomness.
+    pub fn child(&self, index: usize) -> Option<Result<Bundle, TlsError>> {
+        let authority = self.authority.as_ref()?;
+        Some(Bundle::for_child(authority, &format!("local-{index}")))
+    }
+
+    /// All nodes.
+    ///
+    /// # Errors
+    /// The files cannot be read.
+    pub fn nodes(folder: &Folder) -> Result<Vec<Node>, TlsError> {
+        Ok(Roster::read(folder, unix_now())?.nodes().to_vec())
+    }
+
+    /// Revokes the node that is called `which`, or whose key begins like that; who it was.
+    ///
+    /// # Errors
+    /// There is none; too many are; the files cannot be read or written.
+    pub fn revoke(folder: &Folder, which: &str) -> Result<Vec<Node>, PkiError> {
+        let (now, lock) = (unix_now(), folder.lock()?);
+        let mut roster = Roster::read(folder, now)?;
+        let revoked = roster.revoke(which, now);
+        if revoked.is_empty() {
+            return Err(PkiError::NoSuchNode { which: which.to_owned() });
+        }
+        if roster.revoked_keys(now).len() > MAX_REVOKED {
+            return Err(PkiError::TooManyRevoked { most: MAX_REVOKED });
+        }
+        for node in revoked.iter().filter(|node| !node.token.is_empty()) {
+            tokens::withdraw(folder, &lock, now, &node.token)?;
+        }
+        roster.write(folder, &lock)?;
+        Ok(revoked)
+    }
+}

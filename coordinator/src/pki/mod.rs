@@ -1,0 +1,23 @@
+//! The cluster's own authority: who may join, who has joined, and who may no longer.
+//!
+//! Everything lies in the folder `cluster` of the data folder, so that commands work while the server runs: each takes
+//! the folder's lock, reads, changes and writes whole files. A running server sees changes within a second.
+//!
+//! Reading order: [`folder`] (the files), [`tokens`] (what lets a machine in), [`roster`] (who is in), [`authority`]
+//! (its key), [`enrol`] (all of these, when somebody asks), [`upkeep`] (what a running server does by itself).
+
+mod authority;
+mod enrol;
+mod folder;
+mod roster;
+mod tokens;
+mod upkeep;
+
+#[cfg(test)]
+mod tests;
+
+pub use authority::{PkiError, new_authority};
+pub use enrol::{Issued, Pki, Refusal};
+pub use folder::Folder;
+pub use roster::{Node, Standing};
+pub use upkeep::{Upkeep, credentials, external};

@@ -1,0 +1,154 @@
+//! Who has joined: every node with its key, until when its certificate is good, and whether it was revoked.
+
+use std::collections::HashSet;
+
+use brigade_proto::tls::files::Lock;
+use brigade_proto::tls::party::MAX_PARTY_NAME_BYTES;
+use brigade_proto::tls::verify::CLOCK_SKEW_S;
+use brigade_proto::tls::{KeyId, TlsError};
+use serde::{Deserialize, Serialize};
+
+use super::folder::Folder;
+
+pub(super) const FILE: &str = "nodes.json";
+/// Nodes that a cluster remembers.
+pub const MAX_NODES: usize = 4096;
+/// Hexadecimal digits of a key that name a node.
+const MIN_KEY_DIGITS: usize = 8;
+/// Seconds after the end of its certificate for which a node may come back with its key alone.
+const COMES_BACK_WITHIN_S: u64 = 90 * 86_400;
+
+/// All nodes of a cluster.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Roster {
+    nodes: Vec<Node>,
+}
+
+/// A node that joined.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// What it is called.
+    pub name: String,
+    /// Its key's id, in hexadecimal.
+    pub key: String,
+    /// When it joined, in seconds since the Unix epoch.
+    pub joined: u64,
+    /// Last second of its latest certificate.
+    pub expires: u64,
+    /// The token it joined with; empty where somebody else's authority let it in.
+    pub token: String,
+    /// Where it said it can be dialled.
+    #[serde(default)]
+    pub address: String,
+    /// When it was revoked.
+    #[serde(default)]
+    pub revoked: Option<u64>,
+}
+
+/// Where a node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It belongs to the cluster.
+    Good,
+    /// Its certificate has ended: it has not been here for a while, and may come back.
+    Away,
+    /// It may not join again.
+    Revoked,
+}
+
+impl Node {
+    /// Where it stands.
+    pub fn standing(&self, now: u64) -> Standing {
+        match self.revoked {
+            Some(_) => Standing::Revoked,
+            None if self.is_believed(now) => Standing::Good,
+            None => Standing::Away,
+        }
+    }
+
+    /// Whether somebody might still believe its certificate.
+    fn is_believed(&self, now: u64) -> bool {
+        now <= self.expires.saturating_add(CLOCK_SKEW_S)
+    }
+
+    fn is_forgotten(&self, now: u64) -> bool {
+        self.revoked.is_none() && now > self.expires.saturating_add(COMES_BACK_WITHIN_S)
+    }
+}
+
+impl Roster {
+    /// The roster of a folder.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(folder: &Folder, now: u64) -> Result<Self, TlsError> {
+        let mut roster: Self = folder.read(FILE)?.unwrap_or_default();
+        roster.nodes.retain(|node| !node.is_forgotten(now));
+        Ok(roster)
+    }
+
+    /// Writes it back.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, folder: &Folder, lock: &Lock) -> Result<(), TlsError> {
+        folder.write(lock, FILE, self)
+    }
+
+    /// All nodes, in the order in which they joined.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node with this key.
+    pub fn by_key(&mut self, key: &KeyId) -> Option<&mut Node> {
+        let key = key.to_string();
+        self.nodes.iter_mut().find(|node| node.key == key)
+    }
+
+    /// Adds a node under the name it wishes, or under that with a number behind where another has it.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn add(&mut self, node: Node, now: u64) -> Result<&Node, TlsError> {
+        if self.nodes.len() >= MAX_NODES {
+            let problem = format!("the cluster has {MAX_NODES} nodes: no more can join");
+            return Err(TlsError::Malformed { what: FILE.to_owned(), problem });
+        }
+        let name = self.free_name(&node.name, now);
+        self.nodes.push(Node { name, ..node });
+        Ok(&self.nodes[self.nodes.len() - 1])
+    }
+
+    fn free_name(&self, wish: &str, now: u64) -> String {
+        let has = |node: &&Node| node.standing(now) == Standing::Good;
+        let taken: HashSet<&str> =
+            self.nodes.iter().filter(has).map(|node| node.name.as_str()).collect();
+        let numbered = (2..).map(|n| {
+            let end = format!("-{n}");
+            let kept = wish.len().min(MAX_PARTY_NAME_BYTES - end.len());
+            format!("{}{end}", &wish[..kept])
+        });
+        let mut names = std::iter::once(wish.to_owned()).chain(numbered);
+        // One of `MAX_NODES` + 1 names is free.
+        names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| wish.to_owned())
+    }
+
+    /// Revokes the nodes of this name, or of a key that begins like this; those that were found.
+    pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
+        let is_key = which.len() >= MIN_KEY_DIGITS;
+        let is_it = |node: &Node| node.name == which || (is_key && node.key.starts_with(which));
+        let mut revoked = Vec::new();
+        for node in self.nodes.iter_mut().filter(|node| is_it(node) && node.revoked.is_none()) {
+            node.revoked = Some(now);
+            revoked.push(node.clone());
+        }
+        revoked
+    }
+
+    /// Keys that nobody may believe any longer, though their certificates have not ended.
+    pub fn revoked_keys(&self, now: u64) -> Vec<KeyId> {
+        let gone = self.nodes.iter().filter(|node| node.revoked.is_some() && node.is_believed(now));
+        gone.filter_map(|node| node.key.parse().ok()).collect()
+    }
+}

@@ -1,0 +1,112 @@
+//! A bound socket, and what is served on it.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::server::{Router, TcpIncoming};
+
+use super::door::Entrance;
+use super::{NetError, ServerLayer, with_causes};
+use crate::address::Address;
+use crate::tls::stream::Offer;
+
+/// A bound socket that serves nothing yet.
+#[derive(Debug)]
+pub struct Listener {
+    address: Address,
+    incoming: Incoming,
+    offer: Offer,
+}
+
+#[derive(Debug)]
+enum Incoming {
+    Tcp(TcpIncoming),
+    Unix(UnixListenerStream, RemoveOnDrop),
+}
+
+impl Listener {
+    /// Binds `address` for plain connections; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`NetError::Address`] beyond loopback without `insecure_network`; [`NetError::Bind`].
+    pub async fn bind(address: &Address, insecure_network: bool) -> Result<Self, NetError> {
+        let resolved = address.resolve(insecure_network).await?;
+        Self::on(address, &resolved, Offer::plain()).await
+    }
+
+    /// Binds `address`, which is `resolved` unless it is a Unix socket, for what is offered.
+    pub(super) async fn on(
+        address: &Address,
+        resolved: &[SocketAddr],
+        offer: Offer,
+    ) -> Result<Self, NetError> {
+        let failed = |source| NetError::Bind { address: address.clone(), source };
+        if let Address::Unix(path) = address {
+            let listener = bind_unix(path).map_err(failed)?;
+            let remove = RemoveOnDrop(path.clone());
+            let incoming = Incoming::Unix(UnixListenerStream::new(listener), remove);
+            return Ok(Self { address: address.clone(), incoming, offer });
+        }
+        let listener = TcpListener::bind(resolved).await.map_err(failed)?;
+        let address = Address::from(listener.local_addr().map_err(failed)?);
+        // The server's own no-delay setting does not reach connections it did not accept itself.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        Ok(Self { address, incoming: Incoming::Tcp(incoming), offer })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Serves until `shutdown` is ready and open calls have ended.
+    ///
+    /// # Errors
+    /// [`NetError::Serve`].
+    pub async fn serve(
+        self,
+        router: Router<ServerLayer>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), NetError> {
+        let offer = self.offer;
+        let served = match self.incoming {
+            Incoming::Tcp(tcp) => {
+                router.serve_with_incoming_shutdown(Entrance::new(tcp, offer), shutdown).await
+            }
+            Incoming::Unix(unix, _remove) => {
+                router.serve_with_incoming_shutdown(Entrance::new(unix, offer), shutdown).await
+            }
+        };
+        let address = self.address;
+        served.map_err(|error| NetError::Serve { address, reason: with_causes(&error) })
+    }
+}
+
+/// Binds a Unix socket, replacing one that a dead process left behind.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let answer = std::os::unix::net::UnixStream::connect(path);
+            if !answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+                return Err(error);
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+#[derive(Debug)]
+struct RemoveOnDrop(PathBuf);
+
+impl Drop for RemoveOnDrop {
+    fn drop(&mut self) {
+        // A failure leaves a stale socket, which the next bind replaces.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

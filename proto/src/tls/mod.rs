@@ -1,0 +1,93 @@
+//! Who is at the other end: keys, certificates of the cluster's own authority, and TLS 1.3 between
+//! processes.
+//!
+//! A process is known by its **key**; a certificate says which role and name the cluster's authority
+//! gave to it, and for how long. Peers are dialled by address and verified by key and role, never by
+//! the name of a host.
+//!
+//! Reading order: [`key`] (keys and their ids) and [`party`] (roles and names), [`authority`] (issues
+//! certificates), [`token`] (what a new machine is given), [`files`] (what lies on disk), [`verify`]
+//! (whom a process believes) and [`revoked`] (whom it no longer does), [`identity`] (what it shows),
+//! [`credentials`] (all of these together, as TLS wants them), [`stream`] (the connection itself), [`words`]
+//! (what went wrong).
+//!
+//! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
+
+pub mod authority;
+pub mod bundle;
+pub mod credentials;
+mod cut;
+pub mod external;
+pub mod files;
+pub mod identity;
+pub mod key;
+pub mod party;
+mod provider;
+pub mod revoked;
+pub mod stream;
+pub mod token;
+pub mod verify;
+pub mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use authority::Authority;
+pub use bundle::Bundle;
+pub use credentials::Credentials;
+pub(crate) use cut::Cut;
+pub use external::External;
+pub use identity::Identity;
+pub use key::{KeyId, NodeKey, PublicKey};
+pub use party::{Party, Role, Who};
+pub use revoked::Revoked;
+pub use token::Token;
+
+/// Why something about keys, certificates or their files is no good.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: std::path::PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file or a message does not hold what it should.
+    #[error("{what}: {problem}")]
+    Malformed {
+        /// Which file or message.
+        what: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// The cryptography refuses.
+    #[error("cannot {what}: {reason}")]
+    Crypto {
+        /// What was to be done.
+        what: &'static str,
+        /// The library's reason.
+        reason: String,
+    },
+}
+
+impl TlsError {
+    pub(crate) fn malformed(what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Malformed { what: what.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn crypto(what: &'static str, reason: impl std::fmt::Display) -> Self {
+        Self::Crypto { what, reason: reason.to_string() }
+    }
+}
+
+/// A certificate as TLS carries it.
+pub type Der = rustls::pki_types::CertificateDer<'static>;
+
+/// Seconds since the Unix epoch, now.
+pub fn unix_now() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Before 1970 no certificate is good either.
+    now.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,170 @@
+//! Who a process is: its role and its name, as its certificate says them (`brigade://ROLE/NAME`), and
+//! how a coordinator's id is bound to its key.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::TlsError;
+use super::key::{KeyId, PublicKey};
+
+/// How a certificate's name begins.
+const SCHEME: &str = "brigade://";
+/// Bytes of a party's name.
+pub const MAX_PARTY_NAME_BYTES: usize = 63;
+/// Between the parts of a coordinator's id. No name has one.
+const SEPARATOR: char = ':';
+
+/// What a process may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Takes workers and gives them layers.
+    Coordinator,
+    /// Runs layers, and sends to the worker after it.
+    Worker,
+    /// Nothing but to ask for a certificate: what a process says of its own key before it has one.
+    Newcomer,
+}
+
+impl Role {
+    /// As it stands in a certificate.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Coordinator => "coordinator",
+            Self::Worker => "worker",
+            Self::Newcomer => "newcomer",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let all = [Self::Coordinator, Self::Worker, Self::Newcomer];
+        all.into_iter().find(|role| role.name() == text).ok_or(())
+    }
+}
+
+/// Who a certificate was issued to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// What it may do.
+    pub role: Role,
+    /// What it is called.
+    pub name: String,
+    /// Its key.
+    pub key: KeyId,
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} (key {})", self.role, self.name, self.key.short())
+    }
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Who {
+    /// A plain connection: anybody who may reach this socket.
+    #[default]
+    Anybody,
+    /// Somebody whose certificate the cluster's authority signed.
+    Known(Arc<Party>),
+    /// Somebody who has shown that it has this key, and nothing else.
+    Stranger(PublicKey),
+}
+
+impl Who {
+    /// The party, where it is known.
+    pub fn party(&self) -> Option<&Party> {
+        match self {
+            Self::Known(party) => Some(party),
+            Self::Anybody | Self::Stranger(_) => None,
+        }
+    }
+
+    /// Whether it may speak as the coordinator `id`: over a plain connection that is a secret, over TLS the
+    /// id must be one of the peer's own key.
+    pub fn speaks_for(&self, id: &str) -> bool {
+        match self {
+            Self::Anybody => bound_parts(id).is_none(),
+            Self::Known(party) => bound_parts(id)
+                .is_some_and(|(name, key)| name == party.name && key == party.key.to_string()),
+            Self::Stranger(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anybody => f.write_str("a plain connection"),
+            Self::Known(party) => party.fmt(f),
+            Self::Stranger(key) => write!(f, "a stranger (key {})", key.id().short()),
+        }
+    }
+}
+
+/// A coordinator's id that is bound to its certificate: its name, its key, and what tells its processes apart.
+pub fn coordinator_id(party: &Party, unique: &str) -> String {
+    format!("{}{SEPARATOR}{}{SEPARATOR}{unique}", party.name, party.key)
+}
+
+/// Name and key of an id that [`coordinator_id`] made.
+fn bound_parts(id: &str) -> Option<(&str, &str)> {
+    let (name, rest) = id.split_once(SEPARATOR)?;
+    let (key, _) = rest.split_once(SEPARATOR)?;
+    Some((name, key))
+}
+
+/// What others are told of the coordinator `id`: its name where its certificate has one, never what tells its
+/// processes apart.
+pub fn holder_name(id: &str) -> Option<String> {
+    let (name, key) = bound_parts(id)?;
+    Some(format!("{name} (key {})", key.get(..8).unwrap_or(key)))
+}
+
+/// Whether the coordinator `id` has this key.
+pub fn is_of_key(id: &str, key: &KeyId) -> bool {
+    bound_parts(id).is_some_and(|(_, of)| of == key.to_string())
+}
+
+/// Checks a party's name: 1 to 63 letters, digits, dots and hyphens, not at its ends.
+///
+/// # Errors
+/// [`TlsError::Malformed`].
+pub fn check_name(name: &str) -> Result<(), TlsError> {
+    let inner = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+    let at_ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let fits = name.len() <= MAX_PARTY_NAME_BYTES
+        && name.chars().all(inner)
+        && at_ends(name.chars().next())
+        && at_ends(name.chars().last());
+    if fits {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_PARTY_NAME_BYTES).collect();
+    let problem = format!(
+        "\"{shown}\" is no name for a node: write 1 to {MAX_PARTY_NAME_BYTES} letters, digits, dots and hyphens"
+    );
+    Err(TlsError::malformed("name", problem))
+}
+
+/// The name in a certificate.
+pub(super) fn uri(role: Role, name: &str) -> String {
+    format!("{SCHEME}{role}/{name}")
+}
+
+/// Role and name of a certificate's name; `None` for any other.
+pub(super) fn parse_uri(uri: &str) -> Option<(Role, String)> {
+    let (role, name) = uri.strip_prefix(SCHEME)?.split_once('/')?;
+    check_name(name).ok()?;
+    Some((role.parse().ok()?, name.to_owned()))
+}

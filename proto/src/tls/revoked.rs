@@ -1,0 +1,86 @@
+//! Keys that are no longer believed, and the connections that end with them: of each one that is open it
+//! is known whose it is, so that a lane of hours ends as soon as its peer is revoked.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use super::cut::Cut;
+use super::key::{KEY_ID_BYTES, KeyId};
+
+/// Keys a process remembers as revoked. A cluster forgets those whose certificates have ended.
+pub const MAX_REVOKED: usize = 512;
+
+/// Keys that are no longer believed.
+#[derive(Debug, Default)]
+pub struct Revoked {
+    keys: RwLock<HashSet<KeyId>>,
+    open: Mutex<Vec<(KeyId, Weak<Cut>)>>,
+}
+
+impl Revoked {
+    /// Whether `key` is revoked.
+    pub fn has(&self, key: &KeyId) -> bool {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).contains(key)
+    }
+
+    /// All of them, one behind the other, as they cross the wire.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.iter().flat_map(|key| *key.as_bytes()).collect()
+    }
+
+    /// Keys as [`Revoked::to_bytes`] wrote them; `None` where they are cut off, or too many.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Vec<KeyId>> {
+        let (keys, rest) = bytes.as_chunks::<KEY_ID_BYTES>();
+        if !rest.is_empty() || keys.len() > MAX_REVOKED {
+            return None;
+        }
+        keys.iter().map(|key| KeyId::from_bytes(key)).collect()
+    }
+
+    /// Believes exactly these keys no longer, and ends their connections.
+    pub fn set(&self, keys: impl IntoIterator<Item = KeyId>) {
+        let keys = keys.into_iter().collect();
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.end_connections();
+    }
+
+    /// Believes these keys no longer either, and ends their connections. Beyond [`MAX_REVOKED`] a new key is
+    /// an error in the log: whoever said so many is asked to drop those that have ended.
+    pub fn add(&self, keys: &[KeyId]) {
+        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let new: Vec<KeyId> = keys.iter().filter(|key| !known.contains(key)).copied().collect();
+        if new.is_empty() {
+            return;
+        }
+        for key in new {
+            if known.len() >= MAX_REVOKED {
+                tracing::error!(%key, "not revoked here: {MAX_REVOKED} keys are already; restart this process");
+                continue;
+            }
+            tracing::warn!(key = key.short(), "a key was revoked: its connections end");
+            known.insert(key);
+        }
+        drop(known);
+        self.end_connections();
+    }
+
+    /// Keeps an open connection in mind; false where its key is revoked already.
+    pub(super) fn watch(&self, key: KeyId, cut: &Arc<Cut>) -> bool {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, cut)| cut.strong_count() > 0);
+        open.push((key, Arc::downgrade(cut)));
+        drop(open);
+        // After it is in the list: one that is revoked in between is cut by either.
+        !self.has(&key)
+    }
+
+    fn end_connections(&self) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, cut) in open.iter().filter(|(key, _)| self.has(key)) {
+            if let Some(cut) = cut.upgrade() {
+                cut.now();
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! One connection between processes: a socket, plain or under TLS, that knows who is at its other end and can be
+//! ended from outside.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BytesMut};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, BufReader, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use super::credentials::Credentials;
+use super::cut::Cut;
+use super::party::Who;
+use super::verify::{Expected, who_of};
+use super::{Revoked, TlsError};
+
+/// Bytes that wait to be encrypted or sent: a whole HTTP/2 frame of ours.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes that are read off a socket at once: rustls alone asks for 4 KiB at a time.
+const READ_BYTES: usize = 64 << 10;
+/// First byte of a TLS connection: a handshake record.
+const TLS_BEGINS: u8 = 0x16;
+/// Bytes of a server's first words (its HTTP/2 settings) that are read at once.
+const FIRST_WORDS: usize = 1024;
+
+/// A socket of either kind.
+#[derive(Debug)]
+pub struct Socket {
+    kind: Kind,
+    /// A byte that was read to see what begins, and is read again.
+    first: Option<u8>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl From<TcpStream> for Socket {
+    fn from(stream: TcpStream) -> Self {
+        Self { kind: Kind::Tcp(stream), first: None }
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Self {
+        Self { kind: Kind::Unix(stream), first: None }
+    }
+}
+
+impl Socket {
+    /// Address of the other end; `None` on a Unix socket.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn peer_ip(&self) -> io::Result<Option<std::net::IpAddr>> {
+        match &self.kind {
+            Kind::Tcp(tcp) => Ok(Some(tcp.peer_addr()?.ip())),
+            Kind::Unix(_) => Ok(None),
+        }
+    }
+
+    /// Whether its peer begins with TLS.
+    async fn begins_tls(&mut self) -> io::Result<bool> {
+        let byte = self.read_u8().await?;
+        self.first = Some(byte);
+        Ok(byte == TLS_BEGINS)
+    }
+}
+
+macro_rules! each_kind {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match &mut $socket.kind {
+            Kind::Tcp($stream) => $call,
+            Kind::Unix($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buf.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buf.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        each_kind!(self, stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each_kind!(self, stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each_kind!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each_kind!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each_kind!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}
+
+/// How a listener takes connections.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    tls: Option<(Arc<ServerConfig>, Arc<Revoked>)>,
+    plain: bool,
+}
+
+impl Offer {
+    /// Plain connections only.
+    pub fn plain() -> Self {
+        Self { tls: None, plain: true }
+    }
+
+    /// TLS, and beside it `plain` connections or none.
+    ///
+    /// # Errors
+    /// TLS cannot be set up.
+    pub fn tls(credentials: &Credentials, plain: bool) -> Result<Self, TlsError> {
+        Ok(Self { tls: Some((credentials.server()?, credentials.revoked().clone())), plain })
+    }
+
+    /// Whether a connection needs nothing before it is used.
+    pub(crate) fn is_plain_only(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// Finds out what a connection that came in speaks, and who is at its other end.
+    ///
+    /// # Errors
+    /// It does not speak what is offered, or is not believed.
+    pub(crate) async fn accept(&self, mut socket: Socket, cut: Arc<Cut>) -> io::Result<Transport> {
+        let Some((config, revoked)) = &self.tls else { return Ok(Transport::plain(socket, cut)) };
+        if self.plain && !socket.begins_tls().await? {
+            return Ok(Transport::plain(socket, cut));
+        }
+        let acceptor = TlsAcceptor::from(config.clone());
+        let stream = acceptor
+            .accept_with(BufReader::with_capacity(READ_BYTES, socket), |c| {
+                c.set_buffer_limit(Some(BUFFER_BYTES))
+            })
+            .await?;
+        Transport::over(TlsStream::from(stream), revoked, cut)
+    }
+}
+
+/// How a process dials.
+#[derive(Clone, Debug)]
+pub struct Dialling {
+    config: Arc<ClientConfig>,
+    revoked: Arc<Revoked>,
+}
+
+impl Dialling {
+    /// As who `credentials` are, for whom is `expected`.
+    ///
+    /// # Errors
+    /// TLS cannot be set up.
+    pub fn new(credentials: &Credentials, expected: Expected) -> Result<Self, TlsError> {
+        let revoked = credentials.revoked().clone();
+        Ok(Self { config: credentials.client(expected)?, revoked })
+    }
+
+    /// Shakes hands over a connection that was made, and waits for the server's first words: only they show that it
+    /// believes our certificate.
+    ///
+    /// # Errors
+    /// It does not speak TLS, or one of the two does not believe the other.
+    pub(crate) async fn connect(&self, socket: Socket) -> io::Result<Transport> {
+        let connector = TlsConnector::from(self.config.clone());
+        let limit = |c: &mut rustls::ClientConnection| c.set_buffer_limit(Some(BUFFER_BYTES));
+        // In place of a name, which plays no part.
+        let no_name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
+        let stream = connector
+            .connect_with(no_name, BufReader::with_capacity(READ_BYTES, socket), limit)
+            .await?;
+        let mut transport =
+            Transport::over(TlsStream::from(stream), &self.revoked, Arc::default())?;
+        let mut words = BytesMut::with_capacity(FIRST_WORDS);
+        if transport.read_buf(&mut words).await? == 0 {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        transport.early = words;
+        Ok(transport)
+    }
+}
+
+/// A connection that can be used.
+#[derive(Debug)]
+pub struct Transport {
+    stream: Layer,
+    who: Who,
+    /// What was read before it was asked for.
+    early: BytesMut,
+    cut: Arc<Cut>,
+}
+
+#[derive(Debug)]
+enum Layer {
+    Plain(Socket),
+    Tls(Box<TlsStream<BufReader<Socket>>>),
+}
+
+impl Transport {
+    /// A plain connection.
+    pub(crate) fn plain(socket: Socket, cut: Arc<Cut>) -> Self {
+        let (stream, who) = (Layer::Plain(socket), Who::Anybody);
+        Self { stream, who, early: BytesMut::new(), cut }
+    }
+
+    fn over(
+        stream: TlsStream<BufReader<Socket>>,
+        revoked: &Revoked,
+        cut: Arc<Cut>,
+    ) -> io::Result<Self> {
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
+        let who = shown.and_then(who_of);
+        let who = who.ok_or_else(|| io::Error::other("its key is none of P-256"))?;
+        if let Some(party) = who.party()
+            && !revoked.watch(party.key, &cut)
+        {
+            return Err(io::Error::other("its certificate was revoked"));
+        }
+        Ok(Self { stream: Layer::Tls(Box::new(stream)), who, early: BytesMut::new(), cut })
+    }
+
+    /// Who is at the other end.
+    pub fn who(&self) -> &Who {
+        &self.who
+    }
+}
+
+macro_rules! each_layer {
+    ($transport:expr, $stream:ident => $call:expr) => {
+        match &mut $transport.stream {
+            Layer::Plain($stream) => $call,
+            Layer::Tls($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Transport {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.early.has_remaining() {
+            let n = self.early.len().min(buf.remaining());
+            buf.put_slice(&self.early.split_to(n));
+            return Poll::Ready(Ok(()));
+        }
+        let read = each_layer!(self, stream => Pin::new(stream).poll_read(cx, buf));
+        if read.is_pending() {
+            self.cut.wake(cx);
+        }
+        if self.cut.is_made() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each_layer!(self, stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each_layer!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each_layer!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each_layer!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Layer::Plain(stream) => stream.is_write_vectored(),
+            Layer::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+}

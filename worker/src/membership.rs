@@ -1,0 +1,343 @@
+//! How a worker belongs to a cluster: it makes a key, has a coordinator give it a certificate for a token, keeps both,
+//! and has the certificate renewed long before it ends. The key is what it is known by; a certificate that was
+//! lost or has ended is given again to the same key, without a token.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_proto::address::Address;
+use brigade_proto::control::cluster_client::ClusterClient;
+use brigade_proto::control::{EnrolReply, EnrolRequest};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::net::{NetError, Network};
+use brigade_proto::tls::files::{self, Lock};
+use brigade_proto::tls::identity::{certificates, to_pem};
+use brigade_proto::tls::verify::{Authorities, Expected, key_of, party_of};
+use brigade_proto::tls::{Credentials, Identity, KeyId, NodeKey, Role, TlsError, Token, unix_now};
+use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use tokio::time::{sleep, timeout};
+
+/// A worker's folder within its data folder.
+const FOLDER: &str = "node";
+const KEY_FILE: &str = "key.pem";
+/// The certificate, then the authority's.
+const CERTIFICATE_FILE: &str = "certificate.pem";
+const LOCK_FILE: &str = "lock";
+/// Time for one attempt to enrol.
+const ENROL_WITHIN: Duration = Duration::from_secs(10);
+/// First and last wait between attempts that fail; it doubles in between.
+const BACKOFF: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(250)..=Duration::from_secs(10);
+/// Least and longest time between two renewals, whatever the coordinator says.
+const RENEW_WITHIN: std::ops::RangeInclusive<u32> = 1..=7 * 86_400;
+
+/// Why a worker is no member of its cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum MembershipError {
+    /// Files, keys or certificates of its own.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Another worker has the same folder.
+    #[error("another worker uses {folder}: give each worker a --data-dir of its own")]
+    InUse {
+        /// Which.
+        folder: PathBuf,
+    },
+    /// It never joined, and has no token.
+    #[error("{folder} has no certificate yet: give --join and --token once (brigade token create)")]
+    NoToken {
+        /// Which.
+        folder: PathBuf,
+    },
+    /// The coordinator will not have it; trying again changes nothing.
+    #[error("cannot join {coordinator}: {reason}")]
+    Refused {
+        /// Where.
+        coordinator: Address,
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// A worker's place in a cluster.
+#[derive(Debug)]
+pub struct Membership {
+    folder: PathBuf,
+    coordinator: Address,
+    key: NodeKey,
+    /// Key of the cluster's authority.
+    authority: KeyId,
+    name: String,
+    token: Option<Token>,
+    credentials: Arc<Credentials>,
+    renew_in: Duration,
+    _lock: Lock,
+}
+
+/// Where and as what a worker joins.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Its data folder.
+    pub data_dir: PathBuf,
+    /// The coordinator's control address.
+    pub coordinator: Address,
+    /// What lets it in the first time.
+    pub token: Option<Token>,
+    /// What it would like to be called.
+    pub name: String,
+}
+
+impl Membership {
+    /// Whether a worker with this data folder has joined a cluster.
+    pub fn is_in(data_dir: &Path) -> bool {
+        data_dir.join(FOLDER).join(CERTIFICATE_FILE).exists()
+    }
+
+    /// Takes the place that the folder remembers, or joins with the token: as often as it takes until a coordinator
+    /// answers.
+    ///
+    /// # Errors
+    /// [`MembershipError`].
+    pub async fn take(wish: Wish) -> Result<Self, MembershipError> {
+        let folder = wish.data_dir.join(FOLDER);
+        files::make_dir(&folder)?;
+        let lock = Lock::take(&folder.join(LOCK_FILE), Duration::ZERO)?;
+        let lock = lock.ok_or_else(|| MembershipError::InUse { folder: folder.clone() })?;
+        let key = load_key(&folder.join(KEY_FILE))?;
+        let remembered = remembered(&folder, &key)?.filter(|remembered| {
+            wish.token.as_ref().is_none_or(|token| token.authority == remembered.authority)
+        });
+        let Remembered { authority, name, credentials, renew_in } = match remembered {
+            Some(remembered) => remembered,
+            None => {
+                let token = wish.token.as_ref();
+                let no_token = || MembershipError::NoToken { folder: folder.clone() };
+                let pin = token.ok_or_else(no_token)?.authority;
+                let asked = Asked { key: &key, name: &wish.name, pin, token };
+                let given = enrol_until_answered(&wish.coordinator, &asked).await?;
+                keep(&folder, &given)?;
+                tracing::info!(name = given.name, coordinator = %wish.coordinator, "joined the cluster");
+                let credentials = given.credentials(&key)?;
+                Remembered {
+                    authority: pin,
+                    name: given.name,
+                    credentials,
+                    renew_in: given.renew_in,
+                }
+            }
+        };
+        let credentials = Arc::new(credentials);
+        let (coordinator, token) = (wish.coordinator, wish.token);
+        Ok(Self {
+            folder,
+            coordinator,
+            key,
+            authority,
+            name,
+            token,
+            credentials,
+            renew_in,
+            _lock: lock,
+        })
+    }
+
+    /// What it shows and believes.
+    pub fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+
+    /// Has the certificate renewed for ever.
+    pub async fn keep_renewing(self) -> std::convert::Infallible {
+        let (mut wait, mut pause, mut last) = (self.renew_in, *BACKOFF.start(), String::new());
+        loop {
+            sleep(wait).await;
+            match self.renew().await {
+                Ok(renew_in) => {
+                    tracing::info!(name = self.name, "certificate renewed");
+                    (wait, pause) = (renew_in, *BACKOFF.start());
+                    last.clear();
+                }
+                Err(error) => {
+                    let reason = error.to_string();
+                    if reason != last {
+                        tracing::warn!(reason, "cannot renew the certificate; trying again");
+                    }
+                    last = reason;
+                    wait = pause;
+                    pause = (pause * 2).min(*BACKOFF.end());
+                }
+            }
+        }
+    }
+
+    async fn renew(&self) -> Result<Duration, NotGiven> {
+        let (key, token) = (&self.key, self.token.as_ref());
+        let asked = Asked { key, name: &self.name, pin: self.authority, token };
+        let given = enrol(&self.coordinator, &asked).await?;
+        self.credentials.replace(given.chain.clone()).map_err(NotGiven::of_ours)?;
+        keep(&self.folder, &given).map_err(NotGiven::of_ours)?;
+        Ok(given.renew_in)
+    }
+}
+
+/// The certificate that a folder has.
+struct Remembered {
+    authority: KeyId,
+    name: String,
+    credentials: Credentials,
+    renew_in: Duration,
+}
+
+/// The key in a file, or a new one.
+fn load_key(path: &Path) -> Result<NodeKey, TlsError> {
+    if let Some(pem) = files::read(path)? {
+        return NodeKey::from_pem(&path.display().to_string(), &pem);
+    }
+    let key = NodeKey::generate()?;
+    files::write(path, &key.to_pem())?;
+    Ok(key)
+}
+
+/// What an earlier process kept for this key.
+fn remembered(folder: &Path, key: &NodeKey) -> Result<Option<Remembered>, TlsError> {
+    let path = folder.join(CERTIFICATE_FILE);
+    let Some(pem) = files::read(&path)? else { return Ok(None) };
+    let what = path.display().to_string();
+    let chain = certificates(&what, &pem)?;
+    let [own, authority] = &chain[..] else { return Ok(None) };
+    let (Ok(party), Some(id)) = (party_of(own), key_of(authority)) else { return Ok(None) };
+    if party.key != key.id() {
+        return Ok(None);
+    }
+    let credentials = credentials(&what, chain.clone(), key)?;
+    // How long it is still good is the coordinator's to say: it is asked at once.
+    Ok(Some(Remembered { authority: id, name: party.name, credentials, renew_in: Duration::ZERO }))
+}
+
+fn keep(folder: &Path, given: &Given) -> Result<(), TlsError> {
+    files::write(&folder.join(CERTIFICATE_FILE), &to_pem(&given.chain))
+}
+
+type Chain = Vec<brigade_proto::tls::Der>;
+
+fn credentials(what: &str, chain: Chain, key: &NodeKey) -> Result<Credentials, TlsError> {
+    let authorities = Authorities::new(what, &chain[1..])?;
+    let identity = Identity::new(chain, &key.to_der())?;
+    Ok(Credentials::new(Arc::new(identity), authorities))
+}
+
+/// What a worker asks for.
+struct Asked<'a> {
+    key: &'a NodeKey,
+    name: &'a str,
+    pin: KeyId,
+    token: Option<&'a Token>,
+}
+
+/// What a coordinator gave.
+struct Given {
+    name: String,
+    chain: Chain,
+    renew_in: Duration,
+}
+
+impl Given {
+    fn credentials(&self, key: &NodeKey) -> Result<Credentials, TlsError> {
+        credentials("the coordinator's answer", self.chain.clone(), key)
+    }
+
+    /// Takes an answer, if it is what was asked for: whoever gave it, it is shown from now on.
+    fn of(reply: EnrolReply, asked: &Asked<'_>) -> Result<Self, NotGiven> {
+        let EnrolReply { certificate, authority, renew_in_s, name } = reply;
+        let wrong = |why: &str| NotGiven::final_because(format!("its answer is wrong: {why}"));
+        let chain = vec![certificate.to_vec().into(), authority.to_vec().into()];
+        if key_of(&chain[1]) != Some(asked.pin) {
+            return Err(wrong("the authority is another than the token's"));
+        }
+        let party = party_of(&chain[0]).map_err(|e| wrong(&e.to_string()))?;
+        if (party.role, party.key, &party.name) != (Role::Worker, asked.key.id(), &name) {
+            return Err(wrong("the certificate is not for this worker's key"));
+        }
+        let seconds = renew_in_s.clamp(*RENEW_WITHIN.start(), *RENEW_WITHIN.end());
+        Ok(Self { name, chain, renew_in: Duration::from_secs(seconds.into()) })
+    }
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+struct NotGiven {
+    reason: String,
+    /// Trying again changes nothing.
+    is_final: bool,
+}
+
+impl NotGiven {
+    fn final_because(reason: String) -> Self {
+        Self { reason, is_final: true }
+    }
+
+    fn for_now(reason: String) -> Self {
+        Self { reason, is_final: false }
+    }
+
+    fn of_ours(error: TlsError) -> Self {
+        Self::for_now(error.to_string())
+    }
+
+    fn of_failure(failure: Failure) -> Self {
+        let is_final = matches!(
+            failure.kind(),
+            FailureKind::Forbidden | FailureKind::Version | FailureKind::BadMessage
+        );
+        Self { reason: failure.reason, is_final }
+    }
+}
+
+async fn enrol_until_answered(
+    coordinator: &Address,
+    asked: &Asked<'_>,
+) -> Result<Given, MembershipError> {
+    let (mut pause, mut last) = (*BACKOFF.start(), String::new());
+    loop {
+        match enrol(coordinator, asked).await {
+            Ok(given) => return Ok(given),
+            Err(NotGiven { reason, is_final: true }) => {
+                return Err(MembershipError::Refused { coordinator: coordinator.clone(), reason });
+            }
+            Err(NotGiven { reason, .. }) => {
+                if reason != last {
+                    tracing::warn!(%coordinator, reason, "cannot join the cluster yet; trying again");
+                }
+                last = reason;
+                sleep(pause).await;
+                pause = (pause * 2).min(*BACKOFF.end());
+            }
+        }
+    }
+}
+
+async fn enrol(coordinator: &Address, asked: &Asked<'_>) -> Result<Given, NotGiven> {
+    let shown = Credentials::of_newcomer(asked.key, asked.name, asked.pin, unix_now());
+    let network = Network::with_credentials(Arc::new(shown.map_err(NotGiven::of_ours)?), false);
+    let request = EnrolRequest {
+        wire_version: WIRE_VERSION,
+        software: SOFTWARE.to_owned(),
+        token_id: asked.token.map_or_else(String::new, |token| token.id.clone()),
+        token_secret: asked.token.map_or_else(Vec::new, |token| token.secret.to_vec()).into(),
+        name: asked.name.to_owned(),
+    };
+    let attempt = async {
+        let expected = Expected { role: Role::Coordinator, key: None };
+        let connection = network.dial(coordinator, Some(expected)).await.map_err(|e| match e {
+            NetError::Refused { reason, .. } => NotGiven::final_because(reason),
+            other => NotGiven::for_now(other.to_string()),
+        })?;
+        let reply = ClusterClient::new(connection).enrol(request).await;
+        reply.map_err(|status| NotGiven::of_failure(Failure::from_status(&status)))
+    };
+    let late = |_| NotGiven::for_now(format!("no answer within {} s", ENROL_WITHIN.as_secs()));
+    let reply = timeout(ENROL_WITHIN, attempt).await.map_err(late)??.into_inner();
+    Given::of(reply, asked)
+}
