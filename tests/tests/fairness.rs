@@ -110,9 +110,9 @@ fn first_tokens_beside_ten_times_the_load() {
             std::thread::sleep(Duration::from_millis(200));
             first_token(to, &usual, &body(i, true))
         };
-        let mut firsts: Vec<f64> = (0..60).map(ask).collect();
+        let mut firsts: Vec<f64> = (0..20).map(ask).collect();
         firsts.sort_by(f64::total_cmp);
-        (firsts[30], firsts[57])
+        (firsts[10], firsts[18])
     };
     let alone = p95();
     let over = AtomicBool::new(false);
