@@ -194,6 +194,25 @@ fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
     wait_up(&server);
 }
 
+/// With a cluster, the flag is about HTTP: it opens the control address to nobody.
+#[test]
+fn the_insecure_flag_opens_no_cluster() {
+    let mut cluster = Cluster::new();
+    let local: Address = cluster.control.parse().unwrap();
+    cluster.control = cluster.control.replace("127.0.0.1", "0.0.0.0");
+    let _server = cluster.serve(&["--insecure-network"]);
+    let is_answered = runtime().block_on(async {
+        use brigade_proto::control::JoinRequest;
+        use brigade_proto::control::cluster_client::ClusterClient;
+        let Ok(channel) = dial(&local, false).await else { return false };
+        let request = JoinRequest { address: "127.0.0.1:9".to_owned(), ..JoinRequest::default() };
+        let joined = ClusterClient::new(channel).join(request).await;
+        // A refusal of the service would carry its reason.
+        joined.map_or_else(|status| !status.details().is_empty(), |_| true)
+    });
+    assert!(!is_answered, "a plain client is answered");
+}
+
 /// Certificates of an authority that brigade knows nothing of, in files.
 fn foreign(
     cluster: &Cluster,

@@ -54,7 +54,8 @@ impl Secure {
             }
         };
         tracing::info!(party = %credentials.party(), "connections are over TLS");
-        Ok(Self { network: Network::with_credentials(credentials, insecure), upkeep })
+        // Who has a certificate speaks plain on this machine only, whatever is said of the network.
+        Ok(Self { network: Network::with_credentials(credentials, false), upkeep })
     }
 
     /// Keeps the credentials good for ever.

@@ -124,7 +124,8 @@ impl Security {
                 (pki, upkeep)
             }
         };
-        let network = Network::with_credentials(upkeep.credentials().clone(), insecure);
+        // A cluster speaks plain on this machine only: `--insecure-network` is about plain HTTP then.
+        let network = Network::with_credentials(upkeep.credentials().clone(), false);
         if let Some(files) = external {
             // It ends with the process.
             tokio::spawn(files.keep_loading(upkeep.credentials().clone()));
@@ -144,7 +145,7 @@ impl Security {
         };
         let pki = Arc::new(Pki::open(folder, COMMANDS_FOR)?);
         let credentials = pki::credentials(&pki, &node_name())?.credentials().clone();
-        Ok(Self { network: Network::with_credentials(credentials, insecure), ..Self::default() })
+        Ok(Self { network: Network::with_credentials(credentials, false), ..Self::default() })
     }
 
     /// Says, for `token create`, where workers join.
