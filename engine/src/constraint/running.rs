@@ -75,8 +75,8 @@ impl Running {
         if !answer.starts_with(&self.seen) {
             *self = Self::new(self.rule.clone());
         }
-        for at in self.seen.len()..answer.len() {
-            self.note(vocabulary, at, answer[at]);
+        for (at, token) in answer.iter().enumerate().skip(self.seen.len()) {
+            self.note(vocabulary, at, *token);
         }
         self.prepare(vocabulary);
         match &self.failed {
