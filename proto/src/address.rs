@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Once;
 
 use crate::limits::MAX_NAME_BYTES;
 
@@ -129,7 +130,7 @@ impl Address {
 }
 
 /// Refuses `address` when one of the addresses it resolved to is not on this machine's loopback,
-/// unless `insecure_network` is set; then it logs what crosses the network in the clear.
+/// unless `insecure_network` is set; then it logs, once in a process, what crosses the network in the clear.
 ///
 /// # Errors
 /// [`AddressError::NotLoopback`].
@@ -144,11 +145,14 @@ pub fn require_loopback_unless(
     if !insecure_network {
         return Err(AddressError::NotLoopback { address: address.to_string() });
     }
-    tracing::warn!(
-        %address,
-        "--insecure-network: prompts, activations and weights cross the network unencrypted, \
-         and anyone who reaches this address can use it"
-    );
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        tracing::warn!(
+            first = %address,
+            "--insecure-network: prompts, activations and weights cross the network unencrypted, \
+             and anyone who reaches an address beyond this machine can use it"
+        );
+    });
     Ok(())
 }
 

@@ -84,7 +84,8 @@ pub(super) async fn make(
         let request = request.owned(name.tally.share(), None);
         name.tally.submitted(tokens.len());
         let sequence = app.engine.submit(app.next_id(), request).await?;
-        let pooled = pool(sequence, wanted.pooling).await?;
+        let pooled = pool(sequence, wanted.pooling).await.inspect_err(|_| name.tally.failed())?;
+        name.tally.computed();
         vectors.push(wanted.finish(pooled)?);
     }
     Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })

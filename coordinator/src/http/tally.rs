@@ -109,6 +109,11 @@ impl Tally {
         sums.after_first = sums.after_first.max(end.after_first);
     }
 
+    /// A sequence that draws nothing has all its rows.
+    pub(super) fn computed(&self) {
+        self.lock().ended += 1;
+    }
+
     /// A sequence failed.
     pub(super) fn failed(&self) {
         self.lock().failed = true;
