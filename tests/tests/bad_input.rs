@@ -135,7 +135,12 @@ fn malformed_requests_are_refused_with_the_field() {
         (chat, json!({"messages": message, "temperature": -1}).to_string(), 400, "temperature"),
         (chat, json!({"messages": message, "top_p": 7}).to_string(), 400, "top_p"),
         (chat, json!({"messages": message, "n": 100_000}).to_string(), 400, "n"),
-        (chat, json!({"messages": message, "logit_bias": {"x": 1}}).to_string(), 400, "logit_bias"),
+        (
+            chat,
+            json!({"messages": message, "logit_bias": {"x": "much"}}).to_string(),
+            400,
+            "logit_bias",
+        ),
         (chat, json!({"messages": message, "stop": 5}).to_string(), 400, "stop"),
         (chat, json!({"messages": [{"role": "user", "content": long}]}).to_string(), 400, "256"),
         ("/v1/completions", json!({}).to_string(), 400, "prompt"),
