@@ -280,10 +280,10 @@ fn metrics_and_models_say_what_is_there() {
 }
 
 #[test]
-fn nothing_beyond_loopback_without_permission() {
+fn nothing_plain_beyond_loopback_without_permission() {
+    // `--control` beyond loopback speaks TLS: see `cluster_tls.rs` and `attacks.rs`.
     for args in [
         ["serve", "--listen", "0.0.0.0:0"],
-        ["serve", "--control", "0.0.0.0:0"],
         ["worker", "--listen", "0.0.0.0:0"],
         ["run", "--worker", "192.0.2.1:7070"],
     ] {
