@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -40,7 +41,9 @@ impl Page {
     /// # Panics
     /// If the browser does not start or does not answer.
     pub fn open(browser: &Path, url: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("brigade-page-{}", std::process::id()));
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), OPENED.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("brigade-page-{process}-{number}"));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         let (to, from) = (folder.join("to"), folder.join("from"));

@@ -66,7 +66,7 @@ fn a_chat_in_a_browser() {
     // The chat is still there when the page comes back.
     page.value("location.reload()");
     page.wait("document.querySelectorAll('#messages li.assistant').length === 2");
-    page.wait("document.getElementById('state').textContent === 'ready'");
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
 
     // The line.
     page.value("document.getElementById('show-line').click()");

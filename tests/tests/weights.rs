@@ -27,6 +27,9 @@ fn ids(model: &str, workers: &[&Running; 2]) -> String {
         "1,266,278",
         "-n",
         "12",
+        // The same layers at each start, however fast the workers were measured.
+        "--tensor-split",
+        "1,1",
         "--temp",
         "0",
         "--ids",

@@ -62,8 +62,12 @@ pub(super) async fn line(State(app): State<App>) -> Json<Value> {
         }
         _ => Vec::new(),
     };
+    let (there, spare) = {
+        let roll = app.roll.borrow();
+        (roll.there(), roll.spare.len())
+    };
     Json(json!({
-        "stages": stages, "layers": layers,
+        "stages": stages, "layers": layers, "workers": there, "spare": spare,
         "generated_tokens": sum("brigade_generated_tokens_total"),
         "running": sum("brigade_requests_running"), "waiting": sum("brigade_requests_waiting"),
         "kv_blocks_used": sum("brigade_kv_blocks_used"), "kv_blocks": sum("brigade_kv_blocks"),

@@ -180,13 +180,13 @@ async function answer() {
 
 const past = { at: 0, generated: 0, states: [] };
 
-function facts(line, health) {
+function facts(line) {
   const now = performance.now();
   const rate = past.at ? ((line.generated_tokens - past.generated) * 1000) / (now - past.at) : 0;
   Object.assign(past, { at: now, generated: line.generated_tokens });
   const percent = line.kv_blocks ? ` (${Math.round((100 * line.kv_blocks_used) / line.kv_blocks)} %)` : '';
   return {
-    Workers: `${health.workers?.there ?? 0} there, ${health.workers?.spare ?? 0} spare`,
+    Workers: `${line.workers} there, ${line.spare} spare`,
     Streams: `${line.running} run, ${line.waiting} wait`,
     'Tokens/s': rate.toFixed(1),
     'KV pages': `${line.kv_blocks_used} of ${line.kv_blocks}${percent}`,
@@ -227,7 +227,7 @@ async function look() {
       const response = await fetch('/line', { headers: headers() });
       if (response.ok) {
         const line = await response.json();
-        const rows = Object.entries(facts(line, health)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
+        const rows = Object.entries(facts(line)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
         $('facts').replaceChildren(...rows);
         showStages(line);
       }
