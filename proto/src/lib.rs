@@ -2,7 +2,7 @@
 //!
 //! Reading order:
 //!
-//! - [`control`] and [`pipeline`] are the messages, documented in the `.proto` files.
+//! - [`control`], [`pipeline`] and [`copies`] are the messages, documented in the `.proto` files.
 //! - [`limits`] has every cap, and [`address`] the rule for what may be dialled.
 //! - [`net`] has one set of HTTP/2 settings, and what a stranger may send.
 //! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
@@ -27,7 +27,8 @@ pub mod net;
 ///   Snapshot and Restore.
 /// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
 /// - 4: an epoch is compared only with those of the same coordinator.
-pub const WIRE_VERSION: u32 = 4;
+/// - 5: sequences have names, and copies of their states are taken, kept and put back.
+pub const WIRE_VERSION: u32 = 5;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
@@ -36,6 +37,12 @@ pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
 #[allow(missing_docs, clippy::all, reason = "generated code")]
 pub mod control {
     tonic::include_proto!("brigade.control");
+}
+
+/// Messages and service of checkpoints, generated from `copies.proto`.
+#[allow(missing_docs, clippy::all, reason = "generated code")]
+pub mod copies {
+    tonic::include_proto!("brigade.copies");
 }
 
 /// Data plane messages and services, generated from `pipeline.proto`.

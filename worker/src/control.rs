@@ -105,9 +105,10 @@ impl worker_server::Worker for ControlService {
         // Before any work is done for somebody who cannot have the worker.
         self.worker.check_free_for(&coordinator_id)?;
         let order = Order::parse(request)?;
-        if let Some(next) = &order.next_hop {
+        let buddy = order.checkpoints.as_ref().and_then(|order| order.buddy.as_ref());
+        for next in order.next_hop.iter().chain(buddy) {
             let refuse = |e: brigade_proto::address::AddressError| {
-                Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"))
+                Failure::refusal(FailureKind::Unsupported, format!("next hop or buddy: {e}"))
             };
             next.resolve(self.worker.insecure_network()).await.map_err(refuse)?;
         }

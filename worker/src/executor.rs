@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::{Boundary, RowValue, UBatch};
+use brigade_engine::batch::{Boundary, CopyName, RowValue, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{StageError, StageOutput, StageRunner};
+use crate::backend::{CopyFacts, StageError, StageOutput, StageRunner};
+use crate::copies::taker::{PutBack, Taker};
 use crate::output::LaneRun;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;
@@ -79,8 +80,31 @@ pub enum Job {
         /// Told when it is done.
         answer: Answer<()>,
     },
+    /// Say which sequences of a line before this one the stage still holds.
+    FindHeld {
+        /// Those that matter.
+        names: Vec<CopyName>,
+        /// Told what is held.
+        answer: Answer<HeldFound>,
+    },
+    /// Give a sequence the state of a checkpoint.
+    PutBack {
+        /// Which, and from what.
+        put: Box<PutBack>,
+        /// Told when it is done.
+        answer: Answer<()>,
+    },
     /// Forget all sequences.
     Reset(Answer<()>),
+}
+
+/// What a stage still holds of sequences whose line was lost.
+#[derive(Debug)]
+pub struct HeldFound {
+    /// What its copies belong to; `None`: it takes none.
+    pub facts: Option<CopyFacts>,
+    /// For each sequence asked for, up to which position its pages are there.
+    pub up_to: Vec<u32>,
 }
 
 /// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
@@ -198,10 +222,12 @@ fn run(
 ) {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
+    let mut taker = Taker::new(runner.copy_facts());
     let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
         match job {
             Job::Begin(begun) => {
+                taker.begin(begun.copies.clone());
                 lane = Some(begun);
                 requests = Requests::default();
                 last_send_us = 0;
@@ -211,8 +237,9 @@ fn run(
                     continue;
                 };
                 let started = Instant::now();
+                let followers = (&mut requests, &mut taker);
                 let stepped =
-                    step(runner.as_mut(), current, &mut requests, work, last_send_us, runtime);
+                    step(runner.as_mut(), current, followers, work, last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
                 let stop = match stepped {
                     Ok(send_us) => {
@@ -248,8 +275,18 @@ fn run(
                     return;
                 }
             }
+            Job::FindHeld { names, answer } => {
+                let up_to = taker.find(&names);
+                let _ = answer.send(Ok(HeldFound { facts: taker.facts().cloned(), up_to }));
+            }
+            Job::PutBack { put, answer } => {
+                let slot = put.slot;
+                let write = || taker.put_back(runner.as_mut(), &put);
+                let _ = answer.send(transfer(lane.as_ref(), &requests, slot, "checkpoint", write));
+            }
             Job::Reset(done) => {
                 lane = None;
+                taker.reset(runner.as_ref());
                 let result = reset(runner.as_mut());
                 let unusable = result.is_err();
                 let _ = done.send(result);
@@ -305,7 +342,7 @@ struct Stop {
 fn step(
     runner: &mut dyn StageRunner,
     lane: &LaneRun,
-    requests: &mut Requests,
+    (requests, taker): (&mut Requests, &mut Taker),
     work: Work,
     last_send_us: u32,
     runtime: &tokio::runtime::Handle,
@@ -314,7 +351,12 @@ fn step(
     requests.follow(&frame.ops);
     let started = Instant::now();
     lane.meter.started(started);
-    let computed = catch_unwind(AssertUnwindSafe(|| runner.forward(&ubatch, input)));
+    let computed = catch_unwind(AssertUnwindSafe(|| {
+        taker.before(runner, &ubatch)?;
+        let output = runner.forward(&ubatch, input)?;
+        taker.after(runner, &ubatch);
+        Ok::<_, StageError>(output)
+    }));
     let compute_us = micros(started.elapsed());
     lane.meter.finished(u64::from(compute_us));
     let fail = |panicked: bool, why: String| {

@@ -5,12 +5,14 @@
 //! many strangers it answers), [`order`] and [`load`] (what to load, from where, and whether it fits) over
 //! [`cache`], [`hashes`], [`weights`] and [`pool`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
 //! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
+//! [`copies`] are checkpoints: taken, sent, kept, put back.
 //! [`backend`] is what an engine must offer, [`stage`] the engine that does, [`measure`] its speed.
 
 pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod control;
+pub mod copies;
 pub mod executor;
 pub mod hashes;
 pub mod host;

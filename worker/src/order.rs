@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use blake3::Hash;
 use brigade_engine::gguf::FileState;
 use brigade_proto::address::Address;
-use brigade_proto::control::{Blob, FileHint, KvType, PrepareRequest, StageSpec, WireType};
+use brigade_proto::control::{
+    Blob, CheckpointMode, FileHint, KvType, PrepareRequest, StageSpec, WireType,
+};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, at_most};
 use brigade_proto::limits::*;
@@ -21,6 +23,8 @@ pub struct Order {
     pub next_hop: Option<Address>,
     /// Type of outgoing boundaries.
     pub wire_type: WireType,
+    /// Where copies of states go; `None`: none are taken.
+    pub checkpoints: Option<CheckpointOrder>,
     /// For logs.
     pub model_name: String,
     /// The header: its hash names the model.
@@ -29,6 +33,17 @@ pub struct Order {
     pub tensors: Vec<TensorWanted>,
     /// Where the model may lie on this machine.
     pub files: Vec<FileHint>,
+}
+
+/// What is to be done with copies of sequences' states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointOrder {
+    /// Where they go.
+    pub mode: CheckpointMode,
+    /// Worker that keeps them.
+    pub buddy: Option<Address>,
+    /// Bytes that copies may take in this worker's memory.
+    pub memory_bytes: u64,
 }
 
 /// A tensor of the manifest.
@@ -82,6 +97,7 @@ impl Order {
         let PrepareRequest { spec, model_name, header, tensors, files, .. } = request;
         let spec = spec.ok_or_else(|| bad("prepare.spec is missing"))?;
         let (next_hop, wire_type) = check_spec(&spec)?;
+        let checkpoints = checkpoints(&spec)?;
         name_fits("prepare.model_name", &model_name)?;
         let header = blob("prepare.header", header)?;
         let Some(header_hash) = header.0 else {
@@ -108,7 +124,8 @@ impl Order {
             }
         }
         let header = (header_hash, header.1);
-        Ok(Self { spec, next_hop, wire_type, model_name, header, tensors: wanted, files })
+        let tensors = wanted;
+        Ok(Self { spec, next_hop, wire_type, checkpoints, model_name, header, tensors, files })
     }
 
     /// The key of a stage that was loaded for this order, with these weights.
@@ -118,6 +135,7 @@ impl Order {
             n_stages: 0,
             next_hop: String::new(),
             wire_type: 0,
+            checkpoints: None,
             ..self.spec.clone()
         };
         let tensors = self.tensors.iter().map(|t| t.name.clone()).collect();
@@ -135,6 +153,11 @@ impl Order {
     /// Hashes of all tensors; `None` if one is not known.
     pub fn hashes(&self) -> Option<Vec<Hash>> {
         self.tensors.iter().map(|t| t.hash).collect()
+    }
+
+    /// Bytes that copies of states may take in memory.
+    pub fn copy_bytes(&self) -> u64 {
+        self.checkpoints.as_ref().map_or(0, |order| order.memory_bytes)
     }
 
     /// Bytes of all tensors.
@@ -197,6 +220,23 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
         }
     };
     Ok((next_hop, spec.wire_type()))
+}
+
+fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
+    let Some(wanted) = &spec.checkpoints else { return Ok(None) };
+    let (mode, memory_bytes) = (wanted.mode(), wanted.memory_bytes);
+    limit("spec.checkpoints.memory_bytes", memory_bytes, MAX_MEMORY_BYTES)?;
+    let buddy = match mode {
+        CheckpointMode::Unspecified => {
+            return Err(bad("spec.checkpoints.mode is not one we know"));
+        }
+        CheckpointMode::Disk => None,
+        CheckpointMode::Buddy => {
+            let parsed = wanted.buddy.parse();
+            Some(parsed.map_err(|e| bad(format!("spec.checkpoints.buddy: {e}")))?)
+        }
+    };
+    Ok(Some(CheckpointOrder { mode, buddy, memory_bytes }))
 }
 
 fn blob(field: &str, blob: Option<Blob>) -> Result<(Option<Hash>, u64), Failure> {

@@ -1,7 +1,7 @@
 //! The waiting queue: first come, first admitted; bounded; says when to come back. Requests whose line was lost
 //! stand at its front.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Work};
 use super::replay::Pending;
@@ -56,6 +56,23 @@ impl Waiting {
         }
         let at = self.queue.iter().position(is)?;
         self.queue.remove(at)
+    }
+
+    /// Those whose line was lost.
+    pub fn interrupted(&self) -> impl Iterator<Item = &Pending> {
+        self.queue.iter().chain(&self.parked).filter(|pending| pending.interrupted)
+    }
+
+    /// The line that comes can go back to these positions of those that wait.
+    pub fn restorable(&mut self, found: &BTreeMap<RequestId, u32>) {
+        for pending in self.queue.iter_mut().chain(&mut self.parked) {
+            pending.restorable = found.get(&pending.request.id).copied();
+        }
+    }
+
+    /// One loses its place again, and is the next to get one.
+    pub fn go_back(&mut self, pending: Pending) {
+        self.queue.push_front(pending);
     }
 
     pub fn front(&self) -> Option<&Pending> {

@@ -36,7 +36,7 @@ impl Line {
     pub fn admit(&mut self, pending: Pending) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
-        let Pending { request, rows_returned, furthest, losses, .. } = pending;
+        let Pending { request, rows_returned, furthest, losses, name, blocks: had, .. } = pending;
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
         let source = generates.then(|| self.kept.best(&tokens, self.spec.prefixes)).flatten();
@@ -44,7 +44,8 @@ impl Line {
             Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
             None => {
                 self.make_room(n_pages, None);
-                (self.blocks.take(n_pages, Holder::Running).expect("has_room was asked"), 0)
+                let like = self.blocks.take_like(&had, n_pages, Holder::Running);
+                (like.expect("has_room was asked"), 0)
             }
         };
         Admitted {
@@ -64,6 +65,9 @@ impl Line {
             // What a kept sequence stands for is no progress of this one.
             furthest: furthest.max(reused),
             losses,
+            name,
+            checkpointed: reused,
+            restoring: false,
         }
     }
 
@@ -151,6 +155,9 @@ impl Line {
         }
         blocks.truncate(n_used);
         let request = Some(sequence.request);
+        if sequence.name.is_some() {
+            self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
+        }
         // Before it is one of them, so that it is not the one to go.
         self.limit_kept(self.spec.n_kept.saturating_sub(1));
         let slot = sequence.slot;

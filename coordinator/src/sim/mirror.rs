@@ -10,7 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use brigade_engine::batch::{
-    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, TokenMark,
+    UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
 
@@ -129,6 +130,18 @@ impl Mirror {
                 }
                 let closed = self.open.remove(slot);
                 ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
+            }
+            SeqOp::Name { slot, .. } => {
+                ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
+            }
+            SeqOp::Checkpoint { slot, len, mark } => {
+                self.read_back(*slot)?;
+                let tokens = &self.open[slot].tokens;
+                let whole = self.spec.prefixes == Prefixes::Whole;
+                let there = tokens.get(..*len as usize).filter(|some| !whole || some == tokens);
+                ensure(there.map(TokenMark::of) == Some(*mark), || {
+                    format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
+                })
             }
             SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
         }

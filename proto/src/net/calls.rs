@@ -20,6 +20,10 @@ const PREPARE: &str = "/brigade.control.Worker/Prepare";
 const PUSH: &str = "/brigade.control.Worker/PushTensors";
 const RESTORE: &str = "/brigade.control.Worker/Restore";
 const SNAPSHOT: &str = "/brigade.control.Worker/Snapshot";
+const KEEP: &str = "/brigade.copies.Copies/Keep";
+const FIND: &str = "/brigade.copies.Copies/Find";
+const FETCH: &str = "/brigade.copies.Copies/Fetch";
+const PUT_BACK: &str = "/brigade.copies.Copies/PutBack";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
 
 /// Header in which a failure travels.
@@ -29,7 +33,7 @@ const DETAILS: &str = "grpc-status-details-bin";
 fn request_bytes(path: &str) -> usize {
     match path {
         PREPARE => MAX_CONTROL_BYTES,
-        PUSH | RESTORE => MAX_PIECE_BYTES,
+        PUSH | RESTORE | KEEP | PUT_BACK => MAX_PIECE_BYTES,
         _ => MAX_SMALL_BYTES,
     }
 }
@@ -37,8 +41,8 @@ fn request_bytes(path: &str) -> usize {
 /// Bytes of a message that a worker may answer.
 fn reply_bytes(path: &str) -> usize {
     match path {
-        PREPARE => MAX_CONTROL_BYTES,
-        SNAPSHOT => MAX_PIECE_BYTES,
+        PREPARE | FIND => MAX_CONTROL_BYTES,
+        SNAPSHOT | FETCH => MAX_PIECE_BYTES,
         RESULTS => MAX_FRAME_BYTES,
         _ => MAX_SMALL_BYTES,
     }

@@ -1,12 +1,14 @@
 //! What a worker holds: the session, the order being prepared, the loaded stage. The one owner;
 //! services call it, and no lock is held while anything blocks. Here is the stage's life from
-//! Prepare to Unload; [`lanes`] has the data plane's part, [`snapshots`] reads and writes sequences,
-//! [`report`] has what others are told.
+//! Prepare to Unload; [`lanes`] has the data plane's part, [`snapshots`] reads and writes sequences, [`copies`] puts
+//! them back from checkpoints, [`report`] has what others are told.
 
+mod copies;
 mod lanes;
 mod report;
 mod snapshots;
 
+pub use copies::Copies;
 pub use lanes::LaneGrant;
 pub use snapshots::{STALL, StateTurn};
 
@@ -40,6 +42,7 @@ pub struct Worker {
     stop: CancellationToken,
     readings: report::Readings,
     states: Arc<Semaphore>,
+    copies: Copies,
     /// Why this process cannot go on, once it cannot.
     stuck: watch::Sender<Option<Stuck>>,
 }
@@ -83,6 +86,7 @@ impl Worker {
             stop,
             readings: report::Readings::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
+            copies: Copies::default(),
             stuck: watch::Sender::new(None),
         }
     }
@@ -263,6 +267,7 @@ impl Worker {
         given_up: CancellationToken,
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<Resident, Failure> {
+        self.open_copies(order).await?;
         let old = self.inner().resident.take();
         if let Some(mut resident) = old {
             if resident.serves(order, &self.loader.host_id) {
