@@ -5,6 +5,7 @@
 //! they can get, and a lane that takes no more ubatches is a broken lane. Decides nothing itself
 //! about what runs when.
 
+mod checkpoints;
 mod client;
 mod states;
 #[cfg(test)]
@@ -35,6 +36,7 @@ use crate::sched::{
     SchedConfig, Scheduler, StageTime,
 };
 use crate::wire;
+use checkpoints::{Checkpoints, News};
 use client::Client;
 use states::{Done, Due, Outcome, States, Transfer};
 
@@ -71,8 +73,9 @@ pub async fn run(
 ) -> Option<OpenLine> {
     let EngineEnds { mut submissions, mut states, status } = ends;
     let (transfers, mut transferred) = States::new();
+    let (checkpoints, mut copies) = Checkpoints::new();
     let ClusterLink { mut events, faults, .. } = link;
-    let mut driver = Driver::new(config, transfers, status, faults);
+    let mut driver = Driver::new(config, transfers, checkpoints, status, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -85,6 +88,7 @@ pub async fn run(
             },
             Some(call) = states.recv() => driver.state_call(call),
             Some(done) = transferred.recv() => driver.transferred(done),
+            Some(news) = copies.recv() => driver.copies_news(news),
             event = events.recv() => match event {
                 Some(event) => driver.line_event(event),
                 None => break,
@@ -191,6 +195,8 @@ struct Driver {
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
     states: States,
+    /// Copies that sequences go on from after a lost line.
+    checkpoints: Checkpoints,
     n_vocab: u32,
     meter: Arc<Meter>,
     status: tokio::sync::watch::Sender<Status>,
@@ -201,6 +207,7 @@ impl Driver {
     fn new(
         config: DriverConfig,
         states: States,
+        checkpoints: Checkpoints,
         status: tokio::sync::watch::Sender<Status>,
         faults: mpsc::Sender<Fault>,
     ) -> Self {
@@ -214,6 +221,7 @@ impl Driver {
             down_because: None,
             in_flight: HashMap::new(),
             states,
+            checkpoints,
             n_vocab,
             meter,
             status,
@@ -235,6 +243,9 @@ impl Driver {
             match action {
                 Action::Send(ubatch) => self.send(ubatch),
                 Action::LineFault(fault) => self.line_faulted(&fault),
+                Action::Restore { request, slot, name, tokens } => {
+                    self.checkpoints.wanted(request, slot, name, tokens);
+                }
                 other => self.tell(other),
             }
         }
@@ -293,7 +304,7 @@ impl Driver {
                     live.reject(why);
                 }
             }
-            Action::Send(_) | Action::LineFault(_) => {}
+            Action::Send(_) | Action::LineFault(_) | Action::Restore { .. } => {}
         }
     }
 
@@ -333,6 +344,7 @@ impl Driver {
         let Some(line) = &self.line else { return };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
+        self.checkpoints.sent(&ubatch);
         let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
         let at = self.now();
         let sent = line.ubatches.try_send(frame);
@@ -387,7 +399,32 @@ impl Driver {
 
     fn start_transfers(&mut self) {
         if let Some(line) = &self.line {
-            self.states.start(self.in_flight.keys().min().copied(), line.epoch, &line.state_access);
+            let oldest = self.in_flight.keys().min().copied();
+            self.states.start(oldest, line.epoch, &line.state_access);
+            self.checkpoints.start(oldest, line.epoch, &line.state_access);
+        }
+    }
+
+    fn copies_news(&mut self, news: News) {
+        let is_up = |epoch: u64| self.line.as_ref().filter(|line| line.epoch == epoch);
+        match news {
+            News::Found { epoch, choices } => {
+                let Some(spec) = is_up(epoch).map(|line| line.spec) else { return };
+                let found = self.checkpoints.found(choices);
+                self.step(Event::Restorable(found));
+                self.step(Event::LineUp { epoch, line: spec });
+            }
+            News::PutBack { epoch, request, result } => {
+                if is_up(epoch).is_none() {
+                    return;
+                }
+                metrics::put_back(result.is_ok());
+                if let Err(why) = &result {
+                    let sequence = request.0;
+                    tracing::warn!(sequence, why, "no checkpoint to go on from: computed again");
+                }
+                self.step(Event::Restored { request, is_there: result.is_ok() });
+            }
         }
     }
 
@@ -473,11 +510,17 @@ impl Driver {
                 if let Some(mut trace) = self.meter.trace() {
                     trace.name_stages(info.stages.iter().map(StageInfo::describe).collect());
                 }
+                let takes_copies = line.state_access.takes_copies();
+                if takes_copies {
+                    self.checkpoints.look(&line, self.sched.interrupted());
+                }
                 self.line = Some(*line);
                 self.broken = None;
                 self.down_because = None;
                 self.status.send_replace(Status::Ready(info));
-                self.step(Event::LineUp { epoch, line: spec });
+                if !takes_copies {
+                    self.step(Event::LineUp { epoch, line: spec });
+                }
             }
             LineEvent::Down { reason } => self.line_down(reason),
             LineEvent::Failed { reason } => {
@@ -519,6 +562,7 @@ impl Driver {
     fn report(&mut self, how: Break, stuck_after_us: Option<Micros>) {
         let Some(line) = self.line.take() else { return };
         self.states.clear();
+        self.checkpoints.clear();
         let Break { reason, stage } = how;
         let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
         if self.faults.try_send(fault).is_err() {
@@ -536,6 +580,7 @@ impl Driver {
         }
         tracing::error!(reason, "the line is down");
         self.states.clear();
+        self.checkpoints.clear();
         metrics::line_down();
         self.in_flight.clear();
         self.down_because = Some(reason.clone());

@@ -4,7 +4,7 @@ use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
 
 use super::local::LocalOptions;
-use crate::plan::{Balance, HandCut};
+use crate::plan::{Balance, Checkpoint, HandCut};
 
 /// Where workers come from.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct StageOptions {
     pub kernels: Option<String>,
     /// What cuts are balanced for.
     pub balance: Balance,
+    /// Where copies of sequences' states go.
+    pub checkpoint: Checkpoint,
     /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
     /// they joined; with fewer the line waits, and more are spare.
     pub cut: Option<HandCut>,

@@ -14,6 +14,7 @@ use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
     Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, UnloadRequest,
 };
+use brigade_proto::copies::copies_client::CopiesClient;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
 use brigade_proto::net::{Connection, NetError, dial, speaks_http};
@@ -109,6 +110,7 @@ pub struct Conn {
     address: Address,
     coordinator_id: String,
     control: WorkerClient<Connection>,
+    copies: CopiesClient<Connection>,
     heart: WorkerClient<Connection>,
     capabilities: Capabilities,
     last_epoch: u64,
@@ -130,16 +132,23 @@ impl Conn {
         let lost = |reason: String| WorkerError::Lost { worker: name.to_string(), reason };
         let refused = |reason: String| WorkerError::Refused { worker: name.to_string(), reason };
         let connect = async || match dial(address, insecure_network).await {
-            Ok(channel) => Ok(WorkerClient::new(channel)
-                .max_decoding_message_size(MAX_CONTROL_BYTES)
-                .max_encoding_message_size(MAX_CONTROL_BYTES)),
+            Ok(channel) => Ok(channel),
             // A name may be known later, like a port that is refused.
             Err(
                 e @ (NetError::Dial { .. } | NetError::Address(AddressError::Unresolved { .. })),
             ) => Err(lost(e.to_string())),
             Err(e) => Err(WorkerError::Start { reason: e.to_string() }),
         };
-        let (mut control, heart) = (connect().await?, connect().await?);
+        let client = |channel: Connection| {
+            WorkerClient::new(channel)
+                .max_decoding_message_size(MAX_CONTROL_BYTES)
+                .max_encoding_message_size(MAX_CONTROL_BYTES)
+        };
+        let channel = connect().await?;
+        let copies = CopiesClient::new(channel.clone())
+            .max_decoding_message_size(MAX_CONTROL_BYTES)
+            .max_encoding_message_size(MAX_CONTROL_BYTES);
+        let (mut control, heart) = (client(channel), client(connect().await?));
         let hello = HelloRequest {
             wire_version: WIRE_VERSION,
             software: SOFTWARE.to_string(),
@@ -165,6 +174,7 @@ impl Conn {
             address: address.clone(),
             coordinator_id: coordinator_id.to_string(),
             control,
+            copies,
             heart,
             capabilities,
             last_epoch: reply.last_epoch,
@@ -200,6 +210,11 @@ impl Conn {
     /// A client for control calls; clones share the connection.
     pub fn control(&self) -> WorkerClient<Connection> {
         self.control.clone()
+    }
+
+    /// A client for calls about copies of states; shares the connection of control calls.
+    pub fn copies(&self) -> CopiesClient<Connection> {
+        self.copies.clone()
     }
 
     /// Checks that it has all that `needs` names.

@@ -13,7 +13,8 @@ use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_engine::state::Prefixes;
 use brigade_proto::capability::Requirements;
 use brigade_proto::control::{
-    Blob, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec, TensorRef,
+    Blob, CheckpointMode, Checkpoints, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec,
+    TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
@@ -34,7 +35,7 @@ use super::states::StateAccess;
 use super::{hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
-use crate::plan::{Plan, PlanError, PlanSettings, plan_line};
+use crate::plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
 use crate::sched::LineSpec;
 
 /// How long a worker may take to accept a stage, its files apart.
@@ -77,6 +78,8 @@ pub struct Placement {
     pub identity: Identity,
     /// The table all stages were told to use.
     kernels: Option<String>,
+    /// Where copies of states go.
+    checkpoint: Checkpoint,
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
     _lease: Arc<Lease>,
 }
@@ -97,7 +100,7 @@ impl Placement {
 
     /// Where the states of its sequences are.
     pub fn state_access(&self) -> StateAccess {
-        StateAccess::new(self.identity.clone(), self.stages.clone())
+        StateAccess::new(self.identity.clone(), self.stages.clone(), self.checkpoint)
     }
 
     /// The line for people.
@@ -143,14 +146,16 @@ pub async fn place(
             let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
             let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
             let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
-            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes }
+            let copy_bytes = s.memory.copies;
+            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
     let line = line_spec(&plan, &settings, model.spec.prefixes());
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
-    let placement = Placement { stages, line, identity, kernels, _lease };
+    let checkpoint = plan.settings.checkpoint;
+    let placement = Placement { stages, line, identity, kernels, checkpoint, _lease };
     prepare_all(model, &placement, options, progress).await?;
     Ok(placement)
 }
@@ -208,6 +213,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
         block_positions: KV_PAGE as u32,
         max_rows: options.max_rows,
         prompt_per_generated: options.balance.prompt_per_generated(),
+        checkpoint: options.checkpoint,
         ..PlanSettings::default()
     }
 }
@@ -303,6 +309,7 @@ fn prepare_request(
         kernels: options.kernels.clone().unwrap_or_default(),
         wire_type: options.wire_type.into(),
         next_hop,
+        checkpoints: checkpoints(placement, index),
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),
@@ -317,6 +324,27 @@ fn prepare_request(
         tensors: stage_tensors(model, stage).iter().map(unhashed).collect(),
         files,
     }
+}
+
+/// Where a stage's copies go: to the next one of the line, and those of the last to the first.
+fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
+    let stages = &placement.stages;
+    let memory_bytes = stages[index].copy_bytes;
+    let (mode, buddy) = match placement.checkpoint {
+        Checkpoint::Off => return None,
+        Checkpoint::Disk => (CheckpointMode::Disk, String::new()),
+        Checkpoint::Buddy if stages.len() < 2 => {
+            tracing::warn!(
+                "--checkpoint buddy: one worker has all layers, and no neighbour for its copies"
+            );
+            return None;
+        }
+        Checkpoint::Buddy => {
+            let next = &stages[(index + 1) % stages.len()];
+            (CheckpointMode::Buddy, next.conn.address().to_string())
+        }
+    };
+    Some(Checkpoints { mode: mode.into(), buddy, memory_bytes })
 }
 
 fn stage_tensors<'m>(model: &'m Model, stage: &PlacedStage) -> Vec<&'m TensorInfo> {

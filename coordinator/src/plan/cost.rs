@@ -12,8 +12,10 @@
 
 use std::ops::Range;
 
+use brigade_worker::copies::{QUEUE_BYTES, RESTS_KEPT};
+
 use super::facts::{LayerFacts, ModelFacts, WorkerFacts};
-use super::{Capacity, PlanSettings};
+use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
 /// of the transport, the allocator's slack.
@@ -28,6 +30,8 @@ pub struct StageMemory {
     pub kv: u64,
     /// Recurrent states.
     pub state: u64,
+    /// Copies of states: those that are kept for a neighbour, and the stage's own on their way.
+    pub copies: u64,
     /// Work memory and the process itself.
     pub scratch: u64,
 }
@@ -35,7 +39,7 @@ pub struct StageMemory {
 impl StageMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.kv, self.state, self.scratch];
+        let parts = [self.weights, self.kv, self.state, self.copies, self.scratch];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -44,6 +48,7 @@ impl StageMemory {
             weights: self.weights.saturating_add(other.weights),
             kv: self.kv.saturating_add(other.kv),
             state: self.state.saturating_add(other.state),
+            copies: self.copies.saturating_add(other.copies),
             scratch: self.scratch.saturating_add(other.scratch),
         }
     }
@@ -140,11 +145,28 @@ impl<'a> Costs<'a> {
         let logits = if last { model.logits_bytes } else { 0 };
         let per_row = model.scratch_bytes_per_row.saturating_add(logits);
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
+        let kv = of(&self.kv).saturating_mul(positions);
         StageMemory {
             weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
-            kv: of(&self.kv).saturating_mul(positions),
+            kv,
+            copies: self.copies(kv, of(&self.state), capacity),
             state: of(&self.state).saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+        }
+    }
+
+    /// What copies of states take on a stage with so many bytes of pages and of one sequence's recurrent states. What it
+    /// keeps is its neighbour's, which is taken to be as large; what is beyond that is not kept.
+    fn copies(&self, kv: u64, state: u64, capacity: Capacity) -> u64 {
+        let running = state.saturating_mul(capacity.n_slots.into());
+        let own = running.saturating_mul(RESTS_KEPT as u64);
+        let on_their_way = kv.saturating_add(running).min(QUEUE_BYTES as u64);
+        match self.settings.checkpoint {
+            Checkpoint::Off => 0,
+            Checkpoint::Disk => own.saturating_add(on_their_way),
+            Checkpoint::Buddy => {
+                kv.saturating_add(own).saturating_add(own).saturating_add(on_their_way)
+            }
         }
     }
 

@@ -3,6 +3,8 @@
 //! A sequence has a folder for each range of layers that was copied. `pages` grows; a file `at-N` has what is good
 //! for position N alone, and is made whole and renamed last, when all pages before it are on the disk: so a position
 //! is there or is not. Every record has a hash; after a crash, what follows the first bad one is cut off.
+//!
+//! Workers of one machine may share the folder: each writes and removes only what is of its own layers.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -57,7 +59,7 @@ impl Disk {
     /// Opens a folder of copies and looks through what is there. Blocks.
     ///
     /// # Errors
-    /// The folder cannot be made or read. A sequence that cannot be read is dropped with a warning.
+    /// The folder cannot be made or read. A sequence that cannot be read is left out with a warning.
     pub fn open(dir: PathBuf, limit: u64) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
         let budget = Arc::new(Budget::default());
@@ -67,9 +69,7 @@ impl Disk {
         for folder in folders(&disk.dir)?.iter().flat_map(|of| folders(of).unwrap_or_default()) {
             if let Err(error) = disk.recover(&folder) {
                 let path = folder.display();
-                tracing::warn!(%path, %error, "a checkpoint cannot be read and is dropped");
-                // What cannot be removed either is looked at again at the next start.
-                let _ = fs::remove_dir_all(&folder);
+                tracing::warn!(%path, %error, "a checkpoint cannot be read");
             }
         }
         Ok(disk)
@@ -85,8 +85,8 @@ impl Disk {
         if all.get(&head.name).is_none_or(|open| open.head != *head) {
             all.insert(head.name, self.begin(head)?);
         }
+        self.make_room(taken.items.iter().map(|(_, bytes)| bytes.len() as u64).sum(), &all);
         let Some(open) = all.get_mut(&head.name) else { return Ok(0) };
-        self.make_room(taken.items.iter().map(|(_, bytes)| bytes.len() as u64).sum(), head.name);
         let (mut nbytes, mut rests, mut spoilt) = (0, Vec::new(), false);
         for (item, bytes) in &taken.items {
             if let What::Rest { .. } = item.what {
@@ -106,10 +106,13 @@ impl Disk {
 
     /// Removes a sequence.
     pub fn forget(&self, name: CopyName) {
-        self.all().remove(&name);
+        let open = self.all().remove(&name);
         self.store.forget(name);
-        // What cannot be removed is looked at again at the next start.
-        let _ = fs::remove_dir_all(self.folder(name));
+        // What cannot be removed is looked at again at the next start; other layers may be another worker's.
+        if let Some(open) = open {
+            let _ = fs::remove_dir_all(open.folder);
+        }
+        let _ = fs::remove_dir(self.folder(name));
     }
 
     fn folder(&self, name: CopyName) -> PathBuf {
@@ -121,17 +124,20 @@ impl Disk {
         let layers = format!("{}-{}", head.layers.start, head.layers.end);
         let folder = self.folder(head.name).join(layers);
         let path = folder.join(PAGES);
-        let same = fs::read(&path).ok().and_then(|bytes| Some(records(&bytes)?.0.head()? == head));
-        if same != Some(true) {
+        let before = fs::read(&path).ok();
+        let before = before.as_deref().and_then(records);
+        let good = before.filter(|(of, ..)| of.head() == Some(head)).map(|(.., good)| good);
+        if good.is_none() {
             if folder.exists() {
                 fs::remove_dir_all(&folder)?;
             }
             fs::create_dir_all(&folder)?;
         }
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
-        let mut open =
-            Open { folder, head: head.clone(), len: file.metadata()?.len(), pages: Arc::new(file) };
-        if open.len == 0 {
+        let len = good.unwrap_or(0) as u64;
+        file.set_len(len)?;
+        let mut open = Open { folder, head: head.clone(), len, pages: Arc::new(file) };
+        if len == 0 {
             open.write(&record(&parts::head(head), &[]))?;
         }
         Ok(open)
@@ -174,16 +180,15 @@ impl Disk {
         Ok(bytes.len())
     }
 
-    /// Drops sequences that nobody has written to since the start, while there is too little room.
-    fn make_room(&self, nbytes: u64, keep: CopyName) {
-        if self.budget.has_room(nbytes) {
-            return;
-        }
-        for name in self.store.all_names() {
-            if name != keep && !self.budget.has_room(nbytes) {
-                self.store.forget(name);
-                let _ = fs::remove_dir_all(self.folder(name));
-            }
+    /// Drops sequences that this worker has not written to since its start, while there is too little room.
+    fn make_room(&self, nbytes: u64, written: &HashMap<CopyName, Open>) {
+        let mut names = self.store.all_names();
+        names.retain(|name| !written.contains_key(name));
+        while !self.budget.has_room(nbytes)
+            && let Some(name) = names.pop()
+        {
+            self.store.forget(name);
+            let _ = fs::remove_dir_all(self.folder(name));
         }
     }
 
@@ -191,21 +196,16 @@ impl Disk {
         let path = folder.join(PAGES);
         let bytes = fs::read(&path)?;
         let missing = || io::Error::other("it does not say whose it is");
-        let (assembler, items, good) = records(&bytes).ok_or_else(missing)?;
+        let (assembler, items, _) = records(&bytes).ok_or_else(missing)?;
         let head = assembler.head().ok_or_else(missing)?.clone();
-        let file = OpenOptions::new().read(true).write(true).open(&path)?;
-        file.set_len(good as u64)?;
-        let file = Arc::new(file);
+        let file = Arc::new(File::open(&path)?);
         for (item, offset, len) in items {
             self.store.put(&head, item, Piece::File { file: file.clone(), offset, len });
         }
         for len in positions(folder)? {
             let path = folder.join(format!("{AT}{len}"));
             let bytes = fs::read(&path)?;
-            let Some((mark, items)) = position(&bytes, &head, len) else {
-                fs::remove_file(&path)?;
-                continue;
-            };
+            let Some((mark, items)) = position(&bytes, &head, len) else { continue };
             let file = Arc::new(File::open(&path)?);
             for (item, offset, n) in items {
                 let item = Item { what: What::Rest { len }, ..item };
@@ -327,4 +327,99 @@ fn positions(folder: &Path) -> io::Result<Vec<u32>> {
     let mut found: Vec<u32> = found.into_iter().collect();
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: CopyName = CopyName([1; 16]);
+    const MARK: TokenMark = TokenMark([2; 16]);
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = format!("brigade-checkpoints-{name}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(folder);
+        let _ = fs::remove_dir_all(&dir);
+        dir
+    }
+
+    /// Ten bytes a page from page `first` on, seven bytes of a recurrent state.
+    fn taken(first: u32, n: u32, at: Option<u32>) -> Taken {
+        let prints = vec![blake3::hash(b"4"), blake3::hash(b"5")];
+        let head = Head { name: NAME, kind: [3; 32], layers: 4..6, prints };
+        let pages = Item { layer: 4, block: 0, paged: true, what: What::Pages { first, n } };
+        let bytes: Vec<u8> = (first..first + n).flat_map(|page| [page as u8; 10]).collect();
+        let mut items = vec![(pages, Bytes::from(bytes))];
+        items.extend(at.map(|len| {
+            let rest = Item { layer: 5, block: 0, paged: false, what: What::Rest { len } };
+            (rest, Bytes::from(vec![len as u8; 7]))
+        }));
+        Taken::of(head, at.map(|len| (len, MARK)), items)
+    }
+
+    fn whole(disk: &Disk) -> Vec<u32> {
+        let found = disk.store.find(NAME);
+        assert!(found.iter().all(|whole| whole.layers == (4..6)), "{found:?}");
+        found.iter().flat_map(|whole| whole.positions.iter().map(|(len, _)| *len)).collect()
+    }
+
+    fn bytes_at(disk: &Disk, len: u32) -> Vec<u8> {
+        let pieces = disk.store.pieces(NAME, 4..6, len).unwrap();
+        let all = pieces.blocks.iter().flat_map(|block| {
+            block.pages.iter().map(|(_, piece)| piece).chain(&block.rest).collect::<Vec<_>>()
+        });
+        all.flat_map(|piece| piece.read().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_was_written_is_there_after_a_restart() {
+        let dir = scratch("restart");
+        let disk = Disk::open(dir.clone(), 10_000).unwrap();
+        disk.write(&taken(0, 2, None)).unwrap();
+        assert!(whole(&disk).is_empty());
+        disk.write(&taken(2, 1, Some(192))).unwrap();
+        disk.write(&taken(3, 1, Some(256))).unwrap();
+        let expected = [[0u8; 10], [1; 10], [2; 10]].concat().into_iter().chain([192; 7]);
+        let expected: Vec<u8> = expected.collect();
+        let again = Disk::open(dir.clone(), 10_000).unwrap();
+        for disk in [&disk, &again] {
+            assert_eq!(whole(disk), [192, 256]);
+            assert_eq!(bytes_at(disk, 192), expected);
+        }
+        // The next one goes on where it was.
+        again.write(&taken(4, 1, Some(320))).unwrap();
+        assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192, 256, 320]);
+        again.forget(NAME);
+        assert!(whole(&Disk::open(dir.clone(), 10_000).unwrap()).is_empty());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_a_crash_leaves_half_written_is_not_there() {
+        let dir = scratch("crash");
+        let disk = Disk::open(dir.clone(), 10_000).unwrap();
+        disk.write(&taken(0, 3, Some(192))).unwrap();
+        let before = fs::read(dir.join("01".repeat(16)).join("4-6").join(PAGES)).unwrap().len();
+        disk.write(&taken(3, 1, Some(256))).unwrap();
+        let folder = dir.join("01".repeat(16)).join("4-6");
+        let (pages, at) = (folder.join(PAGES), folder.join("at-256"));
+        let (all, position) = (fs::read(&pages).unwrap(), fs::read(&at).unwrap());
+        for n in before..all.len() {
+            fs::write(&pages, &all[..n]).unwrap();
+            assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192], "cut at {n}");
+        }
+        fs::write(&pages, &all).unwrap();
+        for n in 0..position.len() {
+            let mut damaged = position.clone();
+            damaged[n] ^= 0x10;
+            fs::write(&at, damaged).unwrap();
+            assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192], "byte {n}");
+        }
+        // Written to again, the bad end is cut off.
+        fs::write(&pages, &all[..all.len() - 1]).unwrap();
+        let again = Disk::open(dir.clone(), 10_000).unwrap();
+        again.write(&taken(3, 1, Some(256))).unwrap();
+        assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192, 256]);
+        fs::remove_dir_all(dir).unwrap();
+    }
 }

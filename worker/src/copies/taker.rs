@@ -60,6 +60,13 @@ pub struct Taken {
 }
 
 impl Taken {
+    /// A copy for which no room is held.
+    #[cfg(test)]
+    pub fn of(head: Head, at: Option<(u32, TokenMark)>, items: Vec<(Item, Bytes)>) -> Self {
+        let room = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("it is new");
+        Self { head, at, items, _room: room }
+    }
+
     /// Its parts, one by one; its room is free again when they are all gone.
     pub fn into_items(self) -> impl Iterator<Item = (Item, Bytes)> + Send {
         let Self { items, _room: room, .. } = self;
