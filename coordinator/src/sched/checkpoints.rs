@@ -37,7 +37,9 @@ pub(super) fn name_of(request: &Request) -> Option<CopyName> {
     hasher.update(request.label.as_bytes());
     hasher.update(&sampler.seed.to_le_bytes());
     hasher.update(&max_tokens.to_le_bytes());
-    request.prompt.iter().for_each(|token| drop(hasher.update(&token.to_le_bytes())));
+    for token in &request.prompt {
+        hasher.update(&token.to_le_bytes());
+    }
     let hash = hasher.finalize();
     hash.as_bytes().first_chunk().map(|name| CopyName(*name))
 }

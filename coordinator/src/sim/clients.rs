@@ -221,6 +221,11 @@ impl Clients {
         what.map_err(|what| format!("client {id}: {what}"))
     }
 
+    /// Whether a request has not ended.
+    pub fn waits(&self, request: RequestId) -> bool {
+        self.all.get(request.0 as usize).is_some_and(Client::is_live)
+    }
+
     /// Requests submitted and not ended.
     pub fn n_live(&self) -> usize {
         self.all.iter().filter(|c| c.is_live()).count()

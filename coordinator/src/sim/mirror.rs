@@ -102,6 +102,21 @@ impl Mirror {
         }
     }
 
+    /// An open sequence that has computed nothing gets the state after `tokens`.
+    pub fn put_back(&mut self, slot: SlotId, tokens: Vec<u32>) -> Result<(), String> {
+        let per_page = self.spec.block_positions as usize;
+        let open = self.open.get_mut(&slot);
+        let open = open.ok_or_else(|| format!("a state for {slot:?}, which is not open"))?;
+        ensure(open.tokens.is_empty(), || format!("a state for {slot:?}, which has one"))?;
+        for (chunk, block) in tokens.chunks(per_page).zip(&open.blocks) {
+            let mut page = chunk.to_vec();
+            page.resize(per_page, u32::MAX);
+            self.pages.insert(*block, page);
+        }
+        open.tokens = tokens;
+        self.read_back(slot)
+    }
+
     /// The open sequence in `slot`.
     pub fn sequence(&self, slot: SlotId) -> Option<OpenSequence<'_>> {
         self.open.get(&slot).map(OpenSlot::sequence)

@@ -5,6 +5,7 @@
 //! predict what a planned cluster would do. It knows costs and counts, not models.
 
 mod clients;
+mod copies;
 mod line;
 mod mirror;
 mod rng;
@@ -20,6 +21,7 @@ use brigade_engine::state::Prefixes;
 
 use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
 use clients::Clients;
+use copies::{Arrived, Copies};
 use line::{Returned, SimLine};
 use mirror::Mirror;
 
@@ -103,6 +105,8 @@ pub struct Outcome {
     pub n_ubatches: u64,
     /// Rows computed.
     pub n_rows: u64,
+    /// States put back from checkpoints.
+    pub n_put_back: u64,
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
     /// Most ubatches in flight at a time.
@@ -176,6 +180,7 @@ struct Run<'a> {
     scheduler: Scheduler,
     line: SimLine,
     mirror: Mirror,
+    copies: Copies,
     clients: Clients,
     world: BTreeMap<(Micros, usize), World>,
     /// Rows each ubatch in flight will return.
@@ -187,6 +192,7 @@ struct Run<'a> {
     stop_every: u64,
     n_ubatches: u64,
     n_rows: u64,
+    n_put_back: u64,
     most_kept: u32,
     most_in_flight: usize,
     gap_bound: Option<Micros>,
@@ -209,6 +215,7 @@ impl<'a> Run<'a> {
             scheduler: Scheduler::new(sim.sched),
             line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
             mirror: Mirror::new(sim.spec, workload.stop_every),
+            copies: Copies::new(sim.seed),
             clients: Clients::new(workload),
             world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
             in_flight: BTreeMap::new(),
@@ -219,6 +226,7 @@ impl<'a> Run<'a> {
             stop_every: workload.stop_every,
             n_ubatches: 0,
             n_rows: 0,
+            n_put_back: 0,
             most_kept: 0,
             most_in_flight: 0,
             gap_bound: None,
@@ -250,6 +258,8 @@ impl<'a> Run<'a> {
                 self.epoch += 1;
                 self.up = true;
                 self.mirror = Mirror::new(self.sim.spec, self.stop_every);
+                let found = self.copies.found(&self.scheduler.interrupted());
+                self.step(Event::Restorable(found))?;
                 self.step(Event::LineUp { epoch: self.epoch, line: self.sim.spec })
             }
             World::Down => {
@@ -281,7 +291,17 @@ impl<'a> Run<'a> {
         let Returned { ubatch, times } = returned;
         let rows = self.in_flight.remove(&ubatch).ok_or("an unknown ubatch returned")?;
         self.mirror.returned(ubatch);
-        self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))
+        self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))?;
+        for Arrived { request, slot, tokens } in self.copies.returned(ubatch) {
+            let is_there = tokens.is_some();
+            // A slot whose client went away is another's by now, and the stages refuse.
+            if let Some(tokens) = tokens.filter(|_| self.clients.waits(request)) {
+                self.mirror.put_back(slot, tokens)?;
+                self.n_put_back += 1;
+            }
+            self.step(Event::Restored { request, is_there })?;
+        }
+        Ok(())
     }
 
     fn step(&mut self, event: Event) -> Result<(), String> {
@@ -293,6 +313,7 @@ impl<'a> Run<'a> {
                 self.log += &format!("{}   {action:?}\n", self.now);
             }
             self.clients.observe(self.now, &action)?;
+            self.copies.observe(&action);
             if let Action::Send(ubatch) = action {
                 self.send(&ubatch)?;
             }
@@ -308,6 +329,7 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, ubatch: &UBatch) -> Result<(), String> {
         let rows = self.mirror.apply(ubatch)?;
+        self.copies.sent(ubatch)?;
         if self.sim.audit {
             self.check_group(ubatch)?;
         }
@@ -347,7 +369,8 @@ impl<'a> Run<'a> {
     /// No lock-step: with fewer ubatches in flight than stages, nothing that could be sent is held.
     fn check_line(&self, stats: &Stats) -> Result<(), String> {
         let wanted = self.stages_to_fill();
-        if !self.up || stats.suspect_alone || self.in_flight.len() >= wanted {
+        let waits = stats.suspect_alone || self.copies.is_putting_back();
+        if !self.up || waits || self.in_flight.len() >= wanted {
             return Ok(());
         }
         let unsent = self.clients.unsent(self.mirror.sequences());
@@ -411,6 +434,7 @@ impl<'a> Run<'a> {
             end: self.end,
             n_ubatches: self.n_ubatches,
             n_rows: self.n_rows,
+            n_put_back: self.n_put_back,
             most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
             gap_bound: self.gap_bound,

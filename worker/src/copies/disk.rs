@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -104,14 +105,12 @@ impl Disk {
         Ok(nbytes)
     }
 
-    /// Removes a sequence.
-    pub fn forget(&self, name: CopyName) {
-        let open = self.all().remove(&name);
+    /// Removes a sequence's copies of these layers.
+    pub fn forget(&self, name: CopyName, layers: &Range<u32>) {
+        self.all().remove(&name);
         self.store.forget(name);
-        // What cannot be removed is looked at again at the next start; other layers may be another worker's.
-        if let Some(open) = open {
-            let _ = fs::remove_dir_all(open.folder);
-        }
+        // What cannot be removed is looked at again at the next start; other layers are another worker's.
+        let _ = fs::remove_dir_all(self.folder_of(name, layers));
         let _ = fs::remove_dir(self.folder(name));
     }
 
@@ -119,10 +118,13 @@ impl Disk {
         self.dir.join(name.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 
+    fn folder_of(&self, name: CopyName, layers: &Range<u32>) -> PathBuf {
+        self.folder(name).join(format!("{}-{}", layers.start, layers.end))
+    }
+
     /// The folder of some layers of a sequence: as it is, if it has copies of the same kind, else empty.
     fn begin(&self, head: &Head) -> io::Result<Open> {
-        let layers = format!("{}-{}", head.layers.start, head.layers.end);
-        let folder = self.folder(head.name).join(layers);
+        let folder = self.folder_of(head.name, &head.layers);
         let path = folder.join(PAGES);
         let before = fs::read(&path).ok();
         let before = before.as_deref().and_then(records);
@@ -289,10 +291,7 @@ fn position(bytes: &[u8], head: &Head, len: u32) -> Option<(TokenMark, Vec<Place
 }
 
 /// The record that begins at `at`, if its hash is right: message, place of the data, end.
-fn next_record(
-    bytes: &[u8],
-    at: usize,
-) -> Option<(CopyPart, std::ops::Range<usize>, usize)> {
+fn next_record(bytes: &[u8], at: usize) -> Option<(CopyPart, Range<usize>, usize)> {
     let (size, rest) = bytes.get(at..)?.split_first_chunk::<4>()?;
     let size = u32::from_le_bytes(*size) as usize;
     if size > MAX_SMALL_BYTES * COPY_POSITIONS {
@@ -389,7 +388,7 @@ mod tests {
         // The next one goes on where it was.
         again.write(&taken(4, 1, Some(320))).unwrap();
         assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192, 256, 320]);
-        again.forget(NAME);
+        again.forget(NAME, &(4..6));
         assert!(whole(&Disk::open(dir.clone(), 10_000).unwrap()).is_empty());
         fs::remove_dir_all(dir).unwrap();
     }

@@ -140,7 +140,7 @@ async fn pump(
     let mut rate = Rate::new();
     while let Some(next) = outgoing.recv().await {
         let all: Box<dyn Iterator<Item = CopyPart> + Send> = match next {
-            Outgoing::Forget(name) => Box::new(std::iter::once(parts::forget(name))),
+            Outgoing::Forget(name, _) => Box::new(std::iter::once(parts::forget(name))),
             Outgoing::Copy(taken) => Box::new(of_copy(*taken)),
         };
         for copy in all {
@@ -170,8 +170,8 @@ fn write_all(disk: Option<&Disk>, mut outgoing: mpsc::UnboundedReceiver<Outgoing
     while let Some(next) = outgoing.blocking_recv() {
         let Some(disk) = disk else { continue };
         let written = match next {
-            Outgoing::Forget(name) => {
-                disk.forget(name);
+            Outgoing::Forget(name, layers) => {
+                disk.forget(name, &layers);
                 Ok(0)
             }
             Outgoing::Copy(taken) => disk.write(&taken),

@@ -4,6 +4,7 @@
 //! Copying is a copy of memory into a bounded room, nothing else: who sends it is another thread.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,8 +44,8 @@ pub struct Outbox {
 pub enum Outgoing {
     /// A copy.
     Copy(Box<Taken>),
-    /// Nobody needs this sequence's copies.
-    Forget(CopyName),
+    /// Nobody needs this sequence's copies, of these layers.
+    Forget(CopyName, Range<u32>),
 }
 
 /// A copy on its way.
@@ -204,7 +205,9 @@ impl Taker {
         if let Some(outbox) = &self.outbox {
             outbox.own.forget(named.name);
             // The lane may be over; then nobody sends.
-            let _ = outbox.queue.send(Outgoing::Forget(named.name));
+            if let Some(facts) = &self.facts {
+                let _ = outbox.queue.send(Outgoing::Forget(named.name, facts.layers.clone()));
+            }
         }
     }
 
