@@ -1,4 +1,4 @@
-//! Compiles the `.proto` files with protox, so that no `protoc` is needed.
+//! Compiles the `.proto` files with protox, which is written in Rust, so that no `protoc` is needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

@@ -1,4 +1,4 @@
-//! The time of day.
+//! The time of day, in seconds since 1970.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

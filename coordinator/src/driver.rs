@@ -1,9 +1,9 @@
 //! The one loop that joins requests, the scheduler, the line and the clock.
 //!
-//! Everything that happens becomes an event for the scheduler, and every action of the scheduler
-//! is carried out here at once and without waiting: the channels to requests have room for all
-//! they can get, and a lane that takes no more ubatches is a broken lane. Decides nothing itself
-//! about what runs when.
+//! Whatever happens becomes an event for the scheduler. Whatever the scheduler wants is carried out here at
+//! once, without waiting. That is possible because each request's channel has room for all that it can get,
+//! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
+//! what runs when.
 
 mod checkpoints;
 mod client;
@@ -152,20 +152,24 @@ impl From<&str> for Break {
 /// The next news of the line; never, while there is none. Safe to drop between two.
 async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
     let Some(line) = line else { return std::future::pending().await };
-    let ended = |status: Option<RpcStatus>| match status {
+    let ended = |peer: &str, status: Option<RpcStatus>| match status {
+        // The transport's own words: no stage has said anything.
+        Some(status) if status.details().is_empty() => {
+            format!("lost {peer}: {}", RpcFailure::from_status(&status)).into()
+        }
         Some(status) => Break::of(&RpcFailure::from_status(&status)),
         None => "the line closed its streams".into(),
     };
     tokio::select! {
         frame = line.results.next() => match frame {
             Some(Ok(frame)) => LineNews::Frame(Box::new(frame)),
-            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
-            None => LineNews::Ended(ended(None)),
+            Some(Err(status)) => LineNews::Ended(ended("the last stage", Some(status))),
+            None => LineNews::Ended(ended("the last stage", None)),
         },
         event = line.lane.next() => match event {
             Some(Ok(_)) => LineNews::Ended("stage 0 opened the lane twice".into()),
-            Some(Err(status)) => LineNews::Ended(ended(Some(status))),
-            None => LineNews::Ended(ended(None)),
+            Some(Err(status)) => LineNews::Ended(ended("stage 0", Some(status))),
+            None => LineNews::Ended(ended("stage 0", None)),
         },
     }
 }

@@ -1,6 +1,6 @@
-//! Tokens of one sequence as text: whole characters only, stop strings found and cut off.
+//! The tokens of one sequence as text. Only whole characters leave, and stop strings are found and cut off.
 //!
-//! The one place where text meets a running sequence; HTTP and `run` both read from here. A stop
+//! This is the one place where text meets a running sequence. HTTP and `run` both read from here. A stop
 //! string ends the generation at once, which cancels the sequence.
 
 use std::collections::VecDeque;

@@ -1,9 +1,8 @@
 //! The front door of a running line: submit a [`Request`], receive its events.
 //!
-//! HTTP handlers and every command use this one handle; the [`driver`](crate::driver) is behind
-//! it. Channels are bounded by what the request can cause, so the driver never waits for a reader.
-//! Dropping a [`Sequence`] cancels it. Knows tokens only: text is
-//! [`generation`](crate::generation)'s.
+//! HTTP handlers and all commands use this one handle, and the [`driver`](crate::driver) is behind it. Each
+//! channel has room for all that its request can cause, so the driver never waits for a reader. Dropping a
+//! [`Sequence`] cancels it. Only tokens pass here: [`generation`](crate::generation) makes text of them.
 
 use std::ops::Range;
 use std::sync::Arc;

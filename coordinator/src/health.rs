@@ -1,5 +1,5 @@
-//! How far the line is and who is there, in words and numbers: what the cluster tells, and the log, `/health` and a
-//! terminal show.
+//! Types that say how far the line is and who is there. The cluster fills them in. The log, `/health` and
+//! terminals show them.
 
 use std::fmt;
 

@@ -1,10 +1,14 @@
 //! The coordinator: requests, scheduling, placement and the command line.
 //!
-//! Reading order: [`request`] (what can be run), [`handle`] (the front door), [`driver`] (the one
-//! loop), [`sched`] (what runs when, sans-IO), [`plan`] (which layers go where, pure), [`cluster`]
-//! (workers and the line), [`text_model`], [`generation`] and [`dialect`] (text in and out; reasoning and
-//! calls in it), [`http`] (OpenAI's JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line;
-//! [`meter`] and [`trace`] say what a real one did.
+//! Reading order:
+//!
+//! - [`request`] is what can be run. [`handle`] is the front door of a line, and [`driver`] the loop behind
+//!   it.
+//! - [`sched`] decides what runs when. It does no I/O: events go in, actions come out.
+//! - [`plan`] decides which layers go where. It is pure as well. [`cluster`] has the workers and the line.
+//! - [`text_model`], [`generation`] and [`dialect`] are about text, and the reasoning and calls in it.
+//! - [`http`] is OpenAI's JSON, [`cli`] the commands.
+//! - [`sim`] runs the scheduler against a simulated line. [`meter`] and [`trace`] say what a real one did.
 
 pub mod cli;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! The `brigade` binary: parse the command line, set up logs, run one command.
+//! The `brigade` binary: it parses the command line, sets up logs, and runs one command.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

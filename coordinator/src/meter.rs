@@ -1,8 +1,8 @@
-//! What the line did, ubatch by ubatch: the source of `bench`'s rows, `run`'s summary and the
-//! pipeline part of `/metrics`.
+//! What the line did, ubatch by ubatch. `bench`'s rows, `run`'s summary and the pipeline's part of `/metrics`
+//! come from here.
 //!
-//! The driver writes, anyone reads. Times are the driver's clock for departures and arrivals and
-//! the stages' own for compute, so that no clocks need to agree.
+//! The driver writes, and anyone reads. Departures and arrivals are times of the driver's clock, and
+//! computing is timed by each stage's own. So no clocks need to agree.
 
 mod sizes;
 

@@ -1,8 +1,10 @@
-//! Every metric of the coordinator: names, help texts, and one function for each thing that
-//! happens. Rendered by `/metrics`; without a recorder (in `run`, `bench`) all of it costs nothing.
+//! Every metric of the coordinator: its name, its help text, and one function for each thing that happens.
 //!
-//! Labels are stage numbers with their workers' names, of which only so many are told apart, and a few fixed words,
-//! so that the number of series stays small.
+//! `/metrics` renders them. In `run` and `bench` nobody records them, and calling these functions costs
+//! nothing.
+//!
+//! Labels are stage numbers, workers' names and a few fixed words. Only so many names are told apart, so that
+//! the number of series stays small.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

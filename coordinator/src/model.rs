@@ -1,4 +1,5 @@
-//! The model that is served: its file, its description, its text side, what names it.
+//! The model that is served: its file, the description of its layers, its tokenizer and template, and its
+//! name.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Unpredictable numbers for ids and default seeds, from the standard library's hash keys, which
-//! the operating system seeds. Not for secrets.
+//! Unpredictable numbers for ids and default seeds. They come from the keys of the standard library's hash
+//! maps, which the operating system seeds. They are not fit for secrets.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

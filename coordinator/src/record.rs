@@ -1,5 +1,5 @@
-//! What is known of a ubatch when it is back: written by the driver, read by meter, trace and metrics, none of
-//! which it knows.
+//! What is known of a ubatch when it has come back. The driver writes it, and the meter, the trace and the
+//! metrics read it.
 
 use crate::sched::{Micros, StageTime};
 

@@ -1,7 +1,7 @@
-//! A request that can be run as it is: parsed, tokenised, within the model's limits.
+//! A request that can be run as it is: parsed, tokenised, and within the model's limits.
 //!
-//! Everything that can be refused is refused here, before the scheduler sees it. Knows nothing of
-//! HTTP, text or workers.
+//! Everything that can be refused is refused here, before the scheduler sees it. Nothing here knows HTTP,
+//! text or workers.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 /// Largest look-back window of the penalties where the context is smaller; the sampler walks over it for every token.
 pub const MAX_PENALTY_LAST_N: u32 = 1 << 16;
 
-/// Bytes of text for each position of the context beyond which a prompt is refused before it is turned into tokens:
-/// a tokenizer takes many times a text's size, and no text has so many bytes a token.
+/// Most bytes of a prompt's text for each position of the context. Beyond them it is refused before it is
+/// turned into tokens. A tokenizer takes many times a text's size, and no text has so many bytes a token.
 pub const MAX_BYTES_PER_POSITION: usize = 256;
 
 /// What a request must fit in.

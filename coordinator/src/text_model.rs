@@ -1,4 +1,4 @@
-//! The text side of a model: name, tokenizer, chat template. No weights, no workers.
+//! The text side of a model: its name, tokenizer and chat template. It has no weights and no workers.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,5 @@
-//! Engine types to and from the pipeline's messages: the only place that converts between the two.
+//! Converts the coordinator's types to the messages of the pipeline, and result frames back. No other file of
+//! this crate converts them.
 
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,

@@ -1,7 +1,7 @@
 //! The binary itself: it starts, names its version, and explains every command.
 //!
-//! Being an integration test of this package, this file is also what makes `cargo test` build the
-//! binary that the process tests of the workspace run.
+//! Because this is an integration test of the package, `cargo test` builds the binary. The process tests of
+//! the workspace then run it.
 
 use std::process::Command;
 

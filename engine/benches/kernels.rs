@@ -1,9 +1,9 @@
-//! Products and attention beside the limits of the machine, measured in the same run:
-//! `cargo bench -p brigade-engine --bench kernels [-- FILTER]`.
+//! Matrix products and attention beside the limits of the machine, measured in the same run: `cargo bench -p
+//! brigade-engine --bench kernels [-- FILTER]`.
 //!
-//! Products print bytes of weights a second beside the memory's and operations a second beside the
-//! arithmetic's; `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the matrix's sides. [`common`] says what else the
-//! environment chooses.
+//! For products it prints bytes of weights a second beside the memory's, and operations a second beside the
+//! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix. [`common`] says
+//! what else the environment chooses.
 
 mod common;
 

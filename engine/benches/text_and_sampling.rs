@@ -1,8 +1,8 @@
-//! What text and sampling cost beside a forward pass: loading a vocabulary, cutting a long prompt,
-//! drawing a token from a row of 150,000 logits.
+//! What text and sampling cost beside a forward pass: loading a vocabulary, cutting a long prompt into
+//! tokens, and drawing a token from a row of 150,000 logits.
 //!
-//! `cargo bench -p brigade-engine --bench text_and_sampling`. The vocabularies are found through
-//! `BRIGADE_TEST_DATA` (a folder that holds `vocabs/`); without it only sampling is measured.
+//! Run it with `cargo bench -p brigade-engine --bench text_and_sampling`. The vocabularies are found through
+//! `BRIGADE_TEST_DATA`, a folder that holds `vocabs/`. Without it only sampling is measured.
 
 use std::hint::black_box;
 use std::path::Path;

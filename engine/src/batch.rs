@@ -1,9 +1,9 @@
 //! The ubatch: what one trip down the line carries, and what comes back.
 //!
-//! A [`UBatch`] is self-contained: a stage needs nothing else to run it. Prefill chunks and decode
-//! rows are one type ([`SeqPart`]); everything that happens to a sequence besides tokens (opening,
-//! copying, cutting, closing) rides along as a [`SeqOp`] and is applied before the parts, in order.
-//! Allocation is decided by the coordinator for all stages at once; stages only look up.
+//! A [`UBatch`] is self-contained: a stage needs nothing else to run it. Prefill chunks and decode rows are
+//! one type, [`SeqPart`]. Changes to a sequence (open, copy, cut, close) are [`SeqOp`]s. A stage applies them
+//! in their order before it computes the parts. The coordinator allocates slots and pages for all stages at
+//! once, and stages only look them up.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ pub struct SamplerSetup {
     pub top_logprobs: Option<u32>,
 }
 
-/// Settings of the sampling chain, in the order they act (FACTS: llama.cpp's default order):
+/// Settings of the sampling chain, in the order in which they act (llama.cpp's default order):
 /// logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {

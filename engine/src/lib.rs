@@ -1,10 +1,13 @@
-//! A synchronous library that runs layers `[a, b)` of a GGUF model: tokens or hidden rows in,
-//! hidden rows or sampled tokens out. It knows nothing of networks, processes or clocks.
+//! A synchronous library that runs layers `[a, b)` of a GGUF model. Tokens or hidden rows go in; hidden rows
+//! or sampled tokens come out. It knows nothing of networks, processes or clocks.
 //!
-//! Reading order: [`gguf`] (the file), [`quant`] (block formats), [`kernels`] (the op table),
-//! [`arch`] (metadata to block specs), [`weights`] (tensors by name and shape), [`block`] (mixers
-//! and FFNs), [`state`] (KV pages, slots), [`batch`] (the data plane's one type), [`stage`] (layers
-//! plus their state), [`sample`], [`text`]. Beside them: [`synth`] (random models), [`npy`].
+//! Reading order:
+//!
+//! - [`gguf`] is the file format, [`quant`] has the block formats, [`kernels`] the op table.
+//! - [`arch`] makes block specs of metadata. [`weights`] hands out tensors by name and shape.
+//! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
+//! - [`stage`] is layers with their state. [`sample`] draws tokens. [`text`] turns text into tokens and back.
+//! - Beside them, [`synth`] makes random models, and [`npy`] reads and writes arrays.
 
 pub mod arch;
 pub mod batch;

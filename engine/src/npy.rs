@@ -1,6 +1,6 @@
 //! NumPy's `.npy` files of f32: logits for people, and expected values for tests.
 //!
-//! Reads and writes version 1.0, little-endian f32, C order; everything else is refused by name.
+//! It reads and writes version 1.0, little-endian f32, C order. Everything else is refused by name.
 
 use std::io::{self, Read, Write};
 use std::path::Path;

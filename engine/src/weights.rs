@@ -1,7 +1,7 @@
-//! Where weights come from, and how blocks take them: by name, with the shape they must have.
+//! Where weights come from, and how blocks take them: by name, with the shape that they must have.
 //!
-//! [`WeightLoader`] is strict: a tensor of the stage's layers that no block asked for is an error,
-//! so a model with parts we do not compute never runs as if it had none.
+//! [`WeightLoader`] is strict. A tensor of the stage's layers that no block asked for is an error. So a model
+//! with parts that brigade does not compute never runs as if it had none.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

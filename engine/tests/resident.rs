@@ -1,5 +1,5 @@
-//! Memory that a loaded stage holds: its packed weights and its states, and no second copy of the file.
-//! A test program of its own, because what the process holds is measured.
+//! How much memory a loaded stage holds: its packed weights and its states, and no second copy of the file.
+//! This is a test program of its own, because it measures its process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,5 +1,5 @@
-//! What a hostile chat template takes of the machine's memory: a process of its own that renders the worst known
-//! ones and looks at the most that it ever held.
+//! How much of the machine's memory a hostile chat template takes. This is a process of its own. It renders
+//! the worst templates that are known, and looks at the most that it ever held.
 
 #![cfg(target_os = "linux")]
 

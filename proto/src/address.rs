@@ -1,5 +1,5 @@
-//! Addresses of processes: `HOST:PORT` or `unix:PATH`, and the rule that nothing beyond this
-//! machine is bound or dialled unless the user said so.
+//! Addresses of processes: `HOST:PORT` or `unix:PATH`. Here is also the rule that nothing beyond this machine
+//! is bound or dialled unless the user said so.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

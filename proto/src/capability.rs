@@ -1,4 +1,4 @@
-//! Who can run what: the checks of a handshake, done before any layer is placed.
+//! Who can run what: the checks of a handshake, which are made before any layer is placed.
 
 use crate::WIRE_VERSION;
 use crate::control::{Capabilities, KvType, WireType};

@@ -1,5 +1,5 @@
-//! Messages to bytes and back, for the generated services and clients: as tonic's own codec for
-//! prost, but nothing is decoded before its fields have been counted.
+//! Turns messages into bytes and back, for the generated services and clients. It does what tonic's own codec
+//! for prost does, but decodes nothing before its fields have been counted.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,9 @@
-//! Counting what a message has before it is decoded. Decoding makes a value of a hundred bytes from
-//! a field of two, so that a message within its cap could still fill memory: the repeated fields of
-//! every message are counted here first, over its bytes, and each count has a named cap. Counts
-//! are over the whole message, since a field may be split into parts that decoding joins.
+//! Counts the fields of a message before it is decoded.
+//!
+//! Decoding makes a value of a hundred bytes from a field of two. So a message within its cap of bytes could
+//! still fill the memory. The repeated fields of every message are therefore counted first, over its bytes,
+//! and each count has a named cap. Counts are over the whole message, since a field may be split into parts
+//! that decoding joins.
 
 use prost::Message;
 

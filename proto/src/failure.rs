@@ -1,12 +1,17 @@
-//! Reasons that cross the wire: a [`Failure`] is the detail of a `tonic::Status`, and the body of
-//! a lane's or result stream's last frame, so that the caller can tell kinds apart without
-//! reading prose.
+//! Why something failed, in a form that crosses the wire.
+//!
+//! A [`Failure`] has a kind, a stage and a reason in words. A refused call carries it as the detail of its
+//! `tonic::Status`. A lane or a result stream carries it in its last frame. Callers decide by the kind, and
+//! nobody has to read the words.
 
 use prost::Message;
 use tonic::{Code, Status};
 
 use crate::limits::MAX_REASON_BYTES;
 pub use crate::pipeline::{Failure, FailureKind};
+
+/// How the transport begins what it says of a connection that ended in the middle of a call.
+const BROKEN_CONNECTION: &str = "h2 protocol error";
 
 impl Failure {
     /// A failure of stage `stage`; `reason` is cut to [`MAX_REASON_BYTES`].
@@ -40,10 +45,20 @@ impl Failure {
                     Code::Unimplemented => FailureKind::Version,
                     _ => FailureKind::PeerLost,
                 };
-                Self::refusal(kind, format!("{}: {}", status.code(), status.message()))
+                Self::refusal(kind, in_words(kind, status))
             }
         }
     }
+}
+
+/// What a status of the transport means. A connection that broke is called that: what HTTP/2 makes of it
+/// ("h2 protocol error: http2 error") helps nobody but a developer, for whom it is logged at debug.
+fn in_words(kind: FailureKind, status: &Status) -> String {
+    if kind == FailureKind::PeerLost && status.message().starts_with(BROKEN_CONNECTION) {
+        tracing::debug!(?status, "a connection broke");
+        return "the connection broke".to_string();
+    }
+    format!("{}: {}", status.code(), status.message())
 }
 
 impl From<Failure> for Status {
@@ -104,6 +119,14 @@ mod tests {
         let failure = Failure::from_status(&Status::unavailable("connection reset"));
         assert_eq!(failure.kind(), FailureKind::PeerLost);
         assert!(failure.reason.contains("connection reset"));
+    }
+
+    #[test]
+    fn a_broken_connection_is_called_that() {
+        let broken = Status::internal("h2 protocol error: error reading a body from connection");
+        let failure = Failure::from_status(&broken);
+        assert_eq!(failure.kind(), FailureKind::PeerLost);
+        assert_eq!(failure.reason, "the connection broke");
     }
 
     #[test]

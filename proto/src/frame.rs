@@ -1,6 +1,7 @@
-//! Checks of frames that arrived, before anything is allocated or computed from them. Pure
-//! functions: bytes and limits in, a verdict out. What they accept is well-formed and within the
-//! stage's limits; whether it fits the sequences' state is the stage's to say.
+//! Checks frames that arrived, before anything is allocated or computed from them.
+//!
+//! These are pure functions: bytes and limits go in, a verdict comes out. What they accept is well-formed and
+//! within the stage's limits. Whether it fits the states of the sequences, the stage itself decides.
 
 use prost::Message;
 

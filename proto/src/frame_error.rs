@@ -1,4 +1,4 @@
-//! Why a message of a peer is refused before anything acts on it.
+//! Why a peer's message is refused before anything acts on it.
 
 /// Why a frame was refused. Every variant names the field and the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

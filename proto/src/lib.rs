@@ -1,4 +1,4 @@
-//! The wire: generated message types and the helpers that both ends of a connection share.
+//! The wire: generated message types, and what both ends of a connection share.
 //!
 //! Reading order:
 //!
@@ -8,7 +8,7 @@
 //! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
 //! - [`failure`] has reasons that cross the wire. [`capability`] says who can run what.
 //!
-//! Knows nothing of engines, schedulers or processes.
+//! Nothing here knows engines, schedulers or processes.
 
 pub mod address;
 pub mod capability;

@@ -1,10 +1,12 @@
-//! Every cap on what a peer may send. A message over one of them is refused with its name.
+//! Every cap on what a peer may send. A message over one of them is refused with the cap's name.
 //!
-//! A peer is a **stranger** until a call of its names the coordinator that holds the worker. What
-//! strangers can make a process hold, all together, is about [`MAX_STRANGER_BYTES`] of messages
-//! that are not complete, [`PREPARES_AT_ONCE`] decoded manifests, and for each of
-//! [`MAX_CONNECTIONS`] connections one HTTP/2 frame, [`MAX_STREAMS`] calls of some 20 KiB, and what
-//! is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] a call).
+//! A peer is a **stranger** until one of its calls names the coordinator that holds the worker. What all
+//! strangers together can make a process hold is about:
+//!
+//! - [`MAX_STRANGER_BYTES`] of messages that are not complete, and [`PREPARES_AT_ONCE`] decoded manifests;
+//! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame and [`MAX_STREAMS`] calls of some 20 KiB;
+//! - what is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] for each
+//!   call).
 
 /// Bytes of one lane or result frame: 512 rows of nine 7168-wide f32 vectors and room to spare.
 /// Only a lane that was accepted may have frames above [`MAX_SMALL_BYTES`].

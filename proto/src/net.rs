@@ -1,7 +1,9 @@
-//! One set of HTTP/2 settings for both ends of every connection, and the only places that bind
-//! and dial. Control calls, lanes and weights each get a connection of their own (a `dial` each),
-//! so that none waits behind another's bytes. What a peer may send before it is known is in
-//! [`door`] (connections), [`intake`] (messages) and [`calls`] (which call may send what).
+//! How brigade's processes connect: one set of HTTP/2 settings for both ends, and the only places that bind
+//! and dial.
+//!
+//! Control calls, lanes and weights each get a connection of their own (one `dial` each), so that none waits
+//! behind another's bytes. What a peer may send before it is known is decided in [`door`] (connections),
+//! [`intake`] (messages) and [`calls`] (which call may send what).
 
 pub mod calls;
 pub mod door;

@@ -1,5 +1,5 @@
-//! Counting fields before they are decoded: what is too many is named, what is legitimate passes,
-//! however large.
+//! Counting fields before they are decoded: too many are refused by the cap's name, and legitimate messages
+//! pass, however large.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! Frames as bytes: what a stage accepts is within its limits, whatever was sent.
+//! Checks of frames as bytes: what a stage accepts is within its limits, whatever was sent.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,23 +1,33 @@
-//! What lines of 4 to 64 stages would do, by simulation under the real scheduler:
-//! throughput, busy share of the stages, and the time between two tokens, over links from 1 to 100 GbE.
+//! What lines of 4 to 64 stages would do, by simulation under the real scheduler: throughput, the stages'
+//! busy share, and the time between two tokens, over links of 1 to 100 Gb Ethernet.
 //!
-//!     cargo bench -p brigade-tests --bench lines                      tables as Markdown
-//!     cargo bench -p brigade-tests --bench lines -- --json            the same rows as JSON
-//!     cargo bench -p brigade-tests --bench lines -- --svg lines.svg   and a picture
+//! ```text
+//! cargo bench -p brigade-tests --bench lines                      tables as Markdown
+//! cargo bench -p brigade-tests --bench lines -- --json            the same rows as JSON
+//! cargo bench -p brigade-tests --bench lines -- --svg lines.svg   and a picture
+//! ```
 //!
-//! The model is given by what one machine of the line would take for all of it: `--fixed-ms F` for a ubatch
-//! whatever its rows, `--row-ms R` for each row, `--row-bytes B` at a cut, `--jitter J` (0 to 1); each stage
-//! takes an even share. Or by measurement: `--costs FILE.json`, written by `brigade bench --json` with a prefill
-//! and a decode test.
+//! The model is given by what one machine of the line would take for all of it, and each stage takes an even
+//! share:
 //!
-//! Measured against simulated, one command after a run of two workers:
+//! - `--fixed-ms F` for a ubatch, whatever its rows;
+//! - `--row-ms R` for each row;
+//! - `--row-bytes B` for each row at a cut;
+//! - `--jitter J` for how much times vary (0 to 1).
 //!
-//!     brigade bench -m M --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --parallel 1,8,32 --json > b.json
-//!     cargo bench -p brigade-tests --bench lines -- --compare b.json
+//! Or it is given by measurement: `--costs FILE.json`, which `brigade bench --json` wrote with a prefill and
+//! a decode test.
 //!
-//! prints tokens a second and busy shares of both, row by row, and fails if a throughput is more than 10 %
-//! off (`--within 0.2` for another share). `tests/benches/lines.md` and `lines.svg` are what the first and
-//! third command print.
+//! A measured line can be compared with its simulation. After a run of two workers, this prints tokens a
+//! second and busy shares of both, row by row. It fails if a throughput is more than 10 % off (`--within 0.2`
+//! for another share).
+//!
+//! ```text
+//! brigade bench -m M --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --parallel 1,8,32 --json > b.json
+//! cargo bench -p brigade-tests --bench lines -- --compare b.json
+//! ```
+//!
+//! `tests/benches/lines.md` and `lines.svg` are what the first and the third command print.
 
 use std::process::ExitCode;
 

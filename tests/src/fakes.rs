@@ -1,7 +1,7 @@
-//! Workers that are none: they listen, and go along as far as a phase of the way to a line.
+//! Fake workers. They listen, and go along for a part of the way to a line.
 //!
-//! What a hung, lying or outdated peer may do to a coordinator is tried with these. Each takes a free port
-//! on loopback and runs until it is dropped.
+//! Tests use them to try what a hung, lying or outdated peer may do to a coordinator. Each takes a free port
+//! on loopback, and runs until it is dropped.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};

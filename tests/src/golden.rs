@@ -1,7 +1,7 @@
-//! Models with the logits that llama.cpp computed for them.
+//! Models together with the logits that llama.cpp computed for them.
 //!
-//! A folder of them holds `manifest.json` and the files it names. A few small ones are in the
-//! repository, others it says how to make; `BRIGADE_TEST_DATA/golden` may hold more.
+//! A folder of them holds `manifest.json` and the files that it names. A few small models are in the
+//! repository. For others the manifest says how to make them. `BRIGADE_TEST_DATA/golden` may hold more.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

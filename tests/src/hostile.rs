@@ -1,5 +1,5 @@
-//! A peer that keeps to HTTP/2 and to nothing else: calls with bodies of any bytes, from any loopback
-//! address, against a worker process whose memory can be read.
+//! A peer that keeps to HTTP/2 and to nothing else. It makes calls with bodies of any bytes, from any
+//! loopback address, against a worker process whose memory can be read.
 
 use std::future::poll_fn;
 use std::io;

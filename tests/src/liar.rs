@@ -1,5 +1,5 @@
-//! A worker that says of itself what it is told to say, and refuses everything else: it shows what a
-//! coordinator makes of it.
+//! A worker that says of itself what a test tells it to say, and refuses everything else. It shows what a
+//! coordinator makes of lies.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! Shared harness of the end-to-end tests.
+//! What the end-to-end tests share: real processes, fake and hostile peers, lines of stages, golden models,
+//! and simulated lines.
 
 pub mod fakes;
 pub mod golden;

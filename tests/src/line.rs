@@ -1,4 +1,4 @@
-//! A line of stages in one process: what the workers do, without the network between them.
+//! A line of stages in one process. It does what workers do, without the network between them.
 
 use std::ops::Range;
 use std::path::Path;

@@ -1,15 +1,19 @@
-//! Which file of a crate needs which other, and whether that goes in circles.
+//! Finds out which file of a crate needs which other, and whether that goes in circles.
 //!
-//! The unit is the file. A file needs another where its code names something of it: in a `use`, or by a path
-//! that begins with `crate`, `super`, `self`, a module imported by name, or a child module. A name that a
-//! module only hands on (`pub use`) is followed to the file that has it, so going through the front of a
-//! folder counts as going to the file behind it, and the handing on itself needs nothing. `mod` declares, and
-//! needs nothing either. A module may need its parts while they use what it defines for them: a circle of one
-//! module (`mod.rs`, or the crate's root) with files below it is none, as long as the files below go in no circle
-//! among themselves and the circle does not lead out of the module. Tests (`#[cfg(test)]`, files and folders called `tests`) do not count.
+//! A file needs another one where its code names something of it. It does so in a `use`, or by a path that
+//! begins with `crate`, `super`, `self`, a module imported by name, or a child module. These are the finer
+//! rules:
 //!
-//! Reads text, not Rust: strings and comments are taken out, macros are not expanded, and names that come by a
-//! glob are taken to be of the file named.
+//! - A name that a module only hands on (`pub use`) is followed to the file that defines it. Handing on needs
+//!   nothing.
+//! - `mod` declares a file and does not need it.
+//! - A module (`mod.rs`, or the crate's root) may need its parts while they use what it defines for them.
+//!   Such a circle is allowed if the parts have no circle among themselves, and if it does not lead out of
+//!   the module.
+//! - Tests do not count: `#[cfg(test)]`, and files and folders called `tests`.
+//!
+//! This reads text, not Rust. Strings and comments are taken out, and macros are not expanded. A name that
+//! comes by a glob is taken to be of the file that the glob names.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Real processes: the `brigade` binary as a user runs it, and plain HTTP to talk to it.
 //!
-//! Whatever a test starts ends with it: dropping a [`Running`] kills the process, and the workers it
+//! Whatever a test starts ends with it. Dropping a [`Running`] kills the process, and the workers that it
 //! started leave with it.
 
 use std::io::{BufRead, BufReader, Read};

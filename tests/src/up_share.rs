@@ -1,5 +1,6 @@
-//! The share of time in which a completion of one token succeeds, while other workers misbehave: what the
-//! promise "a line that can be up is up" comes to. `tests/tests/up_share.rs` prints the table.
+//! Measures the share of time in which a completion of one token succeeds, while other workers misbehave.
+//! That is what the promise "a line that can be up is up" comes to. `tests/tests/up_share.rs` prints the
+//! table.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};

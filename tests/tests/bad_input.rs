@@ -1,5 +1,5 @@
-//! Bad input is an answer, not a crash: malformed model files and requests, each with what it got.
-//! Frames between workers have their own list in the worker's tests (`lane.rs`).
+//! Malformed model files and requests: each gets an answer that says what is wrong, and none a crash. Frames
+//! between workers have their own list in the worker's tests (`lane.rs`).
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Chat templates in the styles that real models use, against what Jinja2 renders
-//! (`data/templates/expected.py` writes the expectations).
+//! Chat templates in the styles that real models use, against what Jinja2 renders.
+//! `data/templates/expected.py` writes what is expected.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Every command as a user types it.
+//! Every command, as a user types it.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -1,6 +1,8 @@
-//! Copies and snapshots of sequences on real stages, with KV pages, recurrent states, or both: a copy goes on
-//! bit for bit as its source would, what a stage refuses leaves every sequence as it was, and a snapshot
-//! depends on the sequence alone.
+//! Copies and snapshots of sequences on real stages, with KV pages, recurrent states, or both.
+//!
+//! - A copy goes on bit for bit as its source would.
+//! - What a stage refuses leaves every sequence as it was.
+//! - A snapshot depends on the sequence alone.
 
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};

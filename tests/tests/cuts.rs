@@ -1,5 +1,5 @@
-//! Cuts by hand, as a user gives them: the same bits for each of them, `plan` beside the planner's own, refusals
-//! that say what would do, and a server's line that waits for all workers the cut names.
+//! Cuts by hand, as a user gives them. All of them give the same bits. `plan` shows them beside the planner's
+//! own, and a refusal says what would do. A server's line waits for all workers that the cut names.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

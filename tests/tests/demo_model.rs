@@ -1,8 +1,8 @@
-//! The built-in demo model: a small file that can stand in for a real model, and an engine that
-//! agrees on it with the program that trained it.
+//! The built-in demo model is small and can stand in for a real one, and the engine agrees on it with the
+//! program that trained it.
 //!
-//! `data/demo` comes from `demo-model/reference.py`: ids by the tokenizer that training used, logits
-//! in f32 by JAX from the file's dequantised weights. The engine may round activations to 8 bits.
+//! `demo-model/reference.py` made `data/demo`: ids by the tokenizer of the training, and logits in f32 by JAX
+//! from the file's dequantised weights. The engine may round activations to 8 bits.
 
 use std::path::{Path, PathBuf};
 

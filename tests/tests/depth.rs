@@ -1,5 +1,5 @@
-//! Residual attention over depth: rows that are kept on the way through the layers cross every cut, and
-//! nothing depends on where it falls.
+//! Residual attention over depth: rows that are kept on the way through the layers cross every cut, and no
+//! bit depends on where the cut is.
 
 use std::path::PathBuf;
 

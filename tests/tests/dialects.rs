@@ -1,5 +1,5 @@
-//! Answers in the formats of many model families: each is found from a template in the family's style, and
-//! each answer means what it should, however its text was cut.
+//! Answers in the formats of many model families. Each format is found from a template in the family's style.
+//! Each answer means what it should, however its text was cut.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! Workers that die or hang under load, in prefill and in decode, where nobody waits for another line
-//! (`--repair-within 0`): every client gets a clear error soon, the server stays up, and new requests run once
-//! the worker is back. What happens where they wait is in `replay.rs`.
+//! Workers that die or hang under load, in prefill and in decode, on a server that waits for no other line
+//! (`--repair-within 0`). Every client soon gets a clear error, and the server stays up. New requests run
+//! once the worker is back. `replay.rs` has servers that wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,9 @@ const CLIENTS: usize = 6;
 /// has an error.
 const PROMISED: Duration = Duration::from_secs(5);
 
-/// The promise with slack, twice as long: a hung worker is known by three heartbeats of a second each that
-/// it does not answer, and on a machine whose cores are busy with other tests each of them, and the clients'
-/// own reading, comes late. The figure itself is printed.
+/// Twice what is promised, for slack. A hung worker is known by three heartbeats of a second each that it
+/// does not answer. On a machine whose cores are busy with other tests, each of them comes late, and the
+/// clients read late as well. The figure itself is printed.
 const WITH_SLACK: Duration = Duration::from_secs(2 * PROMISED.as_secs());
 
 /// For what nothing is promised about: a line that is loaded again beside other tests.

@@ -1,5 +1,5 @@
-//! What a new user meets first: prompts in every form, messages that name a file once and say what would help, files
-//! that are not replaced, models that are damaged or cannot run.
+//! What a new user meets first. Prompts come in every form. Messages name a file once and say what would
+//! help. Files are not replaced. Models may be damaged, or unable to run.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! What a new user is told: who is there and what is lacking, advice that suffices when it is followed, one log line a
-//! request, and wrong ports and CPUs called that.
+//! What a new user is told: who is there and what is lacking, and which port or CPU is wrong. Advice suffices
+//! when it is followed. The log has one line for each request.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

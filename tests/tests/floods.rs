@@ -1,10 +1,12 @@
-//! Each flood that a hostile peer can make, against a real `brigade worker`: what was sent, the most
-//! memory that was resident, the caps it stands beside, and what a line over that worker lost.
+//! Each flood that a hostile peer can make, against a real `brigade worker`. The table says what was sent,
+//! the most memory that was resident, the caps that bound it, and what a line over that worker lost.
 //!
-//!     cargo test --release -p brigade-tests --test floods -- --ignored --nocapture
+//! ```text
+//! cargo test --release -p brigade-tests --test floods -- --ignored --nocapture
+//! ```
 //!
-//! `BRIGADE_VICTIM` names another binary, to compare two, and `BRIGADE_VICTIM_WIRE` the wire version
-//! of that one. Every worker runs under an 8 GiB cap on its address space.
+//! `BRIGADE_VICTIM` names another binary, to compare two, and `BRIGADE_VICTIM_WIRE` that one's wire version.
+//! Every worker runs under an 8 GiB cap on its address space.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,13 +1,14 @@
-//! What clients that flood the HTTP port cost the coordinator: memory, gaps in the streams of others, time to end.
+//! What clients that flood the HTTP port cost the coordinator: memory, gaps in the streams of others, and
+//! time to end.
 //!
-//! A measurement, not a part of the usual suite; it prints a table beside the named limits:
+//! This is a measurement and not a part of the usual suite. It prints a table beside the named limits:
 //!
 //! ```text
 //! cargo test --release -p brigade-tests --test floods_http -- --ignored --nocapture
 //! ```
 //!
-//! One stream of the built-in model is read while each flood goes on. Floods end by their own means; what they
-//! hold open is dropped with them.
+//! One stream of the built-in model is read while each flood goes on. A flood ends by itself, and what it
+//! holds open is dropped with it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

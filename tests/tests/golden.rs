@@ -1,13 +1,15 @@
 //! Every golden model against llama.cpp's logits, whole and cut.
 //!
-//! Limits: f32 models within 1e-4 (relative 2-norm over all given positions), argmax and greedy
-//! tokens equal; quantised models within 3e-2 and argmax equal on at least 90 % of the positions
-//! (llama.cpp rounds activations to 8 bits in larger blocks than we do, and differs from itself by
-//! 1.3e-2 when its ubatch size changes). Logits are the same bits for every number of stages; also at
-//! every cut between layers of two kinds, and of recurrent models in ubatches of 1 and 512.
+//! - f32 models are within 1e-4 (relative 2-norm over all given positions). Their most probable tokens and
+//!   their greedy tokens are equal.
+//! - Quantised models are within 3e-2, and the most probable token is equal at 90 % of the positions at
+//!   least. llama.cpp rounds activations to 8 bits in larger blocks than brigade does. It differs from itself
+//!   by 1.3e-2 when its ubatch size changes.
+//! - Logits are the same bits for every number of stages, and at every cut between layers of two kinds. Those
+//!   of recurrent models are also the same in ubatches of 1 and of 512.
 //!
-//! On the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names (`avx512`, `avx2`, `neon`,
-//! `reference`).
+//! The models run on the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names
+//! (`avx512`, `avx2`, `neon`, `reference`).
 
 use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;

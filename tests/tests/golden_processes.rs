@@ -1,7 +1,7 @@
-//! The golden models through the commands a user runs, over real worker processes: `logits` and
-//! `run --ids` at several numbers of workers give the same bits and llama.cpp's tokens.
+//! The golden models through the commands that a user runs, over real worker processes. `logits` and `run
+//! --ids` give the same bits and llama.cpp's tokens at several numbers of workers.
 //!
-//! On the op table that each worker finds best, or on the one that `BRIGADE_TEST_KERNELS` names.
+//! Each worker computes on the op table that it finds best, or on the one that `BRIGADE_TEST_KERNELS` names.
 
 use std::path::Path;
 

@@ -1,11 +1,16 @@
-//! Models of every small file type against llama.cpp's logits, whole and cut.
+//! Models of every small file type against llama.cpp's logits, whole and cut. Limits are those of `golden.rs`
+//! for quantised models.
 //!
-//! The models are not kept: `synth` makes them here, the same bytes on every machine (checked), and only
-//! llama.cpp's answers are in `tests/data/types`. They are mixes, as the file types are: IQ1_S has tensors of
-//! IQ1_S, IQ2_XXS, Q2_K and Q5_K. Limits as in `golden.rs` for quantised models. To make the answers again:
-//! `brigade synth --arch llama --size tiny --quant NAME --out tests/data/types/NAME.gguf` and
-//! `python3 tests/oracle/golden.py tests/data/types NAME --made --positions 2,64,99` for each; those named
-//! `QUANT-moe` are of size `tiny-moe`.
+//! The models are not kept. `synth` makes them here, the same bytes on every machine (which is checked), and
+//! only llama.cpp's answers are in `tests/data/types`. They are mixes, as the file types are: IQ1_S has
+//! tensors of IQ1_S, IQ2_XXS, Q2_K and Q5_K.
+//!
+//! To make the answers again, run these for each type. Those named `QUANT-moe` are of size `tiny-moe`.
+//!
+//! ```text
+//! brigade synth --arch llama --size tiny --quant NAME --out tests/data/types/NAME.gguf
+//! python3 tests/oracle/golden.py tests/data/types NAME --made --positions 2,64,99
+//! ```
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Peers that lie to a worker: what they send cannot make it abort, nor hold more memory than the named
-//! caps, and it goes on serving others. Memory is the process's own peak, not an estimate.
+//! Peers that lie to a worker. What they send cannot make it abort, or hold more memory than the named caps,
+//! and it goes on serving others. Memory is the process's own peak, not an estimate.
 
 use std::time::Duration;
 

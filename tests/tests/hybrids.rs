@@ -1,5 +1,5 @@
-//! Models with recurrent state over real worker processes: many streams at once, some of them left
-//! by their clients, and nothing that stays behind.
+//! Models with recurrent state over real worker processes: many streams at once, some of which their clients
+//! leave, and nothing stays behind.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

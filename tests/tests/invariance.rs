@@ -1,6 +1,8 @@
-//! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the
-//! batch or snapshots on the way. Bit for bit, on every op table this machine has, or on the one that
-//! `BRIGADE_TEST_KERNELS` names.
+//! Same bytes: logits and tokens do not depend on cuts, ubatch size, threads, neighbours in the batch, or
+//! snapshots on the way.
+//!
+//! This holds bit for bit, on every op table that this machine has, or on the one that `BRIGADE_TEST_KERNELS`
+//! names.
 
 use std::path::PathBuf;
 
@@ -14,9 +16,9 @@ use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 /// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
 const PROMPT: usize = 1_150;
 
-/// Models of the repository's golden folder: f32, per-head norms, scales, two quants, recurrent ones,
-/// latent attention with experts, rows kept over depth; windows with sinks, and with two rotations and bounds;
-/// attention in chunks; blocks that read a layer's input.
+/// Models of the repository's golden folder. They have f32 weights and two quants, per-head norms and scales,
+/// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
+/// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input.
 const MODELS: [&str; 21] = [
     "llama",
     "qwen3",

@@ -1,4 +1,4 @@
-//! What anybody may tell a coordinator by joining: nothing that ends it, or that fills it up.
+//! What anybody may tell a coordinator by joining: nothing of it ends the coordinator or fills it up.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! A coordinator holds its workers while it builds a line, however long one of them loads and however
-//! little that one says meanwhile.
+//! A coordinator holds its workers while it builds a line, however long one of them loads, and however little
+//! that one says meanwhile.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The program of simulated lines (`tests/benches/lines.rs`): what it finds at lengths that are not at hand,
-//! and that it predicts a line that was measured.
+//! The program that simulates lines (`tests/benches/lines.rs`): what it finds for lines longer than any at
+//! hand, and that it predicts a line that was measured.
 
 use brigade_coordinator::sim::{LinkModel, StageModel, Workload};
 use brigade_tests::lines::measured::{compare, model_costs, read};

@@ -1,9 +1,12 @@
-//! Loading one stage after the other in one worker process: the fourth costs what the first did. What a
-//! stage reserves and does not use (pages of keys and values, most of all) is not touched, however
-//! often memory was used before; what a stage held is given back.
+//! Loads one stage after the other in one worker process. The fourth load costs what the first did. What a
+//! stage reserves and does not use (pages of keys and values, most of all) is not touched, however often
+//! memory was used before. What a stage held is given back.
 //!
-//! `cargo test --release -p brigade-tests --test loads -- --ignored --nocapture` prints a table for
-//! a model of 0.6 billion weights, or for the one that `BRIGADE_LOADS_MODEL` names.
+//! This prints a table for a model of 0.6 billion weights, or for the one that `BRIGADE_LOADS_MODEL` names:
+//!
+//! ```text
+//! cargo test --release -p brigade-tests --test loads -- --ignored --nocapture
+//! ```
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

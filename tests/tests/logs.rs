@@ -1,5 +1,4 @@
-//! What the processes of a line log: one request's id in all of them, and nothing alarming at an
-//! orderly end.
+//! What the processes of a line log: a request's id is in all of them, and an orderly end alarms nobody.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Workers that lie to a coordinator: what one says of itself is refused with its field named, and the
-//! number it claims for an epoch reaches no other worker.
+//! Workers that lie to a coordinator. What one says of itself is refused by the name of the field. An epoch
+//! number that one claims reaches no other worker.
 
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Capabilities, HelloReply, HelloRequest};

@@ -1,5 +1,5 @@
-//! Requests for whole logits rows beside requests for tokens, in the same ubatches over real workers:
-//! each gets what it gets alone.
+//! Requests for whole rows of logits beside requests for tokens, in the same ubatches over real workers. Each
+//! gets what it gets alone.
 
 use std::sync::Arc;
 use std::time::Duration;

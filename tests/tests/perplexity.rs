@@ -1,5 +1,6 @@
-//! `brigade perplexity` on the demo model and text that it was not trained on: the same bits for every number
-//! of workers, the value that plain logits give, and what smaller types between stages cost.
+//! `brigade perplexity` on the demo model, with a text that it was not trained on. The bits are the same for
+//! every number of workers, and the value is the one that plain logits give. It also checks what smaller
+//! types between stages cost.
 //!
 //! `--nocapture` prints the figures.
 

@@ -1,5 +1,5 @@
-//! The planner's promises, by property and by example: cuts are optimal (against trying them all),
-//! memory is never exceeded, equal workers get equal work.
+//! The planner's promises, by random cases and by examples. Cuts are as good as the best of all possible
+//! ones, memory is never exceeded, and equal workers get equal work.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use brigade_engine::kernels::KvType;
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 use proptest::prelude::*;
 
-/// GOALS' reference model in Q4_K_M: 32 layers, a head worth more than two of them.
+/// The reference model of the benchmarks in Q4_K_M: 32 layers, and a head worth more than two of them.
 fn reference() -> ModelFacts {
     let elements = 15_204_352;
     let bits = |elements: u64, bits: u64| elements * bits / 8;
@@ -257,8 +257,9 @@ fn facts_of_a_mixture_of_experts() {
     assert!(four.balance() > 0.95, "{}", four.explain());
 }
 
-/// The published shape of Kimi K3 in its own types, as FFN and mixer sums: 93 layers of 896 experts of which a
-/// token uses 16, a state in three of four, and a cut that carries all that residual attention keeps.
+/// The published shape of Kimi K3 in its own types, as sums of FFNs and mixers. It has 93 layers of 896
+/// experts, of which a token uses 16. Three of four layers have a state, and a cut carries all that residual
+/// attention keeps.
 fn kimi_k3() -> ModelFacts {
     let (expert_bytes, dense_bytes) = (16_000_000_000, 1_100_000_000);
     let layer = |i: usize| LayerFacts {
@@ -503,7 +504,7 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
     })
 }
 
-/// Slowest stage of the best of all cuts at the plan's own capacity, workers in the plan's order; the
+/// Slowest stage of the best of all cuts at the plan's own capacity, with workers in the plan's order. The
 /// costs are written out here once more, layer by layer, to check the planner's running sums.
 fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64 {
     let s = &plan.settings;

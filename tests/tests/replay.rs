@@ -1,5 +1,5 @@
-//! Lost workers cost streams a pause, nothing else: requests of every kind that are on the line when a
-//! worker dies or hangs finish with the bytes of an undisturbed run.
+//! Lost workers cost streams a pause and nothing else. Requests of every kind are on the line when a worker
+//! dies or hangs, and finish with the bytes of an undisturbed run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

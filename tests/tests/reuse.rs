@@ -1,4 +1,4 @@
-//! Prefix reuse with real workers: the next turn of a chat computes what is new and says what it would have
+//! Prefix reuse with real workers: the next turn of a chat computes what is new, and says what it would have
 //! said without.
 
 use std::time::{Duration, Instant};

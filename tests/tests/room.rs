@@ -1,5 +1,5 @@
-//! Few slots on a model with recurrent states: who finds none waits, who can never have one is told why
-//! with the numbers, and states beyond a machine's memory are refused before anything is loaded.
+//! Few slots, on a model with recurrent states. A request that finds none waits. One that can never have one
+//! is told why, with the numbers. States beyond a machine's memory are refused before anything is loaded.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What the scheduler keeps and reuses, under simulation (the promises of `sched_sim` are checked here too:
-//! every token a client gets is one that follows from its own prompt).
+//! What the scheduler keeps and reuses, under simulation. The promises of `sched_sim` are checked here too:
+//! every token that a client gets follows from its own prompt.
 
 use brigade_coordinator::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
 use brigade_engine::state::Prefixes;

@@ -1,11 +1,15 @@
-//! The scheduler's promises, under seeded simulation of a line of stages.
+//! The scheduler's promises, under seeded simulation of a line of stages. Every run of the simulator checks
+//! all of these:
 //!
-//! Every run of the simulator checks: each request ends exactly once; tokens are right and in order;
-//! ubatch ids are consecutive; positions contiguous; pages hold what their sequences wrote; what is
-//! copied is the state of just those tokens; checkpoints are too, and sequences go on from them as from their tokens; a decoding sequence is in one ubatch at most; nothing sendable
-//! is held while fewer ubatches than (equal) stages are in flight, and no ubatch takes more than an even
-//! share of the decoding sequences; nobody waits who would have a place if nothing were kept; nothing is
-//! left behind. `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
+//! - Each request ends exactly once. Its tokens are right and in order, and its positions contiguous.
+//! - Ubatch ids are consecutive. A decoding sequence is in one ubatch at most, and no ubatch takes more than
+//!   an even share of the decoding sequences.
+//! - Pages hold what their sequences wrote. What is copied is the state of exactly those tokens.
+//! - Checkpoints are of the right tokens too, and sequences go on from them after a lost line.
+//! - Nothing that can be sent is held back while fewer ubatches than (equal) stages are in flight.
+//! - Nobody waits who would have a place if nothing were kept. Nothing is left behind.
+//!
+//! `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
 use brigade_coordinator::sim::{
     LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,

@@ -1,5 +1,5 @@
-//! Dimensions of 1 at the end of a shape say nothing: llama.cpp's quantiser drops them, converters write
-//! them. A model loads either way and computes the same bits.
+//! Dimensions of 1 at the end of a shape mean nothing: llama.cpp's quantiser drops them, and converters write
+//! them. A model loads with them and without, and computes the same bits.
 
 use std::path::Path;
 

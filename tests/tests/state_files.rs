@@ -1,5 +1,5 @@
-//! `brigade run --state-out` and `--state-in`: a run goes on where another one ended, in new processes,
-//! at another cut, with the tokens of one that never stopped.
+//! `brigade run --state-out` and `--state-in`: a run goes on where another one ended, in new processes and at
+//! another cut, with the tokens of one that never stopped.
 
 use std::fs;
 use std::path::{Path, PathBuf};

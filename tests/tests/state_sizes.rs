@@ -1,4 +1,5 @@
-//! What known models remember of a sequence, from their metadata: as large as everybody else says.
+//! What known models remember of a sequence, computed from their metadata: the sizes are those that are
+//! published.
 
 use std::fs::File;
 

@@ -1,7 +1,8 @@
-//! All CPU tables compute the same bits, whole models too: each table by itself, all of them mixed in one line,
-//! and this machine as those before it, whose logits' hashes are in `tests/data/golden/bits.json`.
+//! All CPU tables compute the same bits, in whole models too. Each table computes them by itself, and all of
+//! them mixed in one line. This machine also computes what machines before it did: the hashes of their logits
+//! are in `tests/data/golden/bits.json`.
 //!
-//! All tables that this machine has, or the one that `BRIGADE_TEST_KERNELS` names beside `reference`.
+//! The tables are those that this machine has, or `reference` and the one that `BRIGADE_TEST_KERNELS` names.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! The repository's own rules, as tests: file lengths, module heads, banned macros, where `unsafe`
-//! may stand, which crate may depend on which, documents that agree with what is there, file sizes.
+//! The repository's own rules, as tests. They are about file lengths and sizes, module heads, banned macros,
+//! where `unsafe` may stand, which crate and which file may depend on which, and documents that agree with
+//! what is there.
 //!
-//! It reads the source tree as text and promises to list every violation, not just the first. It
-//! knows nothing of Rust's grammar beyond comments and string literals on one line.
+//! It reads the source tree as text, and lists every violation, not just the first. Of Rust's grammar it
+//! knows comments, string literals and the modules' names.
 
 use std::fs;
 use std::path::{Path, PathBuf};

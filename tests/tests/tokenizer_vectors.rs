@@ -1,8 +1,7 @@
 //! Tokenizers against published vectors: every line of every vocabulary is equal.
 //!
-//! The vectors are found through `BRIGADE_TEST_DATA`, a folder that holds `vocabs/` (NAME.gguf,
-//! NAME.gguf.inp with texts, NAME.gguf.out with ids) and `golden/`. Without it the tests say so and
-//! skip.
+//! The vectors are found through `BRIGADE_TEST_DATA`, a folder that holds `golden/`, and `vocabs/` with
+//! NAME.gguf, NAME.gguf.inp (texts) and NAME.gguf.out (ids). Without it the tests say so and skip.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `--trace`: the timeline of real workers, read back as any program would read it.
+//! `--trace`: the timeline of real workers, read back as any other program would read it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

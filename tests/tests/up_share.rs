@@ -1,10 +1,13 @@
 //! "A line that can be up is up": the share of time in which a completion of one token succeeds, beside
-//! workers that crash, hang, drain or are lost.
+//! workers that crash, hang, drain or are lost. This prints the table, with each case for 40 s and all of
+//! them at once:
 //!
-//!     cargo test --release -p brigade-tests --test up_share -- --nocapture
+//! ```text
+//! cargo test --release -p brigade-tests --test up_share -- --nocapture
+//! ```
 //!
-//! prints the table, each case for 40 s and all beside each other. `BRIGADE_UP_SHARE_SECONDS=60` (at night)
-//! takes so long for each case, one after the other: those are the figures.
+//! With `BRIGADE_UP_SHARE_SECONDS=60` each case takes so long, one after the other. Only figures of such
+//! runs, at night, count.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A stage that is warm asks the system for no more buffers: every golden model of the repository, whole and
-//! cut, over ubatches of the same sizes.
+//! A stage that is warm asks the system for no more buffers. Checked with every golden model of the
+//! repository, whole and cut, over ubatches of the same sizes.
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};

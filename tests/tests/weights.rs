@@ -1,5 +1,5 @@
-//! A worker without the model's file is sent exactly its layers' tensors, once: the second start
-//! finds them in its cache. The text is that of workers that read the file.
+//! A worker without the model's file is sent exactly its layers' tensors, once: the second start finds them
+//! in its cache. The text is the one that workers write which read the file.
 
 use std::path::Path;
 use std::time::Duration;

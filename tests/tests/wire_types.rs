@@ -1,6 +1,8 @@
-//! Boundaries in smaller types: f32 changes no bit, and the others do just what encoding and decoding by hand
-//! between two stages does. `--nocapture` shows what each costs: relative error of the logits, and how often
-//! the most probable token is the same. `brigade perplexity --wire-type` measures it on a text.
+//! Boundaries in smaller types. f32 changes no bit. The others change exactly what encoding and decoding by
+//! hand between two stages changes.
+//!
+//! `--nocapture` shows what each type costs: the relative error of the logits, and how often the most
+//! probable token is the same. `brigade perplexity --wire-type` measures it on a text.
 
 use std::path::Path;
 

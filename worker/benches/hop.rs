@@ -1,12 +1,12 @@
 //! What a hop costs beside raw TCP on the same loopback: `cargo bench -p brigade-worker`.
 //!
-//! The stages compute nothing, so what is measured is encode, send, receive, check, hand to the
-//! executor and back. Each worker has a runtime of its own, as a process would.
+//! The stages compute nothing. So what is measured is encoding, sending, receiving, checking, the hand-over
+//! to the executor, and the way back. Each worker has a runtime of its own, as a process would.
 //!
-//! - decode: one row of 1024 f32 (4 KiB) at a time through one to three workers, and the result back.
-//!   One worker is two hops; each more is one. Beside it the round trip over raw TCP.
-//! - prefill: boundaries of 512 rows of 4096 f32 (8 MiB), several in flight, into one worker and
-//!   through two; beside them a plain TCP stream.
+//! - decode: one row of 1024 f32 (4 KiB) at a time, through one to three workers, and the result back. One
+//!   worker is two hops, and each further worker is one more. Beside it stands the round trip over raw TCP.
+//! - prefill: boundaries of 512 rows of 4096 f32 (8 MiB), several in flight, into one worker and through two.
+//!   Beside them stands a plain TCP stream.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

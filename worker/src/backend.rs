@@ -1,5 +1,6 @@
-//! What the worker needs from an engine and of the stages it builds, so that lanes, loading and
-//! caching can be tested with a stage that only adds. The real one is in the module `stage`.
+//! What the worker needs from an engine, and from the stages that it builds. These are traits, so that lanes,
+//! loading and caching can be tested with a stage that only adds. The real engine is behind them in the
+//! module `stage`.
 
 use std::ops::Range;
 use std::sync::Arc;

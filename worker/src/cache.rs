@@ -1,15 +1,20 @@
-//! Blobs on disk, named by their blake3: what was pushed to this worker, kept for the next start.
+//! The disk cache: blobs that were pushed to this worker, named by their blake3 hash and kept for the next
+//! start.
 //!
-//! Layout of the directory: `blobs/<hex>` complete and verified, `parts/<hex>` being received,
-//! `verified/<hex>` the state ([`FileState`]) that a blob was in when its bytes were known to be
-//! right. A blob is synced and renamed only after its hash was right. One in another state is hashed
-//! again before use: the system's change time is part of it, which nobody can set back. Its
-//! modification time is set to [`VERIFIED_MTIME`] at that time, so that a write within one tick of the
-//! file system's clock shows too.
+//! The directory holds:
 //!
-//! Access times of the notes in `verified` order the eviction. Several workers may share one directory:
-//! parts are locked, renames are atomic, and a blob that is evicted while a stage is read from it is an
-//! error of that loading. A directory that cannot be written serves what it has.
+//! - `blobs/<hex>`: complete and verified blobs;
+//! - `parts/<hex>`: blobs that are being received;
+//! - `verified/<hex>`: the state ([`FileState`]) that a blob was in when its bytes were known to be right.
+//!
+//! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state
+//! than the noted one is hashed again before it is used. The state includes the system's change time, which
+//! nobody can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write
+//! within one tick of the file system's clock shows too.
+//!
+//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory:
+//! parts are locked and renames are atomic. A blob that is evicted while a stage is read from it makes that
+//! loading fail with an error. A directory that cannot be written still serves what it has.
 
 mod space;
 

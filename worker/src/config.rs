@@ -1,5 +1,5 @@
-//! What the user typed, and what a worker runs with. Raw text becomes a [`Config`] in one pure
-//! function, before anything is bound, created or measured.
+//! What the user typed ([`RawConfig`]), and what a worker runs with ([`Config`]). One pure function turns the
+//! first into the second, before anything is bound, created or measured.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! The control service: requests in, [`Worker`] calls, replies out. No state of its own.
+//! The control service: it turns requests into calls of [`Worker`], and their results into replies. It has no
+//! state of its own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

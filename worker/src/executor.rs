@@ -1,9 +1,10 @@
-//! The executor: one OS thread that owns the stage, takes ubatches from a short queue in order,
-//! and hands each result to the transport itself, so that a hop costs no further thread switch.
+//! The executor: one OS thread that owns the stage. It takes ubatches from a short queue, in order. It also
+//! hands each result to the transport itself, so that a hop costs no further switch of threads.
 //!
-//! A panic or an error of the stage ends the lane with a reason, never the process. Only a stage that
-//! is stuck does that ([`Stuck`]): a thread cannot be ended from outside, and to go on beside it would
-//! take its memory, and its CPUs, twice. Knows nothing of models: what a stage is, [`StageRunner`] says.
+//! A panic or an error of the stage ends the lane with a reason, never the process. Only a stage that is
+//! stuck ends the process ([`Stuck`]). A thread cannot be ended from outside, and a new stage beside it would
+//! take its memory and its CPUs twice. The executor knows nothing of models: [`StageRunner`] says what a
+//! stage is.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

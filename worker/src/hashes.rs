@@ -1,10 +1,10 @@
-//! blake3 of tensors, each computed once: remembered by path and [`FileState`] in a small store
-//! beside the cache. And the identity of files, by which two processes on one machine know that they
-//! mean the same one. Used by coordinators as well.
+//! The blake3 hashes of tensors. Each is computed once, and remembered by path and [`FileState`] in a small
+//! store beside the cache. Coordinators use this file as well. Here is also the identity of files, by which
+//! two processes on one machine know that they mean the same file.
 //!
-//! What a remembered hash promises is what a [`FileState`] promises: the system's change time is part of
-//! it, so that changed bytes under a kept modification time are noticed. A file that has been written to just
-//! now is hashed and not remembered, because another write could leave the same times.
+//! What a remembered hash promises is what a [`FileState`] promises. It includes the system's change time, so
+//! bytes that changed under a kept modification time are noticed. A file that has been written to just now is
+//! hashed and not remembered, because another write could leave the same times.
 
 use std::collections::BTreeMap;
 use std::fs;

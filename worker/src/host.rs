@@ -1,5 +1,5 @@
-//! This machine: its identity for as long as it is up (processes that have the same one share
-//! memory, cores and files), and its cores.
+//! This machine: its identity for as long as it is up, and its cores. Processes that find the same identity
+//! share memory, cores and files.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Joining a coordinator: saying where this worker can be dialled, again whenever no coordinator
-//! has been heard from for a while, so that a restarted coordinator finds it.
+//! `--join`: tells a coordinator where this worker can be dialled. It does so again whenever no coordinator
+//! has been heard from for a while, so that one that was restarted finds the worker.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! The lane: frames in from the previous stage, checked, into the executor's queue. The executor
-//! sends on by itself; receipt, compute and sending overlap.
+//! The lane as one stage sees it: frames from the stage before are checked and put into the executor's queue.
+//! The executor sends results on by itself. So receiving, computing and sending overlap.
 //!
-//! Opening runs down the line: a stage answers its upstream only when its downstream has answered.
-//! A failure runs both ways: as a status to the upstream, as an abort frame to the downstream,
-//! and at the line's end as the last frame of the results. Either way it reaches the coordinator
-//! with the stage and the reason.
+//! Opening runs down the line: a stage answers its upstream only when its downstream has answered. A failure
+//! runs both ways: to the upstream as a status, and to the downstream as an abort frame. At the end of the
+//! line it is in the last frame of the results. Either way it reaches the coordinator with the stage and the
+//! reason.
 
 use std::future::Future;
 use std::sync::Arc;

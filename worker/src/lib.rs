@@ -1,12 +1,19 @@
 //! A worker process: one stage, its lane and its control service.
 //!
-//! Reading order: [`run`] (from settings to the end), [`state`] (what a worker holds) over
-//! [`session`] (who may call what), [`control`], [`push`] and [`transfer`] (the control service), [`pace`] (how
-//! many strangers it answers), [`order`] and [`load`] (what to load, from where, and whether it fits) over
-//! [`cache`], [`hashes`], [`weights`] and [`pool`]; then the hot path: [`lane`] (frames in), [`executor`] (the one thread that owns the
-//! stage), [`requests`] (which request a slot is for), [`output`] (frames out), [`wire`] (messages to engine types and back).
-//! [`copies`] are checkpoints: taken, sent, kept, put back.
-//! [`backend`] is what an engine must offer, [`stage`] the engine that does, [`measure`] its speed.
+//! Reading order:
+//!
+//! - [`config`] and [`run`] take a worker from its settings to its end. [`join`] tells a coordinator where it
+//!   is.
+//! - [`state`] is what a worker holds. [`session`] says who may call what.
+//! - [`control`], [`push`] and [`transfer`] are the control service. [`pace`] limits how many strangers it
+//!   answers.
+//! - [`order`] and [`load`] say what to load, from where, and whether it fits. Below them are [`cache`],
+//!   [`hashes`], [`weights`] and [`pool`].
+//! - The hot path begins in [`lane`] (frames in). [`executor`] is the one thread that owns the stage.
+//!   [`requests`] knows which request a slot is for. [`output`] sends frames on. [`wire`] converts messages
+//!   to engine types and back.
+//! - [`copies`] are checkpoints: taken, sent, kept, put back.
+//! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
 
 pub mod backend;
 pub mod cache;

@@ -1,10 +1,10 @@
-//! Where an order's bytes are, whether its stage fits, and loading it.
+//! Finds the bytes of an order, checks that its stage fits, and loads it.
 //!
-//! The coordinator's own file serves when this machine sees the same one; else a file at the same
-//! path with the same content; else the cache, filled by pushes. Nothing is loaded before the
-//! stage is known to fit the memory limit. All of it blocks: callers are on blocking threads.
+//! The coordinator's own file serves when this machine sees the same one. Else a file at the same path with
+//! the same content serves. Else the cache does, which pushes fill. Nothing is loaded before the stage is
+//! known to fit the memory limit. All of this blocks, so callers are on blocking threads.
 //!
-//! A path in an order is a peer's word: what is answered says nothing of such a file's content.
+//! A path in an order is a peer's word. Answers therefore say nothing of such a file's content.
 
 use std::collections::HashSet;
 use std::fs;

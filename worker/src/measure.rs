@@ -1,7 +1,9 @@
-//! How fast this machine computes, measured at start with the threads and kernels that will serve:
-//! what the planner cuts layers by. Memory is the limit that decode reads at; products are taken
-//! with the kernels themselves, not at the arithmetic's peak, because prefill's time is theirs.
-//! A tenth of a second; the best of short samples, so that a busy moment does not decide.
+//! Measures at start how fast this machine computes, with the threads and the kernels that will serve. The
+//! planner cuts layers by it.
+//!
+//! Reading memory bounds decode. Matrix products bound prefill, so the kernels' own products are timed, not
+//! the peak of the arithmetic. It takes a tenth of a second. The best of short samples counts, so that a busy
+//! moment does not decide.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! How much memory this process may take: the machine's, or its cgroup's if that is less. Linux
-//! only; elsewhere `--memory` must say.
+//! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells;
+//! elsewhere `--memory` must.
 
 use std::fs;
 use std::path::{Path, PathBuf};

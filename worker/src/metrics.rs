@@ -1,5 +1,5 @@
-//! What the executor and the lane count while they run, for Health. All relaxed atomics: each
-//! figure is right by itself, and no one decides anything from two of them together.
+//! What the executor and the lane count while they run, for the Health call. All counters are relaxed
+//! atomics. Each figure is right by itself, and nobody decides anything from two of them together.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;

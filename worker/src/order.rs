@@ -1,4 +1,4 @@
-//! A Prepare request, validated: what to load, parsed once, before anything acts on it.
+//! An order is a validated Prepare request: what to load. It is parsed once, before anything acts on it.
 
 use std::collections::HashSet;
 

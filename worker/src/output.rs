@@ -1,5 +1,6 @@
-//! Where a lane's results go: frames to the next stage, or result frames to the coordinator.
-//! Runs on the executor's thread; a full queue there is the network's back-pressure.
+//! Where a lane's results go: as frames to the next stage, or as result frames to the coordinator.
+//!
+//! This runs on the executor's thread. A full queue makes it wait, and so the network slows the stage down.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -98,9 +99,8 @@ impl LaneOut {
     }
 }
 
-/// The rows in their order, which is what the coordinator expects: each logits row in a frame of its
-/// own, tokens (or failures) between two of them in one frame, those after the last one in the last
-/// frame.
+/// The rows in their order, as the coordinator expects them. Each logits row has a frame of its own. Tokens
+/// (or failures) between two of them share one frame, and those after the last one are in the last frame.
 fn result_frames(ubatch: pb::Ubatch, rows: Vec<RowOutput>) -> Vec<ResultFrame> {
     let pb::Ubatch { id, epoch, lane, timings, .. } = ubatch;
     let frame =

@@ -1,5 +1,5 @@
-//! How many calls of strangers are answered. Everything a worker receives and sends goes through
-//! one thread, so that calls which cost a peer nothing would take it from the lane. The
+//! Limits how many calls of strangers are answered a second. Everything that a worker receives and sends goes
+//! through one thread. Calls that cost a peer nothing would otherwise take that thread from the lane. The
 //! coordinator that holds the worker never waits here.
 
 use std::collections::HashMap;

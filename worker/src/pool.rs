@@ -1,5 +1,5 @@
-//! Threads for reading and hashing weights: as many as the stage computes with, on the same CPUs. Work that
-//! takes minutes must keep to `--threads` and `--cpus` as much as the stage does.
+//! Threads for reading and hashing weights: as many as the stage computes with, and on the same CPUs. This
+//! work takes minutes, so it must keep to `--threads` and `--cpus` as the stage does.
 
 use std::fmt;
 use std::sync::Arc;

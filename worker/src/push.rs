@@ -1,4 +1,4 @@
-//! Receiving pushed blobs: chunks off the wire, in order, onto disk on a blocking thread.
+//! Receives pushed blobs. Chunks come off the wire in order, and a blocking thread writes them to the disk.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Which request each slot computes for, so that what the log says of a slot names the request
-//! that the coordinator logs too. One lane's; kept by the executor, who sees every operation.
+//! Which request each slot computes for, so that the worker's log names the same request as the
+//! coordinator's. This belongs to one lane. The executor keeps it, because it sees every operation.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A worker from its settings to its end: bind, serve, join, leave.
+//! A worker from its settings to its end: it binds, serves, joins and leaves.
 
 use std::future::Future;
 use std::io::{self, Write};
@@ -35,9 +35,9 @@ use crate::state::Worker;
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
 
-/// Threads that receive and send. One: a hop's tasks then wake each other without crossing cores
-/// (21 us a hop instead of 28, `cargo bench -p brigade-worker`), frames are copied in pieces
-/// between which heartbeats are answered, and nothing that blocks runs on it.
+/// Threads that receive and send. One: a hop's tasks then wake each other without crossing cores (21 us a hop
+/// instead of 28, `cargo bench -p brigade-worker`). Frames are copied in pieces, between which heartbeats are
+/// answered. Nothing that blocks runs on it.
 const NETWORK_THREADS: usize = 1;
 /// Time that open calls get to end by themselves when the worker leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);

@@ -1,10 +1,10 @@
-//! Who holds this worker, in which epoch, and what may be called when. Pure: the clock is passed
-//! in, nothing is loaded or sent here.
+//! Who holds this worker, in which epoch, and what may be called when. This is pure: the clock is passed in,
+//! and nothing is loaded or sent here.
 //!
-//! A coordinator takes the worker with Prepare and keeps it by being heard from; an epoch is one
-//! attempt at running a line, and every call and frame carries it, so that what belongs to a past
-//! attempt is told so. An epoch is its coordinator's: it is compared only with others of the same
-//! one, so that nobody can use up the numbers of somebody else.
+//! A coordinator takes the worker with Prepare, and keeps it by being heard from. An epoch is one attempt at
+//! running a line. Every call and every frame carries its number, so that whoever comes from a past attempt
+//! is told so. Epochs are compared only with others of the same coordinator. So nobody can use up the numbers
+//! of somebody else.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

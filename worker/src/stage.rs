@@ -1,5 +1,4 @@
-//! The engine's stage behind the worker's traits: what it can run, what a stage takes, building
-//! and running one.
+//! The engine behind the worker's traits: what it can run, what a stage needs, and how one is built and run.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Snapshots on the wire: a sequence's state in chunks, out of the worker and into it.
+//! Snapshots on the wire: a sequence's state goes out of the worker in chunks, or comes in.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! The bytes of a stage's tensors: a model file, or blobs of the cache. Read, never mapped: a file that
-//! somebody cuts off or writes to while it is loaded is an error that names it, not the process's end.
+//! Reads the bytes of a stage's tensors, from a model file or from blobs of the cache. They are never mapped.
+//! So a file that somebody cuts off or writes to while it is loaded is an error that names it, and not the
+//! end of the process.
 //!
-//! All but the embedding are packed by the engine as they come, so that a copy lives as long as that
-//! takes. The embedding is looked up row by row for as long as the stage lives: it is kept.
+//! The engine packs tensors as they come, so their bytes are held only for as long as that takes. The
+//! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

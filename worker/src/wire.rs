@@ -1,9 +1,9 @@
-//! Ubatches off the wire, boundaries both ways, rows onto it: the only place that converts between wire
-//! messages and engine types. What comes in has passed `brigade_proto::frame`'s checks. Lengths are
-//! trusted only because of them.
+//! Converts ubatches, boundaries and result rows between wire messages and engine types. No other file of
+//! this crate converts these.
 //!
-//! Values are little-endian on the wire. An incoming boundary is copied once, into an aligned
-//! buffer of a [`BufferPool`]; an outgoing f32 boundary is not copied at all.
+//! What comes in has passed the checks of `brigade_proto::frame`, and lengths are trusted only because of
+//! them. Values are little-endian on the wire. An incoming boundary is copied once, into an aligned buffer of
+//! a [`BufferPool`]. An outgoing f32 boundary is not copied at all.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! The disk cache alone: what it keeps, what it notices, what it throws away.
+//! The disk cache by itself: what it keeps, what it notices, and what it throws away.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,5 +1,5 @@
-//! The real stage behind real workers: a line gives the bits of the whole model in one place,
-//! whatever the weights' way and whatever ran before.
+//! The real stage behind real workers. A line gives the bits of the whole model in one place, whichever way
+//! the weights came and whatever ran before.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

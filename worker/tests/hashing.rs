@@ -1,4 +1,5 @@
-//! Remembered hashes of a model's file: right after any change, computed where the worker computes.
+//! Remembered hashes of a model's file. They are right after any change, and are computed where the worker
+//! computes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

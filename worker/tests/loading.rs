@@ -1,5 +1,5 @@
-//! What a worker loads, keeps and frees: never other weights than those asked for, nothing for an
-//! epoch that is over, and a reason that says what to do where it cannot.
+//! What a worker loads, keeps and frees. It never loads other weights than those asked for, and nothing for
+//! an epoch that is over. Where it cannot load, its reason says what to do.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::await_holding_lock, reason = "a gate is kept shut while others work")]
@@ -73,8 +73,8 @@ async fn a_model_that_was_trained_further_is_not_answered_with_the_old_weights()
     client.prepare(client.order(&old, whole(), false)).await.unwrap();
     client.load().await.unwrap();
     assert_eq!(token_of(&mut client, 7).await, 107);
-    // The coordinator has crashed; the one after it serves other weights under the same header, in the
-    // same file, with the same size and, by intent, the same modification time.
+    // The coordinator has crashed. The one after it serves other weights under the same header, in the same
+    // file, with the same size and, on purpose, the same modification time.
     let mtime = std::fs::metadata(dir.join("m.gguf")).unwrap().modified().unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let new = write(&dir, 11.0);

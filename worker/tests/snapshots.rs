@@ -1,4 +1,4 @@
-//! A sequence's state out of one line and into another: the same bits afterwards, at any cut.
+//! A sequence's state is moved from one line into another, at any cut. The bits behind it are the same.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

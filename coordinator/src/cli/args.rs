@@ -1,4 +1,4 @@
-//! Arguments that several commands share: the model, the line of workers, sampling.
+//! Command-line arguments that several commands share: which model, which workers, how tokens are drawn.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

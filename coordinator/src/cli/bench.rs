@@ -1,11 +1,12 @@
-//! `brigade bench`: prefill and decode, beside the machine's limits.
+//! `brigade bench`: speed in prefill and in decode, beside the machine's limits.
 //!
-//! Each row is the median of `--repeat` measurements. A prefill measurement is the time from
-//! handing in P prompts at once to the last one's first token; a decode measurement is the time of
-//! P sequences drawing `--gen` tokens each after a prompt of one token. Tokens are random, greedy
-//! and run past end-of-generation tokens, so that every measurement does the same work. With
-//! `--depth N` each sequence has N tokens behind it before either test begins ([`context`]). With
-//! `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
+//! Each row of the output is the median of `--repeat` measurements. A prefill measurement hands in P prompts
+//! at once, and ends when the last of them has its first token. A decode measurement lets P sequences draw
+//! `--gen` tokens each, after a prompt of one token.
+//!
+//! Prompts are random tokens and drawing is greedy. Sequences go on past end-of-generation tokens, so that
+//! every measurement does the same work. With `--depth N` each sequence has N tokens behind it before a test
+//! begins ([`context`]). With `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
 
 mod context;
 mod limits;

@@ -1,4 +1,4 @@
-//! `brigade completions SHELL`.
+//! `brigade completions SHELL` prints a script that completes brigade's commands in that shell.
 
 use std::io;
 

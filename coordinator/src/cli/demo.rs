@@ -1,7 +1,7 @@
-//! The model inside the binary, for commands without `-m`.
+//! The demo model that is part of the binary, for commands without `-m`.
 //!
-//! Workers are processes of their own and map model files, so it is written to a file first: into
-//! the user's cache, in a folder named after its hash, once.
+//! Workers are processes of their own and read model files. So the model is written to a file once, in the
+//! user's cache, in a folder named after its hash.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `brigade detokenize`: token ids to text.
+//! `brigade detokenize` turns token ids into text.
 
 use anyhow::Result;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! What commands read: text from files and from standard input, and model files.
+//! Reading what the user names: texts from files or standard input, and model files.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};

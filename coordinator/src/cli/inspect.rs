@@ -1,4 +1,4 @@
-//! `brigade inspect`: what is in a model file.
+//! `brigade inspect` prints what is in a model file, also of one that is damaged or cannot run here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

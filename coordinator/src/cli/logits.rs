@@ -1,4 +1,4 @@
-//! `brigade logits`: the logits at every position of a prompt, as a `.npy` file.
+//! `brigade logits` writes the logits at every position of a prompt to a `.npy` file.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
-//! The command line: one file a command, arguments shared between them in [`args`].
+//! The command line: one file for each command, and arguments that they share in [`args`].
 //!
-//! This is the only place that prints to the terminal and the only one that uses `anyhow`.
-//! It knows nothing of schedules, sockets or layers: it turns arguments into the typed requests of
-//! the rest of the crate.
+//! A command turns its arguments into typed requests to the rest of the crate, and prints what comes back.
+//! Only these files print results, and only they use `anyhow`. They know nothing of schedules, sockets or
+//! layers.
 
 pub mod args;
 mod bench;

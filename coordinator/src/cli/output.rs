@@ -1,4 +1,4 @@
-//! Printing: JSON for programs, tables for people.
+//! Printing results: JSON for programs, tables for people.
 
 use std::fmt;
 use std::io::{self, Write};

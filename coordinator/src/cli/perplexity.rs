@@ -1,9 +1,8 @@
-//! `brigade perplexity`: how well a model predicts a text.
+//! `brigade perplexity` measures how well a model predicts a text.
 //!
-//! The text is cut into chunks of `--ctx` tokens, each computed on its own, with BOS first where
-//! the model wants it; the second half of each chunk is scored, as llama.cpp's tool does it. The logits
-//! behind the scores can be saved, and those of another run (another wire type, cache or quantisation)
-//! compared with them.
+//! The text is cut into chunks of `--ctx` tokens. Each chunk is computed on its own, behind a BOS token where
+//! the model wants one. Its second half is scored, as llama.cpp's tool does it. The logits behind the scores
+//! can be saved, and compared with those of another run (another wire type, cache type or quantisation).
 
 mod base;
 mod compare;

@@ -1,4 +1,4 @@
-//! `brigade plan`: where the layers would go, and why. Nothing is started or loaded.
+//! `brigade plan` shows where the layers of a model would go, and why. It starts and loads nothing.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! The progress bar on stderr while a model loads, a prompt is computed or a file is written. Hidden where stderr is no terminal.
+//! The progress bar on standard error, while a model loads, a prompt is computed or a file is written. Where
+//! standard error is no terminal there is none.
 
 use std::cell::RefCell;
 use std::io::IsTerminal;

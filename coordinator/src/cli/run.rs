@@ -1,4 +1,4 @@
-//! `brigade run`: one prompt, its continuation on standard output.
+//! `brigade run` prints the continuation of one prompt on standard output.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};

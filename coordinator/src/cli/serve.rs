@@ -1,4 +1,4 @@
-//! `brigade serve`: the HTTP server, from the first listen to the last stream.
+//! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,8 +62,8 @@ pub struct ServeArgs {
     /// Sequences at once; more wait
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
-    /// Sequences kept for later requests that begin alike, so that a chat's next turn computes only what
-    /// is new; 0: none [default: 4 for each of --max-seqs, or 1 where the model has recurrent states, which
+    /// Sequences kept for later requests that begin alike; a chat's next turn then computes only what is
+    /// new. 0: none [default: 4 for each of --max-seqs, or 1 where the model has recurrent states, which
     /// take memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
     keep: Option<u32>,

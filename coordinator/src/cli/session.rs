@@ -1,7 +1,8 @@
-//! A model with a line of workers behind it, from a command's arguments: started, awaited, ended.
+//! A session is a model with a line of workers behind it. A command's arguments say which.
 //!
-//! Every command that runs layers goes through [`with_session`], so that Ctrl-C, a failure and a
-//! normal end all take the same way out and leave no process behind.
+//! Every command that runs layers goes through [`with_session`]. It starts the workers, waits for the line,
+//! runs the command and ends everything. So Ctrl-C, a failure and a normal end take the same way out, and
+//! leave no process behind.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! A sequence's state in a file: what `brigade run` saves at its end and begins with again.
+//! A sequence's state in a file: `brigade run` saves it at its end, and a later run begins with it.
 //!
-//! The file is the snapshot over all layers (`brigade_engine::state`), so that a run with another cut
-//! may begin with it. It belongs to one model and one type of the KV cache.
+//! The file is a snapshot over all layers (`brigade_engine::state`), so that a run with other cuts may begin
+//! with it. It fits one model and one type of the KV cache.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `brigade synth`: a random model of a real shape.
+//! `brigade synth` writes a model with random weights, in the shape of a real one.
 
 use std::path::PathBuf;
 

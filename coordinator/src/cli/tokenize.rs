@@ -1,4 +1,4 @@
-//! `brigade tokenize`: text to token ids.
+//! `brigade tokenize` turns text into token ids.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Text forms of CPU lists, token lists, biases and times, as typed on the command line.
+//! Parses what is typed on the command line in a form of its own: times, lists of CPUs, token ids and logit
+//! biases.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `brigade worker`: one stage of a line, for whichever coordinator asks.
+//! `brigade worker` runs one stage of a line, for whichever coordinator asks.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
-//! From connected workers to an open line: placed, loaded, connected. One task, so that the supervisor
-//! hears what else happens meanwhile; dropping it ends the attempt.
+//! Builds a line: from connected workers to stages that are placed, loaded and joined by an open lane.
+//!
+//! It runs as one task beside the supervisor, which meanwhile hears what else happens. Dropping the task ends
+//! the attempt.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a cluster is asked for: where its workers come from, what every stage is told, how long to try.
+//! The settings of a cluster: where its workers come from, what every stage is told, how patient it is.
 
 use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};

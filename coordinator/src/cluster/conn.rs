@@ -1,7 +1,7 @@
-//! One worker as the coordinator reaches it: handshake, calls with a deadline, liveness.
+//! The connection to one worker: the handshake, calls that have a deadline, and heartbeats.
 //!
-//! Control calls and heartbeats each have a connection of their own, so that a heartbeat never
-//! waits behind weights. Whoever stops answering heartbeats is lost, whatever else it does.
+//! Control calls and heartbeats each have a connection of their own, so that a heartbeat never waits behind
+//! weights. A worker that stops answering heartbeats is lost, whatever else it does.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,6 +1,8 @@
-//! What is remembered of workers that joined and left: who was refused and why, and from which hosts lines
-//! were broken. A worker that crashes and comes back on another port is a new one by its address; the host
-//! it was reached at says whose place it takes. All of it is bounded.
+//! What the supervisor remembers of workers that joined by themselves and left again.
+//!
+//! It remembers who was refused and why, and on which hosts workers broke lines. A worker that crashes and
+//! comes back on another port looks like a new one. The host where it was reached tells that it takes the
+//! place of the old one. The number of hosts and refusals is bounded.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

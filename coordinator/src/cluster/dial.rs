@@ -1,5 +1,7 @@
-//! One attempt to reach a worker: started if it is ours, dialled, shaken hands with, and checked against
-//! what the model needs. Bounded in time, whatever the other side does.
+//! One attempt to reach a worker, bounded in time whatever the other side does.
+//!
+//! A worker of our own is started first. Then it is dialled, shakes hands, and is checked against what the
+//! model needs.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Whether the model fits on some members: the planner's answer, remembered while they stay the same.
+//! Answers whether the model fits on some members. The planner is asked, and its answer is remembered for as
+//! long as the members stay the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Workers as the planner sees them.
+//! What the planner is told of each worker: its memory and its speed.
 //!
-//! Speeds are measured by each worker when it starts, on a machine that may be doing other things.
-//! Workers on one machine with the same table and number of threads are therefore taken as equal
-//! when their figures are anywhere near each other; otherwise noise would decide the cuts.
+//! Each worker measures its speed when it starts, on a machine that may be doing other things. Workers on one
+//! machine that have the same kernel table and the same number of threads are therefore taken as equal when
+//! their figures are close. Otherwise noise would decide the cuts.
 
 use brigade_proto::control::Capabilities;
 

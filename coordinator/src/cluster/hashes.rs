@@ -1,4 +1,5 @@
-//! Hashes of a stage's tensors, for workers that do not have the file.
+//! The hashes of a stage's tensors, by which a worker without the model file knows what it lacks. They are
+//! computed once and remembered.
 
 use std::ops::Range;
 use std::sync::Arc;

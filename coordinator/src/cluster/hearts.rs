@@ -1,5 +1,5 @@
-//! Heartbeats of all connected members, on the line and off it: a spare that left should be known before it
-//! is needed.
+//! Sends heartbeats to all connected members, also to spares, so that a spare's loss is known before it is
+//! needed.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! `serve --control ADDR`: workers say where they can be dialled.
+//! `serve --control ADDR`: the address where workers say where they can be dialled.
 //!
-//! A join is a hint, never trusted further: the coordinator dials the address and the handshake
-//! there decides. Repeated joins of one address are one worker.
+//! What a worker says there is only a hint. The coordinator dials the address, and the handshake decides. An
+//! address that joins several times is one worker.
 
 use brigade_proto::address::Address;
 use brigade_proto::capability::check_version;

@@ -1,7 +1,7 @@
-//! The open line: ubatches into stage 0, results out of the last stage.
+//! The open line: ubatches go into stage 0, results come out of the last stage.
 //!
-//! Results are asked for first, so that no stage can have a result nobody listens to. Each stream
-//! has a connection of its own.
+//! The stream of results is opened first, so that no stage can have a result that nobody listens to. Each
+//! stream has a connection of its own.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,8 @@
-//! Holding the workers of a line while it is built. A worker whose coordinator is silent may be taken by
-//! another one; hashing, sending and loading take minutes, and those that are ready first wait for the
-//! others. Once the line is up its heartbeats hold them.
+//! Keeps the workers of a line while the line is being built.
+//!
+//! A worker whose coordinator is silent may be taken by another one. Hashing, sending and loading take
+//! minutes, and a worker that is ready early has to wait for the others. So all of them hear from us
+//! meanwhile. Once the line is up, its heartbeats do this.
 
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};

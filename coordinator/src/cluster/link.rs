@@ -1,5 +1,5 @@
-//! What the supervisor and the driver tell each other: lines up and down one way, faults the other. The only
-//! words they share.
+//! What the supervisor and the driver tell each other, and their only common words. The supervisor says how
+//! far a line is, and when it is up or down. The driver says that its line is faulty.
 
 use tokio::sync::mpsc;
 

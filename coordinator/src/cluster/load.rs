@@ -1,4 +1,4 @@
-//! Tells the workers of a placement to load their stages, all at the same time, and adds up their progress.
+//! Tells all workers of a placement at the same time to load their stages, and adds up their progress.
 
 use std::time::Duration;
 

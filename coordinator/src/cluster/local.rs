@@ -1,9 +1,8 @@
-//! Workers on this machine: child processes of the same binary.
+//! Workers on this machine: child processes that run the same binary.
 //!
-//! A child's standard input is a pipe whose other end only this process holds. When this process
-//! ends, however it ends, the kernel closes the pipe and the child leaves; so nothing is left
-//! behind even by `kill -9`. Children are in process groups of their own, so that Ctrl-C in a
-//! terminal reaches this process alone and the order of leaving is ours.
+//! A child's standard input is a pipe, and only this process holds its other end. However this process ends,
+//! even by `kill -9`, the kernel closes the pipe and the child leaves. Each child is in a process group of
+//! its own. Ctrl-C in a terminal therefore reaches this process alone, which then decides who leaves when.
 
 use std::io;
 use std::path::PathBuf;

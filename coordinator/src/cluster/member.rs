@@ -1,5 +1,5 @@
-//! One worker the supervisor wants: where it comes from, where it stands, when to try again, and how far
-//! it is trusted. Times are passed in, so that its life can be tested without waiting.
+//! One worker that the supervisor wants: where it comes from, whether it is connected, when to try again, and
+//! how far it is trusted. Times are passed in, so that tests need not wait.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! The workers behind a line: found, checked, placed, loaded, watched, replaced.
 //!
-//! [`start`] spawns the supervisor, which works towards one loaded line and tells the driver
-//! whenever it goes up or down. It does not know requests; the driver does not know workers.
+//! [`start`] spawns the supervisor. It works towards one loaded line, and tells the driver whenever that goes
+//! up or down. The supervisor does not know requests, and the driver does not know workers.
 //!
 //! Reading order:
 //!
@@ -10,9 +10,9 @@
 //! - `dial` and `conn` reach a worker. `hearts` says whether it is still there.
 //! - `enough` says whether the model fits on some workers.
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
-//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`, `lease`,
-//!   `load`, `progress` and `lane`.
-//! - `states` reads and writes sequences' states; `copies` puts them back from checkpoints, to the position that
+//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
+//!   `lease`, `load`, `progress` and `lane`.
+//! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
 //!   `choose` names.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 

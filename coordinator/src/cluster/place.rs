@@ -1,7 +1,8 @@
-//! From connected workers to accepted stages: check, plan, prepare, push what is missing.
+//! Places a model on connected workers, until each of them has accepted its stage.
 //!
-//! All stages are prepared at the same time. Nothing is loaded here; that comes when every worker
-//! has accepted its stage.
+//! The steps are: check what the workers can do, plan the cuts, tell each worker its stage, and send it the
+//! bytes that it lacks. All stages go through this at the same time. Nothing is loaded before every worker
+//! has accepted.
 
 use std::sync::Arc;
 use std::time::Duration;

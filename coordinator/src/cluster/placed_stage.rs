@@ -1,5 +1,4 @@
-//! A stage that a worker has accepted, and who asked for it: what placing leaves behind for the open line and
-//! for reading states. Does not know how it came to be.
+//! A stage that a worker has accepted, and for whom: what is left of a placement once the line is open.
 
 use std::ops::Range;
 

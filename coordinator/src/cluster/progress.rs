@@ -1,7 +1,7 @@
 //! How far the building of a line is: one count of bytes over all stages, with its rate and the time left.
 //!
-//! Stages go through hashing, sending and loading at their own pace. What is told is the first of these that some
-//! stage has not finished.
+//! Each stage goes through hashing, sending and loading at its own pace. The phase that is told is the first
+//! one that some stage has not finished.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

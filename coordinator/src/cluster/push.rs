@@ -1,4 +1,5 @@
-//! Bytes to a worker that lacks them: its header and exactly its tensors, nothing twice.
+//! Sends a worker the bytes that it lacks: the model's header and the tensors of its stage, each of them
+//! once.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,12 +1,13 @@
-//! Desired state against observed state: one next step.
+//! Decides the next step towards a line, from what is wanted and what is there.
 //!
-//! Pure, and without a clock: durations come in. The supervisor observes, asks [`next`], performs the
-//! step, hears news, and observes again; whatever went wrong in between is just another observation.
+//! This is a pure function without a clock: durations are passed in. The supervisor observes, asks [`next`],
+//! performs the step, hears news, and observes again. Whatever went wrong in between is just another
+//! observation.
 //!
-//! The promise: **a line that can be up is up**. As soon as those that are connected and trusted have the
-//! memory, the line is built over them, after a named time for others that are worth waiting for. Who broke
-//! lines lately, refuses, hangs or is full is used only where the others do not suffice, and never waited
-//! for.
+//! The promise: **a line that can be up is up**. As soon as the members that are connected and trusted have
+//! the memory, the line is built over them. Others that are worth waiting for are waited for first, for a
+//! named time. A member that lately broke lines, refuses, hangs or is full is used only where the others do
+//! not suffice, and is never waited for.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The roll call: who is there and who is missing, in words, for `/health` and the log.
+//! The roll call: it says in words who is there and who is missing, for `/health` and the log.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
     }
 }
 
-/// Who is there and on the line of `stages`, if there is one or one is being built; memory needed and workers expected
-/// are left to the caller.
+/// Who is there, and who of them is on the line of `stages`, if there is a line or one is being built. The
+/// caller fills in the memory needed and the workers expected.
 pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -> Roll {
     let is_on = |id: &MemberId| stages.is_some_and(|stages| stages.contains(id));
     let mut roll = Roll::default();
@@ -51,8 +51,8 @@ pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -
     roll
 }
 
-/// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00 GiB of
-/// 40.00 GiB`. Who is named by the user is there; others join.
+/// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00
+/// GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
 pub fn headline(lacking: &Lacking, roll: &Roll, joins: bool) -> String {
     let come = match (joins, lacking) {
         (true, _) => "joined",

@@ -1,4 +1,5 @@
-//! How the rest of the crate uses a cluster: [`start`] keeps a line up, [`ask`] puts one question to every worker.
+//! How the rest of the crate uses a cluster. [`start`] keeps a line up, and [`ask`] puts one question to
+//! every worker.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sequences' states, read from all stages of a line and put into them, and what the stages hold.
+//! Reads and writes the states of sequences on all stages of a line, and asks what the stages hold.
 
 use brigade_engine::batch::SlotId;
 use brigade_engine::state::{merge_snapshots, select_layers};

@@ -1,8 +1,9 @@
 //! The loop that performs what [`reconcile`](super::reconcile) asks for.
 //!
-//! Owns the members and the line. Attempts to connect, the building of a line and heartbeats run beside it;
-//! it hears of them as news, changes what is known, and asks again. So there is one way to start and to
-//! recover, and nobody who hangs is waited for. Ends on `stop`, or when nothing it may do would help.
+//! It owns the members and the line. Attempts to connect, the building of a line and heartbeats run as tasks
+//! beside it. It hears of them as news, changes what is known, and asks again. So starting and recovering
+//! take the same way, and nobody who hangs is waited for. The loop ends on `stop`, or when nothing that it
+//! may do would help.
 
 mod line;
 mod members;

@@ -1,8 +1,10 @@
-//! Who broke the line? The driver only sees a stream end or a ubatch stay away; here processes and
-//! heartbeats are asked, and what the failing stage itself said.
+//! Finds out who broke a line.
 //!
-//! A stage that computes is not a stage that hangs: how long a ubatch may take is measured, grows with its
-//! rows, and comes with the fault. Before anything was measured nobody is called stuck.
+//! The driver sees only that a stream ended or that a ubatch did not come back. Here the processes and the
+//! heartbeats are asked, and what the failing stage itself said is read.
+//!
+//! A stage that computes for long does not yet hang. How long a ubatch may take is measured, grows with its
+//! rows, and comes with the driver's report. Before anything was measured, no stage is called stuck.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;

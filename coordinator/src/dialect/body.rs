@@ -1,5 +1,6 @@
-//! The arguments of a tool call whose name is known already. They arrive in pieces, in the dialect's own notation,
-//! and leave as pieces of JSON text.
+//! The arguments of a tool call whose name has been read.
+//!
+//! They arrive in pieces, in the notation of the model's dialect, and leave as pieces of JSON text.
 
 use super::json::{self, Mender};
 use super::lex::{self, Begins, Found, begins, find};

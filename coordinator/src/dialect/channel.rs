@@ -1,5 +1,5 @@
-//! The messages of gpt-oss ("harmony"): an answer is a series of them, each with a header that names a
-//! channel and, for calls, who is called.
+//! The messages of gpt-oss ("harmony"). An answer is a series of messages. Each has a header, which names a
+//! channel and, for a call, the tool that is called.
 //!
 //! ```text
 //! <|channel|>analysis<|message|>...<|end|>

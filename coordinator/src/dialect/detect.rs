@@ -1,5 +1,5 @@
-//! From a chat template to its dialect: first the formats that are known by a marker ([`known`]), then what
-//! the probes show.
+//! Finds the dialect of a chat template. Formats that are known by a marker come first ([`known`]). For all
+//! others the dialect is read off what the probes show.
 
 use brigade_engine::text::ChatTemplate;
 use serde_json::Value;

@@ -1,5 +1,7 @@
-//! Is this a call? The beginning of one, read without taking anything: the same question is asked again
-//! when more text is there, and the answer for a text does not depend on what was asked before.
+//! Decides whether a text begins with a tool call, up to where the call's arguments begin.
+//!
+//! It reads without taking anything. Where the text so far does not tell, the same question is asked again
+//! when more is there. The answer depends on the text alone, not on what was asked before.
 
 use super::lex::{self, Begins, Found, begins, find};
 use super::tools::Tools;

@@ -1,8 +1,8 @@
-//! Messages and tools of a request as the model's template takes them.
+//! Brings the messages and tools of a request into the form that the model's template takes.
 //!
-//! Templates differ in small things that no client can know: arguments as an object or as text, null or an
-//! empty string beside calls, the form of ids. Where a template knows nothing of tools, they are described
-//! in the system message and calls are written into the text.
+//! Templates differ in small things that no client can know: whether arguments are an object or a text,
+//! whether content beside calls is null or empty, what ids look like. Where a template knows nothing of
+//! tools, they are described in the system message, and calls are written into the text.
 
 use std::collections::HashMap;
 

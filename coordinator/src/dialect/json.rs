@@ -1,8 +1,14 @@
-//! JSON as models write it, passed on as JSON that parsers take.
+//! Turns JSON as models write it into JSON that parsers take.
 //!
-//! [`Mender`] copies a value character by character as it arrives and repairs what models get wrong and what
-//! has one meaning only: line breaks and unknown escapes in strings, commas before a closing bracket,
-//! Python's `True`, `False` and `None`, strings in single quotes. [`Scan`] only finds where a value ends.
+//! [`Mender`] copies a value character by character as it arrives. On the way it repairs what models get
+//! wrong, where it can have been meant in one way only:
+//!
+//! - line breaks and unknown escapes in strings;
+//! - strings in single quotes;
+//! - commas before a closing bracket;
+//! - Python's `True`, `False` and `None`.
+//!
+//! [`Scan`] only finds where a value ends.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Formats that rendering a template does not show, known by a marker that only they have; and what models
-//! write beyond what their templates show.
+//! Formats of calls that rendering a template does not show. Each is known by a marker that no other format
+//! has. Also here: what models write beyond what their templates show.
 
 use brigade_engine::text::ChatTemplate;
 

@@ -1,7 +1,7 @@
-//! Finding markers in text that has not all arrived.
+//! Finds markers in a text that has not all arrived.
 //!
-//! Every question here has a third answer beside yes and no: the text so far cannot tell. Whoever asks
-//! waits then, which is what makes parsing independent of how the text was cut.
+//! Every question here has three answers: yes, no, and that the text so far cannot tell. Whoever gets the
+//! third one waits for more text. That is why parsing does not depend on how the text was cut.
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

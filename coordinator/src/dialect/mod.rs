@@ -1,17 +1,26 @@
-//! How a model writes its reasoning and its calls of tools, and the parser that reads them.
+//! How a model writes its reasoning and its tool calls, and the parser that reads them.
 //!
-//! A [`Dialect`] is data: which markers stand around reasoning and calls, and the shape of a call. It is
-//! found by rendering the model's own template with probe messages ([`detect`]), beside a small table of
-//! formats that rendering cannot show ([`known`]). One streaming [`Parser`] reads all of them.
+//! A [`Dialect`] is data: which markers stand around reasoning and calls, and what a call looks like. It is
+//! found by rendering the model's own chat template with probe messages ([`detect`]), or in a small table of
+//! formats that rendering cannot show ([`known`]). One streaming [`Parser`] reads all dialects.
 //!
-//! Promises: the events do not depend on how the text was cut; a stream is never given up; text that parses
-//! as nothing comes out as content, word for word; a marker's beginning is held back until it is decided.
-//! Knows nothing of HTTP, tokens or sequences.
+//! The parser promises:
 //!
-//! Reading order: this file (the data), [`lex`] (markers in unfinished text), [`json`], [`python`] and
-//! [`tools`] (values), [`head`] (is this a call?), [`body`] (its arguments), [`channel`] (gpt-oss),
-//! [`sink`] (what comes out), [`parser`] (all together); then [`probe`], [`detect`], [`known`] (which
-//! dialect), [`opening`] (how a forced call begins), [`history`] (messages as the template wants them).
+//! - Its events do not depend on how the text was cut.
+//! - It never gives up a stream.
+//! - Text that parses as nothing comes out as content, word for word.
+//! - What may be the beginning of a marker is held back until that is decided.
+//!
+//! Nothing here knows of HTTP, tokens or sequences.
+//!
+//! Reading order:
+//!
+//! - This file has the data. [`lex`] finds markers in unfinished text.
+//! - [`json`], [`python`] and [`tools`] read values. [`head`] finds the beginning of a call, [`body`] its
+//!   arguments.
+//! - [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
+//! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
+//! - [`history`] brings messages into the form that the template takes.
 
 pub mod body;
 pub mod channel;

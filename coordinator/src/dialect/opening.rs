@@ -1,5 +1,5 @@
-//! The text that a forced call begins with: put at the end of the prompt, it leaves the model nothing but to
-//! go on with the call. It is what the template itself writes up to the name or up to the arguments.
+//! The text that a forced tool call begins with. It is put at the end of the prompt, so that the model can
+//! only go on with the call. It is what the template itself writes up to the name or up to the arguments.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! The one streaming parser: text of an answer in, events out, for every dialect.
+//! The streaming parser of all dialects: it takes the text of an answer in pieces and gives events.
 
 use std::sync::Arc;
 

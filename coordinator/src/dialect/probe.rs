@@ -1,4 +1,4 @@
-//! What a chat template does with tools, calls and reasoning, found out by rendering probe messages.
+//! Finds out what a chat template does with tools, calls and reasoning, by rendering probe messages with it.
 
 use brigade_engine::text::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Calls written as in Python: where an argument ends, and its value as JSON.
+//! Tool calls that are written as in Python: where an argument ends, and what its value is as JSON.
 
 use serde_json::{Map, Value};
 

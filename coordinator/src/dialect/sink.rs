@@ -1,4 +1,5 @@
-//! What comes out of a parser: reasoning, content, calls, in pieces; white space around them settled.
+//! Collects what a parser has read: pieces of reasoning, content and calls. White space at their edges is
+//! trimmed here.
 
 /// Something new in an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

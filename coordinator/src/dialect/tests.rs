@@ -1,5 +1,5 @@
-//! Answers that are not as they should be: nothing is lost, nothing is given up, and the cut of the text does not
-//! matter. The well-formed ones are in the crate `tests`.
+//! Answers that are not as they should be: nothing of them is lost, no stream is given up, and the cut of the
+//! text does not matter. Well-formed answers are in `tests/tests/dialects.rs`.
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,7 +1,7 @@
-//! The tools of a request: names, and which JSON types their arguments may have.
+//! The tools of a request: their names, and which JSON types their arguments may have.
 //!
-//! Some formats write an argument's value without saying its type (`5` may be a number or a string). The
-//! tool's schema decides then, and where it does not say, the value itself.
+//! Some formats write an argument's value without its type: `5` may be a number or a string. Then the tool's
+//! schema decides, and where it does not say, the value itself.
 
 use serde_json::{Map, Value};
 

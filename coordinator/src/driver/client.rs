@@ -1,4 +1,4 @@
-//! One submitted request as the driver sees it: where its events go, and its times.
+//! One submitted request as the driver sees it: where its events go, and when things happened to it.
 
 use std::sync::Arc;
 use std::time::Duration;

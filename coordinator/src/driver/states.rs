@@ -1,7 +1,7 @@
-//! Reading kept sequences' states from the line and putting them back, beside the ubatches.
+//! Reads the states of kept sequences from the line and puts them back, beside the ubatches.
 //!
-//! A transfer starts when no row of its sequence is on its way any more: when the ubatch that was
-//! sent last before it was asked for (or the one that opens its slot) has come back.
+//! A transfer may start only when no row of its sequence is on its way any more. So it waits for the last
+//! ubatch that was sent before it was asked for, or for the one that opens its slot.
 
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
 use tokio::sync::{mpsc, oneshot};

@@ -1,4 +1,4 @@
-//! The driver against a line that the test plays.
+//! The driver, with a line that the test plays.
 
 use brigade_engine::state::Prefixes;
 use brigade_proto::pipeline::{self as pb, LaneFrame, lane_frame, row_result, seq_op};

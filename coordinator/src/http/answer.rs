@@ -1,5 +1,5 @@
-//! From validated requests to choices: submit all sequences of a request, then either collect
-//! their texts or pass the pieces on as they come.
+//! From validated requests to choices. It submits all sequences of a request, then either collects their
+//! whole texts or passes the pieces on as they come.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Request bodies: how long they may take, how many bytes of them are held at once, and where they are read.
 //!
-//! A body is read as it comes, within [`BODY_WITHIN`] and never longer than [`BODY_STALL`] without a byte. Its
-//! first [`FREE_BODY_BYTES`] are everybody's; what is beyond is taken from the room that all bodies share, so that
-//! large ones cannot keep small ones out. What is in it is read beside the threads that the driver runs on, large
-//! bodies one at a time.
+//! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may
+//! have [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones
+//! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
+//! a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,9 +158,9 @@ impl Bodies {
         Ok(())
     }
 
-    /// Reads a body, and templates or tokenises what is in it, beside the event loop: a long text or a costly
-    /// template takes seconds, and the driver and its heartbeats must not wait for that. With the result comes
-    /// the body's part of the room, for answers that are as large as their requests.
+    /// Reads a body, and templates or tokenises what is in it, beside the event loop. A long text or a costly
+    /// template takes seconds, and the driver and its heartbeats must not wait for that. With the result
+    /// comes the body's part of the room, for answers that are as large as their requests.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         body: Taken,

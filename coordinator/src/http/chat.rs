@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`: reads a chat request, runs it, and answers whole or as a stream.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: plain prompts, as text or as token ids, one or several.
+//! `POST /v1/completions`: continues plain prompts. They are given as text or as token ids, one or several.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};

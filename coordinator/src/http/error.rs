@@ -1,7 +1,7 @@
 //! Error answers in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 //!
-//! One type for every refusal, so that a client library maps it to its own exception by status and
-//! `code`. Messages name the field, the value's limit and what to do.
+//! There is one type for every refusal. Client libraries choose their exception by its status and `code`. The
+//! message names the field, the limit, and what to do.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER};

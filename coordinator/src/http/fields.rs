@@ -1,9 +1,9 @@
-//! Reading a JSON request body field by field, so that every complaint names the field.
+//! Reads a JSON request body field by field, so that every complaint names its field.
 //!
-//! Fields stay text until somebody reads them into what they are: a tree of values would take forty times the
-//! body's size. Lists and objects are counted while they are read. Unknown fields are left alone: client libraries
-//! send new ones every month. Those that would change the meaning of the answer are refused by name where they are
-//! known ([`Fields::refuse`]).
+//! A field stays text until it is read as what it is, because a tree of values would take forty times the
+//! body's size. Lists and objects are counted while they are read. Unknown fields are left alone, since
+//! client libraries send new ones every month. Known fields that would change the answer and have no effect
+//! here are refused by name ([`Fields::refuse`]).
 
 use std::fmt;
 

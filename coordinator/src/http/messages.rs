@@ -1,4 +1,4 @@
-//! The messages of a chat request, and what it says about how they are to be rendered.
+//! Reads the messages of a chat request, and the fields that say how the chat template renders them.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};

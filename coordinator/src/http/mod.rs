@@ -1,8 +1,8 @@
-//! The HTTP server: OpenAI's JSON outside, [`Engine`] inside.
+//! The HTTP server: OpenAI's JSON outside, [`Engine`] inside. Nothing else in the crate knows that JSON.
 //!
-//! The only place that knows that JSON. Requests are read leniently and answered strictly; what
-//! cannot be done is refused by name; what clients may take of time, connections and memory is bounded (`serve`,
-//! `body`, `fields`). Knows nothing of workers or schedules, and tells nothing of them.
+//! Requests are read leniently and answered strictly. What cannot be done is refused by name. What clients
+//! may take of time, connections and memory is bounded (`serve`, `body`, `fields`). The server knows nothing
+//! of workers or schedules, and tells clients nothing of them.
 
 mod answer;
 mod body;

@@ -1,5 +1,5 @@
-//! What chat and text completions have in common: sampling, stops, streaming, and the fields that
-//! this server must refuse.
+//! Fields that chat and text completions have in common: sampling, stops, streaming, and those that this
+//! server must refuse.
 
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};

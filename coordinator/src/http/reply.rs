@@ -1,4 +1,5 @@
-//! The choices of a chat answer while they are drawn: text in, reasoning, content and calls out.
+//! Reads the choices of a chat answer while they are drawn: text goes in, reasoning, content and calls come
+//! out.
 
 use tokio::sync::mpsc;
 use tracing::Instrument;

@@ -1,7 +1,7 @@
-//! Connections: accepted, served, and ended in order. HTTP/1.1 with keep-alive.
+//! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, and ended in order.
 //!
-//! A client that does not say what it wants, or does not read what it asked for, is given up after a named time.
-//! Where there are more connections than may be, the one that has asked for nothing the longest goes.
+//! A client that does not say what it wants, or does not read what it asked for, is given up after a named
+//! time. Where there are too many connections, the one that has asked for nothing the longest is closed.
 
 use std::collections::HashMap;
 use std::io;

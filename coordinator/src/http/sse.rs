@@ -1,4 +1,4 @@
-//! Server-sent events: JSON objects one after the other, `[DONE]` at the end.
+//! Server-sent events: one JSON object after the other, and `[DONE]` at the end.
 
 use std::convert::Infallible;
 use std::time::Duration;

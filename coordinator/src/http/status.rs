@@ -1,4 +1,4 @@
-//! `GET /health` and `GET /metrics`.
+//! `GET /health` and `GET /metrics`: whether requests run, how far a load is, and what Prometheus reads.
 
 use axum::Json;
 use axum::extract::State;

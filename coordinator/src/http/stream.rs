@@ -1,4 +1,4 @@
-//! Two wrappers around a connection's ends: a socket that gives up on a peer which does not read, and an answer
+//! Two wrappers around a connection: a socket that gives up on a client which does not read, and an answer
 //! that knows when it has been sent.
 
 use std::io;

@@ -1,4 +1,5 @@
-//! What the log says of a request: one line, when its answer has been sent or nobody reads it any more.
+//! The one line that the log has for each request. It is written when the answer has been sent, or when
+//! nobody reads it any more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

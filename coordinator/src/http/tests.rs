@@ -1,4 +1,4 @@
-//! The server against a played engine: every answer is what the JSON shape promises.
+//! The HTTP server in front of an engine that the test plays: every answer has the JSON shape that it should.
 
 use std::time::Duration;
 

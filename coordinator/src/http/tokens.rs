@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as llama.cpp's server has them.
+//! `POST /tokenize` and `POST /detokenize`, with the same JSON as llama.cpp's server.
 
 use axum::body::Body;
 use axum::extract::{Request, State};

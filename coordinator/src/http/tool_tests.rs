@@ -1,4 +1,4 @@
-//! Tools and reasoning over HTTP: a played engine draws what a model would write.
+//! Tools and reasoning over HTTP, in front of a played engine that draws what a model would write.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The request fields `tools`, `tool_choice` and `parallel_tool_calls`: checked, and given to the chat template.
+//! The request fields `tools`, `tool_choice` and `parallel_tool_calls`. They are checked here, and given to
+//! the chat template.
 
 use serde_json::Value;
 use serde_json::value::RawValue;

@@ -1,8 +1,8 @@
-//! One log line and one id for every request.
+//! Gives every request an id, and opens its log span.
 //!
-//! The id is the client's own `x-request-id` if it sends a sensible one; it is in the response's
-//! headers and in every log line about the request, those of the workers included. The line itself is
-//! [`tally`](super::tally)'s.
+//! The id is the client's own `x-request-id` if that is sensible. It is in the response's headers and in
+//! every log line about the request, those of the workers included. The request's own line is written by
+//! [`tally`](super::tally).
 
 use std::sync::Arc;
 use std::time::Instant;

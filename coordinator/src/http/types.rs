@@ -1,4 +1,4 @@
-//! The JSON that leaves this server, in OpenAI's shape: strict, one struct an object.
+//! The JSON that leaves this server, in OpenAI's shape, with one struct for each object.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What ubatches of each size took: the measured side of a simulation.
+//! How long ubatches of each size took on a real line. Simulations are compared with it.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,7 @@
-//! What makes a model fit that does not: of each way the smallest change that suffices by itself, found by planning
-//! again. Kept sequences are none: they give way before anything else does, and are not counted here.
+//! What to do about a model that does not fit.
+//!
+//! For each way there is, it finds the smallest change that suffices by itself, by planning again. Kept
+//! sequences are not counted: the planner gives them up before anything else.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! What cuts are balanced for: prompts, generated tokens, or both.
+//! Which work the cuts are balanced for: prompts, generated tokens, or both.
 //!
-//! The head computes for rows that want a token: for every generated one, for hardly any prompt token. Cuts that
-//! suit decoding therefore give the last stage fewer layers, and make the others slower in prefill; no cut is best
-//! at both unless the head is worth nothing.
+//! The head computes rows that want a token: every generated one, but hardly any of a prompt. Cuts that suit
+//! decoding therefore give the last stage fewer layers, and make the other stages slower in prefill. No cut
+//! is best at both, unless the head costs nothing.
 
 use std::fmt;
 use std::str::FromStr;

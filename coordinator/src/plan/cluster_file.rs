@@ -1,4 +1,4 @@
-//! `plan --cluster FILE.toml`: workers that need not exist yet.
+//! Reads the file of `plan --cluster FILE.toml`, which describes workers that need not exist yet.
 //!
 //! ```toml
 //! [[worker]]

@@ -1,14 +1,15 @@
-//! What a range of layers costs on a worker: memory in bytes, time in microseconds.
+//! What a range of layers costs on a worker: memory in bytes, and time in microseconds.
 //!
-//! Time is that of one unit of work: one generated token of a stream, decoded in a batch, and the
-//! prompt tokens that come with it.
+//! Time is for one unit of work: one generated token of a stream that is decoded in a batch, and the prompt
+//! tokens that come with it.
 //!
-//! - Decoding a row takes the longer of reading (its share of the weights that the batch reads
-//!   together, the KV cache of a typical context, the state both ways) and computing, layer by layer.
-//! - A prompt row takes its operations; its share of the weights' reading is small. The head computes
-//!   nothing for it.
-//! - Sending rows to the next worker overlaps with computing: a stage is as slow as the slower. What a row
-//!   sends depends on the cut for architectures whose layers keep rows for later ones.
+//! - A decode row costs reading or computing, layer by layer, whichever takes longer. What is read is its
+//!   share of the weights (which the batch reads together), the KV cache of a typical context, and the state
+//!   twice.
+//! - A prompt row costs its operations. Its share of reading weights is small. The head computes nothing for
+//!   it.
+//! - Sending rows to the next worker overlaps with computing, so a stage is as slow as the slower of the two.
+//!   In models whose layers keep rows for later ones, what a row sends depends on the cut.
 
 use std::ops::Range;
 

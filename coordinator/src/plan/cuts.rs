@@ -1,6 +1,6 @@
-//! Contiguous cuts of layers over an ordered row of workers, exactly, by dynamic programming.
+//! Finds the best contiguous cuts of layers over workers in a given order, exactly, by dynamic programming.
 //!
-//! Knows numbers only. A worker may get nothing. `O(workers * layers^2)` cost look-ups.
+//! It knows numbers only. A worker may get nothing. It looks up `O(workers * layers^2)` costs.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Turns a placement into a [`Plan`] with figures and reasons.
+//! Turns a placement into a [`Plan`]: figures for each stage, and the reasons in words.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! A plan as text, for `plan --explain` and logs.
+//! Writes a plan as text, for `plan --explain` and the log.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What the planner is told: a model in bytes and operations, workers in memory and speed.
+//! What the planner is told: a model in bytes and operations, and workers in memory and speed.
 
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
-//! What the planner must know of a model, read from its header: no tensor data is touched.
+//! Reads what the planner must know of a model from its header. No tensor data is read.
 //!
-//! Layers are the architecture's; their bytes are those of the weights as the kernels hold them, and
-//! their operations follow from the matrices' sizes. What a block remembers comes from its
-//! [`StateSpec`], so nothing here knows attention from Mamba.
+//! Layers are those of the architecture. Their bytes are those of the weights as the kernels hold them, and
+//! their operations follow from the sizes of their matrices. What a block remembers comes from its
+//! [`StateSpec`], so nothing here can tell attention from Mamba.
 
 use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, TOKEN_EMBD};
 use brigade_engine::error::ModelError;

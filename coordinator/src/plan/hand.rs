@@ -1,6 +1,8 @@
-//! Cuts by hand: shares of the layers (`--tensor-split`) or their borders (`--cuts`), instead of the planner's.
+//! Cuts that the operator gives instead of the planner: shares of the layers (`--tensor-split`) or the first
+//! layers of stages (`--cuts`).
 //!
-//! Workers are taken in the order that they are given in. What does not fit is refused with what would.
+//! Workers are taken in the order in which they are given. A cut that does not fit is refused with one that
+//! would.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,9 +1,11 @@
 //! The planner: which worker holds which layers, and how much KV cache there is.
 //!
-//! Pure: facts about a model and its workers in, a [`Plan`] with its reasons out. Cuts are contiguous
-//! and exact: no other cut of the same workers has a faster slowest stage within the memory limits.
-//! Equal workers get equal work, not equal layer counts: the head is worth layers of its own. It
-//! knows no architecture and no network; only [`ModelFacts::from_gguf`] knows files.
+//! It is pure: facts about a model and its workers go in, and a [`Plan`] with its reasons comes out. Each
+//! worker gets consecutive layers. The cuts are exact: within the memory limits, no other cut of the same
+//! workers has a faster slowest stage. Equal workers get equal work rather than equal numbers of layers,
+//! since the head is worth layers of its own.
+//!
+//! The planner knows no architecture and no network. Only [`ModelFacts::from_gguf`] knows files.
 
 mod advice;
 mod balance;

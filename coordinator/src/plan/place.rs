@@ -1,9 +1,9 @@
-//! Choosing the order of the workers, the size of the KV cache and the cuts together.
+//! Chooses the order of the workers, the size of the KV cache and the cuts together.
 //!
-//! A large KV cache can force layers onto slower workers. The planner takes the largest number of KV pages, up
-//! to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow as the
-//! smallest number would. The memory that is left then holds recurrent states of kept sequences. Where memory
-//! is short, fewer kept sequences is the first thing that gives way.
+//! A large KV cache can force layers onto slower workers. So the planner takes the largest number of KV
+//! pages, up to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow
+//! as the smallest number would. The memory that is left then holds recurrent states of kept sequences. Where
+//! memory is short, fewer kept sequences is the first thing that gives way.
 
 use std::ops::Range;
 

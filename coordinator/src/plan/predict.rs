@@ -1,11 +1,12 @@
-//! What a planned line would do, by simulating it under the real scheduler.
+//! Predicts what a planned line would do, by simulating it under the real scheduler.
 //!
-//! A stage's time for a ubatch is the time to read its weights once, plus the time to compute its rows, both at
-//! the worker's measured speed. The two overlap in part, so this is an upper bound.
+//! A stage's time for a ubatch is the time to read its weights once, plus the time to compute its rows, both
+//! at the worker's measured speed. The two overlap in part, so this is an upper bound.
 //!
-//! Some costs count in decode only: the head, which computes few rows of a prompt, and reading a stream's KV cache
-//! (of a typical length) and its recurrent state. Of a layer's experts, those are read that the ubatch's
-//! rows are expected to choose, if all experts are equally likely. Every link carries the bytes of its own cut.
+//! Two costs count in decode only: the head, which computes few rows of a prompt, and the reading of a
+//! stream's states. These are its KV cache (of a typical length) and its recurrent state. Of a layer's
+//! experts, those are read that the ubatch's rows are expected to choose, if all experts are equally likely.
+//! Every link carries the bytes of its own cut.
 
 use brigade_engine::state::Prefixes;
 use serde::Serialize;

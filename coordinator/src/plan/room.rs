@@ -1,4 +1,4 @@
-//! How many KV pages and places of sequences are asked for, and the search for the largest number that fits.
+//! How many KV pages and sequences are asked for, and the search for the largest number that fits.
 
 use super::{Capacity, PlanSettings};
 

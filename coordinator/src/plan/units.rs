@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write and read them.
+//! Sizes in bytes as people write and read them, such as `12G` and `11.5 GiB`.
 
 /// `12G`, `512M`, `1.5g`, `2TiB`, `4096`: powers of 1024.
 ///

@@ -1,5 +1,5 @@
-//! The waiting queue: first come, first admitted; bounded; says when to come back. Requests whose line was lost
-//! stand at its front.
+//! The waiting queue. Requests are admitted in the order in which they came. The queue is bounded, and tells
+//! whoever finds it full when to come back. Requests whose line was lost stand at its front.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,8 +1,9 @@
-//! The next ubatch: which decode rows, which prompt rows, which opens, copies and closes.
+//! Composes the next ubatch: which decode rows, which prompt rows, and which sequences it opens, copies and
+//! closes.
 //!
-//! Rows of decoding sequences come first, and of these the longest waiting first. With `D` decoding
-//! sequences in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still
-//! allows, the oldest sequence first.
+//! Rows of decoding sequences come first, and of these the longest waiting first. With `D` decoding sequences
+//! in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still allows,
+//! the oldest sequence first.
 //!
 //! Nobody remembers which sequence is in which group. At most `G` ubatches with decode rows are in flight, so
 //! ubatches that have become unequal are equal again after one round.

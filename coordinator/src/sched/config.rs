@@ -1,4 +1,4 @@
-//! What an operator can set about the scheduler, and what can be seen of it.
+//! What an operator can set about the scheduler ([`SchedConfig`]), and what can be seen of it ([`Stats`]).
 
 use super::events::Micros;
 

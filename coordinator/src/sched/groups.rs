@@ -1,14 +1,17 @@
-//! In how many groups the decoding sequences go round the line.
+//! Decides in how many groups the decoding sequences go round the line.
 //!
 //! A round is the time in which every sequence gets one token. It cannot be shorter than one ubatch's trip
 //! down the line, nor than the sum of the slowest stage's times for all groups. So the choice is between two
-//! costs. Few groups leave stages idle. Many groups are small, and each pays the fixed cost of a ubatch (reading
-//! the weights) for fewer rows.
+//! costs. Few groups leave stages idle. Many groups are small, and each pays the fixed cost of a ubatch
+//! (reading the weights) for fewer rows.
 //!
-//! Three more things count. Stages whose times vary wait for each other ([`waiting`]), less so with more groups
-//! than stages. Of numbers that do about as well, one whose groups fill the kernels' tiles is taken. And a choice
-//! stays until another is clearly better, because a change leaves some stages without work until the new
-//! groups have spread over the line.
+//! Three more things count:
+//!
+//! - Stages whose times vary wait for each other ([`waiting`]). They wait less if there are more groups than
+//!   stages.
+//! - Of numbers that do about as well, one whose groups fill the kernels' tiles is taken.
+//! - A choice stays until another is clearly better. A change leaves some stages without work until the new
+//!   groups have spread over the line.
 
 use super::sizing::Sizing;
 
@@ -151,9 +154,9 @@ impl Sizing<'_> {
     }
 }
 
-/// Share of a round that stages wait for each other because their times vary: `variation` is the standard
-/// deviation over the mean, `slack` the stage times by which the round is longer than a trip (or a trip
-/// longer than the round).
+/// Share of a round that stages wait for each other because their times vary. `variation` is the standard
+/// deviation over the mean. `slack` is by how many stage times the round is longer than a trip, or the trip
+/// longer than the round.
 ///
 /// Without slack each stage waits for its neighbour at every ubatch: of two equal normal times the later is
 /// `1 / sqrt(pi)` deviations above the mean, and more stages wait for more. With slack, queues take up most

@@ -1,4 +1,4 @@
-//! Ubatches that were sent and are not back: what is expected of each, and matching what comes.
+//! Ubatches that were sent and are not back. What comes back is matched with what each of them was to return.
 
 use std::collections::VecDeque;
 

@@ -1,10 +1,12 @@
-//! Kept sequences: what was computed once and may begin another request's sequence.
+//! Kept sequences: finished ones whose computed states may begin another request's sequence.
 //!
-//! A kept sequence is a slot left open on all stages, with the pages that hold its positions and the
-//! exact tokens of them. A new request that begins with these tokens starts as a copy and computes only
-//! the rest. That is exact, because a row's result depends on the tokens before it and on nothing else,
-//! not on where a prompt was cut. Where a model has recurrent layers, a state exists at the end only,
-//! and only a whole kept sequence can begin another; else any prefix of it can.
+//! A kept sequence is a slot that stays open on all stages, with the pages that hold its positions and the
+//! exact tokens of them. A new request that begins with these tokens starts as a copy, and computes only the
+//! rest.
+//!
+//! That is exact. A row's result depends on the tokens before it, and not on where a prompt was cut.
+//! Recurrent layers have a state at the end of a sequence only. Where a model has some, only a whole kept
+//! sequence can begin another one. Otherwise any prefix of it can.
 
 use brigade_engine::batch::{BlockId, SlotId};
 use brigade_engine::state::Prefixes;

@@ -1,4 +1,5 @@
-//! The scheduler's picture of one incarnation of the line: its places, what is in flight, its times.
+//! The scheduler's picture of one line, from the time it comes up until it is lost: its free places, what is
+//! in flight on it, and how long its stages take.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,9 @@
-//! The scheduler: which rows of which sequences go into the next ubatch.
+//! The scheduler decides which rows of which sequences go into the next ubatch.
 //!
-//! Sans-IO: [`Scheduler::step`] takes one [`Event`] with the time it happened and returns what to do.
-//! No clock, socket, thread or randomness: the same events give the same actions, byte for byte.
-//! It does not know text, HTTP, workers' addresses or how an [`Action`] is carried out.
+//! It does no I/O ("sans-IO"). [`Scheduler::step`] takes one [`Event`] with the time it happened, and returns
+//! what to do. There is no clock, socket, thread or randomness in it, so the same events give the same
+//! actions, byte for byte. It does not know text, HTTP, workers' addresses or how an [`Action`] is carried
+//! out.
 
 mod admit;
 mod checkpoints;
@@ -354,8 +355,8 @@ impl Scheduler {
         self.in_flight(ubatch).map_or(0, |u| u.decode_rows)
     }
 
-    /// For a ubatch in flight that has prompt rows while sequences decode: at most so long is it from one
-    /// token of a sequence to the next, by the stage times known when it was composed.
+    /// For a ubatch in flight that has prompt rows while sequences decode: the longest time from one token of
+    /// a sequence to the next. It follows from the stage times that were known when the ubatch was composed.
     pub fn gap_bound(&self, ubatch: u64) -> Option<Micros> {
         self.in_flight(ubatch)?.gap_bound
     }

@@ -1,7 +1,8 @@
-//! A fixed set of numbered places (slots): taken, given back, counted.
+//! A fixed set of numbered places (slots) that are taken and given back.
 //!
-//! One pool stands for the same ids on every stage. Ids are free for the next taker at once, because
-//! ubatches run in order on each stage: the old owner's close is ahead of the new owner's open.
+//! The same numbers are valid on every stage, so there is one pool for all. A number that was given back may
+//! be taken at once. Each stage runs ubatches in order, so the close of the old owner is ahead of the open of
+//! the new one.
 
 /// Which of `0..total` are taken.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! Requests whose line was lost: what they had, and whether they get another line.
 //!
-//! A sequence's state is gone with its line, but it follows from the tokens: the same tokens give the same
+//! A sequence's state is gone with its line, but it follows from the tokens. The same tokens give the same
 //! bits on any line, and the draw for a position depends on the seed and the position alone. So a request
-//! that had a place waits for the next line, computes its prompt and its answer so far again as one prompt,
-//! and goes on with the next token. Nothing is reported twice.
+//! that had a place waits for the next line. There its prompt and its answer so far are computed as one
+//! prompt, and it goes on with the next token. Nothing is reported twice.
 //!
-//! A request may be what breaks the lines. One that was on two of them in a row, and got no further on the
-//! second than before, is a suspect and runs alone. If a third one is lost under it, it ends with the reason,
-//! and nobody else with it.
+//! A request may be what breaks the lines. One that was on two lost lines in a row, and got no further on the
+//! second than before, is a suspect and runs alone. If a third line is lost under it, it ends with the
+//! reason, and nobody else does.
 
 use brigade_engine::batch::{BlockId, CopyName};
 

@@ -1,9 +1,10 @@
-//! Beginning sequences with kept ones, keeping those that end, and making room again.
+//! Begins sequences as copies of kept ones, keeps sequences that end, and makes room again.
 //!
-//! A kept sequence never stands in the way: its slot is beyond those of running sequences, and its
-//! pages are given up, longest unused first, when others are needed. Changes ride on the next ubatch in
-//! the order in which they were decided, so a copy is ahead of the close of its source, whoever
-//! decides it and when. A copy shares all pages that are full; stages copy at most one.
+//! A kept sequence never stands in the way of a running one. Its slot is beyond those of running sequences.
+//! Its pages are given up when others are needed, longest unused first.
+//!
+//! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
+//! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
 
 use brigade_engine::batch::{BlockId, SeqOp, SlotId};
 use brigade_engine::state::Prefixes;

@@ -8,8 +8,8 @@
 //! | logits tail | `== n_known`, [`Work::Logits`] | rows outstanding | nowhere |
 //!
 //! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer.
-//! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost line
-//! also what had been generated. These rows are computed as a prompt is.
+//! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost
+//! line also what had been generated. These rows are computed as a prompt is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

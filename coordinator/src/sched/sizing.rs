@@ -1,17 +1,18 @@
-//! How large and how many: prefill chunks, prompt rows beside streams, ubatches in flight. What is said here of
-//! decode groups is decided in [`super::groups`].
+//! How large and how many: rows of a prefill chunk, prompt rows beside streams, ubatches in flight. The
+//! number of decode groups is chosen in [`super::groups`].
 //!
-//! Pure functions of measured costs ([`LineTimes`]), the line's limits and the operator's wishes.
-//! With `t(rows)` the slowest stage's time, `S` stages and `o` a trip's time outside the stages:
+//! All of this is pure functions of measured costs ([`LineTimes`]), the line's limits and the operator's
+//! wishes. Let `t(rows)` be the slowest stage's time, `S` the number of stages, and `o` the time of a trip
+//! outside the stages.
 //!
-//! - Decode. `D` sequences in `G` groups come round every `max(G * t(D/G), sum over stages of
-//!   t_s(D/G) + o)`, and later where times vary ([`super::groups`]). `G` is the number that makes this
-//!   shortest. That is at least `S` on equal stages; where one stage is much slower than the others, fewer
-//!   groups keep it just as busy, and share the fixed cost better.
-//! - Prefill. `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`: shortest at
-//!   `c = sqrt(R * fixed / ((S - 1) * per_row))`.
-//! - Both. While sequences decode, a ubatch that also carries prompt rows takes at most `T` on any
-//!   stage; with at most `K` in flight the next token of a stream is at most `(K + S) * T` away.
+//! - Decode: `D` sequences in `G` groups come round every `max(G * t(D/G), sum over stages of t_s(D/G) + o)`,
+//!   and later where times vary. `G` is the number that makes this shortest. On equal stages that is at least
+//!   `S`. Where one stage is much slower than the others, fewer groups keep it just as busy, and share the
+//!   fixed cost better.
+//! - Prefill: `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`. This is shortest at `c = sqrt(R * fixed
+//!   / ((S - 1) * per_row))`.
+//! - Both: while sequences decode, a ubatch that also carries prompt rows takes at most `T` on any stage.
+//!   With at most `K` ubatches in flight, the next token of a stream is at most `(K + S) * T` away.
 
 use super::SchedConfig;
 use super::events::{LineSpec, Micros};
@@ -102,9 +103,9 @@ impl Sizing<'_> {
         (in_flight + self.spec.n_stages) as f64
     }
 
-    /// Bound of the time between two tokens of a stream while ubatches of `rows` rows, a prompt's among
-    /// them, are computed beside groups of `group_rows`: `(K + S) * T`, and more only where even the
-    /// fewest prompt rows take longer than `T`. `None` before anything was measured.
+    /// Bound of the time between two tokens of a stream. Meanwhile, ubatches of `rows` rows, a prompt's among
+    /// them, are computed beside groups of `group_rows`. The bound is `(K + S) * T`, and more only where even
+    /// the fewest prompt rows take longer than `T`. `None` before anything was measured.
     pub fn gap_bound(&self, rows: u32, group_rows: u32, in_flight: usize) -> Option<Micros> {
         let longest = self.longest_mixed(group_rows, in_flight).max(self.times.slowest(rows));
         self.times.measured().then(|| (self.per_gap(in_flight) * longest) as Micros)

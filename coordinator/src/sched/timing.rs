@@ -1,11 +1,13 @@
-//! What a ubatch costs, learned from what past ones took.
+//! Learns what a ubatch costs from what past ones took.
 //!
-//! Each stage is modelled as `fixed + per_row * rows` microseconds: `fixed` is what does not shrink
-//! with the ubatch (reading the weights, hand-over), `per_row` what grows. Measurements are averaged
-//! in buckets by number of rows, so that a long spell of decoding does not erase what is known about
-//! prefill, and the line is fitted through the buckets by relative error, so that small ubatches
-//! count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
-//! many for arithmetic, and one line through both bends. Nothing here knows what the rows are.
+//! Each stage is modelled as `fixed + per_row * rows` microseconds. `fixed` does not shrink with the ubatch:
+//! it is the reading of weights and the hand-over. `per_row` is what each row adds.
+//!
+//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase
+//! what is known about prefill. The line through the buckets is fitted by relative error, so that small
+//! ubatches count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
+//! many rows for arithmetic, and one line through both would fit neither. Nothing here knows what the rows
+//! are.
 
 use super::events::{Micros, StageTime};
 
@@ -141,8 +143,8 @@ impl StageFit {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
     }
 
-    /// What `rows` rows surely do not take much more than: by the line, or, where it goes far beyond what
-    /// was measured, as if all that the largest measured one took grew with its rows.
+    /// A time that `rows` rows surely do not take much more than. It is the line's. Where the line goes far
+    /// beyond what was measured, it is as if all that the largest measured ubatch took grew with its rows.
     fn surely(&self, rows: u32) -> f64 {
         let by_line = self.at(rows).of(rows);
         let Some(largest) = self.buckets.iter().rfind(|b| b.n > 0.0) else { return by_line };
@@ -312,8 +314,9 @@ impl LineTimes {
         self.stages.iter().map(|s| s.deviation() * s.at(rows).of(rows)).sum()
     }
 
-    /// What the slowest stage, and what all together, may take for `rows` rows by what was measured at about
-    /// that many, or else by the lines, hopefully: as far as the [`variation`](Self::variation) of times allows.
+    /// What the slowest stage, and what all together, may take for `rows` rows. It comes from measurements at
+    /// about that many rows, or else from the lines. It is hopeful: as low as the
+    /// [`variation`](Self::variation) of times allows.
     pub fn hoped(&self, rows: u32, variation: f64) -> [f64; 2] {
         let hope = (HOPE_OF_VARIATION * (variation - STEADY)).clamp(0.0, MOST_HOPE);
         let each = self.stages.iter().map(|s| s.hoped(rows, hope));

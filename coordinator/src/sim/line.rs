@@ -1,7 +1,7 @@
-//! A simulated line: stages that compute one ubatch at a time, in order, joined by links.
+//! A simulated line: stages that compute one ubatch at a time, in order, joined by network links.
 //!
-//! Time is virtual; what is computed is decided elsewhere ([`super::mirror`]). A link sends one ubatch
-//! after the other at its bandwidth, then each takes its latency; sending overlaps with computing.
+//! Time is virtual. What the stages return is decided elsewhere ([`super::mirror`]). A link sends one ubatch
+//! after the other at its bandwidth, and each then takes the link's latency. Sending overlaps with computing.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,11 +1,13 @@
-//! What every stage keeps: slots, pages, lengths, and what lies in them. Applies ubatches as a stage
-//! would and refuses what a stage would refuse, and makes up the rows the last stage returns.
+//! What every simulated stage keeps: slots, pages, lengths, and what lies in them. It applies ubatches as a
+//! real stage would, refuses what one would refuse, and makes up the rows that the last stage returns.
 //!
-//! State is modelled twice, as attention and as a recurrent layer keep it: tokens written into pages,
-//! and the tokens that a slot has absorbed. The two are compared whenever a sequence is read, so a page
-//! that was given to two sequences, or a copy of another state than was meant, is found. A made-up token
-//! is a hash of all tokens before it, so a client that knows its prompt can tell whether the line was fed
-//! the right tokens in the right order.
+//! State is modelled in both ways that layers keep it. For attention there are the tokens that were written
+//! into pages. For recurrent layers there are the tokens that a slot has taken in. The two are compared
+//! whenever a sequence is read. So a page that was given to two sequences is found, and so is a copy of the
+//! wrong state.
+//!
+//! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
+//! line was fed the right tokens in the right order.
 
 use std::collections::{BTreeMap, BTreeSet};
 

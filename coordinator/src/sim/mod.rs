@@ -1,8 +1,9 @@
-//! Discrete-event simulation of a line of stages under the real [`Scheduler`].
+//! Simulates a line of stages under the real [`Scheduler`], event by event.
 //!
-//! Virtual time, seeded, so the same [`Sim`] and [`Workload`] give the same run, byte for byte. Used to
-//! test the scheduler's promises (every run checks them all and errs at the first one broken), and to
-//! predict what a planned cluster would do. It knows costs and counts, not models.
+//! Time is virtual and randomness is seeded, so the same [`Sim`] and [`Workload`] give the same run, byte for
+//! byte. Tests use it for the scheduler's promises: every run checks all of them, and ends with an error at
+//! the first one that is broken. `plan` uses it to predict what a cluster would do. It knows costs and
+//! counts, not models.
 
 mod clients;
 mod copies;

@@ -1,7 +1,7 @@
-//! The Chrome trace event format: one JSON object with an array of events.
+//! Writes a trace in the Chrome trace event format: one JSON object with an array of events.
 //!
-//! `X` is a span of a thread, `b` and `e` begin and end an asynchronous span, `M` names processes and
-//! threads. Times are microseconds.
+//! An event of type `X` is a span of a thread. `b` and `e` begin and end an asynchronous span. `M` names a
+//! process or a thread. Times are microseconds.
 
 use std::io::{self, BufWriter, Write};
 

@@ -1,16 +1,18 @@
-//! The stages' clocks, set by the coordinator's.
+//! Converts times of the stages' clocks to the coordinator's clock.
 //!
-//! A stage counts from the moment its lane opened, by a clock of its own. What binds the clocks is that
-//! nothing arrives before it was sent. With `d_h` the least difference over all ubatches between the
-//! arrival at hop `h` and the departure before it, each by its own machine's clock, a stage's offset to
-//! the coordinator can lie anywhere between `-(d_0 + ... + d_h)` and `d_(h+1) + ... + d_S`: as frames go one
-//! way only, no more is to be known. The width of that range is `d_0 + ... + d_S`, the sum of the least
-//! times of all hops, in which the offsets cancel. It is shared evenly, as if the fastest frame took equally
-//! long on every hop. So no frame arrives before it left, durations on one stage are exact, and a time of
-//! one stage beside a time of another is wrong by that sum at most; it is written into the trace.
+//! A stage counts from the moment its lane opened, by a clock of its own. Only one thing binds the clocks:
+//! nothing arrives before it was sent. Take hop `h` and the clocks of the two machines at its ends. Let `d_h`
+//! be the least difference, over all ubatches, between arrival behind the hop and departure before it. Then
+//! the offset of stage `h` to the coordinator lies between `-(d_0 + ... + d_h)` and `d_(h+1) + ... + d_S`.
+//! Since frames go one way only, nothing more can be known.
 //!
-//! The clocks are taken to run at one rate. Machines whose clocks are not disciplined (by NTP, say) may
-//! drift apart by 50 us a second, which shows in long traces as hops that grow or shrink.
+//! The width of that range is `d_0 + ... + d_S`. The offsets cancel in this sum, so it is the sum of the
+//! least times of all hops. It is shared evenly, as if the fastest frame took equally long on every hop. So
+//! no frame arrives before it left, and durations on one stage are exact. A time of one stage beside a time
+//! of another is wrong by at most that sum, which is written into the trace.
+//!
+//! The clocks are taken to run at one rate. Machines whose clocks are not disciplined (by NTP, say) may drift
+//! apart by 50 us a second. In long traces that shows as hops that grow or shrink.
 
 use crate::record::UbatchRecord;
 

@@ -1,14 +1,18 @@
-//! A timeline of the line: what every stage did with each ubatch, in the Chrome trace event format.
+//! `--trace`: a timeline of what every stage did with each ubatch, in the Chrome trace event format. Perfetto
+//! (ui.perfetto.dev) and chrome://tracing show it.
 //!
-//! Perfetto (ui.perfetto.dev) and chrome://tracing show it. The coordinator and every stage are processes
-//! in it. Of a stage, the thread `compute` has the spans `compute` and `send`, which never overlap; the
-//! thread `receive` has `receive` (checking and copying a frame); `hop` (from the end of the stage before
-//! to the frame's being here) and `queue` may overlap each other and are asynchronous spans. The
-//! coordinator has an asynchronous span for each ubatch's whole trip, `hop` for its way back, and the
-//! thread `phases` for what a command was doing.
+//! The coordinator and every stage are processes in it. A stage has:
 //!
-//! All times are the coordinator's, in microseconds since its line's driver began; how those of other
-//! machines become so is [`clocks`]' matter. Bounded: the newest [`MAX_UBATCHES`] are kept.
+//! - a thread `compute` with the spans `compute` and `send`, which never overlap;
+//! - a thread `receive` with the spans `receive`: a frame is checked and copied;
+//! - asynchronous spans, which may overlap: `hop`, from the end of the stage before to the frame's arrival,
+//!   and `queue`, from there to its turn.
+//!
+//! The coordinator has an asynchronous span for each ubatch's whole trip, a span `hop` for its way back, and
+//! a thread `phases` for what a command was doing.
+//!
+//! All times are the coordinator's, in microseconds since its line's driver began. [`clocks`] converts those
+//! of other machines. Only the newest [`MAX_UBATCHES`] are kept.
 
 mod chrome;
 mod clocks;

@@ -1,8 +1,11 @@
 //! What the kernels' benches share: what to run on, the machine's limits, and how a time is taken.
 //!
-//! `BRIGADE_BENCH_THREADS` (default 1) and `BRIGADE_BENCH_KERNELS` (default the fastest table) choose
-//! what runs; `BRIGADE_BENCH_BEST` prints the fastest run instead of the median, for busy machines;
-//! `BRIGADE_BENCH_MS` is how long a case runs.
+//! The environment chooses what runs:
+//!
+//! - `BRIGADE_BENCH_THREADS` is the number of threads (default 1).
+//! - `BRIGADE_BENCH_KERNELS` is the kernel table (default the fastest).
+//! - `BRIGADE_BENCH_BEST` prints the fastest run instead of the median, for busy machines.
+//! - `BRIGADE_BENCH_MS` is how long a case runs.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! The delta rule, with a decay for each key channel (KDA) and with one for a head (gated delta net).
+//! Cases of the delta rule: with a decay for each key channel (Kimi delta attention), and with one for each
+//! head (the gated delta net).
 
 use brigade_engine::kernels::{Columns, Decay, DeltaRows, DeltaShape, KeyHeads};
 

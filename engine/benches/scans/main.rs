@@ -1,11 +1,13 @@
-//! Recurrences of the sizes that models have, in every form: `cargo bench -p brigade-engine --bench
-//! scans [-- FILTER]`.
+//! Recurrences of the sizes that models have, in every form that the kernels have: `cargo bench -p
+//! brigade-engine --bench scans [-- FILTER]`.
 //!
-//! Over a prompt: microseconds for a token and a layer, the share of the f32 peak that its operations
-//! make, and the largest difference from the recurrence computed in f64, relative to the largest
-//! output. For one token at a time: the states of many layers in turn, so that they come from
-//! memory, and one layer's again and again, from a cache; bytes read and written, beside what can be
-//! read there. [`common`] says what the environment chooses.
+//! Over a prompt it prints microseconds for a token and a layer, and the share of the f32 peak that the
+//! operations make. It also prints the largest difference from the recurrence computed in f64, relative to
+//! the largest output.
+//!
+//! For one token at a time there are two cases. The states of many layers are taken in turn, so that they
+//! come from memory. Or one layer's states are taken again and again, from a cache. It prints bytes read and
+//! written, beside what can be read there. [`common`] says what the environment chooses.
 
 #[path = "../common/mod.rs"]
 mod common;

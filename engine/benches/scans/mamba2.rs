@@ -1,4 +1,4 @@
-//! Mamba-2's recurrence.
+//! The case of Mamba-2's recurrence.
 
 use brigade_engine::kernels::{Columns, Ssd, SsdInput, SsdShape};
 

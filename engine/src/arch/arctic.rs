@@ -1,5 +1,5 @@
-//! `arctic`: a dense FFN as wide as the residual stream after attention, and experts that read what came into
-//! the layer, behind a norm of their own.
+//! `arctic` (Snowflake Arctic). A dense FFN, as wide as the residual stream, follows attention. Experts read
+//! what came into the layer, behind a norm of their own.
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM};
 use super::{

@@ -1,4 +1,4 @@
-//! Softmax attention as data: heads, and what few models change of it.
+//! Softmax attention as data: the sizes of its heads, and everything that some models change of it.
 
 use super::Hparams;
 use crate::error::ModelError;

@@ -1,6 +1,8 @@
-//! `bailingmoe` (Ling) and `bailingmoe2` (Ling 2, Ring): experts beside shared ones. The first has NORM
-//! rotation of whole heads and a softmax router in every layer; the second one tensor for q, k and v, norms
-//! of their heads, NEOX rotation of a part, dense leading layers and a router that chooses groups first.
+//! `bailingmoe` (Ling) and `bailingmoe2` (Ling 2, Ring). Both have experts beside shared ones.
+//!
+//! - bailingmoe has NORM rotation of whole heads, and a softmax router in every layer.
+//! - bailingmoe2 has one tensor for q, k and v, norms of each head of q and k, and NEOX rotation of a part of
+//!   each head. Its leading layers are dense. Its router chooses groups of experts first.
 
 use super::decoder::{self, FFN_NORM, deepseek_experts};
 use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Router};

@@ -1,6 +1,8 @@
-//! `command-r` and `cohere2`: LayerNorm without bias, attention and FFN beside each other on the same normed
-//! rows, NORM rotation, scaled logits. Large command-r models norm each head of q and k; cohere2 has
-//! three layers with rotation and a window, then one without either.
+//! `command-r` and `cohere2`. Both have LayerNorm without bias, and attention and FFN that read the same
+//! normed rows. They have NORM rotation, and they scale the logits.
+//!
+//! Large command-r models norm each head of q and k. In cohere2, three layers with rotation and a window are
+//! followed by one without either.
 
 use super::decoder::{self, ATTN_NORM, Windows};
 use super::{

@@ -1,5 +1,5 @@
-//! `dbrx`: LayerNorm without bias, one tensor for queries, keys and values, which are clamped, experts in
-//! every layer.
+//! `dbrx`. It has LayerNorm without bias, experts in every layer, and one tensor for queries, keys and
+//! values, whose products are clamped.
 
 use super::decoder;
 use super::{AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, NormKind, Skeleton, experts};

@@ -1,5 +1,5 @@
-//! What the files of plain decoders share: one attention and one FFN a layer, each behind a norm, and the
-//! keys that say how large they are. What a model changes of it stands in its own file.
+//! What the files of plain decoders share. A layer is one attention and one FFN, each behind a norm. The
+//! metadata keys that give their sizes are read here. What a model changes of this stands in its own file.
 
 use super::attention_spec::attention_spec;
 use super::{
@@ -102,9 +102,9 @@ pub(super) fn n_dense(hp: &Hparams<'_>) -> Result<usize, ModelError> {
     Ok(hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize)
 }
 
-/// The experts of layer `il` as DeepSeek's line has them: router, norm and scale as the keys say, a bias on
-/// the choice where the file has one, `expert_shared_count` shared experts of the width `shared` (of
-/// one) or of that of the others.
+/// The experts of layer `il` as DeepSeek's models have them. Router, norm and scale are as the keys say, and
+/// a bias takes part in the choice where the file has one. There are `expert_shared_count` shared experts,
+/// each as wide as `shared` or, without it, as the others.
 pub(super) fn deepseek_experts(
     hp: &Hparams<'_>,
     il: usize,

@@ -1,6 +1,8 @@
-//! `deepseek` (the first), `dots1`: plain attention, dense leading layers, then experts beside shared ones.
-//! deepseek has NORM rotation and weights as the softmax gives them; dots1 has NEOX, norms each head
-//! of q and k, and its router is what the keys say. (arXiv 2401.06066, arXiv 2506.05767.)
+//! `deepseek` (the first DeepSeek MoE) and `dots1`. Both have plain attention, dense leading layers, and then
+//! experts beside shared ones. (arXiv 2401.06066, arXiv 2506.05767.)
+//!
+//! deepseek has NORM rotation, and experts' weights as the softmax gives them. dots1 has NEOX rotation, norms
+//! each head of q and k, and takes its router from the metadata.
 
 use super::decoder::{self, FFN_NORM, deepseek_experts};
 use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Router};

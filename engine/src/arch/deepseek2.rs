@@ -1,6 +1,6 @@
-//! `deepseek2`: DeepSeek-V2, V3 and R1, and what shares their blocks (Kimi K2, GLM-4.7-flash,
-//! GigaChat3): latent attention, dense FFNs in the leading layers, experts with shared ones after.
-//! (arXiv 2405.04434, arXiv 2412.19437.)
+//! `deepseek2`: DeepSeek-V2, V3 and R1, and models that share their blocks (Kimi K2, GLM-4.7-flash,
+//! GigaChat3). They have latent attention. The leading layers have dense FFNs, the others experts beside
+//! shared ones. (arXiv 2405.04434, arXiv 2412.19437.)
 
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
@@ -40,9 +40,9 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 /// Sets the rotation's magnitude as these models want it and returns the factor on their scores.
 ///
-/// With the log multiplier `m` and `l(k) = 1 + 0.1 k ln(factor)`: a model that has one rotates without
-/// magnitude and multiplies its scores by `l(m)²`; one without rotates with `l(1)`, and the same
-/// magnitude counts for the part that is not rotated.
+/// Let `m` be the log multiplier and `l(k) = 1 + 0.1 k ln(factor)`. A model that has an `m` rotates without
+/// magnitude and multiplies its scores by `l(m)²`. A model without one rotates with the magnitude `l(1)`,
+/// which then also counts for the part that is not rotated.
 fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError> {
     let multiplier =
         hp.f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0) / LOG_MULTIPLIER_UNIT;

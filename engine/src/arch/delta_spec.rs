@@ -1,4 +1,4 @@
-//! Descriptions of the mixers that run the delta rule.
+//! Mixers that run the delta rule, as data: Kimi delta attention and the gated delta net.
 
 use crate::kernels::{Decay, DeltaShape, KeyHeads};
 use crate::state::StateSpec;
@@ -14,8 +14,8 @@ pub struct KdaSpec {
     pub conv_taps: usize,
     /// Epsilon of its norms.
     pub eps: f32,
-    /// Least log decay of a step, below 0, which a sigmoid of the forget gate is a share of; `None`: a
-    /// softplus of it, without bound.
+    /// Least log decay of a step, below 0. The log decay is then this bound times a sigmoid of the forget
+    /// gate. `None`: it is a softplus of the forget gate, without bound.
     pub decay_bound: Option<f32>,
     /// How the output gate is made.
     pub gate: KdaGate,

@@ -1,5 +1,7 @@
-//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation; with experts, dense leading layers, a
-//! bias on the choice, normed weights and a shared expert of its own width, in every so many layers.
+//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation.
+//!
+//! ernie4_5-moe has dense leading layers. After them, every so many layers have experts, beside a shared one
+//! with a width of its own. A bias takes part in the choice of experts, and their weights are normed.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

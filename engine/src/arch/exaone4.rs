@@ -1,5 +1,5 @@
-//! `exaone4`: norms of each head of q and k, and of what attention and FFN give, none before them. The model
-//! of 64 layers has windows in three of four, and rotates those alone. (arXiv 2507.11407.)
+//! `exaone4`. It norms each head of q and k, and the outputs of attention and FFN, but not their inputs. The
+//! model of 64 layers has windows in three of four layers, and rotates only those. (arXiv 2507.11407.)
 
 use super::decoder::{self, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
 use super::{Activation, AttentionSpec, Hparams, ModelSpec, QkNorm, Rotation};

@@ -1,4 +1,4 @@
-//! What metadata say about a layer's experts, under the keys that all architectures share.
+//! Reads what metadata say about a layer's experts, under the keys that all architectures share.
 
 use super::{ExpertGroups, Hparams, MoeSpec, Router};
 use crate::error::ModelError;

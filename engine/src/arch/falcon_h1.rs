@@ -1,5 +1,5 @@
-//! `falcon-h1`: attention with NEOX rotation and a Mamba-2 mixer beside each other in every layer,
-//! both on the same normed input, then a SwiGLU FFN. The family's multipliers are in the weights.
+//! `falcon-h1`. In every layer, attention with NEOX rotation and a Mamba-2 mixer read the same normed rows. A
+//! SwiGLU FFN follows. The model family's multipliers are already in the weights.
 
 use super::attention_spec::attention_spec;
 use super::{

@@ -1,6 +1,9 @@
-//! `gemma`, `gemma2` and `gemma3`: scaled embeddings, tanh GELU; since gemma2 norms before and after
-//! attention and FFN, and windows. gemma2 bounds scores and logits; gemma3 norms each head of q and k and
-//! rotates windowed layers by a base of their own. (arXiv 2408.00118, arXiv 2503.19786.)
+//! `gemma`, `gemma2` and `gemma3`: scaled embeddings, and FFNs with tanh GELU. (arXiv 2408.00118, arXiv
+//! 2503.19786.)
+//!
+//! Since gemma2 there are norms before and after attention and FFN, and some layers have windows. gemma2 also
+//! bounds the scores and the logits. gemma3 also norms each head of q and k, and rotates layers with windows
+//! by a base of their own.
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
 use super::{Activation, AttentionSpec, HeadSpec, Hparams, LayerSpec, ModelSpec, QkNorm, RopeSpec};

@@ -1,6 +1,8 @@
-//! `glm4` and `glm4moe`: NORM and NEOX rotation of a part of each head, or NEOX in both where the file
-//! divides it among a picture's axes. glm4 norms what attention and FFN give; glm4moe has experts behind
-//! dense leading layers and may norm each head of q and k.
+//! `glm4` and `glm4moe`. Both rotate a part of each head: glm4 by NORM, glm4moe by NEOX. Where a file divides
+//! that part among the axes of a picture, both rotate by NEOX.
+//!
+//! glm4 also norms the outputs of attention and FFN. glm4moe has experts behind dense leading layers, and
+//! some of its models norm each head of q and k.
 
 use super::decoder::{
     self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, deepseek_experts,

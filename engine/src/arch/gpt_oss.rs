@@ -1,5 +1,5 @@
-//! `gpt-oss`: sinks in every head, windows in every second layer, YaRN, biases everywhere, experts with a
-//! clamped SwiGLU whose weights are softmaxed over the chosen. (arXiv 2508.10925.)
+//! `gpt-oss`: sinks in every head, windows in every second layer, YaRN, and biases everywhere. The weights of
+//! the chosen experts are a softmax over their logits. The experts have a clamped SwiGLU. (arXiv 2508.10925.)
 
 use super::decoder::{self, POST_ATTENTION_NORM, Windows};
 use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, Router, experts};

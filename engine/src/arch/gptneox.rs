@@ -1,6 +1,9 @@
-//! `gptneox`, `phi2`, `falcon` and `stablelm`: LayerNorm with bias, NEOX rotation of a part of each head or
-//! all of it, attention and FFN beside each other: with one norm for both (phi2, small falcon and large
-//! stablelm models) or one each (gptneox, large falcons). Small stablelm models have them in turn.
+//! `gptneox`, `phi2`, `falcon` and `stablelm`: LayerNorm with bias, and NEOX rotation of whole heads or a
+//! part of them.
+//!
+//! Attention and FFN both read the layer's input. They share one norm in phi2, small falcons and large
+//! stablelms, and have one each in gptneox and large falcons. In small stablelms (and some gptneox models)
+//! the FFN follows attention as usual.
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM};
 use super::{

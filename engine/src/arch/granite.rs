@@ -1,6 +1,6 @@
-//! `granite`: the llama block with four scales (embedding, residual, attention, logits) and a
-//! switch that leaves the rotation out altogether. `granitehybrid`: the same with Mamba-2 mixers in
-//! the layers that have no KV heads.
+//! `granite` and `granitehybrid`. granite is llama's block with four scales (embedding, residual, attention,
+//! logits), and a switch that leaves the rotation out. granitehybrid has Mamba-2 mixers in layers without KV
+//! heads.
 
 use super::transformer::{self, Family};
 use super::{Hparams, ModelSpec};

@@ -1,5 +1,6 @@
-//! `grok`: scaled embeddings and logits, bounded scores, norms before and after attention and experts with
-//! tanh GELU. Grok 2 has a dense FFN beside the experts, and halves the variance of their sum.
+//! `grok`: scaled embeddings and logits, bounded scores, and norms before and after attention and experts.
+//! The experts have tanh GELU. Grok 2 also has a dense FFN beside the experts, and divides their sum by the
+//! square root of two.
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_FFN_NORM};
 use super::{

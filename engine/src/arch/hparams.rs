@@ -1,4 +1,4 @@
-//! Hyper-parameters of a model: metadata keys under the architecture's prefix.
+//! Reads a model's hyper-parameters: metadata keys under the architecture's prefix.
 
 use super::layer_of;
 use crate::error::ModelError;

@@ -1,6 +1,6 @@
-//! `hunyuan-dense` and `hunyuan-moe`: norms of each head of q and k after the rotation; with experts in every
-//! layer, a shared one of its own width. The dense model may stretch the rotation's base by
-//! `rope.scaling.alpha`.
+//! `hunyuan-dense` and `hunyuan-moe`. Both norm each head of q and k after the rotation. hunyuan-moe has
+//! experts in every layer, beside a shared one that has a width of its own. In the dense model,
+//! `rope.scaling.alpha` may stretch the rotation's base.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

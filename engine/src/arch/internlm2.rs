@@ -1,5 +1,5 @@
-//! `internlm2`, `xverse`, `exaone`, `arcee`, `chatglm`, `minicpm` and `olmo`: llama's block with
-//! the rotation, the FFN, the scales or the norms changed.
+//! `internlm2`, `xverse`, `exaone`, `arcee`, `chatglm`, `minicpm` and `olmo`: llama's block, in which each of
+//! them changes the rotation, the FFN, the scales or the norms.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

@@ -1,5 +1,5 @@
-//! `jamba`: Mamba mixers with weighted norms of Δ, B and C, and unrotated attention where a layer has
-//! KV heads; each followed by an FFN, of experts where the layer has a router.
+//! `jamba`. A layer with KV heads has attention without rotation. Any other layer has a Mamba mixer with
+//! weighted norms of Δ, B and C. An FFN follows, with experts where the layer has a router.
 
 use super::attention_spec::attention_spec;
 use super::{

@@ -1,6 +1,6 @@
-//! `kimi-linear`: Kimi delta attention, and latent attention without rotation where a layer has KV
-//! heads; a dense FFN in the leading layers, then sigmoid-routed experts beside a shared one.
-//! (arXiv 2510.26692.)
+//! `kimi-linear`. A layer with KV heads has latent attention without rotation. Any other layer has Kimi delta
+//! attention. FFNs are dense in the leading layers. After them come experts behind a sigmoid router, beside a
+//! shared expert. (arXiv 2510.26692.)
 
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, KdaGate, KdaSpec, LayerSpec, MlpSpec, ModelSpec,

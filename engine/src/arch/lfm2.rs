@@ -1,6 +1,6 @@
-//! `lfm2` and `lfm2moe`: gated short convolutions, and attention with per-head norms and NEOX rotation
-//! where a layer has KV heads; each followed by an FFN, in `lfm2moe` of experts after the
-//! leading dense layers.
+//! `lfm2` and `lfm2moe`. A layer with KV heads has attention with NEOX rotation and norms of each head of q
+//! and k. Any other layer has a gated short convolution. An FFN follows. In lfm2moe it has experts, except in
+//! the dense leading layers.
 
 use super::attention_spec::attention_spec;
 use super::{

@@ -1,5 +1,6 @@
-//! `llama` and what calls itself so: Mistral, Mixtral (experts), SmolLM, TinyLlama and many others.
-//! NORM rotation; llama 3 scaling arrives as a tensor of factors; biases are taken where present.
+//! `llama` and the models that call themselves so: Mistral, Mixtral (with experts), SmolLM, TinyLlama and
+//! many others. They have NORM rotation. Llama 3's scaling of it comes as a tensor of factors. Biases are
+//! used where a file has them.
 
 use super::transformer::{self, Family};
 use super::{Hparams, ModelSpec};

@@ -1,6 +1,8 @@
-//! `llama4`: three layers with chunked attention, rotation and norms of q and k without weights, then one
-//! over all positions with neither, whose queries grow with the position. Experts in every so many layers:
-//! few or one a token, their sigmoid weight on what they read, beside a shared one.
+//! `llama4`. Three of four layers have attention in chunks, rotation, and norms of q and k without weights.
+//! The fourth attends over all positions with none of these, and its queries grow with the position.
+//!
+//! Every so many layers have experts, beside a shared one. A token uses few of them or one. The router's
+//! sigmoid weighs what an expert reads, not what it gives.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

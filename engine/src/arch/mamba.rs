@@ -1,4 +1,4 @@
-//! `mamba`: a residual stack of Mamba mixers and nothing else; FalconMamba norms Δ, B and C without
+//! `mamba`: a residual stack of Mamba mixers and nothing else. FalconMamba also norms Δ, B and C, without
 //! weights (`ssm.dt_b_c_rms`).
 
 use super::{BlockKind, BlockSpec, Hparams, LayerSpec, MambaNorms, MambaSpec, ModelSpec};

@@ -1,5 +1,5 @@
-//! `mamba2`: a residual stack of Mamba-2 mixers, no FFN. Also what hybrids share of it: the keys
-//! `ssm.*`.
+//! `mamba2`: a residual stack of Mamba-2 mixers, without FFNs. Hybrid models read the keys `ssm.*` of their
+//! mixers here too.
 
 use super::{BlockKind, BlockSpec, Hparams, LayerSpec, Mamba2Spec, ModelSpec};
 use crate::error::ModelError;

@@ -1,5 +1,5 @@
-//! `minimax-m2`: norms of q and k over all heads together, NEOX rotation of a part of each head, experts in
-//! every layer with a bias on the choice.
+//! `minimax-m2`. It norms q and k over all heads together, and has NEOX rotation of a part of each head.
+//! Every layer has experts, and a bias takes part in choosing them.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

@@ -1,4 +1,4 @@
-//! `mistral3`: llama's block with a YaRN ramp of its own and queries that grow with the position.
+//! `mistral3`: llama's block with a YaRN ramp of its own, and queries that grow with the position.
 
 use super::decoder::{self, FFN_NORM};
 use super::{

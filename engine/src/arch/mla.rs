@@ -1,4 +1,4 @@
-//! What metadata say about multi-head latent attention, under the keys that its architectures share.
+//! Reads what metadata say about multi-head latent attention, under the keys that its architectures share.
 
 use super::{Hparams, MlaSpec};
 use crate::error::ModelError;

@@ -1,9 +1,10 @@
-//! Architectures as data: metadata and tensor directory in, a [`ModelSpec`] out.
+//! Architectures as data: metadata and tensor directory go in, a [`ModelSpec`] comes out.
 //!
-//! One file an architecture, one line in [`ARCHS`]; nothing else changes when one joins. A spec
-//! says which blocks a layer is made of and with what sizes; it holds no weights, and building one
-//! reads no tensor data, so the planner, `inspect` and the coordinator use the same specs as the
-//! stages.
+//! There is one file for each architecture, or for a few that are alike. To add one, write its file and its
+//! line in [`ARCHS`]; nothing else changes.
+//!
+//! A spec says which blocks a layer has and how large they are. It holds no weights, and making one reads no
+//! tensor data. So the planner, `inspect` and the coordinator use the same specs as the stages.
 
 mod arctic;
 mod attention_spec;

@@ -1,5 +1,5 @@
-//! `nemotron_h` and `nemotron_h_moe`: each layer is a single block, a Mamba-2 mixer, attention
-//! without rotation or an FFN of squared ReLUs (dense or experts), after one norm.
+//! `nemotron_h` and `nemotron_h_moe`. Each layer is a single block behind one norm: a Mamba-2 mixer, or
+//! attention without rotation, or an FFN of squared ReLUs (dense, or with experts).
 
 use super::attention_spec::attention_spec;
 use super::{

@@ -1,6 +1,7 @@
-//! `olmo2` (OLMo 2; with windows OLMo 3) and `olmoe`: norms of q and k over all heads together. olmo2 norms
-//! what attention and FFN give and nothing before them; OLMo 3 rotates windowed layers without YaRN. (arXiv
-//! 2501.00656, arXiv 2409.02060.)
+//! `olmo2` and `olmoe`. Both norm q and k over all heads together. (arXiv 2501.00656, arXiv 2409.02060.)
+//!
+//! olmo2 norms the outputs of attention and FFN, not their inputs. OLMo 3 is an olmo2 with windows, and
+//! rotates the layers that have them without YaRN.
 
 use super::decoder::{self, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
 use super::{

@@ -1,5 +1,6 @@
-//! `phi3` (Phi-3, Phi-3.5, Phi-4): one tensor for queries, keys and values, one for gate and way up, rotation
-//! of whole heads or a part, longrope. Windows of old files are not kept, as llama.cpp does not.
+//! `phi3` (Phi-3, Phi-3.5, Phi-4). It has one tensor for queries, keys and values, and one for the FFN's gate
+//! and way up. It rotates whole heads or a part of them, some models with longrope. The windows of old files
+//! are ignored, as llama.cpp does.
 
 use super::decoder::{self, FFN_NORM};
 use super::{BlockKind, Hparams, MlpSpec, ModelSpec};

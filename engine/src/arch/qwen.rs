@@ -1,5 +1,5 @@
-//! `qwen2`, `qwen3` and `qwen3moe`: NEOX rotation without factor tensors. qwen2 has biases on
-//! q, k and v; qwen3 norms each head of q and k before the rotation instead.
+//! `qwen2`, `qwen3` and `qwen3moe`: NEOX rotation without tensors of factors. qwen2 has biases on q, k and v.
+//! The other two instead norm each head of q and k before the rotation.
 
 use super::transformer::{self, Family};
 use super::{Hparams, ModelSpec};

@@ -1,5 +1,5 @@
-//! `qwen2moe`: qwen2's attention, experts whose weights are not normed, and a gated shared one in every
-//! layer.
+//! `qwen2moe`: qwen2's attention, and in every layer experts beside a shared one that has a gate. The
+//! experts' weights are not normed.
 
 use super::decoder::{self, FFN_NORM};
 use super::{Activation, BlockKind, Hparams, ModelSpec, MoeSpec, SharedExpertSpec, experts};

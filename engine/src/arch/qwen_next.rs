@@ -1,6 +1,8 @@
-//! `qwen3next`, `qwen35` and `qwen35moe`: three gated delta nets to each full attention layer, whose
-//! output a part of the query projection gates; rotation of a part of each head. qwen35 is dense,
-//! the others have softmax-routed experts with a gated shared one.
+//! `qwen3next`, `qwen35` and `qwen35moe`. Three layers with gated delta nets are followed by one with full
+//! attention. There a part of the query projection gates the output, and a part of each head is rotated.
+//!
+//! qwen35 is dense. The other two have experts behind a softmax router, beside a shared expert that has a
+//! gate.
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, Hparams, LayerSpec, MlpSpec,

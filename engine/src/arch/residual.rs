@@ -1,4 +1,7 @@
 //! What blocks read of the residual stream, and what becomes of their output.
+//!
+//! In most models a block reads the stream and is added to it. Kimi K3 has attention over depth instead
+//! ([`DepthSpec`]).
 
 /// How a model's blocks follow one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,10 +13,10 @@ pub enum Residual {
     OverDepth(DepthSpec),
 }
 
-/// Residual attention over depth: rows of the stream are kept on their way (a bank beside the stream), and
-/// blocks and head read a mixture of all that were kept and of the stream itself, `Σ_i softmax(z)_i v_i`
-/// with `z_i = score · norm(v_i)`. A layer that keeps adds what it finds to the bank, and its first block's
-/// output takes the stream's place instead of being added to it.
+/// Residual attention over depth. Rows of the stream are kept on their way, in a bank beside the stream.
+/// Blocks and head read a mixture of all that were kept and of the stream itself: `Σ_i softmax(z)_i v_i` with
+/// `z_i = score · norm(v_i)`. A layer that keeps adds what it finds to the bank, and its first block's output
+/// takes the stream's place instead of being added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DepthSpec {
     /// Layers from one that keeps to the next, the first of which is layer 0; at least 1.

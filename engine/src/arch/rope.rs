@@ -1,5 +1,5 @@
-//! Rotary embedding as metadata describes it: base, scaling, YaRN, factor tensors.
-//! (RoFormer, arXiv 2104.09864; YaRN, arXiv 2309.00071; context constants as llama.cpp sets them.)
+//! Rotary embedding as metadata describe it: base, scaling, YaRN, tensors of factors. (RoFormer, arXiv
+//! 2104.09864; YaRN, arXiv 2309.00071. The constants that depend on the context are those of llama.cpp.)
 
 use super::Hparams;
 use crate::error::ModelError;

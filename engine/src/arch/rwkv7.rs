@@ -1,5 +1,5 @@
-//! `rwkv7`: time mixing and channel mixing under layer norms. The values of the first layer go along to all
-//! others, so two rows a token cross every cut.
+//! `rwkv7`: blocks of time mixing and channel mixing, behind layer norms. All layers use the values of the
+//! first one, so these cross every cut beside the hidden row: two rows for each token.
 
 use super::{
     Beside, BlockKind, BlockSpec, ChannelMixSpec, Hparams, LayerSpec, ModelSpec, NormKind,

@@ -1,5 +1,6 @@
-//! `seed_oss` and `smollm3`: llama's block. seed_oss has NEOX rotation and calls the FFN's norm that behind
-//! attention; smollm3 has NORM rotation, in three of four layers.
+//! `seed_oss` and `smollm3`: llama's block. seed_oss has NEOX rotation. Its tensor of the norm before the FFN
+//! has the name that others give to a norm behind attention. smollm3 has NORM rotation in three of four
+//! layers, and none in the fourth.
 
 use super::decoder::{self, FFN_NORM, POST_ATTENTION_NORM};
 use super::{Activation, AttentionSpec, Hparams, ModelSpec, Rotation};

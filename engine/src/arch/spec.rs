@@ -1,5 +1,7 @@
-//! The types a model description is made of. Plain data: no weights, no behaviour beyond what
-//! follows from the sizes. Of metadata only what most models have around their layers is read here.
+//! The types that a model's description is made of. They are plain data, without weights. Their methods give
+//! only what follows from the sizes.
+//!
+//! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
     AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD,

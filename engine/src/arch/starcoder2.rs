@@ -1,6 +1,6 @@
-//! `starcoder2`, `codeshell`, `orion` and `nemotron`: LayerNorm with bias, NEOX rotation. The first two have
-//! GELU without a gate and biases everywhere, orion SwiGLU, nemotron squared ReLUs and rotation of a part of
-//! each head.
+//! `starcoder2`, `codeshell`, `orion` and `nemotron`: LayerNorm with bias, and NEOX rotation. The first two
+//! have GELU without a gate, and biases everywhere. orion has SwiGLU. nemotron has squared ReLUs, and rotates
+//! a part of each head.
 
 use super::decoder::{self, FFN_NORM};
 use super::{Activation, AttentionSpec, Hparams, ModelSpec, NormKind, Skeleton};

@@ -1,5 +1,5 @@
-//! What the plain transformer architectures have in common: a residual stack of attention and FFN
-//! whose variations are the fields of [`Family`]. Hybrids list their own blocks instead.
+//! What plain transformer architectures have in common: a residual stack of attention and FFN. Their
+//! differences are the fields of [`Family`]. Hybrid models list their blocks in their own files.
 
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,

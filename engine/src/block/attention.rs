@@ -1,5 +1,7 @@
-//! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245): projections,
-//! optional norms, rotation, causal attention that may have a window, optional gate, output projection.
+//! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245).
+//!
+//! The steps are projections, norms where there are some, rotation, causal attention (which may have a
+//! window), a gate where there is one, and the output projection.
 
 use super::BlockCx;
 use super::qkv::{Projection, QkNorms, load_gated, load_qkv};

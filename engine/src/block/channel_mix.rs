@@ -1,5 +1,5 @@
-//! RWKV-7's channel mixing block (arXiv 2503.14456, section 4.2): a squared-ReLU FFN whose input leans to the
-//! row before.
+//! RWKV-7's channel mixing block (arXiv 2503.14456, section 4.2): an FFN with squared ReLUs. Its input is a
+//! mixture of a row and the row before it.
 
 use super::{BlockCx, TokenShift, project};
 use crate::arch::ChannelMixSpec;

@@ -1,7 +1,8 @@
-//! The gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it: one convolution over
-//! queries, keys and values, one decay for each head, fewer key heads than value heads, a gated norm.
+//! The gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it. One convolution runs over
+//! queries, keys and values. Each head has one decay. There are fewer key heads than value heads, and the
+//! output has a gated norm.
 //!
-//! Files hold the projections in three forms; all are taken apart into the same matrices at load.
+//! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
 use super::BlockCx;
 use crate::arch::DeltaNetSpec;

@@ -1,5 +1,5 @@
-//! Kimi delta attention (Kimi Linear, arXiv 2510.26692): queries, keys and values through short
-//! convolutions, a low-rank forget gate for each key channel, the delta rule, and a gated norm.
+//! Kimi delta attention (Kimi Linear, arXiv 2510.26692). Queries, keys and values pass through short
+//! convolutions. A low-rank gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
 use super::BlockCx;
 use crate::arch::{KdaGate, KdaSpec};

@@ -1,5 +1,6 @@
-//! The Mamba mixer (arXiv 2312.00752; with norms of Δ, B and C as in Jamba, arXiv 2403.19887, and
-//! FalconMamba, arXiv 2410.05355): projection, causal convolution, selective scan, gate, projection.
+//! The Mamba mixer (arXiv 2312.00752): projection, causal convolution, selective scan, gate, projection.
+//!
+//! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
 use super::{BlockCx, copy_columns};
 use crate::arch::MambaSpec;

@@ -1,5 +1,5 @@
-//! Mamba-2 mixer (arXiv 2405.21060, section 7): projections, causal convolution over x, B and C,
-//! the state space recurrence, a gate, an optional norm by groups, output projection.
+//! The Mamba-2 mixer (arXiv 2405.21060, section 7): projections, a causal convolution over x, B and C, the
+//! state space recurrence, a gate, a norm by groups where there is one, and the output projection.
 
 use super::BlockCx;
 use crate::arch::Mamba2Spec;

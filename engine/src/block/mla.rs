@@ -1,12 +1,15 @@
 //! Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1) in its absorbed form.
 //!
 //! A position is remembered as one compressed row `c` and one rotated row `k_pe`, which all heads share. The
-//! paper's key of head `h` is `[W_k[h] c | k_pe]` and its value is `W_v[h] c`. Neither is ever computed. Since
-//! `q_nope · (W_k[h] c) = (W_k[h]ᵀ q_nope) · c`, the matrix for keys is applied to the query once, and since
-//! `Σ p (W_v[h] c) = W_v[h] Σ p c`, the matrix for values is applied to the result once.
+//! paper's key of head `h` is `[W_k[h] c | k_pe]` and its value is `W_v[h] c`. Neither is ever computed,
+//! because of two equations:
 //!
-//! So each head attends with the query `[W_k[h]ᵀ q_nope | q_pe]` to the one key `[c | k_pe]`, whose first part
-//! is also the value. A page holds keys only. `c` is normed, and the pe parts are rotated where the model rotates.
+//! - `q_nope · (W_k[h] c) = (W_k[h]ᵀ q_nope) · c`, so the matrix for keys is applied to the query, once.
+//! - `Σ p (W_v[h] c) = W_v[h] Σ p c`, so the matrix for values is applied to the result, once.
+//!
+//! So each head attends with the query `[W_k[h]ᵀ q_nope | q_pe]` to the one key `[c | k_pe]`, whose first
+//! part is also the value. A page holds keys only. `c` is normed, and the pe parts are rotated where the
+//! model rotates.
 
 use super::BlockCx;
 use crate::arch::MlaSpec;

@@ -1,4 +1,4 @@
-//! Dense FFN: up, an activation that may have a gate, down; biases where present.
+//! The dense FFN: a way up, an activation that may have a gate, and a way down. Each may have a bias.
 
 use super::BlockCx;
 use crate::arch::{Activation, MlpSpec};

@@ -1,7 +1,8 @@
-//! Mixers and FFNs, one a file: weights plus a forward pass over the rows of a ubatch.
+//! Mixers and FFNs, one for each file: weights, and a forward pass over the rows of a ubatch.
 //!
-//! A block gets normed rows and returns rows; norm, residual and scale around it are the stage's.
-//! Weights never change; what a block remembers is a [`BlockState`] that the stage owns.
+//! A block gets normed rows and returns rows. The norm before it, the residual sum and the scale after it
+//! belong to the stage. Weights never change. What a block remembers is a [`BlockState`], which the stage
+//! owns.
 
 mod attention;
 mod channel_mix;

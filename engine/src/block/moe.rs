@@ -1,8 +1,8 @@
-//! Mixture of experts (Mixtral, arXiv 2401.04088; DeepSeekMoE, arXiv 2401.06066): a router chooses
-//! the experts of each token, rows are gathered by expert so that each expert's rows are one product.
+//! Mixture of experts (Mixtral, arXiv 2401.04088; DeepSeekMoE, arXiv 2401.06066). A router chooses the
+//! experts of each token. Rows are then gathered by expert, so that all rows of an expert are one product.
 //!
-//! A token's experts are summed in the order of selection, after the shared one, so the result does
-//! not depend on which tokens share an expert.
+//! The outputs of a token's experts are added to the shared expert's, in the order in which the router chose
+//! them. So the result does not depend on which tokens share an expert.
 
 use std::ops::Range;
 

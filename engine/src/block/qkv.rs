@@ -1,5 +1,5 @@
-//! The way into an attention block: projections to queries, keys and values with what happens to them
-//! before they are rotated and kept.
+//! The way into an attention block: projections to queries, keys and values, and what happens to these before
+//! they are rotated and kept.
 
 use super::BlockCx;
 use crate::arch::{AttentionSpec, NormOver};

@@ -1,4 +1,4 @@
-//! Which expert computes which token: the choice from a router's weights, and the order of work.
+//! Routing of tokens to experts: the choice from a router's logits, and the order in which experts then work.
 
 use std::ops::Range;
 

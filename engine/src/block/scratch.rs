@@ -1,4 +1,4 @@
-//! Reusable buffers, so that a forward pass asks the system for memory only while it warms up.
+//! Buffers that are used again, so that a forward pass asks the system for memory only until it is warm.
 
 /// A stack of spare buffers. Contents of a taken buffer are unspecified.
 #[derive(Default)]

@@ -1,5 +1,5 @@
-//! The gated short convolution of LFM2 (arXiv 2511.23404): `out(c ⊙ conv(b ⊙ x))` where one projection
-//! gives `b`, `c` and `x`.
+//! The gated short convolution of LFM2 (arXiv 2511.23404): `out(c ⊙ conv(b ⊙ x))`. One projection gives `b`,
+//! `c` and `x`.
 
 use super::{BlockCx, copy_columns};
 use crate::arch::ShortConvSpec;

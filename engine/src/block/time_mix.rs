@@ -1,5 +1,6 @@
-//! RWKV-7's time mixing block (arXiv 2503.14456, section 4.1): every projection reads its own mixture of a
-//! row and the row before it; values lean towards those of the first layer; a matrix state a head.
+//! RWKV-7's time mixing block (arXiv 2503.14456, section 4.1). Every projection reads its own mixture of a
+//! row and the row before it. Values lean towards those of the first layer. Each head has a matrix as its
+//! state.
 
 use super::{BlockCx, TokenShift, project};
 use crate::arch::TimeMixSpec;

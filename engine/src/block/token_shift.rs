@@ -1,5 +1,5 @@
-//! The row before each row of a sequence (token shift, arXiv 2305.13048): a causal convolution of two taps
-//! that keeps the older one alone.
+//! Token shift (arXiv 2305.13048): the row before each row of a sequence. It is computed as a causal
+//! convolution of two taps, of which only the older one counts.
 
 use super::BlockCx;
 use crate::kernels::{Columns, Conv, ScanPart};

@@ -1,4 +1,4 @@
-//! Bytes of a file: mapped or owned. The only `unsafe` of the reader is here.
+//! The bytes of a file, mapped or owned. The only `unsafe` of the GGUF reader is here.
 
 use super::error::GgufError;
 use std::fs::File;
@@ -21,11 +21,11 @@ impl Bytes {
         if !file.metadata().map_err(io)?.is_file() {
             return Err(io(std::io::Error::other("not a regular file")));
         }
-        // SAFETY: the map is read-only and private to readers. Another process that writes to or
-        // truncates a model file in use breaks the assumption that mapped bytes do not change; as
-        // with every program that maps its weights, that is the operator's promise, and all lengths
-        // were checked against the size at opening. Values read are plain integers and floats, for
-        // which every bit pattern is valid; strings are validated each time they are read.
+        // SAFETY: the map is read-only and private to readers. Mapped bytes are assumed not to change.
+        // Another process that writes to a model file in use, or cuts it off, breaks that. As with every
+        // program that maps its weights, the operator promises not to do so. All lengths were checked against
+        // the size at opening. Values read are plain integers and floats, for which every bit pattern is
+        // valid; strings are validated each time they are read.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Self::Mapped(Arc::new(map)))
     }

@@ -1,6 +1,6 @@
-//! A reader over bytes that checks every length before use and names the field it was reading.
+//! A reader over bytes that checks every length before it uses it, and names the field that it was reading.
 //!
-//! Allocates nothing and never panics; all results are views into the input.
+//! It allocates nothing and never panics. All results are views into the input.
 
 use super::error::GgufError;
 use std::fmt::Arguments;

@@ -1,4 +1,4 @@
-//! The tensor directory: where each tensor lies, checked against alignment, overlap and file size.
+//! The tensor directory: where each tensor lies. Alignment, overlap and the file's size are checked.
 
 use super::error::GgufError;
 use super::parse::{Header, MAX_DIMS};

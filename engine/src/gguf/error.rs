@@ -1,4 +1,4 @@
-//! What can go wrong with a GGUF file, sorted by what the caller can do about it.
+//! What can be wrong with a GGUF file, sorted by what the caller can do about it.
 
 use std::fmt;
 use std::io;

@@ -1,11 +1,14 @@
-//! A model's tensors read from its open files, not mapped: what long-lived processes use. A file that is
-//! cut off while it is mapped ends the process with a signal; one that is cut off while it is read is an error.
+//! A model's tensors, read from its open files and not mapped. Long-lived processes use this. A file that is
+//! cut off while it is mapped ends the process with a signal. While it is read, that is only an error.
 //!
-//! [`FileState`] is what tells one state of a file from another. It promises to change with every
-//! write, truncation, exchange or setting of times, because the system stamps the change time
-//! (`ctime`) itself and lets nobody set it. It does not notice a change within one tick of the clock
-//! that stamps (see [`FileState::is_settled`]; milliseconds, a second or two on old file systems), bytes
-//! that rot on the disk, writes to the disk below the file system, or a clock that is set back.
+//! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation,
+//! exchange or setting of times, because the system itself stamps the change time (`ctime`) and lets nobody
+//! set it. It does not notice:
+//!
+//! - a second change within one tick of the clock that stamps (see [`FileState::is_settled`]; the tick is
+//!   milliseconds, or a second or two on old file systems);
+//! - bytes that rot on the disk, and writes to the disk below the file system;
+//! - a clock that is set back.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -1,4 +1,4 @@
-//! One model out of one or several files' headers, and those headers' form on the wire.
+//! One model out of the headers of its files, and the form in which these headers are sent to workers.
 
 use super::bytes::Bytes;
 use super::cursor::Cursor;

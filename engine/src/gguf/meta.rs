@@ -1,7 +1,8 @@
 //! Typed access to the metadata of a model.
 //!
-//! Strict as the format's users are: a u32 must be stored as u32, never silently widened or
-//! rounded. Missing and mistyped keys are errors that name the key, what was found and what is wanted.
+//! It is as strict as other programs that read the format: a u32 must be stored as a u32, and is never
+//! silently widened or rounded. A missing or mistyped key is an error that names the key, what was found and
+//! what is wanted.
 
 use super::bytes::Bytes;
 use super::error::GgufError;

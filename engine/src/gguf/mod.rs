@@ -1,9 +1,8 @@
 //! GGUF files: a checked, zero-copy reader over a memory map, and a writer.
 //!
-//! Promises: every count, length and offset is checked against the file and a named cap before it is
-//! used, so that a damaged or hostile file is an error that names the field, never a panic, a huge
-//! allocation or a read out of bounds. A split model looks like one file. Knows nothing of what
-//! the metadata and tensors mean.
+//! Every count, length and offset is checked against the file and a named cap before it is used. So a damaged
+//! or hostile file is an error that names the field. It never causes a panic, a huge allocation or a read out
+//! of bounds. A split model looks like one file. Nothing here knows what the metadata and the tensors mean.
 
 mod bytes;
 mod cursor;

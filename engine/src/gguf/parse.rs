@@ -1,7 +1,7 @@
-//! Header bytes to metadata entries and a raw tensor directory.
+//! Parses the bytes of a header into metadata entries and a raw tensor directory.
 //!
-//! Every count and length is checked against a named cap and against the bytes that are left before
-//! anything is allocated or skipped. Offsets are not judged here: see [`super::directory`].
+//! Every count and length is checked against a named cap, and against the bytes that are left, before
+//! anything is allocated or skipped. Offsets of tensors are checked in [`super::directory`].
 
 use super::cursor::Cursor;
 use super::error::GgufError;

@@ -1,4 +1,4 @@
-//! Metadata values as views into the header: scalars by copy, strings and arrays without one.
+//! Metadata values as views into the header. Scalars are copied; strings and arrays are not.
 
 use std::fmt;
 

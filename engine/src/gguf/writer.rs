@@ -1,8 +1,9 @@
-//! Writes GGUF version 3 files: metadata and a tensor plan first, then the data as a stream.
+//! Writes GGUF version 3 files. Metadata and the list of tensors come first, then the tensors' data as a
+//! stream.
 //!
-//! Tensors lie dense, in order, each padded to the alignment: the one layout that llama.cpp accepts.
-//! What a reader would refuse (names too long, duplicates, rows that are not whole blocks) is
-//! refused here.
+//! Tensors lie densely, in order, each padded to the alignment: llama.cpp accepts no other layout. What a
+//! reader would refuse is refused here as well: names that are too long, duplicates, rows that are not whole
+//! blocks.
 
 use super::directory::pad_up;
 use super::error::GgufError;

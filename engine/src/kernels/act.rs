@@ -1,9 +1,9 @@
-//! Activations as the matrix products read them: f32 rows, and their 8-bit form.
+//! Activations as matrix products read them: f32 rows, and their 8-bit form.
 //!
-//! One 8-bit form serves every quantised weight type: blocks of 32 with one f32 scale
-//! `d = amax / 127` and `q = round_half_even(x * 127 / amax)`, so `x ≈ d * q`. Promises that a row's
-//! form depends on that row alone. A block that holds an infinity or a NaN gets a NaN scale, so that
-//! the damage shows in every product instead of vanishing in an integer.
+//! One 8-bit form serves every quantised weight type. It has blocks of 32 elements with one f32 scale each:
+//! `d = amax / 127` and `q = round_half_even(x * 127 / amax)`, so `x ≈ d * q`. A row's form depends on that
+//! row alone. A block that holds an infinity or a NaN gets a NaN as its scale, so that the damage shows in
+//! every product and does not vanish in an integer.
 
 use bytemuck::Zeroable;
 
@@ -89,9 +89,9 @@ pub struct ActRows<'a> {
 }
 
 impl<'a> ActRows<'a> {
-    /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`: borrowed as it is,
-    /// quantised as well if any of them multiplies in integers, and laid out in slices if any multiplies
-    /// in f32 and there are many rows.
+    /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`. It is borrowed as it is. If
+    /// any of the weights multiplies in integers, it is also quantised. If any multiplies in f32 and there
+    /// are many rows, it is also laid out in slices.
     ///
     /// # Panics
     /// If `x` is not whole rows, or a weight has other columns.

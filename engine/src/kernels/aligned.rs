@@ -1,4 +1,4 @@
-//! Memory for packed weights: zeroed, aligned to cache lines, in huge pages where the system has them.
+//! Memory for packed weights: zeroed, aligned to cache lines, and in huge pages where the system has them.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,10 +1,11 @@
 //! Attention of query rows over the pages of their sequences.
 //!
-//! A row's scores, softmax and sums walk its sequence's pages in order of position, page by page;
-//! spans of [`SPAN_PAGES`] pages start afresh and are merged in order. Spans lie at absolute
-//! positions, so how rows, heads and spans are spread over threads never changes a bit, and rows
-//! beside a row never do: they only share the reading of keys and values. Positions beyond a row's
-//! own are never used, whatever a recycled page still holds there.
+//! A row walks its sequence's pages in order of position, page by page, for its scores, its softmax and its
+//! sums. Every span of [`SPAN_PAGES`] pages starts afresh, and spans are merged in order. Spans lie at
+//! absolute positions. So no bit depends on how rows, heads and spans are spread over threads.
+//!
+//! Rows beside a row change no bit of it either. They only share the reading of keys and values. Positions
+//! beyond a row's own are never used, whatever a recycled page still holds there.
 
 use std::ops::Range;
 
@@ -25,8 +26,8 @@ pub struct AttendPart<'a> {
     pub first_pos: usize,
     /// Rows, at consecutive positions.
     pub n_rows: usize,
-    /// Index of the first row in `q`, `k`, `v` and `out`; parts are in the order of their rows, which are
-    /// each in one part at most.
+    /// Index of the first row in `q`, `k`, `v` and `out`. Parts are in the order of their rows, and no row is
+    /// in two of them.
     pub first_row: usize,
 }
 

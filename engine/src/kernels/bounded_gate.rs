@@ -1,4 +1,4 @@
-//! The gate of an FFN whose values stay within bounds.
+//! The gate of an FFN whose values stay within bounds, as in Kimi K3.
 
 use super::compute::Compute;
 
@@ -12,8 +12,9 @@ pub struct GateBounds {
 }
 
 impl Compute {
-    /// `x = gate * tanh(g / gate) * sigmoid(g) * linear * tanh(x / linear)` for each `g` of `gates`: SwiGLU
-    /// with both factors bounded (without the second bound: `x` instead of the last two factors).
+    /// `x = gate * tanh(g / gate) * sigmoid(g) * linear * tanh(x / linear)` for each `g` of `gates`. This is
+    /// SwiGLU with both factors bounded. Without the second bound, `x` takes the place of the last two
+    /// factors.
     pub fn bounded_gate_mul(&self, x: &mut [f32], gates: &[f32], bounds: GateBounds) {
         let bounded_gate_mul = self.kernels().bounded_gate_mul;
         self.each_span(x, gates.len(), "bounded_gate_mul", &|span, x| {

@@ -1,8 +1,8 @@
-//! Rows of activations, slice by slice: for each slice of columns, the values of all rows side by side.
+//! Rows of activations in slices: for each slice of columns, the values of all rows lie side by side.
 //!
-//! Products of many rows take a slice of all of them while some panels of weights pass. Rows as they lie
-//! in memory would not do: where their length is a power of two, equal columns of all rows share a few
-//! sets of the caches.
+//! Products of many rows take a slice of all rows while some panels of weights pass. They cannot use rows as
+//! these lie in memory. Where a row's length is a power of two, equal columns of all rows share a few sets of
+//! the cache, which holds only a few of them at once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

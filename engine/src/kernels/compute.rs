@@ -1,4 +1,4 @@
-//! The pair that every op runs on: one table, one pool. One per stage.
+//! What every op runs on: one kernel table and one thread pool. Each stage has one such pair.
 
 use super::act::SpareRows;
 use super::error::KernelError;

@@ -1,4 +1,4 @@
-//! Causal depthwise convolution over the rows of each sequence, with the rows before them as state.
+//! Causal depthwise convolution over the rows of each sequence. Its state is the rows before them.
 
 use super::compute::Compute;
 use super::ops::Rows;

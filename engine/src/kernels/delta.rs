@@ -1,12 +1,12 @@
-//! The gated delta rule: linear attention whose state decays, is corrected towards each new value
-//! and is read by the query. With one decay for each key channel it is KDA (Kimi Linear, arXiv
-//! 2510.26692), with one for each head the gated delta net (arXiv 2412.06464).
+//! The gated delta rule: linear attention whose state decays, is corrected towards each new value, and is
+//! read by the query. With one decay for each key channel it is KDA (Kimi Linear, arXiv 2510.26692). With one
+//! decay for each head it is the gated delta net (arXiv 2412.06464).
 //!
-//! For one head with state `S [d_k, d_v]`, decay factors `a [d_k]` and rate `beta`, row by row:
-//! `S = diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
+//! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S =
+//! diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
 //!
-//! States lie in strips of sixteen values `[d_v / 16][d_k][16]` a head: columns of `S` never meet, so
-//! a strip stays in the first cache over all rows of a part, and no sum runs over lanes.
+//! States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head. Columns of `S` never meet. So
+//! a strip can stay in the first-level cache over all rows of a part, and no sum runs over lanes.
 
 use super::compute::Compute;
 use super::conv::Columns;

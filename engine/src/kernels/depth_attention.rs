@@ -1,5 +1,5 @@
-//! Attention over depth: a row reads a mixture of rows that were kept on its way through the layers,
-//! where a model does not just add up what its blocks return.
+//! Attention over depth. In models that do not simply add up what their blocks return, a row reads a mixture
+//! of rows that were kept on its way through the layers.
 
 use super::compute::Compute;
 use super::ops::Rows;
@@ -18,9 +18,9 @@ pub(super) struct DepthRow<'a> {
 }
 
 impl Compute {
-    /// Each row of `out` (`[n, d]`, `d = score.len()`) as a mixture of that row of all `sources` (`[n, d]`
-    /// each): `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`.
-    /// What is scored is normed, what is mixed is not. Sources are summed in their order.
+    /// Makes each row of `out` a mixture of that row of all `sources` (`[n, d]` each, `d = score.len()`):
+    /// `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`. What is
+    /// scored is normed, what is mixed is not. Sources are summed in their order.
     pub fn attend_depth(&self, sources: &[&[f32]], score: &[f32], eps: f32, out: &mut [f32]) {
         let (d, len) = (score.len(), out.len());
         assert!(!sources.is_empty(), "attend_depth: no source");

@@ -1,4 +1,4 @@
-//! What the kernels refuse, by what the caller can do about it.
+//! What the kernels refuse, sorted by what the caller can do about it.
 
 use crate::quant::GgmlType;
 

@@ -1,4 +1,4 @@
-//! Activations of FFNs other than SwiGLU (GELU, clamped SwiGLU), and bounds on values.
+//! Activations of FFNs other than SwiGLU (GELU and the clamped SwiGLU), and bounds on values.
 
 use super::compute::Compute;
 

@@ -1,4 +1,4 @@
-//! Rows of heads, taken apart head by head and put together again: copies alone, nothing is computed.
+//! Takes rows of heads apart, head by head, and puts them together again. It only copies values.
 
 use super::compute::Compute;
 

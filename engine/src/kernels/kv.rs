@@ -1,14 +1,14 @@
 //! A page of keys and values: [`KV_PAGE`] positions of one layer of one sequence.
 //!
-//! Layout, head after head: the keys as `[head_dim_k, KV_PAGE]` (lanes are positions, so that scores
-//! need no sum across lanes), then the values as `[KV_PAGE, head_dim_v]` with rows filled up to whole
-//! lanes. Where values are the beginnings of keys, a head is the keys alone, as rows. Pages hold no
-//! pointers and no positions: a byte copy of a page is a copy of its content, which is what sequence
-//! copies and snapshots are.
+//! Heads lie one after the other. A head has its keys as `[head_dim_k, KV_PAGE]`: lanes are positions, so
+//! that scores need no sum across lanes. Then come its values as `[KV_PAGE, head_dim_v]`, with rows filled up
+//! to whole lanes. Where values are the beginnings of keys (latent attention), a head has keys alone, as
+//! rows. Pages hold no pointers and no positions. So a byte copy of a page is a copy of its content, and that
+//! is how sequences are copied and saved.
 //!
-//! In `Q8_0` the elements are signed bytes, and their scales follow in f16, `[blocks, KV_PAGE]` for the
-//! keys and then for the values: the key of a position, and its value, are cut into blocks of
-//! [`SCALE_ELEMS`] elements with a scale each, the last one shorter where a head is no multiple of that.
+//! In `Q8_0` the elements are signed bytes. A position's key is cut into blocks of [`SCALE_ELEMS`] elements
+//! with a scale each, and its value likewise. The last block is shorter where a head is no multiple of that.
+//! The scales follow the elements in f16, as `[blocks, KV_PAGE]` for the keys and then for the values.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ pub enum KvType {
     F32,
     /// Rounded to half precision, to nearest even.
     F16,
-    /// In blocks of 32 elements of a head, as ggml's type of this name: a scale in f16, the greatest
-    /// magnitude over 127, and for each element the nearest multiple of it, -127 to 127. A block with an
+    /// In blocks of 32 elements of a head, as ggml's type of this name. The scale (f16) is the greatest
+    /// magnitude over 127. An element is the nearest multiple of it, from -127 to 127 times. A block with an
     /// element that is infinite, NaN or more than an f16 scale reaches (8.3 million) reads as NaN.
     Q8_0,
 }
@@ -185,10 +185,10 @@ pub(super) struct KvRow<'a> {
 impl Compute {
     /// Writes keys and values of every row of `parts` into their pages.
     ///
-    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block
-    /// id `b` names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`,
-    /// `v` is `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys; rows are as
-    /// the parts number them.
+    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block id `b`
+    /// names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`. `v` is
+    /// `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys. Rows are as the parts
+    /// number them.
     ///
     /// # Panics
     /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.

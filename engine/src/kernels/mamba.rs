@@ -1,8 +1,11 @@
 //! The selective scan of Mamba-1 (arXiv 2312.00752, section 3.2) over the rows of each sequence.
 //!
-//! Every channel `c` and state index `n` decays by itself: `S[c][n] = S[c][n] · exp(Δ[c] · A[c][n]) +
-//! B[n] · Δ[c] · u[c]` with `Δ[c] = softplus(dt[c] + bias[c])`, and `y[c] = Σ_n S[c][n] · C[n] + D[c] · u[c]`
-//! with `n` ascending. Channels are independent: a tile of them walks a part's rows with its state at hand.
+//! Every channel `c` and state index `n` decays by itself, with `Δ[c] = softplus(dt[c] + bias[c])`:
+//!
+//! - `S[c][n] = S[c][n] · exp(Δ[c] · A[c][n]) + B[n] · Δ[c] · u[c]`
+//! - `y[c] = Σ_n S[c][n] · C[n] + D[c] · u[c]`, with `n` ascending
+//!
+//! Channels are independent. A tile of them walks the rows of a part with its state at hand.
 
 use super::compute::Compute;
 use super::conv::Columns;

@@ -1,7 +1,7 @@
-//! Products of activation rows with packed weights: several in one fork-join.
+//! Products of activation rows with packed weights. Several products run in one fork-join of the threads.
 //!
-//! The work of all jobs is cut into chunks of (job, panels, rows) that threads claim; how it is cut
-//! never changes a result, because each output element is one kernel's walk along one weight row.
+//! The work of all jobs is cut into chunks of (job, panels, rows), which threads claim. How it is cut never
+//! changes a result, because each output element is one kernel's walk along one weight row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -85,8 +85,8 @@ const MANY_CHUNKS_PER_THREAD: usize = 6;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
 const MIN_CHUNK_COST: usize = 20 << 10;
 
-/// What a panel costs with `rows` rows, in bytes of memory traffic: reading it once, and 16 * cols
-/// multiply-adds a row, of which a core does about as many as 16 per byte it reads.
+/// What a panel costs with `rows` rows, in bytes of memory traffic. The panel is read once, and each row
+/// takes 16 * cols multiply-adds. A core does about 16 of these in the time that it reads a byte.
 fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
     w.panel_bytes() + rows * w.cols()
 }

@@ -1,15 +1,15 @@
-//! Everything that computes on many numbers: the op table chosen once at start, packed weights,
+//! Everything that computes on many numbers: the op table that is chosen once at start, packed weights,
 //! activations, attention over KV pages, and the threads that run them.
 //!
-//! Promises: for a given row of input, the bits of its output do not depend on the rows beside it,
-//! on the number of threads, or on which table is in use. Every kernel is written once over sixteen
-//! virtual lanes ([`simd`]); a table is that code compiled for one instruction set. The plain
-//! meaning of each op stands in [`reference`], and every table is tested against it.
+//! The promise: for a given row of input, the bits of its output do not depend on the rows beside it, on the
+//! number of threads, or on which table is in use. Every kernel is written once over sixteen virtual lanes
+//! ([`simd`]). A table is that code compiled for one instruction set. The plain meaning of each op stands in
+//! [`reference`], and every table is tested against it.
 //!
-//! Does not know models, layers or files: slices, shapes and packed matrices only.
+//! Nothing here knows models, layers or files, only slices, shapes and packed matrices.
 //!
-//! Reading order: [`simd`] (the lanes), [`pool`] (threads), [`act`] and [`pack`] (operands),
-//! [`matmul`], [`ops`], [`rope`], [`attention`] (what a block calls), [`cpu`] (the kernels).
+//! Reading order: [`simd`] has the lanes, [`pool`] the threads, [`act`] and [`pack`] the operands. A block
+//! calls [`matmul`], [`ops`], [`rope`] and [`attention`]. [`cpu`] has the kernels behind them.
 
 mod act;
 mod aligned;

@@ -1,7 +1,7 @@
 //! Elementwise and row-wise ops: what a block calls between its products.
 //!
-//! Each op checks its shapes (a mismatch is a bug of the caller and panics), splits its rows over
-//! the pool and leaves the arithmetic to the table.
+//! Each op checks its shapes (a mismatch is a bug of the caller and panics), spreads its rows over the pool,
+//! and leaves the arithmetic to the table.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -35,8 +35,8 @@ impl Compute {
         });
     }
 
-    /// Layer norm by group, in place: `x` is `[n, n_groups, d]`, `weights` and `biases` are `[n_groups, d]`;
-    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias` over each row of `d`.
+    /// Layer norm by group, in place. `x` is `[n, n_groups, d]`; `weights` and `biases` are `[n_groups, d]`.
+    /// Each row of `d` becomes `x = (x - mean) / sqrt(variance + eps) * weight + bias`.
     pub fn group_layer_norm(
         &self,
         x: &mut [f32],

@@ -1,9 +1,9 @@
-//! Weights in the order the kernels read them, prepared once at load.
+//! Weights in the order in which the kernels read them, prepared once when they are loaded.
 //!
-//! A packed matrix is a row of panels, each of sixteen weight rows (the last one filled up with zero
-//! rows), each contiguous: a product streams a panel from its first to its last byte. Integer
-//! formats are described in [`super::format`]; float panels hold, column after column, sixteen
-//! values of the source's own type.
+//! A packed matrix is a series of panels. Each holds sixteen weight rows; the last one is filled up with zero
+//! rows. A panel is contiguous, and a product streams it from its first byte to its last. Panels of integer
+//! formats are described in [`super::format`]. Panels of floats hold, column after column, sixteen values of
+//! the source's own type.
 
 use bytemuck::Zeroable;
 

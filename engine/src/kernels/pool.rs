@@ -1,10 +1,12 @@
-//! Fork-join over persistent threads, made for token generation: a region costs about a
-//! microsecond, threads spin a bounded while between regions and then park.
+//! A fork-join pool of persistent threads, made for token generation. Starting and ending a parallel region
+//! costs about a microsecond. Between regions, threads spin for a bounded while and then park.
 //!
-//! Promises: every chunk runs exactly once; [`Pool::run`] returns after the last one; a panic in a
-//! chunk reaches the caller; a thread that the system has not scheduled in time is not waited for
-//! (the others compute its share). It knows nothing of what the chunks compute, and results never depend
-//! on which thread claims which chunk.
+//! - Every chunk of a region runs exactly once, and [`Pool::run`] returns after the last one.
+//! - A panic in a chunk reaches the caller.
+//! - A thread that the system has not scheduled in time is not waited for: the others compute its share.
+//!
+//! The pool knows nothing of what the chunks compute. Results never depend on which thread claims which
+//! chunk.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};

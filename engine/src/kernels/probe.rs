@@ -1,9 +1,9 @@
-//! The limits of this machine, measured in a tenth of a second each: what every figure of speed is
-//! printed beside.
+//! Measures the limits of this machine, in a tenth of a second each. Every figure of speed is printed beside
+//! them.
 //!
-//! They are taken with the table and the threads that will do the work, because that is what bounds
-//! it. Each is the best of many slices of a millisecond or two: what the machine can do, not what
-//! its other tenants left at that moment.
+//! They are measured with the table and the threads that will do the work, because these bound it. Each limit
+//! is the best of many slices of a millisecond or two: it is what the machine can do, not what its other
+//! tenants left at that moment.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
 //! Rotary positions: the angles of a ubatch, computed once for all layers, and their application.
 //!
-//! Formulas: theta_i = p * base^(-2i/n_rot) / factor_i, taken iteratively in f32 (multiplied by
-//! base^(-2/n_rot) at each step) because that is what models are run with elsewhere; YaRN mixes
-//! interpolated and extrapolated angles by a ramp over the pairs. Sine and cosine are taken in f64
-//! by pure Rust code and rounded, so that every machine has the same table.
+//! The angle of pair `i` at position `p` is `p * base^(-2i/n_rot) / factor_i`. It is computed step by step in
+//! f32 (each step multiplies by `base^(-2/n_rot)`), because that is how models are run elsewhere. YaRN mixes
+//! interpolated and extrapolated angles by a ramp over the pairs. Sine and cosine are computed in f64 by pure
+//! Rust code and then rounded, so that every machine has the same table.
 
 use std::f64::consts::PI;
 

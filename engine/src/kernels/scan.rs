@@ -1,9 +1,9 @@
 //! What all ops over recurrent state have in common: which rows belong to which slot.
 //!
-//! The states of a block are one slice, `n_slots` rows of the same length; a ubatch touches those of
-//! its parts. Such an op walks a part's rows in order from the slot's state and leaves the state after
-//! the last row there, element by element the same operations whatever the cut, so a prompt gives the
-//! same bits in one piece or in many.
+//! The states of a block are one slice, `n_slots` rows of the same length. A ubatch touches the states of its
+//! parts. An op walks the rows of a part in order, begins with the slot's state, and leaves there the state
+//! behind the last row. Each element sees the same operations whatever the cut. So a prompt gives the same
+//! bits in one piece or in many.
 
 use std::cell::RefCell;
 
@@ -92,8 +92,8 @@ pub(super) fn check_disjoint_rows(
 }
 
 impl Compute {
-    /// Runs `task(part, unit)` for every part and each of `units` independent units of it (heads, tiles of
-    /// channels); `row_cost` is the work of one row of one unit, in elements touched.
+    /// Runs `task(part, unit)` for every part, and for each of its `units` independent units (heads, tiles of
+    /// channels). `row_cost` is the work of one row of one unit, in elements touched.
     pub(super) fn for_units(
         &self,
         parts: &[ScanPart],

@@ -1,12 +1,12 @@
-//! The small set of vector operations that every kernel is written in: sixteen virtual lanes,
-//! whatever the registers of the machine.
+//! The small set of vector operations that every kernel is written in: sixteen virtual lanes, whatever the
+//! registers of the machine.
 //!
-//! Promises: each operation gives the same bits on every implementation (IEEE single precision,
-//! round to nearest even, fused multiply-add; integers wrap; no flushing of subnormals), so a kernel
-//! written once in them gives the same bits on every table. NaN payloads are the one exception.
+//! Each operation gives the same bits on every implementation. Floats are IEEE single precision, rounded to
+//! nearest even, with fused multiply-add, and subnormals are not flushed. Integers wrap. So a kernel that is
+//! written once in these operations gives the same bits on every table. NaN payloads are the one exception.
 //!
-//! A [`Simd`] value is a proof: it can only be had from [`Simd::detect`], so whoever holds one may
-//! use the instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
+//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
+//! instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
 
 /// Lanes of a vector: rows of a weight panel, positions of a page, neighbours in a row.
 pub(crate) const LANES: usize = 16;

@@ -1,5 +1,5 @@
-//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060): one decay for each head and
-//! token, a state of `[n_state, head_dim]` for each head.
+//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token,
+//! and each head has a state `[n_state, head_dim]`.
 
 use std::ops::Range;
 
@@ -159,9 +159,9 @@ impl Compute {
     }
 
     /// [`Compute::ssd`] by chunks of `chunk` tokens, as matrix products; chunks start at multiples of
-    /// `chunk`, what is not a whole one goes through the recurrence. Equal to it but for rounding, so
-    /// cuts of a prompt show in the last bits, and no block on a CPU calls this: it is for machines with
-    /// fast matrix products (`cargo bench --bench scans` compares the forms).
+    /// `chunk`, what is not a whole one goes through the recurrence. It is equal but for rounding, so cuts of
+    /// a prompt show in the last bits. No block on a CPU calls it. It is for machines with fast matrix
+    /// products (`cargo bench --bench scans` compares the forms).
     ///
     /// # Panics
     /// As [`Compute::ssd`], and if `chunk` is not a power of two of at least 16.

@@ -1,5 +1,5 @@
-//! The op table: one function pointer per op, the same generic kernel compiled for each instruction
-//! set. Chosen once at start and never asked again.
+//! The op table: one function pointer for each op. A table holds the same generic kernels compiled for one
+//! instruction set. It is chosen once, at start.
 
 use super::act::ActBlock;
 use super::attention::{AttendMerge, AttendTile};

@@ -1,9 +1,9 @@
-//! The time mixing of RWKV-7 (arXiv 2503.14456, section 4.1): a matrix state for each head that decays key
-//! by key, forgets along one direction and learns along another, `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`,
-//! read out by `r`.
+//! The time mixing of RWKV-7 (arXiv 2503.14456, section 4.1). Each head has a matrix as its state. It decays
+//! key by key, forgets along one direction and learns along another: `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`.
+//! `r` reads it.
 //!
-//! Rows `i` of the state belong to values and are independent of each other: sixteen of them stand side by
-//! side, keys `j` are walked in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
+//! Rows `i` of the state belong to values and are independent of each other. Sixteen of them stand side by
+//! side, and keys `j` are taken in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
 
 use super::compute::Compute;
 use super::ops::Rows;
@@ -113,9 +113,9 @@ pub(super) struct Wkv7Head<'a> {
 }
 
 impl Compute {
-    /// Makes ready what the scan reads, all `[n_rows, n_heads * d]`: `w` becomes `exp(−e^-½ · σ(w + w0))`,
-    /// `a` (call `σ(a + a0)` its rate) becomes `κ ⊙ rate` with `κ` the L2-normed `k ⊙ k_k`, and `k` becomes
-    /// `k ⊙ (1 + (rate − 1) ⊙ k_a)`.
+    /// Makes ready what the scan reads, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and `κ` the
+    /// L2-normed `k ⊙ k_k`. Then `w` becomes `exp(−e^-½ · σ(w + w0))`, `a` becomes `κ ⊙ rate`, and `k`
+    /// becomes `k ⊙ (1 + (rate − 1) ⊙ k_a)`.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -139,8 +139,8 @@ impl Compute {
         });
     }
 
-    /// Runs the recurrence over the rows of `parts` from their states (`[n_slots, n_heads * d * d]`), which
-    /// follow; `out` is `[n_rows, n_heads * d]`.
+    /// Runs the recurrence over the rows of `parts`, from their states (`[n_slots, n_heads * d * d]`), which
+    /// follow. `out` is `[n_rows, n_heads * d]`.
     ///
     /// # Panics
     /// If shapes disagree, `d` is no multiple of 16, or two parts share a slot.

@@ -1,4 +1,4 @@
-//! BF16: the high half of an f32, one value a block.
+//! BF16: the high half of an f32. A block is one value.
 
 use super::{Block, GgmlType, Quantize};
 use half::bf16;

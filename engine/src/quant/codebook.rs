@@ -1,7 +1,7 @@
-//! What the IQ1, IQ2 and IQ3 formats share: 256 values, each a scale times a level; which levels neighbours
-//! have stands in a codebook, by its row.
+//! What the IQ1, IQ2 and IQ3 formats share. A block has 256 values, and a value is a scale times a level.
+//! Neighbouring values share a row of a codebook, which says the levels of all of them.
 //!
-//! A value's code is the index of its level in [`Codebook::LEVELS`]; negative levels lie in the upper half.
+//! A value's code is the index of its level in [`Codebook::LEVELS`]. Negative levels lie in its upper half.
 
 use super::Block;
 use half::f16;

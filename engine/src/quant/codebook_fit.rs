@@ -1,8 +1,9 @@
-//! Choosing scales and codebook rows: the quantiser of the formats of [`super::codebook`].
+//! The quantiser of the formats of [`super::codebook`]: it chooses scales and rows of the codebook.
 //!
-//! A row is found in two steps: each value to its nearest level, then the levels to the nearest row, which
-//! a table has for all of them. Scales are tried around the range of the values and moved to where the
-//! squared error is least. No weights of importance: models that are used deserve those.
+//! A row is found in two steps. Each value goes to its nearest level, and a table then has the row that is
+//! nearest to these levels. Scales are tried around the range of the values, and moved to where the squared
+//! error is least. No value counts more than another, as there are no measured importances; models for real
+//! use deserve a quantiser that has them.
 
 use super::codebook::{Codebook, GROUP, GROUPS, IQ1_LEVELS, bits, nibbles, pairs};
 use super::fit::{inverse, round_clamp};

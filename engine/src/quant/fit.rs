@@ -1,8 +1,8 @@
 //! Choosing scales: what all quantisers share.
 //!
-//! Each fit spreads the levels over the range, rounds, and then moves scale (and offset) to where
-//! the squared error is least for the levels chosen. One round of this is within a few percent of
-//! an exhaustive search on weights, at a tenth of its cost.
+//! Each fit spreads the levels over the range and rounds the values to them. Then it moves the scale (and the
+//! offset) to where the squared error is least for these levels. On weights, one round of this is within a
+//! few percent of an exhaustive search, at a tenth of its cost.
 
 /// Rounds to the nearest whole number, halves up, clamped to `[lo, hi]`.
 ///

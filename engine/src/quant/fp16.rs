@@ -1,4 +1,4 @@
-//! F16: IEEE half precision, one value a block.
+//! F16: IEEE half precision. A block is one value.
 
 use super::{Block, GgmlType, Quantize};
 use half::f16;

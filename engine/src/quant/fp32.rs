@@ -1,4 +1,4 @@
-//! F32: IEEE single precision, one value a block.
+//! F32: IEEE single precision. A block is one value.
 
 use super::{Block, GgmlType, Quantize};
 

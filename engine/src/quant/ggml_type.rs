@@ -1,7 +1,6 @@
-//! The element types a GGUF tensor may have: id, name, block elements, block bytes.
+//! The element types that a GGUF tensor may have: their ids, names, and the elements and bytes of a block.
 //!
-//! Promises that every id of the format is either known here or refused. Does not know how any of
-//! them is decoded: see [`super::format`].
+//! Every id of the format is either known here or refused. How a type is decoded stands in [`super::format`].
 
 use std::fmt;
 

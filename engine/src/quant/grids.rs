@@ -1,8 +1,8 @@
-//! The codebooks of the IQ formats: numbers of the formats' definition (`ggml-common.h` of llama.cpp; the
-//! `gguf` Python package has the same).
+//! The codebooks of the IQ formats. The numbers are part of the formats' definition (`ggml-common.h` of
+//! llama.cpp; the `gguf` Python package has the same).
 //!
-//! A row says the levels of eight (IQ3: four) neighbouring values by their index among the format's levels,
-//! from the lowest bits on: two bits each, in IQ3 a nibble.
+//! A row gives the levels of eight neighbouring values (in IQ3 of four), each as an index among the format's
+//! levels. The first value is in the lowest bits. An index takes two bits, in IQ3 four.
 
 /// IQ2_XXS: 256 rows of eight pairs of bits.
 pub(super) static IQ2_XXS: [u16; 256] = [

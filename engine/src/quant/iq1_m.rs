@@ -1,4 +1,4 @@
-//! IQ1_M: as IQ1_S, with a scale for each 16 values and a direction for each 8.
+//! IQ1_M: as IQ1_S, but with a scale for each 16 values, and a direction (an eighth up or down) for each 8.
 
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, encode_shifted, fit_block};

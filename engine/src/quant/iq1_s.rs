@@ -1,4 +1,6 @@
-//! IQ1_S: 256 values of three levels, moved up or down by an eighth; `y = d * (2 s + 1) * (t ± 1/8)`.
+//! IQ1_S: blocks of 256 values of three levels, which are moved up or down by an eighth. A value is `d * (2 s
+//! + 1) * (t ± 1/8)`. `t` is the level (-1, 0 or 1), `s` the scale of 32 values, and `d` the block's factor
+//! for scales. The codebook gives the levels of eight values at once.
 
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_shifted, fit_block};
@@ -10,9 +12,9 @@ use std::sync::LazyLock;
 /// The scales of both IQ1 formats, for levels in eighths.
 pub(super) const IQ1_RULE: ScaleRule = ScaleRule { offset: 1.0, step: 2.0, factor: 0.125, max: 7 };
 
-/// 256 values. Eight of them, group `l`, have a row of the codebook: its low eight bits are `qs[l]`, its
-/// high three the field `l % 4` of `qh[l / 4]`; that has the scale of 32 values in bits 12 to 14, and
-/// their direction in bit 15.
+/// 256 values. Eight of them, group `l`, share a row of the codebook. The row's low eight bits are `qs[l]`,
+/// its high three the field `l % 4` of `qh[l / 4]`. Bits 12 to 14 of that half-word are the scale of 32
+/// values, and bit 15 is their direction.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockIq1S {

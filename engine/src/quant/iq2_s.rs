@@ -1,4 +1,5 @@
-//! IQ2_S: as IQ2_XS, with a larger codebook and all signs; `y = d * (0.5 + s) / 4 * level`.
+//! IQ2_S: as IQ2_XS, but with a larger codebook, and a sign bit for every value. A value is `d * (0.5 + s) /
+//! 4 * level`, for the block's factor `d` and the scale `s`.
 
 use super::codebook::{Codebook, ScaleRule, bits, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block, pack_nibbles};

@@ -1,4 +1,5 @@
-//! IQ2_XS: 256 values of three levels and a sign, a scale for each 16; `y = d * (0.5 + s) / 4 * level`.
+//! IQ2_XS: as IQ2_XXS, but with a larger codebook, and a scale for each 16 values. A value is `d * (0.5 + s)
+//! / 4 * level`, for the block's factor `d` and the scale `s`.
 
 use super::codebook::{Codebook, ScaleRule, bits, decode, even_signs, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block, pack_nibbles};

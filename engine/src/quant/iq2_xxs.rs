@@ -1,4 +1,6 @@
-//! IQ2_XXS: 256 values of three levels and a sign; `y = d * (0.5 + s) / 4 * level`.
+//! IQ2_XXS: blocks of 256 values of three magnitudes with signs. A value is `d * (0.5 + s) / 4 * level`. `s`
+//! is the scale of 32 values, and `d` the block's factor for scales. The codebook gives the magnitudes of
+//! eight values at once.
 
 use super::codebook::{Codebook, ScaleRule, bits, decode, even_signs, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block};

@@ -1,4 +1,6 @@
-//! IQ3_S: 256 values of eight odd levels and a sign; `y = d * (1 + 2 s) * level`.
+//! IQ3_S: blocks of 256 values of eight odd magnitudes with signs. A value is `d * (1 + 2 s) * level`. `s` is
+//! the scale of 32 values, and `d` the block's factor for scales. The codebook gives the magnitudes of four
+//! values at once.
 
 use super::codebook::{Codebook, ScaleRule, bits, decode, nibbles};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block, pack_nibbles};

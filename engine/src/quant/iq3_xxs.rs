@@ -1,4 +1,6 @@
-//! IQ3_XXS: 256 values of eight levels and a sign; `y = d * (0.5 + s) / 2 * level`.
+//! IQ3_XXS: blocks of 256 values of eight magnitudes with signs. A value is `d * (0.5 + s) / 2 * level`. `s`
+//! is the scale of 32 values, and `d` the block's factor for scales. The codebook gives the magnitudes of
+//! four values at once.
 
 use super::codebook::{Codebook, ScaleRule, bits, decode, even_signs, nibbles};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block};

@@ -1,4 +1,5 @@
-//! IQ4_NL: 32 values of 4 bits that index a table of uneven levels; `y = d * T[q]`.
+//! IQ4_NL: blocks of 32 values, with 4 bits each and one scale. A value is `d * T[q]`, for the scale `d`, the
+//! code `q` and a table `T` of uneven levels.
 
 use super::fit::{extreme, inverse};
 use super::{Block, GgmlType, Quantize};

@@ -1,4 +1,6 @@
-//! IQ4_XS: 256 values in eight sub-blocks that index IQ4_NL's table; `y = d * (sc - 32) * T[q]`.
+//! IQ4_XS: blocks of 256 values, with 4 bits each, in eight sub-blocks. A value is `d * (sc - 32) * T[q]`.
+//! `T` is IQ4_NL's table of levels, `q` the code, `sc` the scale of the sub-block, and `d` the block's factor
+//! for that.
 
 use super::fit::{extreme, inverse, round_clamp};
 use super::iq4_nl::{decode_levels, encode_levels, fit_levels};

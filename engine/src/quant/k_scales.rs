@@ -1,4 +1,4 @@
-//! The twelve bytes that hold eight 6-bit scales and eight 6-bit minima in Q4_K and Q5_K.
+//! The twelve bytes that hold the scales and minima of eight sub-blocks in Q4_K and Q5_K, six bits each.
 
 /// `(scales, minima)` of the eight sub-blocks.
 #[inline]

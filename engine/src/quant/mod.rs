@@ -1,8 +1,8 @@
-//! Block formats of weights: one file each, with the block as a struct and its scalar reference.
+//! Block formats of weights. Each has its own file, with the block as a struct and its scalar reference.
 //!
-//! Promises that dequantisation is exact: f32 products in the written order, so that any two
-//! implementations agree bit for bit. Quantisers minimise their own error and promise no particular
-//! bits. Knows nothing of tensors beyond rows, and nothing of SIMD.
+//! Dequantisation is exact: f32 products in the written order, so that any two implementations agree bit for
+//! bit. Quantisers make their own error small and promise no particular bits. Nothing here knows more of
+//! tensors than rows, or anything of SIMD.
 
 mod bf16;
 mod codebook;

@@ -1,4 +1,5 @@
-//! MXFP4: 32 values of E2M1 with a shared power of two; `y = F[q] * 2^(e - 128)`.
+//! MXFP4: blocks of 32 values in E2M1 (four bits) with a shared power of two. A value is `F[q] * 2^(e -
+//! 128)`. `F` has the doubled values of E2M1, `q` is the code, and `e` the block's exponent.
 
 use super::fit::extreme;
 use super::{Block, GgmlType, Quantize};

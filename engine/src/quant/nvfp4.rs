@@ -1,4 +1,5 @@
-//! NVFP4: 64 values of E2M1, a scale in eight bits for each 16; `y = F[q] * e4m3(d) / 2`.
+//! NVFP4: blocks of 64 values in E2M1 (four bits), with a scale in E4M3 (eight bits) for each 16. A value is
+//! `F[q] * e4m3(d) / 2`. `F` has the doubled values of E2M1, `q` is the code, and `d` the scale's code.
 
 use super::fit::inverse;
 use super::mxfp4::{FP4_TABLE, nearest};

@@ -1,4 +1,4 @@
-//! Q1_0: 128 signs with one scale; `y = ± d`.
+//! Q1_0: blocks of 128 values, with a sign each and one scale. A value is `d` or `-d`, for the scale `d`.
 
 use super::{Block, GgmlType, Quantize};
 use half::f16;

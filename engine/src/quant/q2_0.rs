@@ -1,4 +1,5 @@
-//! Q2_0: 64 values of two bits that mean -1, 0, 1 and 2; `y = d * (q - 1)`.
+//! Q2_0: blocks of 64 values, with two bits each and one scale. A value is `d * (q - 1)`, for the scale `d`
+//! and the code `q` from 0 to 3.
 
 use super::tq2_0::ternary;
 use super::{Block, GgmlType, Quantize};

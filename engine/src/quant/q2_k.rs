@@ -1,4 +1,6 @@
-//! Q2_K: 256 values of 2 bits in sixteen sub-blocks; `y = d * sc * q - dmin * mn`.
+//! Q2_K: blocks of 256 values, with 2 bits each, in sixteen sub-blocks. A value is `d * sc * q - dmin * mn`.
+//! `q` is its code, `sc` and `mn` are scale and minimum of its sub-block, and `d` and `dmin` are the block's
+//! factors for these.
 
 use super::q4_k::SubBlocks;
 use super::{Block, GgmlType, Quantize};

@@ -1,4 +1,5 @@
-//! Q3_K: 256 values of 3 bits in sixteen sub-blocks; `y = d * (sc - 32) * (q - 4)`.
+//! Q3_K: blocks of 256 values, with 3 bits each, in sixteen sub-blocks. A value is `d * (sc - 32) * (q - 4)`.
+//! `q` is its code, `sc` the scale of its sub-block, and `d` the block's factor for that.
 
 use super::fit::{extreme, inverse, round_clamp, symmetric};
 use super::q2_k::{pack_two_bits, two_bits};

@@ -1,4 +1,5 @@
-//! Q4_0: 32 values of 4 bits with one scale; `y = d * (q - 8)`.
+//! Q4_0: blocks of 32 values, with 4 bits each and one scale. A value is `d * (q - 8)`, for the scale `d` and
+//! the code `q`.
 
 use super::fit::{inverse, round_clamp, symmetric};
 use super::{Block, GgmlType, Quantize};

@@ -1,4 +1,5 @@
-//! Q4_1: 32 values of 4 bits with scale and minimum; `y = q * d + m`.
+//! Q4_1: blocks of 32 values, with 4 bits each, a scale and a minimum. A value is `d * q + m`, for the scale
+//! `d`, the code `q` and the minimum `m`.
 
 use super::fit::{affine, inverse, round_clamp};
 use super::{Block, GgmlType, Quantize};

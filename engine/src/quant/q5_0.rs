@@ -1,4 +1,5 @@
-//! Q5_0: 32 values of 5 bits with one scale; `y = d * (q - 16)`.
+//! Q5_0: blocks of 32 values, with 5 bits each and one scale. A value is `d * (q - 16)`, for the scale `d`
+//! and the code `q`.
 
 use super::fit::{inverse, round_clamp, symmetric};
 use super::{Block, GgmlType, Quantize};

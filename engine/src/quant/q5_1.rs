@@ -1,4 +1,5 @@
-//! Q5_1: 32 values of 5 bits with scale and minimum; `y = q * d + m`.
+//! Q5_1: blocks of 32 values, with 5 bits each, a scale and a minimum. A value is `d * q + m`, for the scale
+//! `d`, the code `q` and the minimum `m`.
 
 use super::fit::{affine, inverse, round_clamp};
 use super::q5_0::{fifth_bit, pack_five_bits};

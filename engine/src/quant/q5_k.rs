@@ -1,4 +1,6 @@
-//! Q5_K: 256 values of 5 bits in eight sub-blocks; `y = d * sc * q - dmin * mn`.
+//! Q5_K: blocks of 256 values, with 5 bits each, in eight sub-blocks. A value is `d * sc * q - dmin * mn`.
+//! `q` is its code, `sc` and `mn` are scale and minimum of its sub-block, and `d` and `dmin` are the block's
+//! factors for these.
 
 use super::k_scales::{pack_k_scales, unpack_k_scales};
 use super::q4_k::{SubBlocks, nibble_pair};

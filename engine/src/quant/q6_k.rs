@@ -1,11 +1,13 @@
-//! Q6_K: 256 values of 6 bits in sixteen sub-blocks; `y = d * sc * (q - 32)`.
+//! Q6_K: blocks of 256 values, with 6 bits each, in sixteen sub-blocks. A value is `d * sc * (q - 32)`. `q`
+//! is its code, `sc` the scale of its sub-block, and `d` the block's factor for that.
 
 use super::fit::{extreme, inverse, round_clamp, symmetric};
 use super::{Block, GgmlType, Quantize};
 use half::f16;
 
-/// 256 values in two halves of 128. In a half, value `32 k + l` (`l < 32`) has its low four bits in
-/// `ql[32 (k % 2) + l]`, low nibble for `k < 2`, and its high two in bits `2 k` of `qh[l]`.
+/// 256 values in two halves of 128. In a half, value `32 k + l` (`l < 32`) has its low four bits in `ql[32 (k
+/// % 2) + l]`: in the low nibble for `k < 2`, else in the high one. Its high two bits are bits `2 k` of
+/// `qh[l]` and the next.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockQ6K {

@@ -1,4 +1,5 @@
-//! Q8_0: 32 values of 8 bits with one scale; `y = q * d`.
+//! Q8_0: blocks of 32 values, with 8 bits each and one scale. A value is `d * q`, for the scale `d` and the
+//! code `q`.
 
 use super::fit::{extreme, inverse, round_clamp};
 use super::{Block, GgmlType, Quantize};

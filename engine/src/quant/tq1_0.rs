@@ -1,4 +1,5 @@
-//! TQ1_0: 256 values of -1, 0 and 1, five to a byte; `y = d * (q - 1)`.
+//! TQ1_0: blocks of 256 values that are -1, 0 or 1 times one scale, five of them to a byte. A value is `d *
+//! (q - 1)`, for the scale `d` and the code `q`.
 
 use super::tq2_0::ternary;
 use super::{Block, GgmlType, Quantize};

@@ -1,4 +1,5 @@
-//! TQ2_0: 256 values of two bits that mean -1, 0, 1 and 2; `y = d * (q - 1)`.
+//! TQ2_0: blocks of 256 values, with two bits each and one scale. A value is `d * (q - 1)`, for the scale `d`
+//! and the code `q` from 0 to 3.
 
 use super::fit::{inverse, round_clamp};
 use super::q2_k::{pack_two_bits, two_bits};

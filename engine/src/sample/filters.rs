@@ -1,5 +1,5 @@
-//! The candidate list and the filters that shorten it. `l` is a logit, `p` the softmax over the
-//! current candidates.
+//! The list of tokens that may still be drawn, and the filters that shorten it. `l` is a logit, and `p` the
+//! softmax over the tokens that are left.
 
 use std::cmp::Ordering;
 

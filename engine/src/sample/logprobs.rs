@@ -1,4 +1,4 @@
-//! Natural logarithms of probabilities under softmax of a raw row.
+//! Natural logarithms of probabilities, under the softmax of a row of raw logits.
 
 use super::SampleError;
 use super::filters::Candidates;

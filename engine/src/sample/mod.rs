@@ -1,12 +1,12 @@
-//! A row of logits becomes a token.
+//! Draws a token from a row of logits.
 //!
-//! Promises: the result depends on the row, the set-up, the history and the position, and on
-//! nothing else: not on other rows, earlier calls, threads or machine. So every exponential and
-//! logarithm goes through `libm`, sums run in a fixed order, equal logits are ordered by id, and the
-//! random number of a position is computed, not drawn from a stream.
+//! The result depends on the row, the settings, the history and the position alone: not on other rows,
+//! earlier calls, threads or the machine. So every exponential and logarithm goes through `libm`, sums run in
+//! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
+//! from a stream.
 //!
-//! Chain (FACTS: llama.cpp's default order): logit bias, penalties, top-k, typical, top-p, min-p,
-//! temperature, draw. It knows nothing of text, stop conditions or sequences.
+//! The chain is llama.cpp's default one: logit bias, penalties, top-k, typical, top-p, min-p, temperature,
+//! draw. Nothing here knows text, stop conditions or sequences.
 
 mod filters;
 mod logprobs;

@@ -1,4 +1,4 @@
-//! Repeat, frequency and presence penalties over the last tokens of a sequence.
+//! Penalties on tokens that occur among the last ones of a sequence: repeat, frequency and presence.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! Random numbers by counter: the number of a position is a function of (seed, position).
 //!
-//! Nothing is kept between calls, so a draw is the same whether a sequence runs alone, in a batch,
-//! or again after a failure. The mixing function is the finaliser of SplitMix64 (Steele, Lea and
-//! Flood 2014, constants by Stafford), applied to the seed and again to seed and counter: seeds and
-//! positions that differ in one bit give unrelated numbers.
+//! Nothing is kept between calls. So a draw is the same whether a sequence runs alone, in a batch, or again
+//! after a failure. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, constants
+//! by Stafford). It is applied to the seed, and again to seed and counter. So seeds and positions that differ
+//! in one bit give unrelated numbers.
 
 /// The step of SplitMix64: 2^64 divided by the golden ratio, odd.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

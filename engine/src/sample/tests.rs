@@ -1,4 +1,4 @@
-//! The chain against plain definitions of its parts, and what the module promises as a whole.
+//! The chain against plain definitions of its parts, and against what the module promises as a whole.
 
 use proptest::prelude::*;
 

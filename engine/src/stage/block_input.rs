@@ -1,5 +1,5 @@
-//! What a block or the head reads of a token's rows: normed where it has a norm, and where the model attends
-//! over depth, mixed.
+//! What a block or the head reads of a token's rows. Where the model attends over depth, that is a mixture of
+//! rows. Where there is a norm, it is normed.
 
 use super::boundary_rows::BoundaryRows;
 use super::norm::Norm;

@@ -1,6 +1,5 @@
-//! The rows of a ubatch on their way through the layers: the residual stream, and what the architecture
-//! sends along beside it (rows that were kept of it, oldest first). All of it crosses a cut, tensor after
-//! tensor.
+//! The rows of a ubatch on their way through the layers: the residual stream, and rows that the model keeps
+//! beside it for later layers, oldest first. All of them cross a cut, tensor after tensor.
 
 use super::wanted::gather_wanted;
 use crate::arch::BoundarySpec;

@@ -1,4 +1,4 @@
-//! Token ids to hidden rows: a gather from the embedding matrix as the file holds it.
+//! Token ids to hidden rows, gathered from the embedding matrix as the file holds it.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Which weights a layer has, as a hash: models of one shape have equal metadata and tensor
-//! directories, and a state computed by one of them is nonsense to another.
+//! A hash that says which weights a layer has. Models of one shape have equal metadata and tensor
+//! directories, but a state that one of them computed is nonsense to another.
 //!
-//! Samples of every tensor are hashed, not the whole: a training run changes all of a matrix, and
-//! loading must not become slower. A layer's hash does not depend on the stage that has it.
+//! Samples of every tensor are hashed, not the whole: a training run changes all of a matrix, and loading
+//! must not become slower. A layer's hash does not depend on the stage that has it.
 
 use crate::arch::{EMBEDDING_NORM, ModelSpec, TOKEN_EMBD, layer_of};
 use crate::error::ModelError;

@@ -1,4 +1,4 @@
-//! The end of the line: wanted rows to logits, logits to tokens.
+//! The end of the model: wanted rows become logits, and logits become tokens.
 
 use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;

@@ -1,4 +1,4 @@
-//! Loading a stage: description, weights, state.
+//! Loads a stage: its description, its weights, and room for its state.
 
 use std::ops::Range;
 use std::sync::Arc;

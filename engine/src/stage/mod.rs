@@ -1,8 +1,8 @@
 //! Layers `[a, b)` of a model with their state: the unit that a worker runs.
 //!
-//! A stage takes one [`UBatch`] at a time and returns the rows for the next stage, or, on the last
-//! one, what was wanted of them. The same ubatches in the same order give the same bits on every
-//! cut: nothing here depends on how rows are grouped. It knows no network and keeps no clock.
+//! A stage takes one [`UBatch`] at a time. It returns the rows for the next stage or, on the last stage, what
+//! was wanted of them. The same ubatches in the same order give the same bits on every cut. A stage knows no
+//! network and keeps no clock.
 
 mod block_input;
 mod boundary_rows;

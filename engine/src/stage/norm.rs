@@ -1,4 +1,4 @@
-//! The norms between blocks: RMS, or mean and variance.
+//! The norms between blocks: RMS norm and layer norm.
 
 use crate::arch::NormKind;
 use crate::error::ModelError;

@@ -1,4 +1,4 @@
-//! One sequence's state as bytes, and back.
+//! Writes one sequence's state on a stage as bytes, and reads it back.
 
 use super::Stage;
 use crate::batch::SlotId;

@@ -1,4 +1,4 @@
-//! Which rows of a ubatch pass through the head.
+//! Which rows of a ubatch pass through the head: those of which somebody wants a token or logits.
 
 use crate::batch::Want;
 use crate::state::PartRows;

@@ -1,4 +1,4 @@
-//! The state of one block, whatever its kind: zeroed, copied, read and written the same way.
+//! The state of one block. Whatever its kind, it is zeroed, copied, read and written in the same way.
 
 use super::{KvCache, Sequence, SlotStates, StateCopy, StateSpec};
 use crate::arch::BlockKind;

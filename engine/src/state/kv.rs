@@ -1,7 +1,7 @@
 //! The KV cache of one attention block: a pool of pages that all sequences share.
 //!
-//! Which page belongs to whom is the coordinator's decision and arrives with the ubatch; this file
-//! owns the memory and lays parts and pages side by side for the kernels.
+//! Which page belongs to which sequence is decided by the coordinator and arrives with the ubatch. This file
+//! owns the memory, and pairs the parts of a ubatch with their pages for the kernels.
 
 use super::memory::Zeroed;
 use super::{PartRows, Sequences};

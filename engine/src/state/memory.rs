@@ -1,9 +1,9 @@
-//! Memory of states, straight from the system and straight back to it.
+//! Memory for states, straight from the system and straight back to it.
 //!
-//! A stage reserves pages and slots for the most that it may be asked for, and uses a part. Pages of the
-//! system are zero and cost nothing before they are touched. An allocator, though, gives memory that was
-//! used before, and has to write zeros over all of it: the second stage of a process then took
-//! seconds and all the memory that it only reserves.
+//! A stage reserves pages and slots for the most that it may be asked for, and uses a part of them. Pages
+//! from the system are zero, and cost nothing before they are touched. An allocator would hand out memory
+//! that was used before, and would have to write zeros over all of it. The second stage of a process would
+//! then take seconds to load, and would hold all the memory that it only reserves.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};

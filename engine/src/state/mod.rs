@@ -1,7 +1,7 @@
-//! What a stage remembers of its sequences: KV pages for attention, fixed slots for recurrent
-//! layers, and the bookkeeping that says which sequence owns what.
+//! What a stage remembers of its sequences: KV pages for attention, fixed slots for recurrent layers, and the
+//! bookkeeping that says which sequence owns what.
 //!
-//! Blocks declare what they need as a [`StateSpec`]; planner and scheduler see sizes, never names.
+//! Blocks declare what they need as a [`StateSpec`]. The planner and the scheduler see only its sizes.
 
 mod block;
 mod copies;

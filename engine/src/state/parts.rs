@@ -1,6 +1,6 @@
-//! One sequence's snapshots from several stages, put together and taken apart.
+//! Puts one sequence's snapshots from several stages together, and takes them apart.
 //!
-//! The whole is the same bytes however the layers were cut, and any cut can be restored from it.
+//! The whole is the same bytes however the layers were cut, and any other cut can be restored from it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! Which sequences a stage holds, how long they are and which pages are theirs.
+//! Which sequences a stage holds, how long they are, and which pages are theirs.
 //!
-//! [`Sequences::apply`] checks a whole ubatch before it changes anything, so that a refused ubatch
-//! leaves every sequence as it was. It knows pages and lengths, not what lies in them.
+//! [`Sequences::apply`] checks a whole ubatch before it changes anything. So a refused ubatch leaves every
+//! sequence as it was. This file knows pages and lengths, not what lies in them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The recurrent state of one block: for every slot the last inputs of its convolutions and the
-//! matrix that its scan carries on.
+//! The recurrent state of one block. Each slot has the last inputs of its convolutions, and the matrix that
+//! its scan carries on.
 
 use crate::batch::SlotId;
 use crate::error::ModelError;

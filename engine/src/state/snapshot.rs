@@ -1,9 +1,9 @@
 //! The byte form of one sequence's state on one stage.
 //!
-//! Layout, little-endian: magic, version, identity (what the state belongs to), length in
-//! positions, token history, fingerprints of the layers' weights, then sections keyed by (layer,
-//! block), then a BLAKE3 hash of all before it. Fingerprints and sections are per layer so that a
-//! stage with another cut can take those it owns. This file knows the frame, not what a section
+//! It begins with magic, version, identity (what the state belongs to), length in positions, and token
+//! history. Then come fingerprints of the layers' weights, sections by layer and block, and a BLAKE3 hash of
+//! all before it. All numbers are little-endian. Each layer has its own fingerprint and its own sections, so
+//! that a stage with other layers can take those that it has. This file knows the frame, not what a section
 //! means.
 
 use crate::error::SnapshotError;

@@ -1,4 +1,4 @@
-//! The architectures that can be made, and what holds for the sizes of all.
+//! The architectures that synthetic models can have, and checks of sizes that hold for all of them.
 
 use super::plan::ModelPlan;
 use super::{

@@ -1,5 +1,6 @@
-//! Decoders as they were before Llama (GPT-2, Falcon, Phi-2, StarCoder 2 and others): layer norms with biases, FFNs
-//! without gates, attention and FFN beside each other in some.
+//! Synthetic decoders as they were before Llama (GPT-2, Falcon, Phi-2, StarCoder 2 and others), and some of
+//! their relatives. They have layer norms with biases and FFNs without gates. In some of them attention and
+//! FFN read the same rows.
 
 use super::Shape;
 use super::decoder::{

@@ -1,7 +1,8 @@
-//! What the plain decoders share: the tensors of a layer, part by part, and the keys that go with them.
+//! What synthetic plain decoders share: the tensors of a layer, part by part, and the metadata keys that
+//! belong to them.
 //!
-//! Sizes of features are chosen so that a prompt of a hundred tokens meets them in a model of usual context:
-//! windows and contexts of training are parts of the context, bounds are near what they bound.
+//! Tests run prompts of a hundred tokens, and these have to meet every feature of a model. So windows and
+//! training contexts are parts of the model's context, and bounds are near the values that they bound.
 
 use super::file_type::Role;
 use super::noise::Fill;

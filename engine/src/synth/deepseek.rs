@@ -1,4 +1,4 @@
-//! DeepSeek's architecture: latent attention and experts beside shared ones.
+//! Synthetic models of DeepSeek's architecture: latent attention, and experts beside shared ones.
 
 use super::Shape;
 use super::decoder::dense_layers;

@@ -1,4 +1,4 @@
-//! Architectures with delta-rule layers: which metadata and tensors each has.
+//! Synthetic models with delta-rule layers: which metadata and tensors each architecture has.
 
 use super::Shape;
 use super::file_type::Role;

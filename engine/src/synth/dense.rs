@@ -1,4 +1,4 @@
-//! Decoders without experts, each with what it changes of llama's block.
+//! Synthetic decoders without experts. Each is llama's block with some changes.
 
 use super::Shape;
 use super::decoder::{

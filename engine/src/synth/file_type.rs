@@ -1,8 +1,8 @@
-//! File types ("quants") and which tensor gets which element type in them.
+//! File types ("quants" such as Q4_K_M), and which tensor gets which element type in them.
 //!
-//! The mixes follow llama.cpp's rule for models without special cases: layers near both ends and
-//! every third between get more bits for the attention's values and the FFN's way down. The IQ mixes are those
-//! of a quantiser that was told which weights matter.
+//! The mixes follow llama.cpp's rule for models without special cases. Layers near both ends, and every third
+//! layer between, get more bits for the attention's values and the FFN's way down. The IQ mixes are those of
+//! a quantiser that was told which weights matter.
 
 use super::SynthError;
 use crate::quant::GgmlType;

@@ -1,4 +1,5 @@
-//! Architectures with recurrent layers: which metadata and tensors each has.
+//! Synthetic models with Mamba mixers or short convolutions: which metadata and tensors each architecture
+//! has.
 
 use super::Shape;
 use super::file_type::Role;

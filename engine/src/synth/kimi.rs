@@ -1,4 +1,5 @@
-//! Kimi Linear's architecture: three KDA layers to each of latent attention, experts.
+//! Synthetic models of Kimi Linear's architecture: three layers of Kimi delta attention to each one of latent
+//! attention, and experts.
 
 use super::Shape;
 use super::file_type::Role;

@@ -1,4 +1,5 @@
-//! Kimi K3's architecture: Kimi Linear's mixers, experts in a narrower space, residual attention over depth.
+//! Synthetic models of Kimi K3's architecture: Kimi Linear's mixers, experts that work in a narrower space,
+//! and residual attention over depth.
 
 use super::deepseek::{self, Latent};
 use super::file_type::Role;

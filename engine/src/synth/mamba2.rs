@@ -1,4 +1,4 @@
-//! Architectures with Mamba-2 mixers: alone, in turn with attention, or beside it.
+//! Synthetic models with Mamba-2 mixers: alone, in turn with attention, or beside it.
 
 use super::file_type::Role;
 use super::noise::Fill;

@@ -1,4 +1,4 @@
-//! Decoders with experts, each with what it changes of Mixtral's block.
+//! Synthetic decoders with experts. Each is Mixtral's block with some changes.
 
 use super::decoder::{
     dense_layers, expert_biases, experts, fused_projections, half_rotated, head_norms, mixture,

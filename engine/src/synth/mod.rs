@@ -1,8 +1,8 @@
-//! Seeded random models of the supported architectures: to try a cluster, and to bench, before any
+//! Models with random weights in supported architectures: to try a cluster, and to measure it, before any
 //! download.
 //!
-//! A file is a function of its [`Spec`] alone, whatever the number of threads. llama.cpp loads it.
-//! The weights are noise of the right size: activations stay finite, and the text is babble.
+//! A file is a function of its [`Spec`] alone, whatever the number of threads. llama.cpp loads it too. The
+//! weights are noise of the right size: activations stay finite, and the text is babble.
 
 mod arch;
 mod classic;

@@ -1,6 +1,7 @@
-//! Noise that is a function of (seed, tensor name, row, column): no order of making it matters.
+//! Noise that is a function of (seed, tensor name, row, column), so that rows may be made in any order.
 //!
-//! Whole numbers and one f32 product a value, no libm: the same bits on every machine.
+//! A value takes whole numbers and one f32 product, and nothing of a mathematics library. So it has the same
+//! bits on every machine.
 
 /// What a tensor is filled with.
 #[derive(Clone, Copy, Debug, PartialEq)]

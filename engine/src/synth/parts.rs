@@ -1,4 +1,4 @@
-//! Metadata and tensors that architectures share.
+//! Metadata and tensors that the architectures of synthetic models share.
 
 use super::file_type::Role;
 use super::plan::ModelPlan;
@@ -7,9 +7,9 @@ use super::{Experts, Shape};
 /// Standard deviation of embeddings after the architecture's own scaling: about what a layer adds, so
 /// that a token still tells in the last layer of a deep model.
 pub(super) const EMBEDDING: f32 = 1.0;
-/// Gain of the attention's way back. Attention with random weights is near the mean over all positions,
-/// the same for each of them: at full gain it drowns the rest in deep models, and greedy text is one
-/// token over and over.
+/// Gain of the attention's way back. Attention with random weights is near the mean over all positions, and
+/// so the same for each of them. At full gain it drowns the rest in deep models, and greedy text is one token
+/// over and over.
 pub(super) const ATTENTION_GAIN: f32 = 0.5;
 /// Gain of the output matrix: logits of this standard deviation.
 const OUTPUT_GAIN: f32 = 3.0;

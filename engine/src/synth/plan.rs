@@ -1,4 +1,4 @@
-//! A model before it is written: metadata and tensors in the file's order.
+//! A synthetic model before it is written: its metadata and tensors, in the order of the file.
 
 use super::Shape;
 use super::file_type::{FileType, Place, Role};

@@ -1,4 +1,4 @@
-//! rwkv7: which metadata and tensors it has.
+//! Synthetic RWKV-7 models: which metadata and tensors they have.
 
 use super::Shape;
 use super::file_type::Role;

@@ -1,4 +1,4 @@
-//! Sizes of models, by the names people know.
+//! The sizes of models, by the names that people know.
 
 use super::SynthError;
 

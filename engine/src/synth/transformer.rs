@@ -1,4 +1,4 @@
-//! Transformers: llama's block and what others change of it.
+//! Synthetic models with llama's block, and with what Qwen and Granite change of it.
 
 use super::Shape;
 use super::parts::{

@@ -1,5 +1,5 @@
-//! A SentencePiece-style vocabulary of any size: special tokens, all bytes, printable characters,
-//! then strings of letters, shortest first. Any text tokenises, and comes back as it was.
+//! A SentencePiece-style vocabulary of any size. It has special tokens, all bytes, printable characters, and
+//! then strings of letters, shortest first. Any text can be tokenised with it and comes back as it was.
 //!
 //! Pieces grow letter by letter, so that each can be reached by merging two shorter ones.
 

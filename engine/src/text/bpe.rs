@@ -1,8 +1,8 @@
-//! Byte-pair encoding: pieces of the pre-tokenizer merge by rank.
+//! Byte-pair encoding: the pieces of the pre-tokenizer are merged by rank.
 //!
-//! Texts are either in GPT-2's byte alphabet or (gemma4 and relatives) plain UTF-8 with escaped
-//! spaces. Symbols are numbered: a token's id where the text is a token, further numbers for
-//! texts that only occur inside merges.
+//! Texts are in GPT-2's byte alphabet, or (gemma4 and its relatives) plain UTF-8 with escaped spaces. Symbols
+//! are numbered. A symbol that is a token has the token's id. Symbols that occur only inside merges have
+//! further numbers.
 
 use std::collections::HashMap;
 

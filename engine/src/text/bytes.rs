@@ -1,5 +1,5 @@
-//! Bytes and characters: the printable alphabet that byte-level BPE writes bytes in, and a compact
-//! table of byte strings.
+//! Bytes and characters: the printable alphabet in which byte-level BPE writes bytes, and a compact table of
+//! byte strings.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! SentencePiece's precompiled normaliser: a trie of text prefixes, each with a replacement.
 //!
-//! Layout: u32 length of the trie in bytes, the trie (a double array of 32-bit entries), then the
-//! replacements, each ended by a NUL. Little-endian. Every index is checked: the file is not trusted.
+//! The file has the length of the trie (u32), the trie (a double array of 32-bit entries), and the
+//! replacements, each ended by a NUL. All of it is little-endian. The file is not trusted, so every index is
+//! checked.
 
 use super::TextError;
 

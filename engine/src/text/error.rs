@@ -1,4 +1,4 @@
-//! What can go wrong with text, sorted by what the caller can do about it.
+//! What can be wrong with a vocabulary or a text, sorted by what the caller can do about it.
 
 /// Why a vocabulary could not be loaded or a text could not be converted.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Reads a vocabulary from the metadata of a model.
+//! Reads a vocabulary from a model's metadata.
 
 use super::vocab::{SpecialIds, VocabData, VocabFlags};
 use super::{TextError, Tokenizer};

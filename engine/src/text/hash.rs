@@ -1,6 +1,6 @@
-//! A fast, unkeyed hash for tables whose keys come from the model file.
+//! A fast hash without a secret key, for tables whose keys come from the model file.
 //!
-//! Prompts only look up, they never insert, so a client cannot fill a bucket.
+//! Prompts only look keys up and never insert any. So no client can make the table slow.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

@@ -1,5 +1,5 @@
-//! Greedy pair merging, which SPM and BPE share: a linked list of symbols over one text, and a heap
-//! of neighbouring pairs that may merge. O(n log n) in the number of symbols.
+//! Greedy merging of pairs, which SPM and BPE share. It keeps a linked list of symbols over one text, and a
+//! heap of neighbouring pairs that may merge. It takes O(n log n) in the number of symbols.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,14 +1,15 @@
-//! Text in and out: tokenizers built from a model's metadata, incremental detokenisation, stop
-//! strings, chat templates.
+//! Text in and out: tokenizers that are built from a model's metadata, incremental detokenisation, stop
+//! strings, and chat templates.
 //!
-//! Promises: the ids equal llama.cpp's for every supported tokenizer and pre-tokenizer; an unknown
-//! one is an error that names it, never a guess; time grows about linearly with the text. Nothing
-//! here knows of requests, sequences or the network.
+//! - Ids equal llama.cpp's for every supported tokenizer and pre-tokenizer. An unknown one is an error that
+//!   names it, never a guess.
+//! - Time grows about linearly with the text.
+//! - Nothing here knows requests, sequences or the network.
 //!
-//! Reading order: [`vocab`](VocabData) (tables), `special` (roles of tokens), `partition` (special
-//! tokens in text), `pretok` (text to pieces), `merge`, `spm`, `bpe`, `wpm`, `ugm` (pieces to
-//! ids), [`Tokenizer`] (all of them together), then [`StreamDecoder`], [`StopMatcher`] and
-//! [`ChatTemplate`], which stand alone.
+//! Reading order: [`vocab`](VocabData) has the tables, `special` the roles of tokens. `partition` finds
+//! special tokens in a text, `pretok` cuts text into pieces, and `merge`, `spm`, `bpe`, `wpm` and `ugm` turn
+//! pieces into ids. [`Tokenizer`] puts them together. [`StreamDecoder`], [`StopMatcher`] and [`ChatTemplate`]
+//! stand alone.
 
 mod bpe;
 mod bytes;

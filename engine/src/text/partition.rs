@@ -1,6 +1,6 @@
 //! Special tokens inside a text: the text becomes an alternation of plain parts and tokens.
 //!
-//! Longer token texts win over shorter ones wherever they are; among equals the smaller id. A
+//! Longer tokens win over shorter ones wherever they are. Among tokens of equal length the smaller id wins. A
 //! token is looked for only in what the tokens before it left over.
 
 use std::collections::BTreeMap;

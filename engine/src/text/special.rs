@@ -1,7 +1,7 @@
-//! Special ids: defaults of the tokenizer's type, what the file names, what is found by text, and
-//! the end-of-generation set.
+//! Special token ids and the end-of-generation set. They come from defaults of the tokenizer's type, from
+//! what the file names, and from texts of tokens.
 //!
-//! Where a file has several candidates for one role, the first of the list here is taken.
+//! Where a file has several candidates for one role, the first one of the list here is taken.
 
 use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
 

@@ -1,4 +1,4 @@
-//! Stop strings, found across the borders of tokens.
+//! Finds stop strings in a stream of text, across the borders of tokens.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 

@@ -1,10 +1,10 @@
-//! Bytes of tokens become text as they come, whole characters only.
+//! The bytes of tokens become text as they come. Only whole characters leave.
 
 /// Joins the bytes of consecutive tokens into text.
 ///
-/// The pieces given back, joined, equal `String::from_utf8_lossy` of all bytes, however they were
-/// cut: a byte that can begin or continue a character is held until the character is complete or
-/// broken, and every broken sequence becomes one U+FFFD.
+/// The pieces given back, joined, equal `String::from_utf8_lossy` of all bytes, however they were cut. A byte
+/// that can begin or continue a character is held until the character is complete or broken. Every broken
+/// sequence becomes one U+FFFD.
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     /// The beginning of a character, at most three bytes.

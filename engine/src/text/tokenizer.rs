@@ -1,5 +1,5 @@
-//! The one public tokenizer type: it picks the algorithm, adds what the flags ask for, and turns
-//! ids back into bytes.
+//! The one public type for tokenizers. It picks the algorithm, adds what the vocabulary's flags ask for, and
+//! turns ids back into bytes.
 
 use super::partition::{Fragment, Partition};
 use super::vocab::{Kind, Vocab, VocabData, attr};

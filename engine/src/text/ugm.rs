@@ -1,5 +1,5 @@
-//! Unigram (T5): the text is normalised, then cut along the path of tokens with the best sum of
-//! scores. Time is linear in the text plus the number of token occurrences in it.
+//! Unigram tokenizers (T5): the text is normalised, then cut along the path of tokens with the best sum of
+//! scores. The time is linear in the text plus the number of token occurrences in it.
 
 use std::collections::HashSet;
 

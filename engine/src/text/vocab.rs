@@ -1,7 +1,7 @@
-//! The vocabulary as tables: texts, attributes, pieces, special ids. Built once from
-//! [`VocabData`], read-only afterwards.
+//! The vocabulary as tables: texts, attributes, pieces, special ids. It is built once from [`VocabData`] and
+//! only read afterwards.
 //!
-//! It knows which tokens exist and what they stand for, and nothing of how text is cut into them.
+//! It knows which tokens there are and what they stand for. It does not know how a text is cut into them.
 
 use std::collections::HashMap;
 

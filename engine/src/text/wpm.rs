@@ -1,4 +1,4 @@
-//! Word pieces (BERT): text is cleaned and cut into words, each word into its longest tokens.
+//! Word pieces (BERT): text is cleaned and cut into words, and each word into its longest tokens.
 
 use unicode_normalization::char::decompose_canonical;
 

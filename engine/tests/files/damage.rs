@@ -1,7 +1,7 @@
 //! Damaged files: nothing panics, allocates much more than the file, or reads outside of it.
 //!
-//! What still opens is read through in full. Bounds come from safe slices, so that a read out of
-//! them would be a panic.
+//! A file that still opens is read through in full. All bounds are those of safe slices, so a read out of
+//! them would panic.
 
 use crate::round_trip::small_file;
 use brigade_engine::gguf::Gguf;

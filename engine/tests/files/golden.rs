@@ -1,4 +1,4 @@
-//! Files that llama.cpp wrote.
+//! Reads files that llama.cpp wrote.
 
 use crate::support::test_data;
 use brigade_engine::gguf::Gguf;

@@ -1,4 +1,5 @@
-//! Files and block formats from outside: reading, writing, mutating, decoding, making models.
+//! Tests of files and block formats, as a user of the crate meets them: reading, writing, damaging, decoding,
+//! and making models.
 
 #[cfg(test)]
 mod damage;

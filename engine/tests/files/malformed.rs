@@ -1,4 +1,4 @@
-//! Every field wrong once: each file is refused with an error that names the field.
+//! Files in which one field is wrong, for every field: each is refused with an error that names it.
 
 use crate::raw::{ARRAY, BOOL, Raw, STR, U32};
 use brigade_engine::gguf::{Gguf, GgufError};

@@ -1,4 +1,4 @@
-//! Block formats: decoding equal to others', encoding near the values.
+//! Block formats: decoding gives the bits that other programs give, and encoding stays near the values.
 
 use brigade_engine::quant::{self, FORMATS, GgmlType, QuantError};
 
@@ -22,9 +22,9 @@ fn hash(values: &[f32]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Hashes of what others make of `random_bytes` seeded with the type's id (256 blocks of one value or 8 of
-/// more): the `gguf` Python package's `dequantize`, and for MXFP4 and the types after it ggml's own functions
-/// too, with the same bits. Q1_0 and Q2_0 are ggml's alone.
+/// Hashes of what others make of `random_bytes`, seeded with the type's id (256 blocks of one value, or 8 of
+/// more). The others are `dequantize` of the `gguf` Python package and, for MXFP4 and the types after it,
+/// ggml's own functions too, with the same bits. Q1_0 and Q2_0 are ggml's alone.
 const DECODED: &[(GgmlType, u64)] = &[
     (GgmlType::F16, 0x922e_8d78_d917_8078),
     (GgmlType::BF16, 0xc774_e15d_d2ab_dc54),

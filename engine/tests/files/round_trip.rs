@@ -1,4 +1,4 @@
-//! What the writer writes the reader reads, and what crosses to another process is the same.
+//! The reader reads what the writer writes, and what is sent to another process is the same there.
 
 use crate::support::TempPath;
 use brigade_engine::gguf::{Gguf, GgufError, GgufWriter, Value};

@@ -1,4 +1,4 @@
-//! A model in several files.
+//! A model that is split over several files.
 
 use crate::support::TempPath;
 use brigade_engine::gguf::{Gguf, GgufError, GgufWriter};

@@ -1,4 +1,4 @@
-//! Synthetic models: reproducible, complete, of the sizes and types asked for.
+//! Synthetic models: reproducible, complete, and of the sizes and types asked for.
 
 use crate::support::TempPath;
 use brigade_engine::gguf::Gguf;

@@ -1,4 +1,4 @@
-//! What each call may send, around every service and every client.
+//! The gate around every service and every client: how much each call may send and answer.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Who may connect: caps on connections in all and from one address, and the end of those that
-//! send nothing. Every accepted connection counts here until it closes.
+//! Decides who may connect. There are caps on connections in all and from one address, and connections that
+//! send nothing are closed. Every accepted connection counts here until it closes.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,6 +1,8 @@
-//! A message on its way in. The transport reserves memory by the length that a message claims, so it
-//! is not shown a stranger's message before all of it is here: until then its bytes are kept as
-//! they came, counted against the caps of all strangers, and with a time limit.
+//! A message on its way in.
+//!
+//! The transport reserves memory by the length that a message claims. So it is not shown a stranger's message
+//! before all of it has arrived. Until then the bytes are kept as they came. They count against the caps of
+//! all strangers, and have a time limit.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

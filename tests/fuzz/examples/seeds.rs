@@ -1,5 +1,5 @@
-//! Writes the first inputs of each fuzz target into `corpus/`: small valid files, from which the
-//! fuzzer gets to all branches sooner than from nothing. `cargo run --example seeds`
+//! Writes the first inputs of each fuzz target into `corpus/`: small valid files, from which the fuzzer gets
+//! to all branches sooner than from nothing. Run it with `cargo run --example seeds`.
 
 use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::quant::GgmlType;

@@ -1,5 +1,5 @@
-//! Messages of peers, decoded and checked as a worker does: whatever the bytes, an answer; what is
-//! accepted converts, and keeps to the limits.
+//! Fuzzes messages of peers, which are decoded and checked as a worker does it. Whatever the bytes are, there
+//! is an answer. What is accepted can be converted, and keeps to the limits.
 
 #![no_main]
 

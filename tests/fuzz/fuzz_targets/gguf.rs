@@ -1,4 +1,5 @@
-//! GGUF files and packed headers: whatever the bytes, an answer, and everything in what opens reads.
+//! Fuzzes GGUF files and packed headers. Whatever the bytes are, there is an answer. Of a file that opens,
+//! everything can be read.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! A real line, as `bench --json` measured it: its costs for a simulation, and its figures beside the simulated ones.
+//! A real line, as `bench --json` measured it: it gives the costs for a simulation, and the figures to
+//! compare it with.
 
 use brigade_coordinator::meter::UbatchSize;
 use brigade_coordinator::sim::{LinkModel, SimRequest, StageModel, Workload};

@@ -1,6 +1,6 @@
-//! Lines that are not at hand: a model of given cost, cut into equal stages, under the real scheduler and
-//! simulated links. [`table`] runs all cases, [`plot`] draws them, [`measured`] compares a line that is at
-//! hand with its simulation.
+//! Simulated lines that are longer than any at hand: a model of given cost is cut into equal stages, under
+//! the real scheduler and simulated links. [`table`] runs all cases, [`plot`] draws them, and [`measured`]
+//! compares a real line with its simulation.
 
 pub mod measured;
 pub mod plot;

@@ -1,4 +1,5 @@
-//! Draws the simulated lines: for each test, tokens per second and busy share over the number of stages.
+//! Draws the simulated lines. For each test there are panels of tokens per second and of busy share, over the
+//! number of stages.
 
 use super::svg::{Panel, draw};
 use super::{Costs, LATENCIES_MS, LINKS, Row, STAGES, TESTS};

@@ -1,4 +1,4 @@
-//! Room in the cache: under its own limit, and on the disk.
+//! Makes room in the cache: under its own limit, and on the disk.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

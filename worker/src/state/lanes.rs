@@ -1,4 +1,5 @@
-//! The data plane's part of what a worker holds: result streams attached, lanes granted and ended.
+//! The data plane's part of what a worker holds: streams of results are attached, and lanes are granted and
+//! ended.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,8 @@
-//! What a worker holds: the session, the order being prepared, the loaded stage. The one owner;
-//! services call it, and no lock is held while anything blocks. Here is the stage's life from
-//! Prepare to Unload; [`lanes`] has the data plane's part, [`snapshots`] reads and writes sequences, [`copies`] puts
-//! them back from checkpoints, [`report`] has what others are told.
+//! What a worker holds: the session, the order that is being prepared, and the loaded stage. It has one
+//! owner, which the services call. No lock is held while anything blocks.
+//!
+//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
+//! reads and writes sequences, [`copies`] puts them back from checkpoints, and [`report`] has what others are told.
 
 mod copies;
 mod lanes;

@@ -1,4 +1,4 @@
-//! What a worker says of itself: its capabilities, and the heartbeat.
+//! What a worker says of itself: what it can do, and how it is (the answer to a heartbeat).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
-//! A sequence's state as bytes, out of the running stage and into it, between two ubatches.
+//! Reads a sequence's state as bytes out of the running stage, or writes it into it, between two ubatches.
 //!
-//! The sequence must be at rest: none of its rows on their way anywhere. Only the coordinator can
-//! know that, and it is the only one who asks. A state on its way is whole in memory, beside the stage:
-//! there are few at a time, and one that comes must fit into what `--memory` leaves.
+//! The sequence must be at rest: none of its rows may be on its way anywhere. Only the coordinator can know
+//! that, and only it asks. A state on its way is whole in memory, beside the stage. So there are few at a
+//! time, and one that comes must fit into what `--memory` leaves.
 
 use std::time::{Duration, Instant};
 
@@ -69,9 +69,9 @@ impl Worker {
     /// Checks what a restore announces, before any of it is received: returns its length.
     ///
     /// # Errors
-    /// The session's refusals; WrongPhase without a lane; BadMessage for a slot that does not
-    /// exist, or more bytes than a sequence has here; NoMemory where `--memory` has no room for them
-    /// beside the stage; Busy while other transfers do not end.
+    /// The session's refusals. WrongPhase: there is no lane. BadMessage: there is no such slot, or
+    /// there are more bytes than a sequence has here. NoMemory: `--memory` has no room for them beside the
+    /// stage. Busy: other transfers do not end.
     pub async fn begin_restore(&self, head: &RestoreHead) -> Result<(usize, StateTurn), Failure> {
         self.check_restore(head)?;
         let turn = self.state_turn().await?;

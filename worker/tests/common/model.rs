@@ -1,4 +1,5 @@
-//! A GGUF file written by hand: one f32 tensor a layer, its first value `addend * (layer + 1)`.
+//! A GGUF file written by hand. It has one f32 tensor for each layer, whose first value is `addend * (layer +
+//! 1)`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Real stages behind real workers, and the synthetic models they run.
+//! Real stages behind real workers, and the synthetic models that they run.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,8 @@
-//! Contexts of `--depth N`: N tokens that each sequence has behind it when a test begins.
+//! `bench --depth N`: N tokens that each sequence has behind it when a test begins.
 //!
-//! They are computed before the clock starts, as prompts of their own, and kept; the sequences of the test begin
-//! as copies of them. That this was so is checked: a test whose contexts were not all there fails.
+//! They are computed before the clock starts, as prompts of their own, and their states are kept. The
+//! sequences of the test begin as copies of them. A test fails if one of its sequences had to begin without
+//! its whole context.
 
 use anyhow::{Context, Result, bail};
 use brigade_engine::kernels::KV_PAGE;

@@ -1,5 +1,5 @@
-//! The machine's limits, as `bench` measures them before its tests: memory read and arithmetic, with one core and
-//! with all cores that the line uses. The tests' figures are shown as shares of them.
+//! The limits of the machine, measured by `bench` before its tests: how fast memory is read and how fast
+//! products are computed, with one core and with all cores of the line. Tests are shown as shares of them.
 
 use anyhow::{Context, Result};
 use brigade_engine::kernels::{Compute, probe, select};

@@ -1,5 +1,5 @@
-//! Memory of the worker processes after the last test of `bench`: what each holds resident, beside the weights and
-//! states that it has to hold.
+//! What `bench` prints about memory after its last test: how much each worker process holds resident, beside
+//! the weights and states that it has to hold.
 
 use anyhow::Result;
 

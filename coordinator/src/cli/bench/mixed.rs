@@ -1,8 +1,8 @@
-//! How evenly streams get their tokens while prompts arrive: `bench --mixed`.
+//! `bench --mixed`: how evenly streams get their tokens while prompts arrive.
 //!
-//! Some sequences draw tokens; as soon as all of them do, prompts are handed in one after the other until
-//! the first sequence ends. What counts is the time from one token of a sequence to its next: of those
-//! in which a prompt was in work, and of those in which none was.
+//! Some sequences draw tokens. As soon as all of them do, prompts are handed in, one after the other, until
+//! the first sequence ends. What is measured is the time from one token of a sequence to its next. Times
+//! during which a prompt was in work are kept apart from the others.
 
 use std::time::Instant;
 

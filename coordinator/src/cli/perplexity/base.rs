@@ -1,8 +1,8 @@
-//! The file of logits that another run is compared with.
+//! The file of logits that `brigade perplexity` saves, and compares another run with.
 //!
-//! Little-endian: magic, `n_vocab`, `n_ctx` and the number of chunks as u32, all tokens of all chunks as
-//! u32, then an f32 row of logits for each scored token. The tokens are there so that runs over different
-//! texts are never compared.
+//! It is little-endian. First come a magic number, and `n_vocab`, `n_ctx` and the number of chunks as u32.
+//! Then come all tokens of all chunks as u32, then an f32 row of logits for each scored token. The tokens are
+//! there so that runs over different texts are never compared.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};

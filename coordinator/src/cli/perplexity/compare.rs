@@ -1,4 +1,4 @@
-//! How far the predictions of one run are from those of another, token by token, in f64.
+//! How far the predictions of one run are from those of another, summed up token by token in f64.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Decisions about lines, without sockets: members as they are seen, and at the end a small world in
-//! virtual time.
+//! Tests of the decisions about lines. They have no sockets: members are described, and at the end some of
+//! them live in virtual time.
 
 use super::*;
 

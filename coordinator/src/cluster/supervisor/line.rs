@@ -1,5 +1,5 @@
-//! The supervisor's part about the line: building it, hearing that it broke, and deciding which members are not
-//! trusted with the next one.
+//! The supervisor's part about the line: building it, hearing that it broke, and deciding which members are
+//! not trusted with the next one.
 
 use std::time::{Duration, Instant};
 

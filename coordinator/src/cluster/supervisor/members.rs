@@ -1,4 +1,4 @@
-//! The supervisor's part about members: they join, connect, refuse, are put off, and are forgotten.
+//! The supervisor's part about members: how they join, connect, refuse, are put off, and are forgotten.
 
 use std::time::Instant;
 

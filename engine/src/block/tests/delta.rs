@@ -1,5 +1,5 @@
-//! Delta-rule mixers: the forms that files hold their tensors in give the same bits, and a part of a
-//! prompt after another the same as both at once.
+//! Mixers with the delta rule. All forms in which files hold their tensors give the same bits. So does a
+//! prompt in two parts and in one.
 
 use super::{Bench, Tensors, bits, noise};
 use crate::arch::{BlockKind, DeltaNetSpec, KdaGate, KdaSpec};

@@ -1,5 +1,5 @@
-//! Latent attention against its definition: keys and values of every head made from the compressed
-//! rows, nothing absorbed.
+//! Latent attention against its definition: here keys and values of every head are made from the compressed
+//! rows, and nothing is absorbed.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, MlaSpec};

@@ -1,4 +1,5 @@
-//! Blocks against plain computations in f64, through the names and shapes of a file.
+//! Blocks against plain computations in f64. The blocks are loaded from tensors with the names and shapes of
+//! a file.
 
 mod delta;
 mod mla;

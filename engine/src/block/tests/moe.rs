@@ -1,4 +1,4 @@
-//! FFNs, dense and of experts, in every variant, against a walk over experts token by token.
+//! FFNs in every variant, dense and with experts, against a plain computation that takes token by token.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{

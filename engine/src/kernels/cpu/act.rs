@@ -1,4 +1,4 @@
-//! Quantising one row of activations to 8 bits; the rule is in [`crate::kernels::act`].
+//! Quantises one row of activations to 8 bits, by the rule in [`crate::kernels::act`].
 
 use super::run;
 use crate::kernels::act::{ACT_BLOCK, ActBlock};

@@ -1,9 +1,12 @@
 //! Attention over one span of pages, for the queries that share its reading.
 //!
-//! For each page: scores of its positions (lanes are positions, the sum runs over the head's
-//! elements in order; where keys are rows, lanes are elements and are folded at the end), the greatest
-//! score so far, weights `exp(score - greatest)`, and the weighted sum of values (lanes are elements, the
-//! sum runs over positions in order). Sums of earlier pages are scaled to the new greatest score first.
+//! For each page it computes the scores of the page's positions, the greatest score so far, the weights
+//! `exp(score - greatest)`, and the weighted sum of values. Sums of earlier pages are first scaled to the new
+//! greatest score. The order of each sum is fixed:
+//!
+//! - Scores: lanes are positions, and the sum runs over the head's elements in order. Where keys are stored
+//!   as rows, lanes are elements and are folded at the end.
+//! - Weighted sum: lanes are elements, and the sum runs over positions in order.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -119,8 +122,8 @@ struct Page<'a, E: Element> {
     softcap: Option<f32>,
     /// Values of a query's state.
     state_len: usize,
-    /// Bytes to this head of the next page, which is asked for element by element as this one is read:
-    /// all at once would be more than the core can wait for. 0 where there is none.
+    /// Bytes from here to this head of the next page, 0 where there is none. That page is prefetched element
+    /// by element while this one is read. All at once would be more than the core can wait for.
     ahead: usize,
 }
 

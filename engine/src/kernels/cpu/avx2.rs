@@ -1,9 +1,9 @@
-//! Lanes in two 256-bit registers. Needs AVX2, FMA and F16C.
+//! Lanes in two 256-bit registers. It needs AVX2, FMA and F16C.
 //!
-//! The four-byte dot product goes through 16-bit pair sums, which saturate; they stay exact because
-//! one factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15); of narrow codes several
-//! are added up before they are widened. Weights that fill the
-//! byte are taken as magnitude and sign for that, the sign moving to the activations.
+//! The four-byte dot product goes through 16-bit pair sums, which saturate. They stay exact, because one
+//! factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15). Of narrow codes, several products
+//! are added up before they are widened. Weights that fill the byte are taken as magnitude and sign, and the
+//! sign moves to the activations.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! The bounded gate of Kimi K3's FFNs.
+//! The kernel of the bounded gate in Kimi K3's FFNs.
 
 use super::elementwise::zip;
 use super::exp::{sigmoid, tanh};

@@ -1,4 +1,5 @@
-//! Causal depthwise convolution: sixteen channels side by side, the last rows in registers.
+//! The kernel of causal depthwise convolution. Sixteen channels lie side by side, and the last rows stay in
+//! registers.
 
 use super::exp::silu;
 use super::run;

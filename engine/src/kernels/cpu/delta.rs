@@ -4,10 +4,10 @@
 //! The block's keys, queries and decays are first copied side by side. In a ubatch they lie a power of two
 //! apart, and at such distances a cache can hold only a few of them at once.
 //!
-//! For each row, one pass over the strip does four things: it adds the update that the row before found
-//! (`S += k eᵀ`), applies the decay, and sums `Sᵀk` and `Sᵀq`. Then `e = beta (v - Sᵀk)` is the row's own
-//! update, and `o = Sᵀq + (k·q) e` its output. After the last row of a part the update is added in a pass of its
-//! own. Its operations are the same, so a cut between two rows changes no bit.
+//! For each row, one pass over the strip adds the update that the row before found (`S += k eᵀ`), applies the
+//! decay, and sums `Sᵀk` and `Sᵀq`. Then `e = beta (v - Sᵀk)` is the row's own update, and `o = Sᵀq + (k·q)
+//! e` its output. After the last row of a part the update is added in a pass of its own. Its operations are
+//! the same, so a cut between two rows changes no bit.
 
 #![allow(clippy::needless_range_loop, reason = "closures in iterators are not always inlined here")]
 

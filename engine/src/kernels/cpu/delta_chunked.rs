@@ -1,14 +1,20 @@
-//! The delta rule by chunks of a head's rows, as matrix products: what a chunk's keys are to each
-//! other, a triangular solve for all its corrections at once, one product each with the state before
-//! and for the state after (the WY form of arXiv 2406.06484, with decays as in arXiv 2510.26692).
+//! The delta rule by chunks of a head's rows, as matrix products (the WY form of arXiv 2406.06484, with
+//! decays as in arXiv 2510.26692).
 //!
-//! With `w(s, t)` the decay of each key channel from row `s` to row `t`, and `e` the corrections:
-//! `A[t][s] = Σ k_t k_s w`, `P[t][s] = Σ q_t k_s w`, `(I + beta A) e = beta (v - (k w(start, t)) S)`,
-//! `o = ((q w(start, t)) S + P e) / sqrt(d_k)`, `S = w(start, end) S + (k w(t, end))ᵀ e`.
+//! Within a chunk it computes what the keys are to each other. A triangular solve then gives the corrections
+//! of all rows at once. One product brings in the state before the chunk, and one makes the state behind it.
 //!
-//! Decays are products of factors at most 1, never differences of sums: no overflow, no cancellation.
-//! For a pair in different halves of a chunk the product is split at the border between them, so that
-//! a block of `A` is one matrix product; halves are halved again down to sixteen rows.
+//! Let `w(s, t)` be the decay of each key channel from row `s` to row `t`, and `e` the corrections:
+//!
+//! - `A[t][s] = Σ k_t k_s w` and `P[t][s] = Σ q_t k_s w`
+//! - `(I + beta A) e = beta (v - (k w(start, t)) S)`
+//! - `o = ((q w(start, t)) S + P e) / sqrt(d_k)`
+//! - `S = w(start, end) S + (k w(t, end))ᵀ e`
+//!
+//! Decays are products of factors that are at most 1, never differences of sums. So nothing overflows or
+//! cancels. For a pair of rows in different halves of a chunk, the product of decays is split at the border
+//! between the halves. A block of `A` is then one matrix product. Halves are halved again, down to sixteen
+//! rows.
 
 #![allow(clippy::needless_range_loop, reason = "closures in iterators are not always inlined here")]
 
@@ -236,8 +242,8 @@ impl Buffers {
         }
     }
 
-    /// Keys and queries as the state before the chunk meets them (`turned`, here `[n, d]`), keys as
-    /// the state after it does (`before`), and the decay of the whole chunk (the last row of `a`).
+    /// Computes keys and queries as the state before the chunk meets them (`turned`, here `[n, d]`), and keys
+    /// as the state after it does (`before`). The last row of `a` becomes the decay of the whole chunk.
     #[inline(always)]
     fn decay_ends<S: Simd>(&mut self, s: S) {
         let d = self.d;

@@ -1,5 +1,5 @@
-//! The delta rule as it is usually written: row by row, lanes along the keys of one value column, a sum
-//! over lanes for each prediction and each output. What [`super::delta`] is measured against.
+//! The delta rule as it is usually written: row by row. Lanes run along the keys of one value column, and
+//! each prediction and each output is a sum over lanes. The bench compares [`super::delta`] with it.
 
 use super::run;
 use crate::kernels::delta::DeltaTile;

@@ -1,4 +1,5 @@
-//! One row of attention over depth: scores of its sources, their softmax, the weighted sum.
+//! The kernel of attention over depth, for one row: the scores of its sources, their softmax, and the
+//! weighted sum.
 
 use super::elementwise::Softmax;
 use super::run;

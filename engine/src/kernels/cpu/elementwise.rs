@@ -1,5 +1,5 @@
-//! Elementwise ops and softmax over slices. A tail shorter than the lanes is computed on zeros
-//! beyond its end, so a value's result does not depend on where it stands.
+//! Elementwise ops and softmax over slices. A tail that is shorter than the lanes is computed with zeros
+//! beyond its end. So a value's result does not depend on where it stands.
 
 use super::exp::{
     exp, sigmoid as sigmoid_of, silu as silu_of, softplus as softplus_of, tanh as tanh_of,

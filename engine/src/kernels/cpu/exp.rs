@@ -1,9 +1,9 @@
-//! The exponential that every kernel uses, and what is made of it.
+//! The exponential that every kernel uses, and functions that are made of it.
 //!
-//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `|r| <= ln 2 / 2`; `e^r` is its Taylor sum to
-//! the seventh power, whose remainder there is below 6e-9. Together with the roundings the relative
-//! error stays below [`EXP_ERROR`] (tested over the whole range). Below -87.3, where the result
-//! would be subnormal, it is 0; above 88.37 it is infinite, half a unit earlier than the type ends.
+//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `|r| <= ln 2 / 2`. `e^r` is its Taylor sum to the
+//! seventh power, whose remainder there is below 6e-9. Together with the roundings, the relative error stays
+//! below [`EXP_ERROR`] (tested over the whole range). Below -87.3, where the result would be subnormal, it is
+//! 0. Above 88.37 it is infinite, half a unit earlier than the type ends.
 
 use crate::kernels::simd::Simd;
 
@@ -51,9 +51,9 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
 /// Up to here `tanh` is a fraction of polynomials.
 const TANH_SMALL: f32 = 0.625;
 
-/// `tanh x`: up to [`TANH_SMALL`] the fifth convergent of its continued fraction
-/// `x / (1 + x² / (3 + x² / (5 + ...)))`, which is off by less than 1e-9 of it there; beyond,
-/// `1 - 2 / (1 + e^2x)`. Exact to a few units of the result.
+/// `tanh x`. Up to [`TANH_SMALL`] it is the fifth convergent of its continued fraction `x / (1 + x² / (3 + x²
+/// / (5 + ...)))`, which is off there by less than 1e-9 of it. Beyond, it is `1 - 2 / (1 + e^2x)`. Exact to a
+/// few units of the result.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let square = s.mul(x, x);
@@ -67,8 +67,8 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
 
 /// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`.
 ///
-/// `ln(1 + u) = 2 atanh(u / (2 + u))` for `u` in 0..=1; the series in `t = u / (2 + u) <= 1/3` is
-/// summed to `t^17`, beyond which less than 1e-9 of the value is left.
+/// `ln(1 + u) = 2 atanh(u / (2 + u))` for `u` in 0..=1. The series in `t = u / (2 + u) <= 1/3` is summed to
+/// `t^17`. Less than 1e-9 of the value is left beyond that.
 #[inline(always)]
 pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     let negated = s.sub(s.zero(), x);

@@ -1,4 +1,4 @@
-//! GELU, the clamped SwiGLU, and bounds on values.
+//! The kernels of GELU, of the clamped SwiGLU, and of bounds on values.
 
 use super::elementwise::{map, zip};
 use super::exp::{sigmoid, tanh};

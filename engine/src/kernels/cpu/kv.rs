@@ -1,8 +1,8 @@
-//! Types of pages: how keys and values are written, and how a head's page is read back.
+//! The types of KV pages: how keys and values are written, and how a head's page is read back.
 //!
-//! Pages of `F32` and `F16` are read as they lie. A page of `Q8_0` is widened once for a tile's queries,
-//! and then read as one of `F32`. An element is its code times its scale, which f32 holds exactly, so
-//! results depend on neither tiles nor neighbours.
+//! Pages of `F32` and `F16` are read as they lie. A page of `Q8_0` is widened once for the queries of a tile,
+//! and then read as one of `F32`. An element is its code times its scale, which f32 holds exactly. So results
+//! depend neither on tiles nor on neighbours.
 
 use std::marker::PhantomData;
 

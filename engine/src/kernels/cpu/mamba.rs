@@ -1,5 +1,5 @@
-//! The selective scan of Mamba-1: sixteen channels side by side, one state index after the other, so
-//! the sum over the state is a chain in each lane and its order fixed.
+//! The kernel of Mamba-1's selective scan. Sixteen channels lie side by side, and state indices are taken one
+//! after the other. So each lane sums over the state in a fixed order.
 
 use super::conv::lanes;
 use super::exp::{exp, silu, softplus};

@@ -1,7 +1,8 @@
-//! The frame of every product: panel by panel, and for each panel the rows in register tiles.
+//! Computes one chunk of a matrix product. A chunk of many rows goes to [`super::matmul_many`]. A chunk of
+//! few rows is computed here, panel by panel, and for each panel in tiles of rows.
 //!
-//! A tile of `T` rows keeps its `T` sums in registers while one panel streams past. The arithmetic
-//! of a row does not depend on `T`: only how often the panel is read does.
+//! A tile of `T` rows keeps its `T` sums in registers while one panel streams past. The arithmetic of a row
+//! does not depend on `T`; only the number of times that the panel is read does.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,7 @@
-//! Products with float weights: f32 activations, one fused step a column.
+//! Products with float weights: f32 activations, and one fused step for each column.
 //!
-//! Columns are summed in runs of [`RUN`], and the runs' sums in order: shorter chains of roundings,
-//! the same for every row count.
+//! Columns are summed in runs of [`RUN`], and then the sums of the runs in order. That makes chains of
+//! roundings shorter, and is the same for every number of rows.
 
 use std::marker::PhantomData;
 

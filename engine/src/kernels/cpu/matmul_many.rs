@@ -1,11 +1,13 @@
-//! The frame of products with many rows: slice by slice of columns, and of each slice panel by panel.
-//! The rows' values in a slice lie side by side ([`crate::kernels::column_slices`]), and stay in the second-level
-//! cache while some panels pass. Of a panel, a slice is unpacked once, into memory that the first-level
-//! cache holds, and all rows of the chunk are multiplied with it, tile by tile; between slices a row's
-//! sums wait in memory.
+//! The frame of products with many rows: it goes slice by slice of columns, and for each slice panel by
+//! panel.
 //!
-//! A row's sum takes the same steps in the same order as in a tile of few rows
-//! ([`super::matmul`]): neither slices nor tiles show in it.
+//! The rows' values in a slice lie side by side ([`crate::kernels::column_slices`]), and stay in the
+//! second-level cache while some panels pass. A slice of a panel is unpacked once, into memory that the
+//! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile. Between slices,
+//! a row's sums wait in memory.
+//!
+//! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul`]). Neither
+//! slices nor tiles show in it.
 
 use std::marker::PhantomData;
 

@@ -1,9 +1,9 @@
 //! Products with quantised weights: integers within a block of 32 columns, f32 between blocks.
 //!
-//! For each block: eight four-byte dot products a row (exact), converted once, times the weight
-//! scale, and added to the running sum with the activations' scale by one fused step; minima join by
-//! another, with the activations' sum. Blocks are taken in order, so a row's sum depends on nothing
-//! but its own length.
+//! For each block and row there are eight four-byte dot products, which are exact. Their sum is converted
+//! once, multiplied by the weight's scale, and added to the running sum with the activations' scale by one
+//! fused step. A format with minima adds them by a second fused step, with the sum of the activations. Blocks
+//! are taken in order, so a row's sum depends on nothing but its own length.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -32,8 +32,9 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
     ) -> [S::F; T] {
         let mut scales = Scales::<S>::zero(s);
         let mut sums = [s.zero(); T];
-        // Records whose activations are looked up together: a slice's where a record is one block, as a
-        // look-up a block costs a tenth of the time; one at a time where it has several, which loops best.
+        // Records whose activations are looked up together. Where a record is one block, that is a whole
+        // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
+        // it is one record, which loops best.
         let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
         for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
             let (slice, first) =

@@ -1,8 +1,8 @@
-//! The kernels: algorithms once, generic over [`Simd`](super::simd::Simd), and one thin file for
-//! each instruction set that only says how a lane operation is spelled there.
+//! The kernels. Each algorithm is written once, generic over [`Simd`](super::simd::Simd). One thin file for
+//! each instruction set only says how a lane operation is spelled there.
 //!
-//! Every function here that a table points to is `name::<S>`: it obtains the proof value and runs
-//! its op under the instructions of `S`.
+//! Every function here that a table points to is `name::<S>`. It obtains the proof that the CPU has the
+//! instructions of `S`, and runs its op under them.
 
 pub(super) mod act;
 pub(super) mod attention;

@@ -1,5 +1,5 @@
-//! Lanes in four 128-bit registers. Needs NEON with half-precision conversion, which every 64-bit
-//! Arm CPU has; the four-byte dot product uses the `dotprod` extension where the CPU has it.
+//! Lanes in four 128-bit registers. It needs NEON with half-precision conversion, which every 64-bit Arm CPU
+//! has. The four-byte dot product uses the `dotprod` extension where the CPU has it.
 
 use std::arch::aarch64::*;
 use std::arch::asm;

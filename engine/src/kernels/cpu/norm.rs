@@ -1,4 +1,5 @@
-//! RMS, L2 and layer norm of one row: sixteen running sums of squares, folded by the fixed tree.
+//! RMS, L2 and layer norm of one row. Each has sixteen running sums, which are folded by the fixed tree of
+//! [`Simd::sum`](crate::kernels::simd::Simd::sum).
 
 use super::run;
 use crate::kernels::simd::{LANES, Op, Simd};

@@ -1,4 +1,4 @@
-//! Loops that do one thing as fast as the instruction set allows: the limits that kernels are
+//! Loops that do one thing as fast as the instruction set allows. They give the limits that kernels are
 //! measured against.
 
 use std::hint::black_box;

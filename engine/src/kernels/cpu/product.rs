@@ -1,5 +1,6 @@
-//! Small products of f32 matrices that a cache holds: the inside of chunked scans. Lanes along the
-//! columns of the result, four of its rows in registers; each element sums over `k` in ascending order.
+//! Small products of f32 matrices that a cache holds: the inside of chunked scans. Lanes run along the
+//! columns of the result, and four of its rows are in registers. Each element sums over `k` in ascending
+//! order.
 
 use super::ssd::{lanes, put};
 use crate::kernels::simd::{LANES, Simd};

@@ -1,5 +1,5 @@
-//! Rotation of the heads of one row: `y0 = x0 cos - x1 sin`, `y1 = x1 cos + x0 sin`, each as one
-//! product and one fused step, the same in both layouts.
+//! Rotates the heads of one row: `y0 = x0 cos - x1 sin`, `y1 = x1 cos + x0 sin`. Each is one product and one
+//! fused step, the same for both layouts of pairs.
 
 use super::run;
 use crate::kernels::rope::{RopeLayout, RopeRow};

@@ -1,10 +1,10 @@
-//! Mamba-2's recurrence, blocked: lanes along the channels of a head, where the columns of the state
-//! are independent and nothing is summed over lanes. Some rows of the state stay in registers over a
-//! block of tokens while the outputs of the block accumulate in the first-level cache.
+//! Mamba-2's recurrence, in blocks of tokens. Lanes run along the channels of a head. There the columns of
+//! the state are independent, and nothing is summed over lanes. Some rows of the state stay in registers over
+//! a block, while the outputs of the block add up in the first-level cache.
 //!
-//! Every element of state and output sees the same operations in the same order whatever the block,
-//! the tile or the cut, so all of them give the same bits: for each token
-//! `S = fma(S, decay, B (delta x))`, and `y = fma(C, S, y)` over ascending rows from `y = d x`.
+//! Every element of state and output sees the same operations in the same order, whatever the block, the tile
+//! or the cut. So all of them give the same bits. For each token, `S = fma(S, decay, B (delta x))`. Then `y =
+//! fma(C, S, y)` over ascending rows, beginning with `y = d x`.
 
 use super::exp::{exp, softplus};
 use super::run;

@@ -1,8 +1,9 @@
-//! Mamba-2's recurrence by chunks of tokens as matrix products (arXiv 2405.21060, section 6):
-//! within a chunk every token meets the earlier ones directly, the state enters and leaves once.
+//! Mamba-2's recurrence by chunks of tokens, as matrix products (arXiv 2405.21060, section 6). Within a chunk
+//! every token meets the earlier ones directly. The state enters once and leaves once.
 //!
-//! Decays between two tokens are running products of the tokens' factors, all at most 1: differences
-//! of their summed logarithms would cancel. What is not a whole chunk goes through the recurrence.
+//! The decay between two tokens is a running product of the tokens' factors, which are at most 1. The
+//! difference of their summed logarithms would lose digits. Tokens that do not fill a chunk go through the
+//! recurrence.
 
 use super::exp::{exp, softplus};
 use super::product::{Lined, add_product};

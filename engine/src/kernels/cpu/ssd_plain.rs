@@ -1,5 +1,5 @@
-//! Mamba-2's recurrence as it is usually written: token by token, lanes along the state of one
-//! channel, a sum over lanes for each output. What [`super::ssd`] is measured against.
+//! Mamba-2's recurrence as it is usually written: token by token, with lanes along the state of one channel,
+//! and a sum over lanes for each output. The bench compares [`super::ssd`] with it.
 
 use super::exp::{exp, softplus};
 use super::run;

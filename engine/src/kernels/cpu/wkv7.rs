@@ -1,4 +1,5 @@
-//! RWKV-7's time mixing: sixteen values of a head side by side, its keys one after the other.
+//! The kernel of RWKV-7's time mixing. Sixteen values of a head lie side by side, and its keys are taken one
+//! after the other.
 
 use super::exp::{exp, sigmoid};
 use super::{flush_subnormals, run};

@@ -1,4 +1,4 @@
-//! The formats of 32 columns with one f16 scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//! The formats of 32 columns with one f16 scale: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
 
 use super::planes::{self, Codes, bits_at, codes_of, each_word, spread, word_at};
 use super::{BLOCK, Offset, PanelFormat, Scales, VECTORS, halves_at, put_halves};

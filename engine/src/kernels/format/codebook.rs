@@ -1,7 +1,7 @@
-//! The formats whose nibbles index a table: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+//! Formats whose 4-bit codes index a table of values: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 //!
-//! The table lookup is a byte shuffle; its entries are stored with an offset, so that they are
-//! unsigned like all codes.
+//! A byte shuffle looks the codes up. An offset is added to the table's entries, so that they are unsigned
+//! like all codes.
 
 use super::basic::nibbles_of;
 use super::planes::{self, bits_at, codes_of, each_word, word_at};

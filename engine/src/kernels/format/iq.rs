@@ -1,9 +1,11 @@
-//! IQ2 and IQ3: levels by code, as the codebooks are gone through when a matrix is packed.
+//! The IQ2 and IQ3 formats. Their codebooks are looked up once, when a matrix is packed; a packed matrix has
+//! levels.
 //!
-//! A code is a level and a sign in three bits (IQ2) or four (IQ3); a byte shuffle makes it a weight. That is
-//! more than a codebook's row takes in the file (a half more for IQ2_XXS), but rows would have to be looked up
-//! lane by lane for every product.
-//! Header: d (f16), then the scales' nibbles, sixteen rows each.
+//! A code is a level and a sign, in three bits (IQ2) or four (IQ3). A byte shuffle makes a weight of it. That
+//! takes more memory than rows of a codebook do in the file (half as much again for IQ2_XXS). But rows would
+//! have to be looked up lane by lane for every product.
+//!
+//! A unit's header is d (f16), then the nibbles of its scales, for sixteen rows each.
 
 use std::marker::PhantomData;
 

@@ -1,4 +1,4 @@
-//! IQ1_S and IQ1_M: three levels, moved up or down by an eighth.
+//! The formats IQ1_S and IQ1_M: three levels, which are moved up or down by an eighth.
 
 use super::iq::{codes_of_block, greatest, offset, raised};
 use super::planes::{self, codes_of};

@@ -1,8 +1,8 @@
-//! Q4_K and Q5_K: 256 columns, a six-bit scale and minimum for each 32.
+//! The formats Q4_K and Q5_K: 256 columns, and for each 32 of them a six-bit scale and a six-bit minimum.
 //!
-//! Header: d, dmin (f16), then the twelve scale bytes of the source as three words, sixteen rows
-//! each. With the words A, B, C of a row: byte j of A and B holds scale j and minimum j in six bits
-//! (j < 4), and the high two bits of scale and minimum j + 4; byte j of C their low nibbles.
+//! The header is d and dmin (f16), then the twelve scale bytes of the source as three words A, B and C, for
+//! sixteen rows each. For j < 4, the low six bits of byte j of A and B are scale j and minimum j. Their high
+//! two bits belong to scale and minimum j + 4. Byte j of C has the low four bits of these two.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! Q2_K, Q3_K and Q6_K: 256 columns, a scale for each 16.
+//! The formats Q2_K, Q3_K and Q6_K: 256 columns, and a scale for each 16 of them.
 
 use super::planes::{self, bits_at, codes_of, each_word, word_at};
 use super::{

@@ -1,9 +1,12 @@
-//! Weight formats as the integer kernels read them: panels of sixteen rows, lane = row.
+//! Weight formats as the integer kernels read them: panels of sixteen rows, one row in each lane.
 //!
-//! A panel is a row of records, one for each unit of the source format (32 or 256 columns); a record
-//! is a header (scales of the sixteen rows) and, for each 32 columns, the codes in planes (see
-//! [`planes`]). Together they are about as long as the source, up to a half longer where that has
-//! codebooks. Packing changes the order of bits, never a value: code times scale plus minimum is the source's number, taken in the same order.
+//! A panel is a series of records, one for each unit of the source format (32 or 256 columns). A record has a
+//! header with the scales of the sixteen rows. Then it has, for each 32 columns, the codes in planes of bits
+//! (see [`planes`]). Together they are about as long as the source, or up to half as long again where the
+//! source has codebooks.
+//!
+//! Packing changes the order of bits, never a value. Code times scale plus minimum is the source's number,
+//! computed in the same order.
 
 mod basic;
 mod codebook;

@@ -1,7 +1,7 @@
-//! Codes of one block (32 columns of sixteen rows) as planes of bits.
+//! The codes of one block (32 columns of sixteen rows) as planes of bits.
 //!
-//! In every plane the byte `4r + j` of a 64-byte vector belongs to row `r` and to column `4v + j` of
-//! the vectors `v` it serves: the order in which a four-byte dot product wants its operands. A plane
+//! In every plane, the byte `4r + j` of a 64-byte vector belongs to row `r`, and to column `4v + j` of each
+//! vector `v` that it serves. That is the order in which a four-byte dot product wants its operands. A plane
 //! of `b` bits keeps `8 / b` vectors in one.
 
 use super::{VECTORS, bytes_at};

@@ -1,5 +1,6 @@
-//! The formats of one scale and a whole number of -1 to 2: TQ1_0, TQ2_0, Q2_0 and Q1_0.
-//! Header: d (f16), sixteen rows.
+//! The formats of one scale and whole numbers from -1 to 2: TQ1_0, TQ2_0, Q2_0 and Q1_0.
+//!
+//! The header is d (f16) for sixteen rows.
 
 use super::k_quants::pairs_of;
 use super::planes::{self, codes_of, each_word, spread, word_at};

@@ -1,4 +1,4 @@
-//! Attention of one query over rows of keys and values, plainly, in f64.
+//! Attention of one query over rows of keys and values, in plain f64. Tests compare the kernels with it.
 
 use super::ops::softmax;
 

@@ -1,4 +1,4 @@
-//! Causal depthwise convolution, plainly, in f64.
+//! Causal depthwise convolution in plain f64. Tests compare the kernels with it.
 
 /// `x` and the result are `[n, channels]`, `weight` is `[channels, taps]`, `before` the
 /// `[taps - 1, channels]` rows that came before.

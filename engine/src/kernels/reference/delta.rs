@@ -1,4 +1,4 @@
-//! The delta rule, row by row, in f64.
+//! The delta rule, row by row, in plain f64. Tests compare the kernels with it.
 
 use crate::kernels::delta::{Decay, DeltaShape};
 

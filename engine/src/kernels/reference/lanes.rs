@@ -1,4 +1,4 @@
-//! Sixteen lanes as plain arrays: the table that runs everywhere, and the meaning of every
+//! Sixteen lanes as plain arrays. This is the table that runs everywhere, and it gives the meaning of every
 //! operation of [`Simd`] in ordinary Rust.
 
 use half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! The selective scan of Mamba-1, plainly, in f64.
+//! The selective scan of Mamba-1 in plain f64. Tests compare the kernels with it.
 
 /// Constants and rows; `channels = d.len()`, `n_state = a.len() / channels`.
 pub(crate) struct Mamba<'a> {

@@ -1,4 +1,5 @@
-//! Products and activation quantising, plainly: dequantised weights, sums in f64.
+//! Products and the quantising of activations, plainly: weights are dequantised, and sums are taken in f64.
+//! Tests compare the kernels with it.
 
 use crate::quant::{GgmlType, dequantize_row};
 

@@ -1,5 +1,5 @@
-//! What every op means, in loops that can be read at a glance: the oracle of the tests, and the
-//! table that runs on any machine.
+//! What every op means, in loops that can be read at a glance. Tests compare all kernels with it. The table
+//! over its lanes runs on any machine.
 
 #[cfg(test)]
 pub(super) mod attention;

@@ -1,4 +1,4 @@
-//! Elementwise ops, norms, softmax and rotation, plainly, in f64.
+//! Elementwise ops, norms, softmax and rotation in plain f64. Tests compare the kernels with them.
 
 use crate::kernels::{GateBounds, SwiGluClamp};
 

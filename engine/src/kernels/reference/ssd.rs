@@ -1,4 +1,4 @@
-//! Mamba-2's recurrence, token by token, plainly, in f64.
+//! Mamba-2's recurrence, token by token, in plain f64. Tests compare the kernels with it.
 
 use crate::kernels::Ssd;
 

@@ -1,4 +1,4 @@
-//! The bounded gate against f64, and bit equality everywhere.
+//! The bounded gate against f64, and bit equality on all tables and thread counts.
 
 use super::{Rng, close, same_bits_everywhere};
 use crate::kernels::GateBounds;

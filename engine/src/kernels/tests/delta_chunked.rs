@@ -1,4 +1,4 @@
-//! The chunked delta rule against the f64 recurrence, and the same bits where cuts are at borders.
+//! The chunked delta rule against the f64 recurrence. Cuts at borders of chunks change no bit.
 
 use super::delta::{GDN, Inputs, KDA};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};

@@ -1,4 +1,5 @@
-//! Attention over depth against f64, and bit equality everywhere: also of each row alone.
+//! Attention over depth against f64, and bit equality on all tables and thread counts, also of each row
+//! alone.
 
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::kernels::reference::depth_attention::attend_depth;

@@ -1,4 +1,4 @@
-//! GELU, the clamped SwiGLU and bounds against f64, and bit equality everywhere.
+//! GELU, the clamped SwiGLU and bounds against f64, and bit equality on all tables and thread counts.
 
 use super::{Rng, close, same_bits_everywhere};
 use crate::kernels::reference::ops;

@@ -1,5 +1,5 @@
-//! What pages hold, byte by byte: codes and scales of `Q8_0` against the plain rule on every table, and
-//! what clearing a page's tail leaves.
+//! What pages hold, byte by byte. Codes and scales of `Q8_0` are compared with the plain rule on every table.
+//! A page whose tail was cleared holds nothing of it.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! Products: every weight type against f64, bit equality over tables, threads, tiles and cuts.
+//! Products with every weight type against f64. Their bits are equal over tables, threads, tiles and cuts.
 
 use bytemuck::Zeroable;
 
@@ -49,8 +49,8 @@ fn quantised(ty: GgmlType, rows: usize, cols: usize, rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Weights of random bits, block by block, so that every code, scale and sign occurs; blocks whose
-/// scales are not finite or huge are drawn again.
+/// Weights of random bits, block by block, so that every code, scale and sign occurs. Blocks whose scales are
+/// huge or not finite are drawn again.
 fn random_blocks(ty: GgmlType, rows: usize, cols: usize, rng: &mut Rng) -> Vec<u8> {
     let (elems, size) = (ty.block_elems(), ty.block_bytes());
     let mut bytes = vec![0; rows * cols / elems * size];

@@ -1,5 +1,5 @@
-//! Every table against the plain oracle, and against every other table bit for bit; every op alone
-//! and beside other rows, on one thread and on several, bit for bit.
+//! Every table against the plain reference, and against every other table bit for bit. Every op also runs
+//! alone and beside other rows, on one thread and on several, bit for bit the same.
 
 mod attention;
 mod bounded_gate;

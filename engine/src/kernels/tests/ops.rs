@@ -1,4 +1,5 @@
-//! Elementwise ops, norms, softmax and rotation against f64, and bit equality everywhere.
+//! Elementwise ops, norms, softmax and rotation against f64, and bit equality on all tables and thread
+//! counts.
 
 use super::{Rng, close, same_bits_everywhere};
 use crate::kernels::reference::ops;

@@ -1,5 +1,5 @@
-//! The major Unicode category of a character (letter, mark, number, punctuation, symbol, separator, other) as one
-//! byte: what the patterns of pre-tokenizers ask for.
+//! The major Unicode category of a character, as one byte: letter, mark, number, punctuation, symbol,
+//! separator or other. The patterns of pre-tokenizers ask for it.
 
 use std::sync::OnceLock;
 

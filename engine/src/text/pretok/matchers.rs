@@ -1,4 +1,4 @@
-//! Hand-written matchers for the most used patterns: one pass, no backtracking.
+//! Matchers for the most used patterns, written by hand: they make one pass and never go back.
 //!
 //! Each gives the end of the piece that starts at a position. Positions are characters.
 

@@ -1,8 +1,8 @@
-//! Pre-tokenizers: a text becomes pieces inside which BPE merges.
+//! Pre-tokenizers: they cut a text into pieces, and BPE merges only inside a piece.
 //!
-//! A pre-tokenizer is a list of steps; each splits the pieces of the one before, and what a step
-//! does not match stays as a piece. The engines imitate llama.cpp's, whose simplifications (one
-//! stand-in for all letters of other scripts, and so on) decide the edge cases.
+//! A pre-tokenizer is a list of steps. Each step splits the pieces of the one before, and what it does not
+//! match stays as a piece. The regex engines imitate llama.cpp's. Its simplifications (one stand-in for all
+//! letters of other scripts, and so on) decide the edge cases.
 
 mod class;
 mod matchers;

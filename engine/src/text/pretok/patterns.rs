@@ -1,5 +1,5 @@
-//! Patterns of the pre-tokenizers that have no hand-written matcher, put together from their
-//! common parts. Categories mean what [`super::splitter`] makes of them.
+//! Patterns of the pre-tokenizers that have no matcher of their own, put together from common parts.
+//! [`super::splitter`] says what categories mean in them.
 
 /// English contractions in any case.
 const CONTRACTION: &str = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])";

@@ -1,9 +1,11 @@
 //! Runs the steps of a pre-tokenizer over a text.
 //!
-//! Patterns do not see the text itself but a stand-in of it, character for character:
-//! - a pattern with categories (`\p{..}`) sees ASCII as it is, and for every other character one
-//!   letter for its major category;
-//! - a pattern without sees the characters, except that white space beyond ASCII is a vertical tab.
+//! Patterns do not see the text itself, but a stand-in for it, character for character:
+//!
+//! - A pattern with categories (`\p{..}`) sees ASCII as it is. Of every other character it sees one letter
+//!   that stands for its major category.
+//! - A pattern without categories sees the characters, except that white space beyond ASCII is a vertical
+//!   tab.
 //!
 //! Each pattern sees one piece only, so look-ahead and `$` stop at its end.
 

@@ -1,4 +1,4 @@
-//! `tokenizer.ggml.pre` names and what each one means.
+//! The names that `tokenizer.ggml.pre` may have, and what each one means.
 
 use super::patterns as p;
 use super::{Pretok, Step};

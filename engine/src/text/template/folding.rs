@@ -1,5 +1,6 @@
-//! The template engine computes expressions of constants when it compiles. Such an expression can be short
-//! and its value long (`"a" * 100000000`), so the sum of such repetitions has a limit.
+//! Limits constant expressions in a chat template. The template engine computes them already when it
+//! compiles. Such an expression can be short and its value long (`"a" * 100000000`), so the sum of such
+//! repetitions has a limit.
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
 use minijinja::value::ValueKind;

@@ -1,6 +1,8 @@
-//! The template engine's filters, and Python's methods, with a look at what they would make before they make
-//! it. The rest is counted once it is there (`metered`): a filter that is not treated here makes at most a
-//! few times what it is given, and its inputs were counted.
+//! Wraps the template engine's filters, and Python's methods: each looks at what it is about to make, and
+//! refuses too much.
+//!
+//! Everything else is counted once it is there (`metered`). That suffices: a filter that is not treated here
+//! makes at most a few times what it is given, and its inputs were counted.
 
 use minijinja::value::{Rest, Value, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters};

@@ -1,6 +1,6 @@
-//! Lists that grow. In Python a list has `append` and `pop`, and some templates use them to queue
-//! tool calls; the engine's lists are constant. So the empty list literals of such a template are
-//! rewritten into calls of a function that makes a list object with these methods.
+//! Lists that grow. In Python a list has `append` and `pop`, and some templates queue tool calls with them.
+//! The engine's lists are constant. So the empty list literals of such a template are rewritten into calls of
+//! a function, which makes a list object that has these methods.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

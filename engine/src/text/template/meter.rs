@@ -1,10 +1,12 @@
-//! What one rendering may make. A template can double a text with every step (`x ~ x`), so that fuel bounds
-//! its steps but not its memory. A meter therefore counts every byte of text and every item of a list that
-//! a template makes, over the whole rendering, and refuses what goes beyond its limit before it is made, or
-//! directly after one step that at most doubled it.
+//! Limits what one rendering of a chat template may make.
 //!
-//! It also keeps values shallow and finite: nothing that contains itself, nothing that nests so deeply that
-//! dropping it would exhaust the thread's stack, and nothing with more parts than can be walked.
+//! A template can double a text with every step (`x ~ x`). Limiting its steps therefore does not limit its
+//! memory. So a meter counts every byte of text and every item of a list that a template makes, over the
+//! whole rendering. It refuses what goes beyond the limit before that is made, or directly after one step
+//! that at most doubled it.
+//!
+//! It also keeps values shallow and finite. Nothing may contain itself, nest so deeply that dropping it would
+//! exhaust the thread's stack, or have more parts than can be walked.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -16,8 +18,9 @@ use super::list::List;
 
 /// Bytes of text and lists that any template may make.
 pub const TEMPLATE_BYTES: u64 = 128 << 20;
-/// What it may make besides for each byte of messages, tools and arguments: templates copy them some times,
-/// and those that gather their output in a variable copy it with every message (a thousand times half of it).
+/// What it may make besides for each byte of messages, tools and arguments. Templates copy these some times.
+/// Those that gather their output in a variable copy it with every message, which for a thousand messages is
+/// a thousand times half of it.
 pub const TEMPLATE_BYTES_PER_INPUT: u64 = 512;
 /// Most bytes of text and lists that a template may make, whatever its input.
 pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;

@@ -1,8 +1,9 @@
-//! A compiled template with its meter: after each instruction that makes a value comes one that counts it,
-//! before each that could make too much one that refuses. Nothing else about the program changes.
+//! Compiles a template together with its meter. Behind each instruction that makes a value comes one that
+//! counts it. Before each that could make too much comes one that refuses. Nothing else about the program
+//! changes.
 //!
-//! Rests on the template engine's instructions, whose form is no promise of that crate: its version is
-//! pinned, and every instruction is named here, so that a new one does not compile.
+//! This rests on the template engine's own instructions, whose form that crate does not promise. Its version
+//! is therefore pinned. Every instruction is named here, so that a new one does not compile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

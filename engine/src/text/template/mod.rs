@@ -1,7 +1,8 @@
-//! Chat templates: messages become one prompt text, by the Jinja program that the model carries.
+//! Chat templates: the Jinja program that a model carries turns messages into one prompt text.
 //!
-//! Templates come from files that are not trusted: they run with a fuel limit, a limit on all the text and
-//! lists that they make, and no access to anything but their input. The clock is an input as well.
+//! Templates come from files that are not trusted. They run with a limit on their steps, and a limit on all
+//! the text and lists that they make. They have no access to anything but their input. The clock is an input
+//! as well.
 
 mod folding;
 mod guards;
@@ -146,7 +147,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template refuses the messages (its own words are in the error), calls something that does
-    /// not exist, runs out of fuel, or makes more text and lists than it may ([`TEMPLATE_BYTES`],
+    /// not exist, or runs out of fuel. Or it makes more text and lists than it may ([`TEMPLATE_BYTES`],
     /// [`TEMPLATE_BYTES_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
         let (name, source) = match &self.tool_use {

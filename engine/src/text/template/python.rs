@@ -1,5 +1,5 @@
-//! Where templates expect Python: `tojson` as `json.dumps` writes it, string methods, and the
-//! markers of a training library that mean nothing here.
+//! What templates expect of Python: `tojson` that writes as `json.dumps`, string methods, and the markers of
+//! a training library, which mean nothing here.
 
 use std::io;
 

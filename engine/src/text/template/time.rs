@@ -1,4 +1,4 @@
-//! `strftime` for UTC: what chat templates use to tell the model the date.
+//! `strftime` for UTC, by which chat templates tell the model the date.
 
 const WEEKDAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];

@@ -1,5 +1,5 @@
-//! Rules of text that hand-made vocabularies show. Whole vocabularies are compared with published
-//! vectors by the workspace's tests.
+//! Rules of text, shown with vocabularies made by hand. The workspace's tests compare whole vocabularies with
+//! published vectors.
 
 mod pretok;
 mod rules;

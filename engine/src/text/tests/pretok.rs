@@ -1,4 +1,4 @@
-//! Pre-tokenizers: known pieces, and properties of all of them.
+//! Pre-tokenizers: texts whose pieces are known, and properties that all of them have.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Merging, special tokens, roles, and the errors of bad vocabularies.
+//! Rules of merging, of special tokens and of their roles, and the errors of bad vocabularies.
 
 use super::*;
 use crate::text::{Kind, TextError};

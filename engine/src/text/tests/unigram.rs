@@ -1,4 +1,4 @@
-//! Unigram tokenizers: the best path, unknown runs, and the precompiled normaliser.
+//! Unigram tokenizers: the best path, runs of unknown characters, and the precompiled normaliser.
 
 use std::collections::BTreeMap;
 

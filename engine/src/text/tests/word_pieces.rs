@@ -1,4 +1,4 @@
-//! Word pieces: cleaning, words, and their longest tokens.
+//! Word pieces: how text is cleaned and cut into words, and each word into its longest tokens.
 
 use super::*;
 

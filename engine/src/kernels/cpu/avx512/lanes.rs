@@ -1,4 +1,4 @@
-//! Lanes in one 512-bit register, of the machine or in software, as [`on`](super) says.
+//! Sixteen lanes in one 512-bit register: the machine's, or the software form that [`on`](super) chooses.
 
 use crate::kernels::cpu::x86;
 use crate::kernels::simd::{LANES, Op, Simd};

@@ -1,9 +1,10 @@
-//! The 512-bit table. Needs AVX-512 F, BW, DQ, VL and VNNI.
+//! The 512-bit table. It needs AVX-512 F, BW, DQ, VL and VNNI.
 //!
-//! Its lanes stand once, in `lanes.rs`. Tests compile them a second time over the same operations in software
-//! ([`software`]), so that a machine without the instructions tests all that is particular to this table but
-//! the instructions: which are used, in which order, and the kernels' paths for wide registers. The feature
-//! `software-tables` does so for other crates' tests, on whole models.
+//! Its lanes are written once, in `lanes.rs`. Tests compile them a second time, over the same operations in
+//! software ([`software`]). So a machine without the instructions can test all that is particular to this
+//! table: which instructions are used, in which order, and the kernels' paths for wide registers. Only the
+//! instructions themselves stay untested. The feature `software-tables` does this for whole models in other
+//! crates' tests.
 
 /// What is between `lanes.rs` and the machine.
 macro_rules! on {

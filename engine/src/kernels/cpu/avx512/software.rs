@@ -1,8 +1,9 @@
-//! The 512-bit operations that `lanes.rs` uses, lane by lane, each by the description of its instruction in
-//! Intel's intrinsics guide. Operations of 128 and 256 bits are the machine's.
+//! The 512-bit operations that `lanes.rs` uses, computed lane by lane. Each follows the description of its
+//! instruction in Intel's intrinsics guide. Operations of 128 and 256 bits are the machine's.
 //!
 //! # Safety
-//! As of the intrinsics: pointers reach as far as is accessed, aligned or not; AVX2, FMA and F16C are there.
+//! As for the intrinsics: pointers reach as far as is accessed, aligned or not, and the machine has AVX2, FMA
+//! and F16C.
 
 #![allow(clippy::missing_safety_doc, reason = "said once above")]
 
