@@ -195,10 +195,8 @@ impl Countable for c::PrepareReply {
         Shape(&[(3, Kind::Many(cap(0, "reply.missing count", MAX_TENSORS + 1), &FLAT))]);
 }
 
-const FOUND: Shape = Shape(&[(
-    6,
-    Kind::Numbers(cap(1, "found.positions count", MAX_FOUND * COPY_POSITIONS)),
-)]);
+const FOUND: Shape =
+    Shape(&[(6, Kind::Numbers(cap(1, "found.positions count", MAX_FOUND * COPY_POSITIONS)))]);
 
 impl Countable for k::FindReply {
     const SHAPE: Shape = Shape(&[(1, Kind::Many(cap(0, "reply.found count", MAX_FOUND), &FOUND))]);

@@ -290,7 +290,9 @@ impl Streams {
                      application/json\r\ncontent-length: {}\r\n\r\n",
                     body.len()
                 );
-                link.write_all(head.as_bytes()).and_then(|()| link.write_all(body.as_bytes())).unwrap();
+                link.write_all(head.as_bytes())
+                    .and_then(|()| link.write_all(body.as_bytes()))
+                    .unwrap();
                 for line in BufReader::new(link).lines().map_while(Result::ok) {
                     assert!(!line.contains("\"error\""), "stream {i}: {line}");
                     if line.starts_with("data: ") && tell.send((i, Instant::now())).is_err() {
@@ -407,11 +409,16 @@ fn pauses_are_ten_times_shorter_and_cost_little() {
     let mut short = Vec::new();
     for arch in ["llama", "granitehybrid"] {
         let model: PathBuf = synth(arch, "0.6b");
-        println!("| model | checkpoints | context | prompts and {BETWEEN} tokens | comes back | again | spare | workers |");
+        println!(
+            "| model | checkpoints | context | prompts and {BETWEEN} tokens | comes back | again | spare | workers |"
+        );
         println!("|---|---|---|---|---|---|---|---|");
         let [replayed, copied] = ["off", "buddy"].map(|mode| pauses(&model, mode, context));
         let [off, on] = throughput(&model, 3);
-        println!("{arch}: {off:.2} tokens/s without, {on:.2} with: {:.1} % less", 100.0 * (1.0 - on / off));
+        println!(
+            "{arch}: {off:.2} tokens/s without, {on:.2} with: {:.1} % less",
+            100.0 * (1.0 - on / off)
+        );
         std::fs::remove_file(model).unwrap();
         short.extend(replayed.iter().zip(copied).map(|(replay, copy)| (*replay, copy)));
     }

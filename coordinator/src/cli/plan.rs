@@ -12,8 +12,8 @@ use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
 use crate::plan::{
-    Checkpoint,     DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts,
-    format_bytes, parse_cluster_file, plan, plan_by_hand,
+    Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
+    WorkerFacts, format_bytes, parse_cluster_file, plan, plan_by_hand,
 };
 
 /// Show how a model's layers would be cut over workers.

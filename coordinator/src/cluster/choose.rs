@@ -89,7 +89,8 @@ fn sources(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From
 fn covered(layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
     let (mut from, mut next) = (Vec::new(), layers.start);
     while next < layers.end {
-        let best = there.iter().filter(|has| has.layers.contains(&next)).max_by_key(|h| h.layers.end)?;
+        let best =
+            there.iter().filter(|has| has.layers.contains(&next)).max_by_key(|h| h.layers.end)?;
         let end = best.layers.end.min(layers.end);
         from.push(From { stage: best.stage, layers: next..end });
         next = end;

@@ -61,7 +61,8 @@ impl Checkpoints {
 
     /// Finds out what a line can go back to; [`News::Found`] follows.
     pub(super) fn look(&self, line: &OpenLine, interrupted: Vec<Interrupted>) {
-        let (epoch, state_access, news) = (line.epoch, line.state_access.clone(), self.news.clone());
+        let (epoch, state_access, news) =
+            (line.epoch, line.state_access.clone(), self.news.clone());
         tokio::spawn(async move {
             let (requests, sought): (Vec<_>, Vec<_>) =
                 interrupted.into_iter().map(|i| (i.request, (i.name, i.tokens))).unzip();
@@ -78,7 +79,10 @@ impl Checkpoints {
     }
 
     /// Keeps how requests go back; to which positions.
-    pub(super) fn found(&mut self, choices: HashMap<RequestId, Choice>) -> BTreeMap<RequestId, u32> {
+    pub(super) fn found(
+        &mut self,
+        choices: HashMap<RequestId, Choice>,
+    ) -> BTreeMap<RequestId, u32> {
         self.choices = choices;
         self.choices.iter().map(|(request, choice)| (*request, choice.len)).collect()
     }
@@ -97,7 +101,8 @@ impl Checkpoints {
     /// A ubatch goes out: it may open slots.
     pub(super) fn sent(&mut self, ubatch: &UBatch) {
         for waiting in self.waiting.iter_mut().filter(|w| w.opened_by.is_none()) {
-            let opens = |op: &SeqOp| matches!(op, SeqOp::Open { slot, .. } if *slot == waiting.slot);
+            let opens =
+                |op: &SeqOp| matches!(op, SeqOp::Open { slot, .. } if *slot == waiting.slot);
             if ubatch.ops.iter().any(opens) {
                 waiting.opened_by = Some(ubatch.id);
             }

@@ -45,11 +45,7 @@ pub(super) fn name_of(request: &Request) -> Option<CopyName> {
 }
 
 /// The checkpoint that is due before the next rows of a sequence, if one is.
-pub(super) fn due(
-    spec: &LineSpec,
-    every: Option<u32>,
-    sequence: &mut Admitted,
-) -> Option<SeqOp> {
+pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     let (every, _) = (every?, sequence.name?);
     let Admitted { sent, checkpointed, n_known, slot, .. } = *sequence;
     let (len, is_due) = match spec.prefixes {
@@ -109,9 +105,17 @@ impl Scheduler {
     }
 
     /// A state has been put back on every stage, or on some and not on all.
-    pub(super) fn restored(&mut self, now: Micros, request: RequestId, is_there: bool, out: &mut Vec<Action>) {
+    pub(super) fn restored(
+        &mut self,
+        now: Micros,
+        request: RequestId,
+        is_there: bool,
+        out: &mut Vec<Action>,
+    ) {
         let Some(no) = self.live.find(request) else { return };
-        let Some(sequence) = self.live.get_mut(no).filter(|sequence| sequence.restoring) else { return };
+        let Some(sequence) = self.live.get_mut(no).filter(|sequence| sequence.restoring) else {
+            return;
+        };
         if is_there {
             sequence.restoring = false;
             out.push(Action::Replayed { request, tokens: sequence.prompt_left() });

@@ -13,12 +13,12 @@ use std::collections::VecDeque;
 use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
 use super::events::{LineSpec, Micros, Work};
-use super::{SchedConfig, checkpoints};
 use super::groups::Chosen;
 use super::in_flight::{InFlight, Wanted, WantedKind};
 use super::line::Line;
 use super::sequence::{Live, SeqNo};
 use super::sizing::Sizing;
+use super::{SchedConfig, checkpoints};
 
 /// Composes a ubatch and notes it as in flight; `None` when the line is full or nothing is to do.
 pub(super) fn compose(

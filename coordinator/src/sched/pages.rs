@@ -57,7 +57,12 @@ impl Pages {
     }
 
     /// Takes `n` pages, or none if fewer are free: of `wanted`, in its order, those that are, in place of others.
-    pub fn take_like(&mut self, wanted: &[BlockId], n: u32, holder: Holder) -> Option<Vec<BlockId>> {
+    pub fn take_like(
+        &mut self,
+        wanted: &[BlockId],
+        n: u32,
+        holder: Holder,
+    ) -> Option<Vec<BlockId>> {
         if self.n_free() < n {
             return None;
         }
@@ -67,8 +72,7 @@ impl Pages {
             let free = is_free.get_mut(block.0 as usize)?;
             std::mem::take(free).then_some(*block)
         };
-        let same: Vec<Option<BlockId>> =
-            wanted.iter().take(n as usize).map(&mut place).collect();
+        let same: Vec<Option<BlockId>> = wanted.iter().take(n as usize).map(&mut place).collect();
         let taken: BTreeSet<u32> = same.iter().flatten().map(|block| block.0).collect();
         self.free.retain(|block| !taken.contains(block));
         taken.iter().for_each(|block| self.add(BlockId(*block), holder));

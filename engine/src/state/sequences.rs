@@ -298,12 +298,7 @@ impl Draft<'_> {
 }
 
 /// Whether the state of the first `len` of `have` positions is there.
-fn check_prefix(
-    prefixes: Prefixes,
-    slot: SlotId,
-    len: u32,
-    have: u32,
-) -> Result<(), BatchError> {
+fn check_prefix(prefixes: Prefixes, slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
     if len > have {
         return Err(BatchError::WrongPosition { slot, expected: have, found: len });
     }

@@ -169,7 +169,8 @@ impl Disk {
         let mut kept = true;
         for ((item, _), (offset, len)) in rests.iter().zip(places) {
             let (offset, len) = (offset as u64, len as u64);
-            kept &= self.store.put(&open.head, *item, Piece::File { file: file.clone(), offset, len });
+            kept &=
+                self.store.put(&open.head, *item, Piece::File { file: file.clone(), offset, len });
         }
         if kept {
             self.store.commit(&open.head, len, mark);

@@ -211,8 +211,7 @@ mod tests {
     #[test]
     fn what_is_sent_is_what_comes() {
         let data = Bytes::from(vec![7; 3 * COPY_CHUNK_BYTES / 2]);
-        let pages =
-            Item { layer: 2, block: 1, paged: true, what: What::Pages { first: 4, n: 3 } };
+        let pages = Item { layer: 2, block: 1, paged: true, what: What::Pages { first: 4, n: 3 } };
         let rest = Item { layer: 3, block: 0, paged: false, what: What::Rest { len: 0 } };
         let at = Some((300, TokenMark([5; 16])));
         let mut messages = vec![head(&some_head())];

@@ -43,10 +43,8 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
         Outbox::new(copies.own.clone(), restarts.clone(), grant.order.wire_type.into());
     match (order.mode, &order.buddy) {
         (CheckpointMode::Buddy, Some(buddy)) => {
-            let open = KeepOpen {
-                epoch: grant.epoch,
-                coordinator_id: grant.coordinator_id.clone(),
-            };
+            let open =
+                KeepOpen { epoch: grant.epoch, coordinator_id: grant.coordinator_id.clone() };
             let to = Buddy {
                 address: buddy.clone(),
                 insecure_network: worker.insecure_network(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use brigade_engine::batch::CopyName;
 use brigade_proto::copies::copies_server;
 use brigade_proto::copies::{
-    CopyPart, FetchRequest, FindReply, FindRequest, KeepOpen, KeepReply, KeepRequest,
-    PutBackReply, PutBackRequest, keep_request,
+    CopyPart, FetchRequest, FindReply, FindRequest, KeepOpen, KeepReply, KeepRequest, PutBackReply,
+    PutBackRequest, keep_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_COPY_NAMES, MAX_PIECE_BYTES};

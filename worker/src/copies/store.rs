@@ -184,7 +184,8 @@ impl Store {
         let names = self.names();
         let layer = names.get(&head.name).and_then(|layers| layers.get(&item.layer));
         let same = layer.filter(|layer| layer.kind == head.kind);
-        same.and_then(|layer| layer.blocks.get(&item.block)).is_some_and(|b| first + n <= b.n_pages())
+        same.and_then(|layer| layer.blocks.get(&item.block))
+            .is_some_and(|b| first + n <= b.n_pages())
     }
 
     /// All parts of a position have been put.
@@ -425,7 +426,8 @@ mod tests {
         assert_eq!(positions(&store), [(4..6, vec![128, 200])]);
         let pieces = store.pieces(NAME, 4..6, 128).unwrap();
         assert_eq!(pieces.blocks.len(), 1);
-        let read: Vec<u8> = pieces.blocks[0].pages.iter().flat_map(|(_, p)| p.read().unwrap()).collect();
+        let read: Vec<u8> =
+            pieces.blocks[0].pages.iter().flat_map(|(_, p)| p.read().unwrap()).collect();
         assert_eq!(read, [[0u8; 10], [1; 10]].concat());
         assert!(store.pieces(NAME, 4..7, 128).is_none() && store.pieces(NAME, 4..6, 64).is_none());
     }

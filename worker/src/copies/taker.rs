@@ -255,15 +255,13 @@ impl Taker {
         };
         let named = self.named.get_mut(&put.slot).filter(|named| named.name == put.name);
         let named = named.ok_or_else(|| refused("the slot is another sequence's"))?;
-        let (blocks, _) =
-            runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
+        let (blocks, _) = runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
         let kind = outbox.kind(facts);
         let own = outbox.own.pieces(put.name, facts.layers.clone(), put.len);
         let own = own.filter(|own| own.head.kind == kind).map(Gathered::in_memory);
         let held = self.held.get(&put.name);
-        let held = held.filter(|held| {
-            is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks)
-        });
+        let held = held
+            .filter(|held| is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks));
         let own = own.as_ref();
         let source = |print: &LayerPrint, block: u32| -> Option<BlockSource<'_>> {
             let fetched = put.gathered.find(print, block, kind);
@@ -296,7 +294,8 @@ fn is_intact(held: &Held, len: u32, written: &HashSet<BlockId>) -> bool {
 
 /// Whether a page is to be copied to where another one of them is.
 fn are_crossed(held: &Held, blocks: &[BlockId]) -> bool {
-    let at: HashMap<BlockId, usize> = held.blocks.iter().enumerate().map(|(i, b)| (*b, i)).collect();
+    let at: HashMap<BlockId, usize> =
+        held.blocks.iter().enumerate().map(|(i, b)| (*b, i)).collect();
     blocks.iter().enumerate().any(|(i, block)| at.get(block).is_some_and(|from| *from != i))
 }
 

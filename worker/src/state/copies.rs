@@ -164,7 +164,11 @@ impl Worker {
     pub fn copies_for(&self, request: &FetchRequest) -> Result<Pieces, Failure> {
         self.on_line(&request.coordinator_id, request.epoch)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
-        self.pieces_of(Wanted { name: name_of(&request.name)?, layers: layer_begin..layer_end, len })
+        self.pieces_of(Wanted {
+            name: name_of(&request.name)?,
+            layers: layer_begin..layer_end,
+            len,
+        })
     }
 
     fn pieces_of(&self, wanted: Wanted) -> Result<Pieces, Failure> {
@@ -219,8 +223,7 @@ impl Worker {
         }
         let tokens = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
         let fetched = gathered.nbytes;
-        let put =
-            PutBack { slot: *slot, name, len: *len, tokens, gathered, kept_len: *kept_len };
+        let put = PutBack { slot: *slot, name, len: *len, tokens, gathered, kept_len: *kept_len };
         let (answer, done) = oneshot::channel();
         door.jobs.send(Job::PutBack { put: Box::new(put), answer }).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())??;

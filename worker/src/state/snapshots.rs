@@ -116,7 +116,12 @@ impl Worker {
     }
 
     /// The stage of a running lane, where there is such a slot.
-    pub(super) fn door(&self, coordinator_id: &str, epoch: u64, slot: u32) -> Result<Door, Failure> {
+    pub(super) fn door(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        slot: u32,
+    ) -> Result<Door, Failure> {
         let mut inner = self.inner();
         inner.session.check_phase(Instant::now(), coordinator_id, epoch, Phase::Running)?;
         let order = inner.order.clone().ok_or_else(gone)?;
