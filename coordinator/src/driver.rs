@@ -36,7 +36,7 @@ use crate::sched::{
     SchedConfig, Scheduler, StageTime,
 };
 use crate::wire;
-use checkpoints::{Checkpoints, News};
+use checkpoints::Checkpoints;
 use client::Client;
 use states::{Done, Due, Outcome, States, Transfer};
 
@@ -406,29 +406,6 @@ impl Driver {
             let oldest = self.in_flight.keys().min().copied();
             self.states.start(oldest, line.epoch, &line.state_access);
             self.checkpoints.start(oldest, line.epoch, &line.state_access);
-        }
-    }
-
-    fn copies_news(&mut self, news: News) {
-        let is_up = |epoch: u64| self.line.as_ref().filter(|line| line.epoch == epoch);
-        match news {
-            News::Found { epoch, choices } => {
-                let Some(spec) = is_up(epoch).map(|line| line.spec) else { return };
-                let found = self.checkpoints.found(choices);
-                self.step(Event::Restorable(found));
-                self.step(Event::LineUp { epoch, line: spec });
-            }
-            News::PutBack { epoch, request, result } => {
-                if is_up(epoch).is_none() {
-                    return;
-                }
-                metrics::put_back(result.is_ok());
-                if let Err(why) = &result {
-                    let sequence = request.0;
-                    tracing::warn!(sequence, why, "no checkpoint to go on from: computed again");
-                }
-                self.step(Event::Restored { request, is_there: result.is_ok() });
-            }
         }
     }
 

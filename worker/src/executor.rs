@@ -242,19 +242,17 @@ fn run(
                 let stepped =
                     step(runner.as_mut(), current, followers, work, last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
-                let stop = match stepped {
-                    Ok(send_us) => {
-                        last_send_us = send_us;
-                        continue;
+                match stepped {
+                    Ok(send_us) => last_send_us = send_us,
+                    Err(stop) => {
+                        if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
+                            // The lane may have ended meanwhile; then its reason is known already.
+                            let _ = current.failed.send(failure);
+                        }
+                        if stop.panicked {
+                            return;
+                        }
                     }
-                    Err(stop) => stop,
-                };
-                if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
-                    // The lane may have ended meanwhile; then its reason is known already.
-                    let _ = current.failed.send(failure);
-                }
-                if stop.panicked {
-                    return;
                 }
             }
             Job::End(done) => {
@@ -268,11 +266,7 @@ fn run(
             Job::Restore { slot, bytes, answer } => {
                 let write = || runner.restore(slot, &bytes);
                 let done = transfer(lane.as_ref(), &requests, slot, "restore", write);
-                let half_written = done.as_ref().is_err_and(|f| f.kind() == FailureKind::Compute);
-                let failure = done.clone().err().filter(|_| half_written);
-                let _ = answer.send(done);
-                if let (Some(failure), Some(current)) = (failure, lane.take_if(|_| half_written)) {
-                    let _ = current.failed.send(failure);
+                if !written(done, answer, &mut lane) {
                     return;
                 }
             }
@@ -281,22 +275,34 @@ fn run(
                 let _ = answer.send(Ok(HeldFound { facts: taker.facts().cloned(), up_to }));
             }
             Job::PutBack { put, answer } => {
-                let slot = put.slot;
                 let write = || taker.put_back(runner.as_mut(), &put);
-                let _ = answer.send(transfer(lane.as_ref(), &requests, slot, "checkpoint", write));
+                let done = transfer(lane.as_ref(), &requests, put.slot, "checkpoint", write);
+                if !written(done, answer, &mut lane) {
+                    return;
+                }
             }
             Job::Reset(done) => {
                 lane = None;
                 taker.reset(runner.as_ref());
                 let result = reset(runner.as_mut());
-                let unusable = result.is_err();
+                let usable = result.is_ok();
                 let _ = done.send(result);
-                if unusable {
+                if !usable {
                     return;
                 }
             }
         }
     }
+}
+
+/// Tells what came of giving a sequence another state. `false`: the stage's state cannot be trusted any more.
+fn written(done: Result<(), Failure>, answer: Answer<()>, lane: &mut Option<LaneRun>) -> bool {
+    let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
+    let _ = answer.send(done);
+    let Some(failure) = failure else { return true };
+    let Some(current) = lane.take() else { return true };
+    let _ = current.failed.send(failure);
+    false
 }
 
 fn reset(runner: &mut dyn StageRunner) -> Result<(), Failure> {

@@ -109,23 +109,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
     let listener = listen(&args.listen, args.line.insecure_network).await?;
     let address = listener.local_addr()?;
-    let control = args.control.clone().map(|address| (address, args.expect));
-    let session = Session::start(SessionOptions {
-        model: args.model.clone(),
-        line: args.line.clone(),
-        ctx: args.ctx,
-        kv_type: args.kv_type,
-        max_seqs: args.max_seqs,
-        keep: args.keep,
-        control,
-        patience: Patience::Forever,
-        max_waiting: args.max_queue,
-        repair_within: args.repair_within,
-        checkpoint: (args.checkpoint, args.checkpoint_every),
-        trace: args.trace.clone(),
-        chat_template: args.template.source()?,
-    })
-    .await?;
+    let session = Session::start(options(&args)?).await?;
     let draining = CancellationToken::new();
     let app = App {
         engine: session.engine.clone(),
@@ -171,6 +155,24 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         let _ = tokio::time::timeout(CUT_WITHIN, server).await;
     }
     result.and(ended)
+}
+
+fn options(args: &ServeArgs) -> Result<SessionOptions> {
+    Ok(SessionOptions {
+        model: args.model.clone(),
+        line: args.line.clone(),
+        ctx: args.ctx,
+        kv_type: args.kv_type,
+        max_seqs: args.max_seqs,
+        keep: args.keep,
+        control: args.control.clone().map(|address| (address, args.expect)),
+        patience: Patience::Forever,
+        max_waiting: args.max_queue,
+        repair_within: args.repair_within,
+        checkpoint: (args.checkpoint, args.checkpoint_every),
+        trace: args.trace.clone(),
+        chat_template: args.template.source()?,
+    })
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
 use tokio::sync::mpsc;
 
+use super::Driver;
 use crate::cluster::{Choice, OpenLine, StateAccess};
-use crate::sched::{Interrupted, RequestId};
+use crate::metrics;
+use crate::sched::{Event, Interrupted, RequestId};
 
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
@@ -132,5 +134,31 @@ impl Checkpoints {
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.choices.clear();
+    }
+}
+
+impl Driver {
+    /// Something happened to copies of a line's sequences.
+    pub(super) fn copies_news(&mut self, news: News) {
+        let is_up = |epoch: u64| self.line.as_ref().filter(|line| line.epoch == epoch);
+        match news {
+            News::Found { epoch, choices } => {
+                let Some(spec) = is_up(epoch).map(|line| line.spec) else { return };
+                let found = self.checkpoints.found(choices);
+                self.step(Event::Restorable(found));
+                self.step(Event::LineUp { epoch, line: spec });
+            }
+            News::PutBack { epoch, request, result } => {
+                if is_up(epoch).is_none() {
+                    return;
+                }
+                metrics::put_back(result.is_ok());
+                if let Err(why) = &result {
+                    let sequence = request.0;
+                    tracing::warn!(sequence, why, "no checkpoint to go on from: computed again");
+                }
+                self.step(Event::Restored { request, is_there: result.is_ok() });
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
 use brigade_engine::state::Prefixes;
 
-use super::events::{Action, LineSpec, Micros, Request, RequestId, Work};
+use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
 use super::replay::Pending;
 use super::sequence::{Admitted, Live};
@@ -27,21 +27,6 @@ pub struct Interrupted {
     pub name: CopyName,
     /// All tokens of it that are known. At least one is left to compute.
     pub tokens: Vec<u32>,
-}
-
-/// What a request's copies are called: equal for equal requests only, on every line and in every process.
-pub(super) fn name_of(request: &Request) -> Option<CopyName> {
-    let Work::Generate { sampler, max_tokens, .. } = &request.work else { return None };
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&(request.label.len() as u64).to_le_bytes());
-    hasher.update(request.label.as_bytes());
-    hasher.update(&sampler.seed.to_le_bytes());
-    hasher.update(&max_tokens.to_le_bytes());
-    for token in &request.prompt {
-        hasher.update(&token.to_le_bytes());
-    }
-    let hash = hasher.finalize();
-    hash.as_bytes().first_chunk().map(|name| CopyName(*name))
 }
 
 /// The checkpoint that is due before the next rows of a sequence, if one is.

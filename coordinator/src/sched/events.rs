@@ -46,6 +46,24 @@ impl Request {
     }
 }
 
+impl Request {
+    /// What copies of its sequence's state are called: equal for equal requests only, on every line and in every
+    /// process. `None` where only logits are wanted.
+    pub fn copy_name(&self) -> Option<CopyName> {
+        let Work::Generate { sampler, max_tokens, .. } = &self.work else { return None };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.label.len() as u64).to_le_bytes());
+        hasher.update(self.label.as_bytes());
+        hasher.update(&sampler.seed.to_le_bytes());
+        hasher.update(&max_tokens.to_le_bytes());
+        for token in &self.prompt {
+            hasher.update(&token.to_le_bytes());
+        }
+        let hash = hasher.finalize();
+        hash.as_bytes().first_chunk().map(|name| CopyName(*name))
+    }
+}
+
 /// What a request wants computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {

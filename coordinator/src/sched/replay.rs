@@ -11,7 +11,6 @@
 
 use brigade_engine::batch::{BlockId, CopyName};
 
-use super::checkpoints;
 use super::events::{Micros, Request, RequestError, RequestId, Work};
 use super::sequence::Admitted;
 
@@ -46,7 +45,7 @@ pub(super) struct Pending {
 impl Pending {
     pub fn new(request: Request) -> Self {
         Self {
-            name: checkpoints::name_of(&request),
+            name: request.copy_name(),
             blocks: Vec::new(),
             restorable: None,
             request,

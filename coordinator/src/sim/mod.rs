@@ -257,10 +257,10 @@ impl<'a> Run<'a> {
         match event {
             World::Up => {
                 self.epoch += 1;
-                self.up = true;
                 self.mirror = Mirror::new(self.sim.spec, self.stop_every);
                 let found = self.copies.found(&self.scheduler.interrupted());
                 self.step(Event::Restorable(found))?;
+                self.up = true;
                 self.step(Event::LineUp { epoch: self.epoch, line: self.sim.spec })
             }
             World::Down => {

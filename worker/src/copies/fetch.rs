@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use blake3::Hash;
 use brigade_engine::batch::CopyName;
@@ -20,10 +21,12 @@ use tonic::Status;
 use super::Kind;
 use super::parts::{self, Assembler, Event, bad};
 use super::store::{BlockPieces, Item, Pieces, What};
-use crate::state::STALL;
 
 /// Messages made and not yet taken by the transport.
 const SEND_QUEUE: usize = 4;
+
+/// Patience with the other end of a transfer.
+const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
 /// One block's bytes, and what they belong to.
 #[derive(Debug, Default)]

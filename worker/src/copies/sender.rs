@@ -98,13 +98,14 @@ impl Buddy {
                 ended = self.send_all(&mut outgoing) => ended,
             };
             let Err(why) = ended else { return };
-            tracing::warn!(buddy = %self.address, why, "checkpoints are not kept: trying again");
             self.restarts.fetch_add(1, Ordering::Relaxed);
             while outgoing.try_recv().is_ok() {}
             tokio::select! {
                 () = over.cancelled() => return,
                 () = sleep(AGAIN_AFTER) => {}
             }
+            // A line that was lost is over by now, and what it sent is of no interest.
+            tracing::warn!(buddy = %self.address, why, "checkpoints were not kept: trying again");
         }
     }
 
