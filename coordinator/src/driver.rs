@@ -32,8 +32,8 @@ use crate::metrics;
 use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::sched::{
-    Action, Event, LineFault, Micros, Request as SchedRequest, RequestError, RequestId, Results,
-    SchedConfig, Scheduler, StageTime,
+    Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Results, SchedConfig,
+    Scheduler, StageTime,
 };
 use crate::wire;
 use checkpoints::Checkpoints;
@@ -293,14 +293,7 @@ impl Driver {
             Action::Failed { request, error } => {
                 if let Some(live) = self.live.remove(&request) {
                     tracing::debug!(request = request.0, %error, "failed");
-                    live.fail(match error {
-                        RequestError::LineLost { reason, generated } => {
-                            Failure::LineDown { reason, generated }
-                        }
-                        RequestError::NoToken { reason, generated } => {
-                            Failure::NoToken { reason, generated }
-                        }
-                    });
+                    live.fail(error.into());
                 }
             }
             Action::Rejected { request, why } => {
@@ -329,8 +322,10 @@ impl Driver {
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
         self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts));
-        let Request { tokens, work, label } = request;
-        self.step(Event::Submit(SchedRequest { id, label, prompt: tokens, work }));
+        let Request { tokens, work, label, share, within } = request;
+        let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
+        let request = SchedRequest { id, label, prompt: tokens, work, share, deadline };
+        self.step(Event::Submit(request));
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();
         }

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::health::Loading;
 use crate::request::{Request, RequestError};
+use crate::sched;
 pub use crate::sched::{FinishReason, RequestId};
 
 /// Submissions that may wait for the driver's attention; it takes them within microseconds.
@@ -130,12 +131,41 @@ pub enum Failure {
         /// Tokens drawn before.
         generated: u32,
     },
+    /// The request's own time limit passed.
+    #[error(
+        "the request's timeout passed after {generated} generated tokens: ask for fewer, or give it more time"
+    )]
+    TooLate {
+        /// Tokens drawn before.
+        generated: u32,
+    },
+    /// It waited, the queue was full, and a request of somebody who asks for less took its place.
+    #[error(
+        "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
+         {retry_after_s} s"
+    )]
+    Displaced {
+        /// A fair guess at when a place will be free.
+        retry_after_s: u64,
+    },
     /// A fault of the coordinator.
     #[error("internal error: {reason}")]
     Internal {
         /// What happened.
         reason: String,
     },
+}
+
+impl From<sched::RequestError> for Failure {
+    fn from(error: sched::RequestError) -> Self {
+        use sched::RequestError;
+        match error {
+            RequestError::LineLost { reason, generated } => Self::LineDown { reason, generated },
+            RequestError::NoToken { reason, generated } => Self::NoToken { reason, generated },
+            RequestError::TooLate { generated } => Self::TooLate { generated },
+            RequestError::Displaced { retry_after_s } => Self::Displaced { retry_after_s },
+        }
+    }
 }
 
 /// Why a request was not taken.

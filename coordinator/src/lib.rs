@@ -7,7 +7,7 @@
 //! - [`sched`] decides what runs when. It does no I/O: events go in, actions come out.
 //! - [`plan`] decides which layers go where. It is pure as well. [`cluster`] has the workers and the line.
 //! - [`text_model`], [`generation`] and [`dialect`] are about text, and the reasoning and calls in it.
-//! - [`http`] is OpenAI's JSON, [`cli`] the commands.
+//! - [`http`] is OpenAI's JSON, [`keys`] says who may ask for it, [`cli`] has the commands.
 //! - [`sim`] runs the scheduler against a simulated line. [`meter`] and [`trace`] say what a real one did.
 
 pub mod cli;
@@ -19,6 +19,7 @@ pub mod generation;
 pub mod handle;
 pub mod health;
 pub mod http;
+pub mod keys;
 pub mod meter;
 pub mod metrics;
 pub mod model;

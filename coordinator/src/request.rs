@@ -4,12 +4,13 @@
 //! text or workers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams};
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use thiserror::Error;
 
-use crate::sched::Work;
+use crate::sched::{Share, Work};
 
 /// Tokens generated when a client names no number.
 pub const DEFAULT_MAX_TOKENS: u32 = 1024;
@@ -57,6 +58,10 @@ pub struct Request {
     pub work: Work,
     /// What every process calls it in its log.
     pub label: Arc<str>,
+    /// Whose it is beside others.
+    pub share: Share,
+    /// From its submission on, how long anybody wants its answer.
+    pub within: Option<Duration>,
 }
 
 /// How tokens are to be drawn, as the client put it.
@@ -154,7 +159,11 @@ impl Request {
         });
         let max_tokens = max_tokens.min(room);
         let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
-        Ok(Self { tokens, work, label: unnamed() })
+        Ok(Self::of(tokens, work))
+    }
+
+    fn of(tokens: Vec<u32>, work: Work) -> Self {
+        Self { tokens, work, label: Arc::from("-"), share: Share::default(), within: None }
     }
 
     /// A prompt whose logits are wanted at every position.
@@ -164,7 +173,7 @@ impl Request {
         if n_prompt > u64::from(limits.n_ctx) {
             return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
         }
-        Ok(Self { tokens, work: Work::Logits, label: unnamed() })
+        Ok(Self::of(tokens, Work::Logits))
     }
 
     /// The same under the name that logs are to have for it, cut to what the wire allows.
@@ -176,6 +185,11 @@ impl Request {
         Self { label: label[..end].into(), ..self }
     }
 
+    /// The same as somebody's, to be answered within some time.
+    pub fn owned(self, share: Share, within: Option<Duration>) -> Self {
+        Self { share, within, ..self }
+    }
+
     /// Events the request can cause at most, the last one included: the size of its channel.
     pub fn max_events(&self) -> usize {
         match &self.work {
@@ -183,10 +197,6 @@ impl Request {
             Work::Logits => self.tokens.len() + 1,
         }
     }
-}
-
-fn unnamed() -> Arc<str> {
-    Arc::from("-")
 }
 
 fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {

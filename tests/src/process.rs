@@ -15,6 +15,9 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 /// What a server says before its address.
 const SERVING: &str = "brigade serve listening on ";
 
+/// What it says before its address for operators.
+const ADMIN: &str = "brigade admin on ";
+
 /// The binary, built by the same cargo command as the tests (`--workspace`).
 ///
 /// # Panics
@@ -27,9 +30,16 @@ pub fn brigade() -> PathBuf {
     binary
 }
 
+/// The data folder of processes that are given none: no test may meet the keys of whoever runs it.
+fn no_data() -> PathBuf {
+    std::env::temp_dir().join(format!("brigade-test-data-{}", std::process::id()))
+}
+
 /// Runs a command to its end.
 pub fn run(args: &[&str]) -> Output {
-    Command::new(brigade()).args(args).stdin(Stdio::null()).output().unwrap()
+    let mut command = Command::new(brigade());
+    command.env("BRIGADE_DATA_DIR", no_data());
+    command.args(args).stdin(Stdio::null()).output().unwrap()
 }
 
 /// A process of ours that is ready.
@@ -37,6 +47,8 @@ pub struct Running {
     child: Child,
     /// The rest of its ready line.
     pub ready: String,
+    /// What it said before that.
+    pub said: Vec<String>,
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -57,30 +69,38 @@ impl Running {
 
     /// As [`Running::start`], of any command.
     pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
+        command.env("BRIGADE_DATA_DIR", no_data());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let (send, receive) = mpsc::channel();
         std::thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
-            let mut line = String::new();
+            let (mut line, mut said) = (String::new(), Vec::new());
             while stdout.read_line(&mut line).unwrap_or(0) > 0 {
                 if let Some(rest) = line.trim_end().strip_prefix(prefix) {
                     // The receiver is gone only when the test has given up.
-                    let _ = send.send((rest.to_owned(), stdout));
+                    let _ = send.send((rest.to_owned(), said, stdout));
                     return;
                 }
+                said.push(line.trim_end().to_owned());
                 line.clear();
             }
         });
         match receive.recv_timeout(READY_WITHIN) {
-            Ok((ready, stdout)) => Self { child, ready, _stdout: stdout },
+            Ok((ready, said, stdout)) => Self { child, ready, said, _stdout: stdout },
             Err(reason) => {
                 // Already ended, or about to.
                 let _ = child.kill();
                 panic!("{command:?} did not get ready: {reason}");
             }
         }
+    }
+
+    /// A server's address for operators; an old server has the same for all.
+    pub fn admin(&self) -> &str {
+        let named = self.said.iter().find_map(|line| line.strip_prefix(ADMIN));
+        named.unwrap_or(&self.ready)
     }
 
     /// Its process id.
@@ -199,6 +219,11 @@ impl Server {
         format!("{}{path}", self.process.ready)
     }
 
+    /// The address of a path for operators.
+    pub fn admin(&self, path: &str) -> String {
+        format!("{}{path}", self.process.admin())
+    }
+
     /// Waits until `/health` says that the line is up.
     ///
     /// # Panics
@@ -254,7 +279,7 @@ impl Server {
 
     /// Value of a metric without labels, or with exactly those in `name`; 0 where there is none.
     pub fn metric(&self, name: &str) -> f64 {
-        let text = get(&self.url("/metrics")).unwrap().body;
+        let text = get(&self.admin("/metrics")).unwrap().body;
         let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
         line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
     }
@@ -306,9 +331,20 @@ pub fn get(url: &str) -> Result<Reply, ureq::Error> {
     agent().get(url).call().and_then(whole)
 }
 
+/// Gets a page with one more header.
+pub fn get_with(url: &str, header: (&str, &str)) -> Result<Reply, ureq::Error> {
+    agent().get(url).header(header.0, header.1).call().and_then(whole)
+}
+
 /// Posts a body as JSON (whether it is or not).
 pub fn post(url: &str, body: &str) -> Result<Reply, ureq::Error> {
-    agent().post(url).header("content-type", "application/json").send(body).and_then(whole)
+    post_with(url, body, ("accept", "*/*"))
+}
+
+/// As [`post`], with one more header.
+pub fn post_with(url: &str, body: &str, header: (&str, &str)) -> Result<Reply, ureq::Error> {
+    let request = agent().post(url).header("content-type", "application/json");
+    request.header(header.0, header.1).send(body).and_then(whole)
 }
 
 fn whole(mut response: ureq::http::Response<ureq::Body>) -> Result<Reply, ureq::Error> {

@@ -165,7 +165,7 @@ fn nothing_is_left_behind() {
 #[test]
 fn counters_begin_at_zero() {
     let server = Server::start(&["--workers", "2"]);
-    let text = get(&server.url("/metrics")).unwrap().body;
+    let text = get(&server.admin("/metrics")).unwrap().body;
     for name in [
         "brigade_line_down_total",
         "brigade_prompt_tokens_total",

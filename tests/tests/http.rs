@@ -261,7 +261,7 @@ fn metrics_and_models_say_what_is_there() {
     completion(&server, &greedy("In the", 8));
     let models = json_of(&get(&server.url("/v1/models")).unwrap().body);
     assert_eq!(models["data"][0]["id"], "brigade-demo");
-    let text = get(&server.url("/metrics")).unwrap().body;
+    let text = get(&server.admin("/metrics")).unwrap().body;
     for name in [
         "brigade_prompt_tokens_total",
         "brigade_requests_waiting",

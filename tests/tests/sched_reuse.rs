@@ -58,7 +58,7 @@ fn two_continuations_of_one_beginning_both_reuse_it() {
             after: Some((0, u32::MAX)),
             prompt: 20,
             max_tokens: Some(ANSWER),
-            cancel_at: None,
+            ..SimRequest::default()
         };
         workload.requests.extend([fork.clone(), fork]);
         let out = run(&sim(prefixes, 4), &workload);
@@ -104,8 +104,13 @@ fn what_a_client_that_left_had_computed_is_of_use_to_the_next() {
         // Gone in the middle of its prompt.
         workload.requests[0].cancel_at = Some(2_000_000);
         let after = Some((0, u32::MAX));
-        let again =
-            SimRequest { at: 3_000_000, after, prompt: 1, max_tokens: Some(1), cancel_at: None };
+        let again = SimRequest {
+            at: 3_000_000,
+            after,
+            prompt: 1,
+            max_tokens: Some(1),
+            ..SimRequest::default()
+        };
         workload.requests.push(again);
         let out = run(&sim(prefixes, 1), &workload);
         assert!((1_000..4_000).contains(&reused(&out)[1]), "{:?}", reused(&out));

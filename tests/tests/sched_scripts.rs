@@ -6,6 +6,7 @@
 //! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others |
 //! | `down REASON` | it is lost |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
+//! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
 //! | `ready KEPT`, `drop KEPT` | it is filled, or will not be |
 //! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
@@ -22,7 +23,7 @@ use std::sync::Arc;
 
 use brigade_coordinator::sched::{
     Action, Event, KeptId, KeptInfo, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler,
-    StageTime, Work,
+    Share, StageTime, Work,
 };
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
@@ -113,6 +114,12 @@ impl Script {
                     sampler: sampler(),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
+                share: Share {
+                    owner: find("owner").unwrap_or(0).into(),
+                    weight: find("weight").unwrap_or(1),
+                    leaves_room: find("owner").is_some(),
+                },
+                deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),

@@ -7,10 +7,12 @@
 pub mod args;
 mod bench;
 mod completions;
+mod data_dir;
 mod demo;
 mod detokenize;
 mod input;
 mod inspect;
+mod key;
 mod logits;
 mod npy;
 mod output;
@@ -59,6 +61,8 @@ pub enum Command {
     Serve(serve::ServeArgs),
     /// Run one stage of a line for a coordinator
     Worker(worker::WorkerArgs),
+    /// Make, list and revoke API keys of the HTTP server
+    Key(key::KeyArgs),
     /// Show how a model's layers would be cut over workers
     Plan(plan::PlanArgs),
     /// Show what is in a GGUF file
@@ -94,6 +98,7 @@ impl Command {
             Self::Run(args) => run::execute(args).await,
             Self::Serve(args) => serve::execute(args).await,
             Self::Worker(args) => worker::execute(args).await,
+            Self::Key(args) => key::execute(args),
             Self::Plan(args) => plan::execute(args).await,
             Self::Inspect(args) => inspect::execute(args),
             Self::Bench(args) => bench::execute(args).await,
@@ -149,7 +154,12 @@ mod tests {
             "brigade perplexity -m m.gguf -f text.txt --ctx 512",
             "brigade run --repeat-last-n -1 --repeat-penalty 1.1",
             "brigade run -m m.gguf hello --chat --chat-template chatml --tensor-split 3,0,1",
-            "brigade serve -m m.gguf --cuts 12,24 --health-details --chat-template x.jinja",
+            "brigade serve -m m.gguf --cuts 12,24 --chat-template x.jinja",
+            "brigade serve --listen 0.0.0.0:8443 --tls-cert c.pem --tls-key k.pem --admin-listen 127.0.0.1:0",
+            "brigade serve --data-dir d --audit-log a.jsonl --audit-content --audit-size 10M --no-auth",
+            "brigade key create me --tokens-per-minute 9 --requests-per-minute 2 --concurrent 1 --models a,b --priority low --expires 30d --data-dir d",
+            "brigade key list --json",
+            "brigade key revoke me",
             "brigade logits -m m.gguf --tokens 1 --cuts 12,24 --out x.npy --force",
             "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
             "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
@@ -169,6 +179,9 @@ mod tests {
             "brigade run --cuts 1 --tensor-split 1,1",
             "brigade run hello -p hello",
             "brigade logits --tokens 1,x --out x.npy",
+            "brigade serve --tls-cert c.pem",
+            "brigade serve --audit-content",
+            "brigade key create",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

@@ -1,6 +1,7 @@
 //! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
-use std::net::SocketAddr;
+mod front;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::Address;
 use clap::Args;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
@@ -17,10 +17,11 @@ use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{self, App, ConnectionLimits};
+use crate::http::{App, Bodies};
 use crate::metrics;
 use crate::plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
+use front::{Front, FrontArgs};
 
 /// How long running answers may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(20);
@@ -39,16 +40,15 @@ Examples:
   brigade serve -m model.gguf
   brigade serve -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
   brigade serve -m model.gguf --control 10.0.0.1:7000 --expect 3 --insecure-network
+  brigade key create me && brigade serve --listen 0.0.0.0:8443 --tls-cert server.crt --tls-key server.key
 
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'
 
-The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.")]
+The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.
+With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Where to serve HTTP
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
-    listen: String,
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
     control: Option<Address>,
@@ -86,16 +86,14 @@ pub struct ServeArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
-    /// Let /health say what is being loaded and why the line is down, to everybody who asks: names and addresses of
-    /// workers are in it
-    #[arg(long)]
-    health_details: bool,
     /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
     /// chrome://tracing, when the server ends
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
     template: TemplateArgs,
+    #[command(flatten)]
+    front: FrontArgs,
     #[command(flatten)]
     line: LineArgs,
 }
@@ -106,10 +104,13 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         bail!("--expect is at most {MAX_WORKERS}");
     }
     let mut interrupt = Interrupt::listen()?;
+    if args.front.has_tls() {
+        interrupt.leave_hangup();
+    }
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
-    let listener = listen(&args.listen, args.line.insecure_network).await?;
-    let address = listener.local_addr()?;
-    let session = Session::start(options(&args)?).await?;
+    let front = Front::open(&args.front, args.line.insecure_network).await?;
+    let (url, admin_url) = (front.url(), front.admin_url());
+    let session = Session::start(session_options(&args)?).await?;
     let draining = CancellationToken::new();
     let app = App {
         engine: session.engine.clone(),
@@ -120,22 +121,22 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         metrics,
         draining: draining.clone(),
         sequences: Arc::default(),
-        bodies: http::Bodies::default(),
-        health_details: args.health_details,
+        bodies: Bodies::default(),
         roll: session.roll.clone(),
+        access: front.access.clone(),
+        audit: front.audit.clone(),
     };
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
-    let limits =
-        ConnectionLimits::of_server((args.max_seqs as usize).saturating_add(args.max_queue));
-    let mut server =
-        tokio::spawn(http::serve(listener, http::router(app), draining.clone(), limits));
+    say(format_args!("brigade admin on {admin_url}"));
+    let requests = (args.max_seqs as usize).saturating_add(args.max_queue);
+    let mut serving = front.serve(app, requests, draining.clone());
     if is_promising(&session).await {
-        say(format_args!("brigade serve listening on http://{address}"));
+        say(format_args!("brigade serve listening on {url}"));
     }
     let result = tokio::select! {
-        ended = &mut server => return ended.context("the HTTP server ended"),
+        ended = &mut serving.public => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),
         reason = failed(&session) => Err(anyhow::anyhow!(reason)),
     };
@@ -144,7 +145,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     if result.is_ok() {
         tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
         tokio::select! {
-            _ = &mut server => all_answered = true,
+            _ = &mut serving.public => all_answered = true,
             () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
             () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
         }
@@ -152,12 +153,13 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let ended = session.end().await;
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
-        let _ = tokio::time::timeout(CUT_WITHIN, server).await;
+        let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
     }
+    serving.end();
     result.and(ended)
 }
 
-fn options(args: &ServeArgs) -> Result<SessionOptions> {
+fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
     Ok(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),
@@ -217,13 +219,4 @@ async fn failed(session: &Session) -> String {
             return "the driver has ended".to_string();
         }
     }
-}
-
-async fn listen(text: &str, insecure_network: bool) -> Result<TcpListener> {
-    let address: Address = text.parse().context("--listen")?;
-    let sockets: Vec<SocketAddr> = address.resolve(insecure_network).await.context("--listen")?;
-    if sockets.is_empty() {
-        bail!("--listen {text}: HTTP is served on TCP only: give HOST:PORT");
-    }
-    TcpListener::bind(sockets.as_slice()).await.with_context(|| format!("cannot listen on {text}"))
 }

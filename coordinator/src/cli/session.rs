@@ -371,6 +371,8 @@ fn program() -> Result<PathBuf> {
 #[derive(Debug)]
 pub struct Interrupt {
     signals: [tokio::signal::unix::Signal; 3],
+    /// SIGHUP means something else.
+    without_hangup: bool,
 }
 
 impl Interrupt {
@@ -382,7 +384,12 @@ impl Interrupt {
         let on = |kind| signal(kind).context("cannot listen for signals");
         let signals =
             [on(SignalKind::interrupt())?, on(SignalKind::terminate())?, on(SignalKind::hangup())?];
-        Ok(Self { signals })
+        Ok(Self { signals, without_hangup: false })
+    }
+
+    /// Leaves SIGHUP to others.
+    pub fn leave_hangup(&mut self) {
+        self.without_hangup = true;
     }
 
     /// Ready when one of them comes.
@@ -391,7 +398,7 @@ impl Interrupt {
         tokio::select! {
             _ = int.recv() => {}
             _ = term.recv() => {}
-            _ = hup.recv() => {}
+            _ = hup.recv(), if !self.without_hangup => {}
         }
     }
 }

@@ -126,7 +126,7 @@ pub async fn submit(
                 stop_tokens: stop_tokens.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
-            requests.push(request.named(&name.id));
+            requests.push(request.named(&name.id).owned(name.tally.share(), common.within));
         }
     }
     let mut generations = Vec::new();

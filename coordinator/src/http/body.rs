@@ -17,11 +17,16 @@ use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
 use super::error::ApiError;
-use super::serve::Peer;
+use super::open::Peer;
+use super::trace;
 use crate::text_model::TextModel;
 
 /// Largest request body: a prompt of a million tokens and room to spare.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// Bodies of addresses that need less than [`MAX_BODY_BYTES`]: four MiB of text as JSON may write it; as many ids as
+/// may be turned into text.
+const SMALLER_BODIES: [(&str, usize); 2] = [("/tokenize", 8 << 20), ("/detokenize", 4 << 20)];
 
 /// Bytes of all bodies together that are held at once, beyond [`FREE_BODY_BYTES`] of each.
 pub const MAX_BODIES_BYTES: usize = 64 << 20;
@@ -82,6 +87,12 @@ pub(super) struct Taken {
     room: Option<OwnedSemaphorePermit>,
 }
 
+/// Largest body of an address.
+fn max_bytes(path: &str) -> usize {
+    let smaller = SMALLER_BODIES.iter().find(|(address, _)| *address == path);
+    smaller.map_or(MAX_BODY_BYTES, |(_, bytes)| *bytes)
+}
+
 impl Bodies {
     /// Room for `max_bytes` in all beyond the free part of each.
     pub fn new(times: BodyTimes, max_bytes: usize) -> Self {
@@ -95,20 +106,25 @@ impl Bodies {
 
     /// The request's body.
     pub(super) async fn take(&self, request: Request) -> Result<Taken, ApiError> {
+        let limit = max_bytes(request.uri().path());
         let claimed = request.headers().get(CONTENT_LENGTH);
         let claimed = claimed.and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
-        if claimed.is_some_and(|n| n > MAX_BODY_BYTES as u64) {
-            return Err(ApiError::too_large(MAX_BODY_BYTES));
+        if claimed.is_some_and(|n| n > limit as u64) {
+            return Err(ApiError::too_large(limit));
         }
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
-        let taken = self.receive(request.into_body()).await?;
+        let name = request.extensions().get::<trace::Name>().cloned();
+        let taken = self.receive(request.into_body(), limit).await?;
         if let Some(peer) = peer {
             peer.has_asked();
+        }
+        if let Some(name) = name {
+            name.tally.has_body(&taken.bytes);
         }
         Ok(taken)
     }
 
-    async fn receive(&self, body: Body) -> Result<Taken, ApiError> {
+    async fn receive(&self, body: Body, limit: usize) -> Result<Taken, ApiError> {
         let mut taken = Taken { bytes: Vec::new(), room: None };
         let mut chunks = body.into_data_stream();
         let end = Instant::now() + self.times.within;
@@ -127,6 +143,9 @@ impl Bodies {
                     return Err(ApiError::bad_request(message));
                 }
                 Some(Ok(chunk)) => {
+                    if taken.bytes.len() + chunk.len() > limit {
+                        return Err(ApiError::too_large(limit));
+                    }
                     self.make_room(&mut taken, chunk.len())?;
                     taken.bytes.extend_from_slice(&chunk);
                 }
@@ -137,9 +156,6 @@ impl Bodies {
     /// Makes room for `more` bytes, which are reserved in powers of two: what is reserved is what is counted.
     fn make_room(&self, taken: &mut Taken, more: usize) -> Result<(), ApiError> {
         let wanted = taken.bytes.len() + more;
-        if wanted > MAX_BODY_BYTES {
-            return Err(ApiError::too_large(MAX_BODY_BYTES));
-        }
         if wanted <= taken.bytes.capacity() {
             return Ok(());
         }
@@ -209,12 +225,13 @@ mod tests {
     async fn a_body_that_stalls_or_trickles_is_given_up() {
         let silent = tokio_stream::pending::<Result<Vec<u8>, std::io::Error>>();
         let stalls = Bodies::new(BodyTimes { stall: SOON, within: BODY_WITHIN }, 0);
-        let error = stalls.receive(Body::from_stream(silent)).await.unwrap_err();
+        let error = stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES).await.unwrap_err();
         assert!(error.status() == 408 && message(&error).contains("did not go on for 0.3 s"));
         let byte = tokio_stream::iter((0..1000).map(|_| Ok::<_, std::io::Error>(vec![b' '])));
         let trickled = byte.throttle(SOON / 10);
         let trickles = Bodies::new(BodyTimes { stall: BODY_STALL, within: SOON }, 0);
-        let error = trickles.receive(Body::from_stream(trickled)).await.unwrap_err();
+        let error =
+            trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES).await.unwrap_err();
         assert!(error.status() == 408 && message(&error).contains("not here after 0.3 s"));
     }
 
@@ -222,14 +239,14 @@ mod tests {
     async fn large_bodies_share_their_room_and_small_ones_always_fit() {
         let bodies = bodies(2 << 20);
         let large = |n: usize| Body::from(vec![b' '; n]);
-        let first = bodies.receive(large(2 << 20)).await.unwrap();
-        let error = bodies.receive(large(1 << 20)).await.unwrap_err();
+        let first = bodies.receive(large(2 << 20), MAX_BODY_BYTES).await.unwrap();
+        let error = bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.unwrap_err();
         assert_eq!(error.status(), 503, "{}", message(&error));
-        let small = bodies.receive(large(FREE_BODY_BYTES)).await.unwrap();
+        let small = bodies.receive(large(FREE_BODY_BYTES), MAX_BODY_BYTES).await.unwrap();
         assert_eq!(small.bytes.len(), FREE_BODY_BYTES);
         drop(first);
-        assert!(bodies.receive(large(1 << 20)).await.is_ok());
-        let error = bodies.receive(large(MAX_BODY_BYTES + 1)).await.unwrap_err();
+        assert!(bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.is_ok());
+        let error = bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES).await.unwrap_err();
         assert_eq!(error.status(), 413);
     }
 

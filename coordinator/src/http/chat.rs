@@ -58,6 +58,11 @@ pub(super) async fn create(
     Ok(whole(&app, &request, stamp, n_prompt, replies).await?.into_response())
 }
 
+/// Reads a body, and no more.
+pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    ChatRequest::read(body, limits).map(|_| ())
+}
+
 impl ChatRequest {
     fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;

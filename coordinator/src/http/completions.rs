@@ -73,6 +73,11 @@ pub(super) async fn create(
     Ok(answer.whole(generations).await?.into_response())
 }
 
+/// Reads a body, and no more.
+pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    CompletionRequest::read(body, limits).map(|_| ())
+}
+
 impl CompletionRequest {
     fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;

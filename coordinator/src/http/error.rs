@@ -4,7 +4,7 @@
 //! message names the field, the limit, and what to do.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
 use brigade_engine::text::TextError;
 use serde_json::{Value, json};
@@ -70,6 +70,43 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
+    /// 401: no key, or one that opens nothing.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+        error.0.code = Some("invalid_api_key");
+        error
+    }
+
+    /// 403: a key that may not do this.
+    pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
+        error.0.code = Some(code);
+        error
+    }
+
+    /// 429 for a limit of the client's key.
+    pub fn rate_limited(message: impl Into<String>, retry_after_s: u64) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        error.0.code = Some("rate_limit_exceeded");
+        error.0.retry_after_s = Some(retry_after_s);
+        error
+    }
+
+    /// 408 for a request whose own `timeout` has passed.
+    fn too_late(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message);
+        error.0.code = Some("timeout");
+        error
+    }
+
+    /// 429 while as many requests wait as may.
+    fn queue_full(message: impl Into<String>, retry_after_s: u64) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        error.0.code = Some("queue_full");
+        error.0.retry_after_s = Some(retry_after_s);
+        error
+    }
+
     /// 413 with the limit in the message.
     pub fn too_large(limit_bytes: usize) -> Self {
         Self::new(
@@ -131,8 +168,16 @@ const RETRY_AFTER_UNAVAILABLE_S: u64 = 5;
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.0.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
         if let Some(seconds) = self.0.retry_after_s {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.0.code == Some("timeout") {
+            // OpenAI's clients send a request that got 408 again, unless they are told this.
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         response
     }
@@ -167,10 +212,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::QueueFull { retry_after_s, .. } => {
-                let mut api = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-                api.0.code = Some("queue_full");
-                api.0.retry_after_s = Some(retry_after_s);
-                api
+                Self::queue_full(message, retry_after_s)
             }
             SubmitError::Unavailable { reason } => {
                 tracing::warn!(reason, "no requests can run now");
@@ -214,6 +256,10 @@ impl From<Failure> for ApiError {
                  again; the server's log says why"
             )),
             Failure::Stopping => Self::unavailable(failure.to_string()),
+            Failure::TooLate { .. } => Self::too_late(failure.to_string()),
+            Failure::Displaced { retry_after_s } => {
+                Self::queue_full(failure.to_string(), retry_after_s)
+            }
             Failure::NoToken { generated, .. } => Self::server(format!(
                 "the model gave no usable numbers after {generated} generated tokens; the server's \
                  log says more"

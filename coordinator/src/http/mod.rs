@@ -1,18 +1,24 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`] inside. Nothing else in the crate knows that JSON.
 //!
-//! Requests are read leniently and answered strictly. What cannot be done is refused by name. What clients
-//! may take of time, connections and memory is bounded (`serve`, `body`, `fields`). The server knows nothing
-//! of workers or schedules, and tells clients nothing of them.
+//! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
+//! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
+//! knows nothing of workers or schedules, and tells clients nothing of them.
 
+mod access;
+mod admin;
 mod answer;
+mod audit;
 mod body;
 mod chat;
 mod completions;
 mod error;
 mod fields;
+mod https;
 mod logprobs;
 mod messages;
 mod models;
+mod open;
 mod params;
 mod reply;
 mod serve;
@@ -36,8 +42,12 @@ use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use access::Access;
+pub use admin::admin_router;
+pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use error::ApiError;
+pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use types::ModelMeta;
 
@@ -68,13 +78,15 @@ pub struct App {
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// Whether `/health` says what is being done and what went wrong, with names.
-    pub health_details: bool,
     /// Who is there.
     pub roll: RollWatch,
+    /// Who may ask.
+    pub access: Access,
+    /// Where it is written down who asked.
+    pub audit: Option<Audit>,
 }
 
-/// All addresses of the server.
+/// All addresses of the public listener.
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -82,18 +94,18 @@ pub fn router(app: App) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .route("/health", get(status::health))
-        .route("/metrics", get(status::metrics))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn_with_state(app.clone(), access::guard))
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
         .with_state(app)
 }
 
 /// What there is, for whoever asks for something else.
-const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models, \
-     /health and /metrics";
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models and \
+     /health";
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();
@@ -105,6 +117,26 @@ async fn no_such_method(method: Method, request: Request) -> ApiError {
     ApiError::method_not_allowed(format!(
         "{path} does not take {method}; what there is: {ADDRESSES}"
     ))
+}
+
+/// An address whose bodies are read here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
+
+/// Reads a body as its endpoint does, and no more: for fuzzing.
+///
+/// # Errors
+/// What the client would be told.
+pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    match endpoint {
+        Endpoint::Chat => chat::check(body, limits),
+        Endpoint::Completion => completions::check(body, limits),
+    }
 }
 
 /// What all objects of one answer carry.

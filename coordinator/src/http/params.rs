@@ -1,6 +1,8 @@
 //! Fields that chat and text completions have in common: sampling, stops, streaming, and those that this
 //! server must refuse.
 
+use std::time::Duration;
+
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};
 use serde::Deserialize;
@@ -11,6 +13,9 @@ use crate::request::{Limits, MAX_LOGIT_BIAS};
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
+
+/// Longest time limit that a request may have, seconds: a day.
+const MAX_TIMEOUT_S: f64 = 24.0 * 3600.0;
 
 /// Fields of either endpoint.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub struct Common {
     pub stream: bool,
     /// Whether the stream ends with token counts.
     pub include_usage: bool,
+    /// How long the client wants to wait for the whole answer.
+    pub within: Option<Duration>,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -80,7 +87,24 @@ impl Common {
             n,
             stream: fields.take("stream")?.unwrap_or(false),
             include_usage: stream_options.include_usage.unwrap_or(false),
+            within: timeout(fields)?,
         })
+    }
+}
+
+/// The request's own time limit: seconds, `null` for none.
+fn timeout(fields: &mut Fields<'_>) -> Result<Option<Duration>, ApiError> {
+    match fields.take::<f64>("timeout")? {
+        None => Ok(None),
+        Some(seconds) if seconds > 0.0 && seconds <= MAX_TIMEOUT_S => {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        }
+        Some(seconds) => {
+            let message = format!(
+                "timeout is {seconds}: a number of seconds above 0 and up to {MAX_TIMEOUT_S} is needed"
+            );
+            Err(ApiError::field("timeout", message))
+        }
     }
 }
 

@@ -1,12 +1,11 @@
-//! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, and ended in order.
+//! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, plain or in TLS, and ended in order.
 //!
 //! A client that does not say what it wants, or does not read what it asked for, is given up after a named
-//! time. Where there are too many connections, the one that has asked for nothing the longest is closed.
+//! time. Where there are too many connections, one that has shown little is closed ([`open`](super::open)).
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -16,24 +15,33 @@ use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, Id, JoinSet};
-use tokio::time::Instant;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::https::Tls;
+use super::open::{Host, Open, Peer};
 use super::stream::{Answer, Patient};
 use super::tally::Line;
+use crate::keys::Ticket;
 
 /// How long a client may take to send the head of a request, counted from the connection's start or
 /// from the last answer's end: a connection that idles or trickles longer is closed.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a client may leave its answer unread.
+/// How long a client may leave its answer unread, or nearly so ([`super::stream::PACE_BYTES`]).
 pub const ANSWER_STALL: Duration = Duration::from_secs(60);
 
 /// Connections at once, or more where more requests may run and wait. A process may often open 1024 files.
 pub const MAX_CONNECTIONS: usize = 512;
+
+/// Of these, how many one address may have unless the operator says otherwise: half, so that nobody takes all.
+const SHARE_OF_ADDRESS: usize = 2;
+
+/// How long the handshake of TLS may take.
+pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Connections beyond those whose requests run or wait: for health checks, metrics and whoever is refused.
 const SPARE_CONNECTIONS: usize = 128;
@@ -54,6 +62,8 @@ const CROWDED: &[u8] =
 pub struct ConnectionLimits {
     /// At once.
     pub connections: usize,
+    /// From one address at once.
+    pub of_address: usize,
     /// For a request's head.
     pub head_within: Duration,
     /// For a client that does not read.
@@ -63,37 +73,13 @@ pub struct ConnectionLimits {
 impl ConnectionLimits {
     /// Those of a server where `requests` may run and wait.
     pub fn of_server(requests: usize) -> Self {
+        let connections = MAX_CONNECTIONS.max(requests.saturating_add(SPARE_CONNECTIONS));
         Self {
-            connections: MAX_CONNECTIONS.max(requests.saturating_add(SPARE_CONNECTIONS)),
+            connections,
+            of_address: connections / SHARE_OF_ADDRESS,
             head_within: HEAD_WITHIN,
             answer_stall: ANSWER_STALL,
         }
-    }
-}
-
-/// The other end of a connection.
-#[derive(Debug)]
-pub struct Peer {
-    /// Since when it has not had a whole request under way; `None` while one is answered.
-    quiet_since: Mutex<Option<Instant>>,
-}
-
-impl Peer {
-    fn new() -> Self {
-        Self { quiet_since: Mutex::new(Some(Instant::now())) }
-    }
-
-    /// Its request is here as a whole.
-    pub(super) fn has_asked(&self) {
-        self.set(None);
-    }
-
-    fn set(&self, quiet_since: Option<Instant>) {
-        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = quiet_since;
-    }
-
-    fn quiet_since(&self) -> Option<Instant> {
-        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,39 +87,50 @@ impl Peer {
 #[derive(Debug)]
 pub(super) struct Answering(Arc<Peer>);
 
-/// What lives as long as an answer: its peer is busy, and its line is not written.
-type Kept = (Answering, Option<Arc<Line>>);
+/// What lives as long as an answer: its peer is busy, its line is not written, its key's place is taken.
+type Kept = (Answering, Option<Arc<Line>>, Option<Arc<Option<Ticket>>>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.set(Some(Instant::now()));
+        self.0.is_answered();
     }
 }
 
-/// Serves until `stop`, then until the answers that run have ended.
+/// What every connection of a listener shares.
+#[derive(Clone, Debug)]
+struct Door {
+    router: Router,
+    tls: Option<Tls>,
+    stop: CancellationToken,
+    limits: ConnectionLimits,
+}
+
+/// Serves until `stop`, then until the answers that run have ended; in TLS if there is a certificate.
 pub async fn serve(
     mut listener: TcpListener,
     router: Router,
+    tls: Option<Tls>,
     stop: CancellationToken,
     limits: ConnectionLimits,
 ) {
     let mut connections = JoinSet::new();
-    let mut open: HashMap<Id, (Arc<Peer>, AbortHandle)> = HashMap::new();
+    let mut open = Open::new(limits.connections, limits.of_address);
+    let door = Door { router, tls, stop, limits };
     loop {
         tokio::select! {
-            () = stop.cancelled() => break,
+            () = door.stop.cancelled() => break,
             Some(ended) = connections.join_next_with_id() => {
-                open.remove(&ended.map_or_else(|error| error.id(), |(id, ())| id));
+                open.remove(ended.map_or_else(|error| error.id(), |(id, ())| id));
             }
             (stream, address) = Listener::accept(&mut listener) => {
-                if open.len() >= limits.connections && !make_place(&mut open) {
-                    refuse(&stream, address);
+                let host = Host::of(address.ip());
+                if !open.make_place(host) {
+                    refuse(&stream, address, door.tls.is_some());
                     continue;
                 }
                 let peer = Arc::new(Peer::new());
-                let served = connection(stream, router.clone(), stop.clone(), limits, peer.clone());
-                let handle = connections.spawn(served);
-                open.insert(handle.id(), (peer, handle));
+                let handle = connections.spawn(connection(stream, door.clone(), peer.clone()));
+                open.insert(host, peer, handle);
             }
         }
     }
@@ -141,40 +138,41 @@ pub async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-/// Closes the connection that has asked for nothing the longest; false if all are being answered.
-fn make_place(open: &mut HashMap<Id, (Arc<Peer>, AbortHandle)>) -> bool {
-    let quiet = open.iter().filter_map(|(id, (peer, _))| Some((peer.quiet_since()?, *id)));
-    let Some((_, id)) = quiet.min_by_key(|(since, _)| *since) else { return false };
-    if let Some((_, handle)) = open.remove(&id) {
-        handle.abort();
-    }
-    true
-}
-
-fn refuse(stream: &TcpStream, address: SocketAddr) {
+fn refuse(stream: &TcpStream, address: SocketAddr, in_tls: bool) {
     // At debug: a flood must not fill the log.
     tracing::debug!(%address, "all connections are busy: refused");
-    // Whoever does not get this sees a closed connection, which says the same.
-    let _ = stream.try_write(CROWDED);
+    if !in_tls {
+        // Whoever does not get this sees a closed connection, which says the same.
+        let _ = stream.try_write(CROWDED);
+    }
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    stop: CancellationToken,
-    limits: ConnectionLimits,
-    peer: Arc<Peer>,
-) {
+async fn connection(stream: TcpStream, door: Door, peer: Arc<Peer>) {
     // An event of a stream must not wait for the next one; where that cannot be had it is only late.
     let _ = stream.set_nodelay(true);
-    let io = TokioIo::new(Patient::new(stream, limits.answer_stall));
+    let stream = Patient::new(stream, door.limits.answer_stall);
+    let Some(tls) = &door.tls else { return speak(stream, door, peer).await };
+    let shaken = tokio::time::timeout(HANDSHAKE_WITHIN, tls.acceptor().accept(stream));
+    match door.stop.run_until_cancelled(shaken).await {
+        Some(Ok(Ok(stream))) => speak(stream, door, peer).await,
+        Some(Ok(Err(error))) => tracing::debug!(%error, "a TLS handshake failed"),
+        Some(Err(_)) => tracing::debug!("a TLS handshake was not done in time"),
+        None => {}
+    }
+}
+
+async fn speak<S>(stream: S, door: Door, peer: Arc<Peer>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Door { router, stop, limits, .. } = door;
     let of_requests = peer.clone();
     let service = service_fn(move |request| answer(request, router.clone(), of_requests.clone()));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_within)
         .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(io, service);
+        .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
@@ -184,7 +182,7 @@ async fn connection(
                 tokio::select! {
                     ended = served.as_mut() => break ended,
                     // Half a request is nothing to wait for.
-                    () = tokio::time::sleep(HALF_SENT_GRACE) => if peer.quiet_since().is_some() {
+                    () = tokio::time::sleep(HALF_SENT_GRACE) => if peer.is_quiet() {
                         return;
                     }
                 }
@@ -208,14 +206,15 @@ async fn answer(
     request.extensions_mut().insert(peer);
     let Ok(mut response) = router.oneshot(request).await;
     let line = response.extensions_mut().remove::<Arc<Line>>();
-    Ok(response.map(|body| Answer::new(body, (answering, line))))
+    let ticket = response.extensions_mut().remove::<Arc<Option<Ticket>>>();
+    Ok(response.map(|body| Answer::new(body, (answering, line, ticket))))
 }
 
 #[cfg(test)]
 mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::time::timeout;
+    use tokio::time::{Instant, timeout};
 
     use super::*;
 
@@ -243,7 +242,7 @@ mod tests {
             .route("/large", large)
             .route("/slow", slow);
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(listener, router, stop.clone(), limits));
+        let server = tokio::spawn(serve(listener, router, None, stop.clone(), limits));
         Started { address, stop, server }
     }
 
@@ -306,7 +305,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_more_connection_takes_the_place_of_the_longest_quiet_one() {
-        let server = start(ConnectionLimits { connections: 3, ..limits() }).await;
+        let server = start(ConnectionLimits { connections: 3, of_address: 3, ..limits() }).await;
         let mut quiet = Vec::new();
         for _ in 0..3 {
             quiet.push(server.client(b"").await);

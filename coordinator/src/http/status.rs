@@ -1,4 +1,5 @@
-//! `GET /health` and `GET /metrics`: whether requests run, how far a load is, and what Prometheus reads.
+//! `GET /health` and `GET /metrics`. Everybody hears whether requests run; operators hear also how far a load is,
+//! who is there, and what Prometheus reads.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,46 +11,48 @@ use super::App;
 use crate::handle::Status;
 use crate::health::{Loading, Roll};
 
-/// 200 while requests run, 503 otherwise, with how far it is and how many workers are there. What is done and why
-/// something failed names workers: that is told with `--health-details` only, since who asks cannot be told from a
-/// proxy on this machine.
+/// For everybody: 200 while requests run, 503 otherwise, and one word.
 pub(super) async fn health(State(app): State<App>) -> Response {
+    let (word, _) = state(&app);
+    answer(word, json!({}))
+}
+
+/// For the operator: the same with how far it is, who is there, what is being done and why something failed. It
+/// names workers.
+pub(super) async fn health_with_reasons(State(app): State<App>) -> Response {
+    let (word, mut body) = state(&app);
+    body["workers"] = workers(&app.roll.borrow());
+    answer(word, body)
+}
+
+const UP: &str = "ok";
+
+/// What the server is doing, in a word and in full.
+fn state(app: &App) -> (&'static str, Value) {
     if app.draining.is_cancelled() {
-        return unavailable("stopping", json!({}));
+        return ("stopping", json!({}));
     }
-    let details = app.health_details;
-    let mut body = json!({ "workers": workers(&app.roll.borrow(), details) });
-    let mut tell = |key: &str, what: &str| {
-        if details {
-            body[key] = json!(what);
-        }
-    };
     match app.engine.status() {
-        Status::Ready(_) => {
-            body["status"] = json!("ok");
-            Json(body).into_response()
-        }
+        Status::Ready(_) => (UP, json!({})),
         Status::Loading(loading) => {
-            tell("what", &loading.what);
+            let mut body = json!({ "what": loading.what });
             progress(&mut body, &loading);
-            unavailable("loading", body)
+            ("loading", body)
         }
         Status::Down { reason, next } => {
-            tell("reason", &reason);
+            let mut body = json!({ "reason": reason });
             progress(&mut body, &next.unwrap_or_default());
-            unavailable("down", body)
+            ("down", body)
         }
-        Status::Stopping => unavailable("stopping", json!({})),
-        Status::Failed { reason } => {
-            tell("reason", &reason);
-            unavailable("failed", body)
-        }
+        Status::Stopping => ("stopping", json!({})),
+        Status::Failed { reason } => ("failed", json!({ "reason": reason })),
     }
 }
 
-fn unavailable(status: &str, mut body: Value) -> Response {
-    body["status"] = json!(status);
-    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+fn answer(word: &str, mut body: Value) -> Response {
+    body["status"] = json!(word);
+    let status = if word == UP { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
 }
 
 fn progress(body: &mut Value, loading: &Loading) {
@@ -59,23 +62,19 @@ fn progress(body: &mut Value, loading: &Loading) {
     body["seconds_left"] = json!(loading.seconds_left);
 }
 
-/// Numbers of workers and their memory, and with `details` their names.
-fn workers(roll: &Roll, details: bool) -> Value {
-    let mut workers = json!({
+/// Workers: their numbers, their memory, their names.
+fn workers(roll: &Roll) -> Value {
+    let Roll { line, spare, waiting, missing, .. } = roll;
+    json!({
         "there": roll.there(),
-        "line": roll.line.len(),
-        "spare": roll.spare.len(),
-        "missing": roll.missing.len(),
+        "line": line.len(),
+        "spare": spare.len(),
+        "missing": missing.len(),
         "expected": roll.expected,
         "memory_bytes": roll.memory_bytes,
         "memory_needed_bytes": roll.memory_needed_bytes,
-    });
-    if details {
-        let Roll { line, spare, waiting, missing, .. } = roll;
-        let names = json!({ "line": line, "spare": spare, "waiting": waiting, "missing": missing });
-        workers["names"] = names;
-    }
-    workers
+        "names": { "line": line, "spare": spare, "waiting": waiting, "missing": missing },
+    })
 }
 
 /// Prometheus's text format.

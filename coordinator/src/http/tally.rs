@@ -1,16 +1,34 @@
-//! The one line that the log has for each request. It is written when the answer has been sent, or when
-//! nobody reads it any more.
+//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
+//! have one line for it, when the answer has been sent or nobody reads it any more.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
 
+use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
+use crate::clock;
 use crate::generation::End;
+use crate::keys::Account;
+use crate::sched::Share;
+
+/// A request's key, for those who count what it uses.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub(super) account: Account,
+    /// What the scheduler gives it.
+    pub(super) share: Share,
+}
 
 /// What the sequences of a request took, so far.
 #[derive(Debug, Default)]
-pub(super) struct Tally(Mutex<Sums>);
+pub(super) struct Tally {
+    sums: Mutex<Sums>,
+    /// Whose request it is, if it needed a key.
+    owner: OnceLock<Owner>,
+    /// The body, for an audit log that has it.
+    content: Option<OnceLock<String>>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
@@ -27,13 +45,46 @@ struct Sums {
 }
 
 impl Tally {
+    /// Of a request whose body is kept for the audit log, or not.
+    pub(super) fn new(keeps_content: bool) -> Self {
+        Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Sums> {
         // A panic elsewhere leaves whole sums behind.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The request has shown this key.
+    pub(super) fn belongs_to(&self, owner: Owner) {
+        // The guard asks once for each request.
+        let _ = self.owner.set(owner);
+    }
+
+    /// What the scheduler gives the request's key.
+    pub(super) fn share(&self) -> Share {
+        self.owner.get().map(|owner| owner.share).unwrap_or_default()
+    }
+
+    /// The request's body is here.
+    pub(super) fn has_body(&self, bytes: &[u8]) {
+        if let Some(content) = &self.content {
+            let kept = &bytes[..bytes.len().min(MAX_CONTENT_BYTES)];
+            // A request has one body.
+            let _ = content.set(String::from_utf8_lossy(kept).into_owned());
+        }
+    }
+
+    /// Tokens were computed, or are about to be.
+    fn charge(&self, tokens: u64) {
+        if let Some(owner) = self.owner.get() {
+            owner.account.charge(tokens, Instant::now());
+        }
     }
 
     /// A sequence with so many prompt tokens was handed in.
     pub(super) fn submitted(&self, n_prompt: usize) {
+        self.charge(n_prompt as u64);
         let mut sums = self.lock();
         sums.sequences += 1;
         sums.prompt += n_prompt as u64;
@@ -41,14 +92,17 @@ impl Tally {
 
     /// A sequence drew so many tokens more.
     pub(super) fn drew(&self, n: usize) {
+        self.charge(n as u64);
         self.lock().generated += n as u64;
     }
 
     /// A sequence ended, of which `drawn` tokens are counted already.
     pub(super) fn ended(&self, drawn: usize, end: &End) {
+        let more = u64::from(end.n_generated).saturating_sub(drawn as u64);
+        self.charge(more);
         let mut sums = self.lock();
         sums.ended += 1;
-        sums.generated += u64::from(end.n_generated).saturating_sub(drawn as u64);
+        sums.generated += more;
         sums.reused += u64::from(end.n_reused);
         sums.recomputed += u64::from(end.n_recomputed);
         sums.to_first = sums.to_first.max(end.to_first);
@@ -71,19 +125,39 @@ pub(super) struct Line {
     pub(super) status: u16,
     pub(super) started: Instant,
     pub(super) tally: Arc<Tally>,
+    pub(super) audit: Option<Audit>,
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        let Self { id, method, path, model, status, started, tally } = self;
-        let (sums, ms) = (*tally.lock(), started.elapsed().as_millis() as u64);
+        let (sums, ms) = (*self.tally.lock(), self.started.elapsed().as_millis() as u64);
+        self.log(&sums, ms);
+        if let Some(audit) = &self.audit {
+            audit.record(&self.entry(&sums, ms));
+        }
+    }
+}
+
+impl Line {
+    fn key(&self) -> Option<&str> {
+        self.tally.owner.get().map(|owner| owner.account.record().name.as_str())
+    }
+
+    fn log(&self, sums: &Sums, ms: u64) {
+        let Self { id, method, path, model, status, .. } = self;
+        let key = self.key();
+        if method != Method::POST {
+            tracing::debug!(parent: None, id = %id, key, %method, path, status, ms, "answered");
+            return;
+        }
         if sums.sequences == 0 {
-            tracing::info!(parent: None, id = %id, %method, path, status, ms, "request");
+            tracing::info!(parent: None, id = %id, key, %method, path, status, ms, "request");
             return;
         }
         tracing::info!(
             parent: None,
             id = %id,
+            key,
             model,
             prompt = sums.prompt,
             reused = sums.reused,
@@ -98,6 +172,26 @@ impl Drop for Line {
             outcome = sums.outcome(),
             "request"
         );
+    }
+
+    fn entry(&self, sums: &Sums, ms: u64) -> Entry<'_> {
+        let refused = self.status >= 400;
+        Entry {
+            time: clock::date_time(clock::unix_now()),
+            id: &self.id,
+            key: self.key(),
+            method: self.method.as_str(),
+            endpoint: &self.path,
+            model: &self.model,
+            status: self.status,
+            outcome: if refused && sums.sequences == 0 { "refused" } else { sums.outcome() },
+            sequences: sums.sequences,
+            prompt_tokens: sums.prompt,
+            reused_tokens: sums.reused,
+            generated_tokens: sums.generated,
+            ms,
+            content: self.tally.content.as_ref().and_then(OnceLock::get).map(String::as_str),
+        }
     }
 }
 

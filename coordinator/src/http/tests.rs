@@ -30,8 +30,6 @@ pub(super) enum Play {
     Full,
     /// Takes nothing, because there is no line.
     NoLine,
-    /// Draws one letter, on a server that tells details.
-    Details,
 }
 
 /// What no client may learn.
@@ -39,6 +37,7 @@ const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
 
 pub(super) struct Server {
     router: Router,
+    admin: Router,
     /// Sequences whose client went away.
     pub(super) cancelled: mpsc::Receiver<u64>,
     draining: CancellationToken,
@@ -55,7 +54,6 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     let text = Arc::new(text);
     let (gone, cancelled) = mpsc::channel(16);
     let (model, draining) = (text.clone(), CancellationToken::new());
-    let health_details = matches!(play, Play::Details);
     tokio::spawn(async move {
         let status = ends.status;
         while let Some(submission) = ends.submissions.recv().await {
@@ -82,10 +80,11 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         draining: draining.clone(),
         sequences: Arc::default(),
         bodies: Bodies::default(),
-        health_details,
         roll: tokio::sync::watch::channel(roll).1,
+        access: Access::Open,
+        audit: None,
     };
-    Server { router: router(app), cancelled, draining }
+    Server { admin: admin_router(app.clone(), None), router: router(app), cancelled, draining }
 }
 
 async fn perform(
@@ -111,7 +110,7 @@ async fn perform(
     let text = match play {
         Play::Text(text) | Play::TextAndEos(text) => text,
         Play::Eos => "",
-        Play::Break | Play::Full | Play::NoLine | Play::Details => "a",
+        Play::Break | Play::Full | Play::NoLine => "a",
     };
     let letters = ids_of(&model, text).into_iter();
     let eos = if matches!(play, Play::Eos) { 2 } else { 0 };
@@ -381,19 +380,21 @@ async fn nobody_learns_workers_addresses() {
             Status::Loading(Loading::step(what)),
         ]
     };
-    for status in states() {
-        let body = get_health(&server(Play::Break, status)).await;
-        assert!(!body.contains("10.1.2.3") && body.contains("\"status\""), "{body}");
+    for (status, word) in states().into_iter().zip(["down", "failed", "loading"]) {
+        let server = server(Play::Break, status);
+        let body = get_health(server.router).await;
+        assert_eq!(body, format!("{{\"status\":\"{word}\"}}"), "clients learn that, and no more");
+        let body = get_health(server.admin).await;
+        assert!(body.contains("10.1.2.3") && body.contains(word), "operators do: {body}");
         assert!(body.contains("\"spare\":1") && body.contains("\"memory_bytes\":3221225472"));
     }
-    for status in states() {
-        let body = get_health(&server(Play::Details, status)).await;
-        assert!(body.contains("10.1.2.3"), "with --health-details: {body}");
-    }
+    let response = send(&ready(Play::Break), "GET", "/metrics", Body::empty()).await;
+    assert_eq!(response.status(), 404);
 }
 
-async fn get_health(server: &Server) -> String {
-    let response = send(server, "GET", "/health", Body::empty()).await;
+async fn get_health(router: Router) -> String {
+    let request = Request::get("/health").body(Body::empty()).unwrap();
+    let response = router.oneshot(request).await.unwrap();
     assert_eq!(response.status(), 503);
     let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     String::from_utf8(bytes.to_vec()).unwrap()

@@ -15,11 +15,18 @@ use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use tracing::Instrument;
 
 use super::App;
+use super::audit::Audit;
 use super::error::ApiError;
 use super::tally::{Line, Tally};
 use crate::metrics;
 
 const HEADER: &str = "x-request-id";
+
+/// The one address that everybody may see, and that is asked too often to be written down.
+pub(super) const HEALTH: &str = "/health";
+
+/// Characters of a path in logs; ours are shorter.
+const MAX_LOGGED_PATH: usize = 200;
 
 /// A request's id, for the handlers, and what they count of it for its line.
 #[derive(Clone, Debug)]
@@ -30,13 +37,15 @@ pub(super) struct Name {
 
 /// Wraps every handler.
 pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
     let id = id_of(request.headers());
-    let name = Name { id: id.as_str().into(), tally: Arc::default() };
+    let (method, path) = (request.method().clone(), path_of(&request));
+    let audit = app.audit.clone().filter(|_| path != HEALTH);
+    let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
+    let name = Name { id: id.as_str().into(), tally };
     request.extensions_mut().insert(name.clone());
     let span = tracing::info_span!("request", id);
-    let (method, path) = (request.method().clone(), request.uri().path().to_string());
     async move {
-        let started = Instant::now();
         let mut response = if app.draining.is_cancelled() && method == Method::POST {
             ApiError::unavailable("the server is shutting down; try again elsewhere or later")
                 .into_response()
@@ -45,15 +54,10 @@ pub(super) async fn request(State(app): State<App>, mut request: Request, next: 
         };
         let status = response.status().as_u16();
         metrics::http_response(status);
-        if method == Method::POST {
-            let (Name { id, tally }, model) = (name, app.text.name().to_string());
-            // Whoever sends the answer keeps this as long as the answer.
-            let line = Line { id, method, path, model, status, started, tally };
-            response.extensions_mut().insert(Arc::new(line));
-        } else {
-            let ms = started.elapsed().as_millis() as u64;
-            tracing::debug!(%method, path, status, ms, "answered");
-        }
+        let (Name { id: of_line, tally }, model) = (name, app.text.name().to_string());
+        // Whoever sends the answer keeps this as long as the answer.
+        let line = Line { id: of_line, method, path, model, status, started, tally, audit };
+        response.extensions_mut().insert(Arc::new(line));
         if let Ok(value) = HeaderValue::from_str(&id) {
             response.headers_mut().insert(HEADER, value);
         }
@@ -61,6 +65,11 @@ pub(super) async fn request(State(app): State<App>, mut request: Request, next: 
     }
     .instrument(span)
     .await
+}
+
+/// The path without what follows a `?`, which may be anything; cut to what a log can bear.
+fn path_of(request: &Request) -> String {
+    request.uri().path().chars().take(MAX_LOGGED_PATH).collect()
 }
 
 fn id_of(headers: &HeaderMap) -> String {

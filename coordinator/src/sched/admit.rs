@@ -1,9 +1,12 @@
-//! The waiting queue. Requests are admitted in the order in which they came. The queue is bounded, and tells
-//! whoever finds it full when to come back. Requests whose line was lost stand at its front.
+//! The waiting queue. Among the requests of one owner the first come is the first admitted; among owners it goes
+//! by turns ([`fair`](super::fair)). The queue is bounded, and tells whoever finds it full when to come back.
+//! Requests whose line was lost stand at its front.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Work};
+use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work};
+use super::fair::{self, Owners};
+use super::line::Line;
 use super::replay::Pending;
 
 /// Bounds of the advice in [`Rejection::QueueFull`], seconds.
@@ -38,15 +41,41 @@ impl Waiting {
         self.queue.iter().chain(&self.parked).any(|pending| pending.request.id == id)
     }
 
-    /// Appends, or says when a place is likely to be free.
-    pub fn push(&mut self, request: Request) -> Result<(), Rejection> {
+    /// Appends, or says when a place is likely to be free. In a full queue whoever has most requests there gives up
+    /// the newest of them for somebody who has fewer: it is returned, with when to come back.
+    pub fn push(&mut self, request: Request) -> Result<Option<(RequestId, u64)>, Rejection> {
         // Whoever had a place does not take one in the queue.
         let waiting = self.queue.iter().filter(|pending| !pending.interrupted).count();
+        let mut displaced = None;
         if waiting >= self.limit {
-            return Err(Rejection::QueueFull { waiting, retry_after_s: self.retry_after_s() });
+            let retry_after_s = self.retry_after_s();
+            let most = fair::most_waiting(&self.counts(), request.share);
+            let newest = most.and_then(|owner| {
+                let of = |p: &Pending| !p.interrupted && p.request.share.owner == owner;
+                self.queue.iter().rposition(of).and_then(|at| self.queue.remove(at))
+            });
+            match newest {
+                Some(pending) => displaced = Some((pending.request.id, retry_after_s)),
+                None => return Err(Rejection::QueueFull { waiting, retry_after_s }),
+            }
         }
         self.queue.push_back(Pending::new(request));
-        Ok(())
+        Ok(displaced)
+    }
+
+    /// How many requests of each owner wait that never had a place.
+    fn counts(&self) -> BTreeMap<u64, (Share, usize)> {
+        let mut counts = BTreeMap::new();
+        for pending in self.queue.iter().filter(|pending| !pending.interrupted) {
+            let share = pending.request.share;
+            counts.entry(share.owner).or_insert((share, 0)).1 += 1;
+        }
+        counts
+    }
+
+    /// Owners of requests that wait.
+    pub fn owners(&self) -> BTreeSet<u64> {
+        self.queue.iter().map(|pending| pending.request.share.owner).collect()
     }
 
     pub fn remove(&mut self, id: RequestId) -> Option<Pending> {
@@ -75,12 +104,56 @@ impl Waiting {
         self.queue.push_front(pending);
     }
 
+    /// Whose turn it is: those who had a place first, in order; then the first request of the owner that is next,
+    /// of those that may take a place. Nobody overtakes it, so that a large request gets its room some day.
+    pub fn turn(&self, owners: &Owners, line: &Line) -> Option<usize> {
+        let first = self.queue.front()?;
+        if first.interrupted || !first.request.share.leaves_room && self.is_of_one_owner() {
+            return Some(0);
+        }
+        let (waiting, places) = (self.owners(), line.places());
+        let mut seen = BTreeSet::new();
+        let heads =
+            self.queue.iter().enumerate().filter(|(_, p)| seen.insert(p.request.share.owner));
+        let may = |(_, pending): &(usize, &Pending)| {
+            let pages = line.pages_of(pending.request.positions());
+            owners.leaves_room(pending.request.share, pages, places, &waiting)
+        };
+        let rank =
+            |(at, pending): &(usize, &Pending)| (owners.rank_for_place(pending.request.share), *at);
+        heads.filter(may).min_by_key(rank).map(|(at, _)| at)
+    }
+
+    fn is_of_one_owner(&self) -> bool {
+        let mut owners = self.queue.iter().map(|pending| pending.request.share.owner);
+        let first = owners.next();
+        owners.all(|owner| Some(owner) == first)
+    }
+
+    pub fn get(&self, at: usize) -> Option<&Pending> {
+        self.queue.get(at)
+    }
+
     pub fn front(&self) -> Option<&Pending> {
         self.queue.front()
     }
 
-    pub fn pop(&mut self) -> Option<Pending> {
-        self.queue.pop_front()
+    pub fn take(&mut self, at: usize) -> Option<Pending> {
+        self.queue.remove(at)
+    }
+
+    /// Takes out those whose deadline has passed.
+    pub fn late(&mut self, now: Micros) -> Vec<Pending> {
+        self.take_if(|pending| pending.request.deadline.is_some_and(|deadline| deadline <= now))
+    }
+
+    fn take_if(&mut self, which: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let (mut out, parked) = std::mem::take(&mut self.parked).into_iter().partition(&which);
+        self.parked = parked;
+        let (queued, queue): (Vec<_>, Vec<_>) = self.queue.drain(..).partition(&which);
+        self.queue = queue.into();
+        out.extend(queued);
+        out
     }
 
     /// The line was lost: `interrupted`, oldest first, wait for the next one ahead of all others. The
@@ -116,15 +189,9 @@ impl Waiting {
 
     /// Takes out those that have waited longer than `within` for a line that can hold them.
     pub fn give_up(&mut self, now: Micros, within: Micros) -> Vec<Pending> {
-        let late = |pending: &Pending| {
+        self.take_if(|pending| {
             pending.without_line_since.is_some_and(|since| now.saturating_sub(since) >= within)
-        };
-        let (mut out, parked) = std::mem::take(&mut self.parked).into_iter().partition(late);
-        self.parked = parked;
-        let (queued, queue): (Vec<_>, Vec<_>) = self.queue.drain(..).partition(late);
-        self.queue = queue.into();
-        out.extend(queued);
-        out
+        })
     }
 
     /// An admitted request ended: places become free at this pace.
@@ -174,8 +241,9 @@ mod tests {
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {
-        let prompt = vec![1; prompt];
-        Request { id: RequestId(id), label: "r".into(), prompt, work: Work::Logits }
+        let (share, deadline) = (Share::default(), None);
+        let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
+        Request { id, label: "r".into(), prompt, work, share, deadline }
     }
 
     #[test]
@@ -190,6 +258,22 @@ mod tests {
         assert_eq!(waiting.push(request(2, 1)), full(7));
         waiting.note_end(10_000 * 1_000_000);
         assert_eq!(waiting.push(request(2, 1)), full(60));
+    }
+
+    #[test]
+    fn in_a_full_queue_whoever_has_most_there_makes_place() {
+        let of = |id, owner| {
+            let share = Share { owner, weight: 4, leaves_room: true };
+            Request { share, ..request(id, 1) }
+        };
+        let mut waiting = Waiting::new(3);
+        for id in 1..=3 {
+            assert_eq!(waiting.push(of(id, 7)), Ok(None));
+        }
+        assert!(waiting.push(of(4, 7)).is_err(), "not for itself");
+        assert_eq!(waiting.push(of(5, 8)), Ok(Some((RequestId(3), 1))), "its newest goes");
+        assert!(waiting.push(of(6, 8)).is_err(), "two against two");
+        assert_eq!(waiting.owners(), BTreeSet::from([7, 8]));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! closes.
 //!
 //! Rows of decoding sequences come first, and of these the longest waiting first. With `D` decoding sequences
-//! in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still allows,
-//! the oldest sequence first.
+//! in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still allows: of
+//! the owner whose turn it is, the oldest sequence first.
 //!
 //! Nobody remembers which sequence is in which group. At most `G` ubatches with decode rows are in flight, so
 //! ubatches that have become unequal are equal again after one round.
@@ -34,6 +34,7 @@ pub(super) fn compose(
     let mut draft = Draft::new(line.spec, config);
     if !live.has_streams() {
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
+        let rows = if live.leaves_room() { rows.min(sizing.short_chunk()) } else { rows };
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
             return None;
         }
@@ -124,10 +125,11 @@ impl Draft {
         }
     }
 
-    /// At most `limit` prompt rows, oldest sequences first.
+    /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
     fn take_prompts(&mut self, live: &mut Live, limit: u32) {
         let mut left = limit.min(self.rows_left);
-        while let Some(&no) = live.prefilling.front() {
+        while let Some(at) = live.next_prompt() {
+            let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
             let mut rows = left.min(sequence.prompt_left());
             if matches!(sequence.work, Work::Logits) {
@@ -149,7 +151,7 @@ impl Draft {
             if !all_sent {
                 break;
             }
-            live.prefilling.pop_front();
+            live.prefilling.remove(at);
         }
     }
 
@@ -164,7 +166,7 @@ impl Draft {
             self.opens.extend(sequence.name.map(|name| SeqOp::Name { slot, name: Some(name) }));
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
-        let part = sequence.next_part(rows);
+        let part = live.next_part(no, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {
             Want::Nothing => (WantedKind::Token, 0..0),

@@ -32,6 +32,28 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// What is wanted of it.
     pub work: Work,
+    /// Whose it is beside others.
+    pub share: Share,
+    /// When nobody wants it any more.
+    pub deadline: Option<Micros>,
+}
+
+/// Whose a request is, and how much of the line that owner gets beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Names the owner.
+    pub owner: u64,
+    /// Its share of the line's rows, beside those of others.
+    pub weight: u32,
+    /// Whether it leaves room for other owners, because there are some.
+    pub leaves_room: bool,
+}
+
+impl Default for Share {
+    /// Everybody's, where nobody is told apart.
+    fn default() -> Self {
+        Self { owner: 0, weight: 1, leaves_room: false }
+    }
 }
 
 impl Request {
@@ -269,6 +291,20 @@ pub enum RequestError {
         reason: String,
         /// Tokens already reported.
         generated: u32,
+    },
+    /// Its deadline passed.
+    #[error("the request's time limit passed after {generated} generated tokens")]
+    TooLate {
+        /// Tokens already reported.
+        generated: u32,
+    },
+    /// It waited, and its place in the full queue went to somebody who has fewer there (HTTP 429).
+    #[error(
+        "the queue is full, mostly with requests of the same owner; try again in {retry_after_s} s"
+    )]
+    Displaced {
+        /// Whole seconds until a place is likely to be free.
+        retry_after_s: u64,
     },
     /// The model's output gave no token; every other request goes on.
     #[error("no token can be drawn after {generated} generated tokens: {reason}")]

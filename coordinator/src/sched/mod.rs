@@ -10,6 +10,7 @@ mod checkpoints;
 mod compose;
 mod config;
 mod events;
+mod fair;
 mod groups;
 mod in_flight;
 mod kept;
@@ -38,7 +39,7 @@ pub use config::{
 };
 pub use events::{
     Action, Event, FinishReason, KeptId, LineFault, LineSpec, Micros, Rejection, Request,
-    RequestError, RequestId, Results, StageTime, Work,
+    RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use kept::KeptInfo;
 
@@ -97,24 +98,40 @@ impl Scheduler {
             .and_then(|()| {
                 self.line.as_ref().map_or(Ok(()), |line| admit::check_fits(&request, &line.spec))
             })
-            .and_then(|()| {
-                // Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
-                match &mut self.line {
-                    Some(line)
-                        if !line.faulted
-                            && self.waiting.front().is_none()
-                            && !self.live.has_suspect()
-                            && line.has_room(&request) =>
-                    {
-                        admit(&self.config, line, &mut self.live, Pending::new(request), out);
-                        Ok(())
-                    }
-                    _ => self.waiting.push(request),
-                }
-            });
+            .and_then(|()| self.take_in(request, out));
         if let Err(why) = checked {
             out.push(Action::Rejected { request: id, why });
         }
+    }
+
+    /// Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
+    fn take_in(&mut self, request: Request, out: &mut Vec<Action>) -> Result<(), Rejection> {
+        let waiting = self.waiting.owners();
+        self.live.owners.arrive(request.share, &waiting);
+        let (live, queue) = (&self.live, &self.waiting);
+        let may_start = |line: &Line| {
+            let pages = line.pages_of(request.positions());
+            let ahead = queue.turn(&live.owners, line).and_then(|at| queue.get(at));
+            let is_ahead = |other: &Pending| {
+                let rank = |share| live.owners.rank_for_place(share);
+                other.interrupted || rank(other.request.share) <= rank(request.share)
+            };
+            !line.faulted
+                && !live.has_suspect()
+                && !ahead.is_some_and(is_ahead)
+                && line.has_room(&request)
+                && live.owners.leaves_room(request.share, pages, line.places(), &waiting)
+        };
+        if self.line.as_ref().is_some_and(may_start)
+            && let Some(line) = &mut self.line
+        {
+            admit(&self.config, line, &mut self.live, Pending::new(request), out);
+            return Ok(());
+        }
+        if let Some((request, retry_after_s)) = self.waiting.push(request)? {
+            out.push(Action::Failed { request, error: RequestError::Displaced { retry_after_s } });
+        }
+        Ok(())
     }
 
     fn cancel(&mut self, now: Micros, request: RequestId) {
@@ -206,8 +223,22 @@ impl Scheduler {
         }));
     }
 
+    /// Whoever's deadline has passed ends, waiting or not.
+    fn end_late(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let failed = |(request, error)| Action::Failed { request, error };
+        out.extend(self.waiting.late(now).into_iter().map(|p| failed(p.too_late())));
+        for no in self.live.late(now) {
+            if let Some(sequence) = self.live.of(no) {
+                let error = RequestError::TooLate { generated: sequence.generated() };
+                out.push(failed((sequence.request, error)));
+                self.end(now, no);
+            }
+        }
+    }
+
     fn tick(&mut self, now: Micros, out: &mut Vec<Action>) {
         self.give_up(now, out);
+        self.end_late(now, out);
         if let Some(line) = &mut self.line
             && !line.faulted
             && let Some(fault) = line.overdue(now)
@@ -331,11 +362,12 @@ impl Scheduler {
     /// Admits who fits and sends until the line is full or nothing is left to send.
     fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
-        while let Some(next) = self.waiting.front()
+        while let Some(at) = self.waiting.turn(&self.live.owners, line)
+            && let Some(next) = self.waiting.get(at)
             && line.has_room(&next.request)
             && !self.live.has_suspect()
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
-            && let Some(next) = self.waiting.pop()
+            && let Some(next) = self.waiting.take(at)
         {
             admit(&self.config, line, &mut self.live, next, out);
         }

@@ -79,10 +79,11 @@ impl Pending {
     }
 
     fn of(sequence: Admitted) -> Self {
-        let Admitted { request: id, label, work, tokens: mut prompt, n_prompt, .. } = sequence;
+        let Admitted { request: id, label, work, share, deadline, .. } = sequence;
+        let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Self {
-            request: Request { id, label, prompt, work },
+            request: Request { id, label, prompt, work, share, deadline },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,
@@ -103,6 +104,11 @@ impl Pending {
         };
         let generated = self.generated.len() as u32;
         (self.request.id, RequestError::LineLost { reason, generated })
+    }
+
+    /// Its deadline passed.
+    pub fn too_late(self) -> (RequestId, RequestError) {
+        (self.request.id, RequestError::TooLate { generated: self.generated.len() as u32 })
     }
 
     /// All tokens of it that are known.

@@ -10,6 +10,7 @@ use brigade_engine::batch::{BlockId, SeqOp, SlotId};
 use brigade_engine::state::Prefixes;
 
 use super::events::{KeptId, Request, RequestId, Work};
+use super::fair::Places;
 use super::kept::{KeptInfo, NewKept};
 use super::line::Line;
 use super::pages::Holder;
@@ -23,6 +24,14 @@ impl Line {
         let pages = self.pages_of(request.positions());
         self.n_running() < self.spec.n_slots
             && self.blocks.total() - self.blocks.n_running() >= pages
+    }
+
+    /// How full it is.
+    pub fn places(&self) -> Places {
+        Places {
+            slots: (self.n_running(), self.spec.n_slots),
+            pages: (self.blocks.n_running(), self.blocks.total()),
+        }
     }
 
     /// Slots of running sequences.
@@ -52,6 +61,8 @@ impl Line {
         Admitted {
             request: request.id,
             label: request.label,
+            share: request.share,
+            deadline: request.deadline,
             n_prompt: request.prompt.len() as u32,
             n_known: tokens.len() as u32,
             tokens,
@@ -322,7 +333,8 @@ impl Line {
         self.spec.n_kept as usize
     }
 
-    fn pages_of(&self, positions: u64) -> u32 {
+    /// Pages of so many positions.
+    pub fn pages_of(&self, positions: u64) -> u32 {
         let pages = positions.div_ceil(u64::from(self.spec.block_positions));
         u32::try_from(pages).unwrap_or(u32::MAX)
     }

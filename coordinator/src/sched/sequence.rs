@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqPart, SlotId, Want};
 
-use super::events::{RequestId, Work};
+use super::events::{Micros, RequestId, Share, Work};
+use super::fair::Owners;
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;
@@ -64,6 +65,10 @@ pub(super) struct Admitted {
     pub checkpointed: u32,
     /// Its state is being put back: nothing is sent before it is there.
     pub restoring: bool,
+    /// Whose it is beside others.
+    pub share: Share,
+    /// When nobody wants it any more.
+    pub deadline: Option<Micros>,
 }
 
 impl Admitted {
@@ -148,6 +153,8 @@ pub(super) struct Live {
     pub prefilling: VecDeque<SeqNo>,
     /// Sequences with a token to send, longest waiting first.
     pub ready: VecDeque<SeqNo>,
+    /// What each owner has got and holds.
+    pub owners: Owners,
     next: u64,
 }
 
@@ -162,6 +169,7 @@ impl Live {
         let no = SeqNo(self.next);
         self.next += 1;
         self.by_request.insert(sequence.request, no);
+        self.owners.admitted(sequence.share, sequence.prompt_left(), sequence.blocks.len());
         self.seqs.insert(no, sequence);
         no
     }
@@ -192,6 +200,7 @@ impl Live {
         self.by_request.remove(&sequence.request);
         self.prefilling.retain(|&other| other != no);
         self.ready.retain(|&other| other != no);
+        self.owners.left(sequence.share, sequence.prompt_left(), sequence.blocks.len());
         Some(sequence)
     }
 
@@ -200,11 +209,44 @@ impl Live {
         self.by_request.clear();
         self.prefilling.clear();
         self.ready.clear();
+        self.owners.all_left();
         std::mem::take(&mut self.seqs).into_values().collect()
     }
 
     pub fn len(&self) -> usize {
         self.seqs.len()
+    }
+
+    /// Whether prompts of other owners may come soon, and should find little before them.
+    pub fn leaves_room(&self) -> bool {
+        let leaves = |no: &SeqNo| self.seqs.get(no).is_some_and(|s| s.share.leaves_room);
+        self.prefilling.iter().any(leaves)
+    }
+
+    /// The prompt whose rows come next: the oldest of the owner whose turn it is. Its place in `prefilling`.
+    pub fn next_prompt(&self) -> Option<usize> {
+        let rank = |no: &SeqNo| self.seqs.get(no).map(|s| self.owners.rank_for_rows(s.share));
+        let ranked = self.prefilling.iter().enumerate().map(|(at, no)| (rank(no), at));
+        ranked.min().map(|(_, at)| at)
+    }
+
+    /// Takes the next at most `max_rows` rows of a sequence ([`Admitted::next_part`]) on its owner's account.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn next_part(&mut self, no: SeqNo, max_rows: u32) -> SeqPart {
+        let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
+        let before = sequence.prompt_left();
+        let part = sequence.next_part(max_rows);
+        let of_prompt = before - sequence.prompt_left();
+        self.owners.sent(sequence.share, part.tokens.len() as u32, of_prompt);
+        part
+    }
+
+    /// Those whose deadline has passed.
+    pub fn late(&self, now: Micros) -> Vec<SeqNo> {
+        let late = |s: &Admitted| s.deadline.is_some_and(|deadline| deadline <= now);
+        self.seqs.iter().filter(|(_, s)| late(s)).map(|(no, _)| *no).collect()
     }
 
     /// Whether one of them may have broken its lines, and has not shown yet that it did not.

@@ -85,6 +85,14 @@ impl Sizing<'_> {
         even.next_multiple_of(CHUNK_STEP).min(self.spec.max_rows)
     }
 
+    /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come: those before it in the
+    /// line take no longer together than a gap between two tokens may be.
+    pub fn short_chunk(&self) -> u32 {
+        let longest = DEFAULT_DECODE_GAP_US / (self.spec.n_stages + 1) as f64;
+        let rows = self.times.rows_within(longest).min(f64::from(self.spec.max_rows)) as u32;
+        rows.max(MIN_CHUNK).next_multiple_of(CHUNK_STEP).min(self.spec.max_rows)
+    }
+
     /// `T`: the longest that a stage may take for a ubatch with prompt rows while groups of
     /// `group_rows` decode.
     fn longest_mixed(&self, group_rows: u32, in_flight: usize) -> f64 {

@@ -7,7 +7,7 @@ use brigade_engine::batch::{SamplerSetup, SamplingParams};
 
 use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
 use super::rng::{Rng, mix};
-use crate::sched::{Action, FinishReason, Micros, Request, RequestId, Work};
+use crate::sched::{Action, FinishReason, Micros, Request, RequestError, RequestId, Share, Work};
 
 /// First token of the first client that wants logits; tokens of others are below it.
 const LOGITS_CLIENT: u32 = 1 << 20;
@@ -26,6 +26,10 @@ pub struct SimRequest {
     pub max_tokens: Option<u32>,
     /// When the client goes away, if it has not got everything by then.
     pub cancel_at: Option<Micros>,
+    /// Whose it is beside others.
+    pub share: Share,
+    /// How long after its submission it is wanted.
+    pub within: Option<Micros>,
 }
 
 /// All that clients do in one simulation.
@@ -56,7 +60,7 @@ impl Workload {
                 after: (turn > 0).then(|| (i - n, said - max_tokens + keep)),
                 prompt: if turn > 0 { prompt + max_tokens - keep } else { prompt },
                 max_tokens: Some(max_tokens),
-                cancel_at: None,
+                ..SimRequest::default()
             }
         });
         Self { requests: requests.collect(), stop_every: 0 }
@@ -77,7 +81,8 @@ impl Workload {
             let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
             let begins = rng.between(0, longest.min(800)) as u32;
             let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
-            requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at });
+            let rest = SimRequest::default();
+            requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at, ..rest });
         }
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
     }
@@ -161,7 +166,7 @@ impl Clients {
         }
     }
 
-    pub fn submit(&mut self, index: usize) -> Request {
+    pub fn submit(&mut self, now: Micros, index: usize) -> Request {
         self.submitted.push(index);
         let begin = match self.all[index].request {
             SimRequest { after: Some((other, n)), max_tokens: Some(_), .. }
@@ -187,7 +192,10 @@ impl Clients {
             },
         };
         let label = format!("client {index}").into();
-        Request { id: RequestId(index as u64), label, prompt: client.tokens.clone(), work }
+        let SimRequest { share, within, .. } = client.request;
+        let deadline = within.map(|within| now + within);
+        let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
+        Request { id, label, prompt, work, share, deadline }
     }
 
     /// The client goes away; whether it was still waiting for something.
@@ -341,6 +349,15 @@ impl Client {
                 let counted = if self.request.max_tokens.is_some() { got } else { 0 };
                 check(*generated == counted, || format!("{generated} reported, {counted} came"))?;
                 self.ended = Some((now, Ending::Finished));
+            }
+            Action::Failed { error: RequestError::Displaced { .. }, .. } => {
+                check(self.received.is_empty(), || "it had a place and was displaced".to_string())?;
+                self.ended = Some((now, Ending::Rejected));
+            }
+            Action::Failed { error: RequestError::TooLate { .. }, .. } => {
+                let due = self.request.within.map(|within| self.request.at + within);
+                check(due.is_some_and(|due| due <= now), || "too late too early".to_string())?;
+                self.ended = Some((now, Ending::Failed));
             }
             Action::Failed { error, .. } => {
                 // Two lost lines are waited out, whatever happens.

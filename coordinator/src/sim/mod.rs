@@ -270,7 +270,7 @@ impl<'a> Run<'a> {
                 self.step(Event::LineDown { reason: "simulated outage".to_owned() })
             }
             World::Submit(index) => {
-                let request = self.clients.submit(index);
+                let request = self.clients.submit(self.now, index);
                 self.step(Event::Submit(request))
             }
             World::Cancel(index) if self.clients.cancel(self.now, index) => {

@@ -1,5 +1,5 @@
-//! IQ1_S: blocks of 256 values of three levels, which are moved up or down by an eighth. A value is `d * (2 s
-//! + 1) * (t ± 1/8)`. `t` is the level (-1, 0 or 1), `s` the scale of 32 values, and `d` the block's factor
+//! IQ1_S: blocks of 256 values of three levels, which are moved up or down by an eighth. A value is
+//! `d * (2 s + 1) * (t ± 1/8)`. `t` is the level (-1, 0 or 1), `s` the scale of 32 values, and `d` the block's factor
 //! for scales. The codebook gives the levels of eight values at once.
 
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};

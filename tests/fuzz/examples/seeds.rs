@@ -4,7 +4,8 @@
 use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::synth::{ARCHES, FileType, Shape, Spec, write};
-use brigade_proto::control::{Blob, PrepareRequest, StageSpec, TensorRef, WireType};
+use brigade_engine::state::SnapshotWriter;
+use brigade_proto::control::{self, Blob, PrepareRequest, StageSpec, TensorRef, WireType};
 use brigade_proto::pipeline::{self as pb, lane_frame::Body};
 use prost::Message;
 use std::error::Error;
@@ -12,8 +13,46 @@ use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
     gguf()?;
-    frame()
+    frame()?;
+    texts()
 }
+
+/// Bodies, templates, messages, a snapshot, a file of keys.
+fn texts() -> Result<(), Box<dyn Error>> {
+    let save = |target: &str, name: &str, bytes: &[u8]| {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+        std::fs::create_dir_all(&corpus)?;
+        std::fs::write(corpus.join(name), bytes)
+    };
+    save("http", "chat", CHAT.as_bytes())?;
+    save("http", "completion", COMPLETION.as_bytes())?;
+    save("template", "chatml", TEMPLATE.as_bytes())?;
+    save("template", "said", &[TEMPLATE.as_bytes(), b"\0Hello <|im_end|>"].concat())?;
+    save("control", "prepare", &prepare().encode_to_vec())?;
+    let join = control::JoinRequest { address: "10.0.0.2:7070".into(), ..Default::default() };
+    save("control", "join", &join.encode_to_vec())?;
+    let mut snapshot = SnapshotWriter::new("model", 2, &[5, 6], &[(0, blake3::hash(b"layer 0"))]);
+    snapshot.section(0, 0, &[1, 2, 3, 4]);
+    let snapshot = snapshot.finish();
+    // The target puts the hash behind it.
+    save("snapshot", "small", &snapshot[..snapshot.len() - 32])?;
+    save("push", "whole", &[0, 52, 1])?;
+    Ok(save("keys", "one", KEYS.as_bytes())?)
+}
+
+const CHAT: &str = r#"{"messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]},
+ {"role": "user", "content": "b"}], "tools": [{"type": "function", "function": {"name": "f",
+ "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}], "tool_choice": "auto",
+ "temperature": 0.5, "max_tokens": 3, "stop": ["c"], "logit_bias": {"7": -1}, "n": 2, "stream": true,
+ "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 2, "timeout": 9.5}"#;
+
+const COMPLETION: &str = r#"{"prompt": [[1, 2], [3]], "max_tokens": -1, "seed": 4, "echo": false, "logprobs": 1}"#;
+
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n\
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const KEYS: &str = r#"{"version": 1, "keys": [{"name": "a", "shown": "bgd-0", "created": 1, "concurrent": 2,
+ "hash": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "priority": "low", "admin": false}]}"#;
 
 fn gguf() -> Result<(), Box<dyn Error>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/gguf");

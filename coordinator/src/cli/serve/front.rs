@@ -1,0 +1,282 @@
+//! What stands before `serve`'s HTTP listeners: certificates, keys, the admin listener, the audit log.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use brigade_proto::address::{Address, AddressError};
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::data_dir::DataDirArgs;
+use crate::clock;
+use crate::http::{
+    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
+    admin_router, router, serve,
+};
+use crate::keys::{KeyFile, KeyRing};
+use crate::plan::parse_bytes;
+
+/// Where the admin listener is unless the operator says otherwise. Where that port is taken, by another server on
+/// this machine, any other is used, and said.
+const ADMIN_LISTEN: &str = "127.0.0.1:7080";
+
+/// Requests to the admin listener at once: a scraper and a few people.
+const ADMIN_REQUESTS: usize = 16;
+
+/// Smallest size at which an audit log is rotated.
+const MIN_AUDIT_BYTES: u64 = 1 << 20;
+
+/// What stands before the HTTP listeners.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Access")]
+pub struct FrontArgs {
+    /// Where to serve HTTP
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    listen: Address,
+    /// Serve HTTPS with this certificate: PEM, its chain after it; read again on SIGHUP and when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert: PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve everybody who reaches the port, without keys (brigade key)
+    #[arg(long)]
+    no_auth: bool,
+    /// Where to serve /metrics, /admin and a /health with reasons [default: 127.0.0.1:7080, or any port where that
+    /// is taken]
+    #[arg(long, value_name = "ADDR")]
+    admin_listen: Option<Address>,
+    /// Append to this file who asked for what, one JSON object a line; never prompts or keys
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<PathBuf>,
+    /// Write the requests' bodies to the audit log too, prompts and all
+    #[arg(long, requires = "audit_log")]
+    audit_content: bool,
+    /// Size at which the audit log is rotated; nine older files are kept
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value_t = DEFAULT_AUDIT_BYTES,
+          hide_default_value = true)]
+    audit_size: u64,
+    /// Connections from one address at once [default: half of all]
+    #[arg(long, value_name = "N")]
+    max_connections_per_address: Option<usize>,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+impl FrontArgs {
+    /// Whether HTTPS is served: then SIGHUP is about certificates.
+    pub fn has_tls(&self) -> bool {
+        self.tls_cert.is_some()
+    }
+}
+
+/// The listeners and what they need, before anything is served.
+#[derive(Debug)]
+pub struct Front {
+    public: Listening,
+    admin: Listening,
+    /// For an admin listener beyond loopback.
+    admin_keys: Option<KeyRing>,
+    /// Who may ask the public one.
+    pub access: Access,
+    /// Where it is written down who asked.
+    pub audit: Option<Audit>,
+    of_address: Option<usize>,
+    /// What watches keys and certificates ends with this.
+    stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Listening {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<Tls>,
+}
+
+impl Listening {
+    fn url(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
+    }
+
+    fn is_local(&self) -> bool {
+        is_local(&self.address)
+    }
+}
+
+fn is_local(address: &SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+impl Front {
+    /// Opens everything; `insecure_network`: plain HTTP may leave this machine.
+    ///
+    /// # Errors
+    /// An address, a certificate or the keys cannot be used, or the listener would be open to the network.
+    pub async fn open(args: &FrontArgs, insecure_network: bool) -> Result<Self> {
+        let stop = CancellationToken::new();
+        let tls = open_tls(args, &stop)?;
+        let plain = insecure_network || tls.is_some();
+        let public = listen("--listen", &args.listen, plain, tls.clone()).await?;
+        let admin = admin_listener(args, plain, tls).await?;
+        let ring = open_keys(args, &stop)?;
+        check_keys(args, &public, &admin, ring.as_ref())?;
+        let admin_keys = ring.clone().filter(|_| !admin.is_local());
+        let access = match ring {
+            Some(ring) if !args.no_auth => Access::Keys(ring),
+            _ => Access::Open,
+        };
+        let audit = args.audit_log.as_ref().map(|path| open_audit(path, args)).transpose()?;
+        let of_address = args.max_connections_per_address;
+        Ok(Self { public, admin, admin_keys, access, audit, of_address, stop })
+    }
+
+    /// Where clients connect.
+    pub fn url(&self) -> String {
+        self.public.url()
+    }
+
+    /// Where operators connect.
+    pub fn admin_url(&self) -> String {
+        self.admin.url()
+    }
+
+    /// Serves both listeners: the public one until `draining`, the admin one until the process ends. `requests` may
+    /// run and wait.
+    pub fn serve(self, app: App, requests: usize, draining: CancellationToken) -> Serving {
+        let mut limits = ConnectionLimits::of_server(requests);
+        limits.of_address = self.of_address.unwrap_or(limits.of_address).max(1);
+        let Listening { listener, tls, .. } = self.admin;
+        let admin = admin_router(app.clone(), self.admin_keys);
+        let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
+        tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
+        let Listening { listener, tls, .. } = self.public;
+        let public = tokio::spawn(serve(listener, router(app), tls, draining, limits));
+        Serving { public, stop: self.stop, audit: self.audit }
+    }
+}
+
+/// Listeners that are served.
+#[derive(Debug)]
+pub struct Serving {
+    /// Ends when all answers of the public one have ended.
+    pub public: JoinHandle<()>,
+    stop: CancellationToken,
+    audit: Option<Audit>,
+}
+
+impl Serving {
+    /// Ends what is left, and the audit log last.
+    pub fn end(self) {
+        self.stop.cancel();
+        if let Some(audit) = self.audit {
+            audit.flush();
+        }
+    }
+}
+
+fn open_tls(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<Tls>> {
+    let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let files = TlsFiles { cert: cert.clone(), key: key.clone() };
+    let (tls, renewer) = Tls::open(files)?;
+    renewer.run(stop.clone()).context("cannot listen for SIGHUP")?;
+    Ok(Some(tls))
+}
+
+/// The keys of the data folder; `None` where there is no such folder, so that nobody can have made one.
+fn open_keys(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<KeyRing>> {
+    let Some(folder) = args.data_dir.find() else { return Ok(None) };
+    let (ring, follower) = KeyRing::open(KeyFile::in_folder(&folder))?;
+    tokio::spawn(follower.run(stop.clone()));
+    Ok(Some(ring))
+}
+
+/// Whatever listens beyond this machine needs a key, unless the operator wants it otherwise.
+fn check_keys(
+    args: &FrontArgs,
+    public: &Listening,
+    admin: &Listening,
+    ring: Option<&KeyRing>,
+) -> Result<()> {
+    let (keys, now) = (ring.map(KeyRing::now), clock::unix_now());
+    let usable = keys.as_ref().map_or(0, |keys| keys.n_usable(now));
+    if !public.is_local() && usable == 0 && !args.no_auth {
+        bail!(
+            "--listen {}: everybody who reaches it could use it, because there is no API key: make one with `brigade \
+             key create NAME`{}, or pass --no-auth",
+            args.listen,
+            args.data_dir.hint()
+        );
+    }
+    if !public.is_local() && args.no_auth {
+        tracing::warn!(address = %public.address, "--no-auth: everybody who reaches it can use it");
+    }
+    if !admin.is_local() && !keys.is_some_and(|keys| keys.has_admin(now)) {
+        bail!(
+            "--admin-listen {}: beyond this machine it needs a key of its own: make one with `brigade key create NAME \
+             --admin`{}",
+            admin.address,
+            args.data_dir.hint()
+        );
+    }
+    Ok(())
+}
+
+fn open_audit(path: &Path, args: &FrontArgs) -> Result<Audit> {
+    let max_bytes = args.audit_size;
+    if max_bytes < MIN_AUDIT_BYTES {
+        bail!("--audit-size is {max_bytes}: at least {MIN_AUDIT_BYTES} bytes");
+    }
+    let options = AuditOptions { path: path.to_owned(), max_bytes, content: args.audit_content };
+    Audit::open(options).with_context(|| format!("--audit-log {}", path.display()))
+}
+
+async fn admin_listener(args: &FrontArgs, plain: bool, tls: Option<Tls>) -> Result<Listening> {
+    if let Some(address) = &args.admin_listen {
+        let listening = listen("--admin-listen", address, plain, tls).await?;
+        // On this machine nothing has to be hidden from the network.
+        let tls = listening.tls.clone().filter(|_| !listening.is_local());
+        return Ok(Listening { tls, ..listening });
+    }
+    let listener = match TcpListener::bind(ADMIN_LISTEN).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::info!(%error, "{ADMIN_LISTEN} is taken: the admin listener gets another port");
+            let any = TcpListener::bind("127.0.0.1:0").await;
+            any.context("no port is free for the admin listener: name one with --admin-listen")?
+        }
+    };
+    let address = listener.local_addr()?;
+    Ok(Listening { listener, address, tls: None })
+}
+
+/// `plain`: it may be beyond this machine.
+async fn listen(
+    option: &str,
+    address: &Address,
+    plain: bool,
+    tls: Option<Tls>,
+) -> Result<Listening> {
+    let Address::Tcp { host, port } = address else {
+        bail!("{option} {address}: HTTP is served on TCP only: give HOST:PORT");
+    };
+    let unresolved = |source| AddressError::Unresolved { address: address.to_string(), source };
+    let found = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(unresolved);
+    let sockets: Vec<SocketAddr> = found.context(option.to_string())?.collect();
+    if !plain && sockets.iter().any(|socket| !is_local(socket)) {
+        bail!(
+            "{option} {address} is not on this machine, and plain HTTP can be read on the way: give a certificate \
+             with --tls-cert and --tls-key, or pass --insecure-network"
+        );
+    }
+    let listener = TcpListener::bind(sockets.as_slice())
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
+    let address = listener.local_addr()?;
+    if tls.is_none() && !is_local(&address) {
+        tracing::warn!(%address, "plain HTTP: keys, prompts and answers can be read on the way");
+    }
+    Ok(Listening { listener, address, tls })
+}

@@ -1,0 +1,13 @@
+//! The file of API keys: whatever its text, keys that are in order or what is wrong with it.
+
+#![no_main]
+
+use brigade_coordinator::keys::store::{MAX_KEYS, parse};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    if let Ok(keys) = parse(text) {
+        assert!(keys.len() <= MAX_KEYS);
+        assert!(keys.iter().all(|key| key.key_hash().is_some() && key.check_limits().is_ok()));
+    }
+});
