@@ -84,22 +84,23 @@ fn ask(url: &str, body: &Value) -> Answer {
     Answer { choices: json["choices"].clone(), again, prompt }
 }
 
-fn metric(url: &str, name: &str) -> f64 {
-    let text = get(&format!("{url}/metrics")).unwrap().body;
+fn metric(server: &Running, name: &str) -> f64 {
+    let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
     let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
     line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// Runs all requests, has `lose` take a worker away in the midst of them, and compares answers. Fewer positions are
 /// computed again than the prompts alone have: without checkpoints it is always more.
-fn go_on(url: &str, expected: &[Value], lose: impl FnOnce()) {
-    let drawn = || metric(url, "brigade_generated_tokens_total");
-    let put_back = || metric(url, "brigade_sequences_put_back_total{outcome=\"done\"}");
+fn go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) {
+    let url = &server.ready;
+    let drawn = || metric(server, "brigade_generated_tokens_total");
+    let put_back = || metric(server, "brigade_sequences_put_back_total{outcome=\"done\"}");
     let (begin, before) = (drawn(), put_back());
     let clients: Vec<_> = requests()
         .into_iter()
         .map(|body| {
-            let url = url.to_owned();
+            let url = url.clone();
             std::thread::spawn(move || ask(&url, &body))
         })
         .collect();
@@ -146,13 +147,12 @@ fn every_worker_comes_back(model: Option<&Path>) {
     let mut more = vec!["--workers", "3"];
     more.extend(model.iter().flat_map(|path| ["-m", path.to_str().unwrap()]));
     let server = Server::start(&serve_args("buddy", &more));
-    let url = server.process.ready.clone();
-    let expected = expected(&url);
+    let expected = expected(&server.process.ready);
     for which in 0..3 {
         println!("  worker {which} is killed:");
-        go_on(&url, &expected, || signal("KILL", server.process.children()[which]));
+        go_on(&server.process, &expected, || signal("KILL", server.process.children()[which]));
     }
-    assert_eq!(metric(&url, "brigade_requests_total{outcome=\"error\"}"), 0.0);
+    assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
 }
 
 #[test]
@@ -191,7 +191,7 @@ impl Joined {
         let control = joined.control.clone();
         joined.join(&control);
         let deadline = Instant::now() + PATIENCE;
-        while metric(&joined.server.ready, "brigade_workers{state=\"spare\"}") < 1.0 {
+        while metric(&joined.server, "brigade_workers{state=\"spare\"}") < 1.0 {
             assert!(Instant::now() < deadline, "the spare does not join");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -215,6 +215,16 @@ impl Joined {
         joined
     }
 
+    /// The worker of the last stage: who stands in for it gets its layers, and the others keep theirs.
+    fn take_last_stage(&mut self) -> Running {
+        let text = get(&format!("{}/metrics", self.server.admin())).unwrap().body;
+        let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
+        let name = text.lines().find_map(|line| line.strip_prefix(label)?.split('"').next());
+        let is_last = |worker: &Running| Some(worker.ready.trim()) == name;
+        let at = self.workers.iter().position(is_last);
+        self.workers.remove(at.unwrap_or_else(|| panic!("who has stage 2? {name:?}")))
+    }
+
     fn join(&mut self, control: &str) {
         let args = ["worker", "--listen", "127.0.0.1:0", "--join", control, "--threads", "1"];
         self.workers.push(Running::start(&args, WORKER_READY));
@@ -226,10 +236,9 @@ fn a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for() {
     let model = synth("granitehybrid", "tiny");
     let more = ["-m", model.to_str().unwrap()];
     let mut joined = Joined::start(3, &serve_args("buddy", &more));
-    let url = joined.server.ready.clone();
-    let expected = expected(&url);
-    let second = joined.workers.remove(1);
-    go_on(&url, &expected, || drop(second));
+    let expected = expected(&joined.server.ready);
+    let last = joined.take_last_stage();
+    go_on(&joined.server, &expected, || drop(last));
     std::fs::remove_file(model).unwrap();
 }
 
@@ -250,7 +259,7 @@ fn copies_on_a_disk_are_there_when_the_worker_is_again() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let expected = expected(&url);
-    go_on(&url, &expected, || signal("KILL", server.children()[1]));
+    go_on(&server, &expected, || signal("KILL", server.children()[1]));
     let left = || std::fs::read_dir(cache.join("brigade/checkpoints")).unwrap().count();
     let deadline = Instant::now() + PATIENCE;
     while left() > 0 {
@@ -349,21 +358,21 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     streams.wait(begin, BETWEEN);
     let memory: u64 = joined.workers.iter().map(|worker| resident(worker.pid())).sum();
     let prefill = begin.elapsed();
-    let before = metric(&joined.server.ready, "brigade_tokens_replayed_total");
+    let before = metric(&joined.server, "brigade_tokens_replayed_total");
     let lost = Instant::now();
-    drop(joined.workers.remove(1));
+    drop(joined.take_last_stage());
     joined.join(&control);
     streams.wait(lost, BETWEEN);
     let back = streams.pause(lost);
-    let again = metric(&joined.server.ready, "brigade_tokens_replayed_total") - before;
+    let again = metric(&joined.server, "brigade_tokens_replayed_total") - before;
     joined.join(&control);
     let deadline = Instant::now() + PATIENCE;
-    while metric(&joined.server.ready, "brigade_workers{state=\"spare\"}") < 1.0 {
+    while metric(&joined.server, "brigade_workers{state=\"spare\"}") < 1.0 {
         assert!(Instant::now() < deadline, "the spare does not join");
         std::thread::sleep(Duration::from_millis(20));
     }
     let lost = Instant::now();
-    drop(joined.workers.remove(1));
+    drop(joined.take_last_stage());
     streams.wait(lost, 2);
     let spare = streams.pause(lost);
     println!(
