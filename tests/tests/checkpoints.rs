@@ -219,10 +219,11 @@ impl Joined {
     fn take_last_stage(&mut self) -> Running {
         let text = get(&format!("{}/metrics", self.server.admin())).unwrap().body;
         let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
-        let name = text.lines().find_map(|line| line.strip_prefix(label)?.split('"').next());
-        let is_last = |worker: &Running| Some(worker.ready.trim()) == name;
-        let at = self.workers.iter().position(is_last);
-        self.workers.remove(at.unwrap_or_else(|| panic!("who has stage 2? {name:?}")))
+        let names = text.lines().filter_map(|line| line.strip_prefix(label)?.split('"').next());
+        // Those that are gone are still counted.
+        let names: Vec<&str> = names.collect();
+        let at = self.workers.iter().position(|worker| names.contains(&worker.ready.trim()));
+        self.workers.remove(at.unwrap_or_else(|| panic!("who has stage 2? {names:?}")))
     }
 
     fn join(&mut self, control: &str) {
