@@ -241,6 +241,19 @@ impl Store {
         found
     }
 
+    /// Positions at which all of `layers` are whole, ascending.
+    pub fn common(&self, name: CopyName, layers: Range<u32>) -> Vec<(u32, TokenMark)> {
+        let names = self.names();
+        let Some(held) = names.get(&name) else { return Vec::new() };
+        let mut of_each = layers.map(|number| held.get(&number).map(LayerCopies::positions));
+        let mut common = of_each.next().flatten().unwrap_or_default();
+        for positions in of_each {
+            let positions = positions.unwrap_or_default();
+            common.retain(|position| positions.contains(position));
+        }
+        common
+    }
+
     /// The state of `layers` at position `len`; `None` where any of it is missing.
     pub fn pieces(&self, name: CopyName, layers: Range<u32>, len: u32) -> Option<Pieces> {
         let names = self.names();
@@ -443,6 +456,20 @@ mod tests {
         assert_eq!(store.budget.used(), 21);
         store.retain(&HashSet::new());
         assert_eq!((store.budget.used(), positions(&store).len()), (0, 0));
+    }
+
+    #[test]
+    fn layers_that_keep_more_positions_than_others_have_those_in_common() {
+        let (store, head) = (store(1000), head(0..2));
+        for len in [10, 20, 30, 40] {
+            assert!(rest(&store, &head, 1, false, len));
+            store.commit(&head, len, MARK);
+        }
+        // Layer 0 has nothing of its own to keep: every position is good.
+        assert_eq!(positions(&store), [(0..1, vec![10, 20, 30, 40]), (1..2, vec![20, 30, 40])]);
+        let common: Vec<u32> = store.common(NAME, 0..2).iter().map(|(len, _)| *len).collect();
+        assert_eq!(common, [20, 30, 40]);
+        assert!(store.common(NAME, 0..3).is_empty());
     }
 
     #[test]

@@ -145,12 +145,11 @@ impl Worker {
                 (0, _) => {}
                 (up_to, false) => found.push(Found { up_to, ..in_place }),
                 (up_to, true) => {
-                    let mut own = self.copies.own.find(*name);
-                    own.retain(|whole| whole.layers == facts.layers);
-                    for mut whole in own {
-                        whole.positions.retain(|(len, _)| *len <= up_to);
-                        found.push(Found { in_place: true, ..found_of(i, whole) });
-                    }
+                    let layers = facts.layers.clone();
+                    let mut positions = self.copies.own.common(*name, layers.clone());
+                    positions.retain(|(len, _)| *len <= up_to);
+                    let own = Whole { layers, positions };
+                    found.push(Found { in_place: true, ..found_of(i, own) });
                 }
             }
         }
