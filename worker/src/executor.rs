@@ -234,25 +234,14 @@ fn run(
                 last_send_us = 0;
             }
             Job::Run(work) => {
-                let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
-                    continue;
-                };
                 let started = Instant::now();
                 let followers = (&mut requests, &mut taker);
-                let stepped =
-                    step(runner.as_mut(), current, followers, work, last_send_us, runtime);
+                let runner = runner.as_mut();
+                let usable =
+                    compute(runner, &mut lane, followers, work, &mut last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
-                match stepped {
-                    Ok(send_us) => last_send_us = send_us,
-                    Err(stop) => {
-                        if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
-                            // The lane may have ended meanwhile; then its reason is known already.
-                            let _ = current.failed.send(failure);
-                        }
-                        if stop.panicked {
-                            return;
-                        }
-                    }
+                if !usable {
+                    return;
                 }
             }
             Job::End(done) => {
@@ -293,6 +282,32 @@ fn run(
             }
         }
     }
+}
+
+/// Computes a ubatch, if its lane is not over. `false`: the stage's state cannot be trusted any more.
+fn compute(
+    runner: &mut dyn StageRunner,
+    lane: &mut Option<LaneRun>,
+    followers: (&mut Requests, &mut Taker),
+    work: Work,
+    last_send_us: &mut u32,
+    runtime: &tokio::runtime::Handle,
+) -> bool {
+    let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
+        return true;
+    };
+    let stop = match step(runner, current, followers, work, *last_send_us, runtime) {
+        Ok(send_us) => {
+            *last_send_us = send_us;
+            return true;
+        }
+        Err(stop) => stop,
+    };
+    if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
+        // The lane may have ended meanwhile; then its reason is known already.
+        let _ = current.failed.send(failure);
+    }
+    !stop.panicked
 }
 
 /// Tells what came of giving a sequence another state. `false`: the stage's state cannot be trusted any more.

@@ -46,7 +46,9 @@ impl Line {
     pub fn admit(&mut self, pending: Pending) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
-        let Pending { request, rows_returned, furthest, losses, name, blocks: had, .. } = pending;
+        let Pending {
+            request, rows_returned, furthest, losses, name, blocks: had, restorable, ..
+        } = pending;
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
         let source = generates.then(|| self.kept.best(&tokens, self.spec.prefixes)).flatten();
@@ -54,7 +56,9 @@ impl Line {
             Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
             None => {
                 self.make_room(n_pages, None);
-                let like = self.blocks.take_like(&had, n_pages, Holder::Running);
+                // A stage that stayed loaded still holds its state in them.
+                let had = if restorable.is_some() { &had[..] } else { &[] };
+                let like = self.blocks.take_like(had, n_pages, Holder::Running);
                 (like.expect("has_room was asked"), 0)
             }
         };

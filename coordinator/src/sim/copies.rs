@@ -1,7 +1,7 @@
 //! Checkpoints in a simulation: what the stages have copied, what a line that comes can go back to, and states that are
 //! put back or are not. Which copies are lost is drawn from a seed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
 
@@ -35,18 +35,20 @@ pub(super) struct Copies {
     names: BTreeMap<SlotId, CopyName>,
     positions: BTreeMap<CopyName, BTreeSet<u32>>,
     waiting: Vec<Waiting>,
+    arrived: VecDeque<Arrived>,
     rng: Rng,
 }
 
 impl Copies {
     pub fn new(seed: u64) -> Self {
         let rng = Rng::new(seed ^ 0xc0b1e5);
-        Self { names: BTreeMap::new(), positions: BTreeMap::new(), waiting: Vec::new(), rng }
+        let (names, positions, waiting, arrived) = Default::default();
+        Self { names, positions, waiting, arrived, rng }
     }
 
     /// Whether a state is on its way.
     pub fn is_putting_back(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.arrived.is_empty()
     }
 
     /// A ubatch is sent; an error says what it asks for in vain.
@@ -80,7 +82,7 @@ impl Copies {
 
     /// A line comes: what each sequence can go back to, if its copies are not lost.
     pub fn found(&mut self, interrupted: &[Interrupted]) -> BTreeMap<RequestId, u32> {
-        (self.names, self.waiting) = Default::default();
+        (self.names, self.waiting, self.arrived) = Default::default();
         let mut found = BTreeMap::new();
         for Interrupted { request, name, tokens } in interrupted {
             let positions = self.positions.get(name).into_iter().flatten();
@@ -102,14 +104,17 @@ impl Copies {
         }
     }
 
-    /// A ubatch is back: states that come after it.
-    pub fn returned(&mut self, ubatch: u64) -> Vec<Arrived> {
+    /// A ubatch is back: states may come after it.
+    pub fn returned(&mut self, ubatch: u64) {
         let due = |waiting: &mut Waiting| waiting.opened_by.is_some_and(|id| id <= ubatch);
-        let due: Vec<Waiting> = self.waiting.extract_if(.., due).collect();
-        let arrive = |Waiting { request, slot, tokens, .. }| {
+        for Waiting { request, slot, tokens, .. } in self.waiting.extract_if(.., due) {
             let tokens = (!self.rng.one_in(LOST)).then_some(tokens);
-            Arrived { request, slot, tokens }
-        };
-        due.into_iter().map(arrive).collect()
+            self.arrived.push_back(Arrived { request, slot, tokens });
+        }
+    }
+
+    /// The next state that has come.
+    pub fn arrive(&mut self) -> Option<Arrived> {
+        self.arrived.pop_front()
     }
 }

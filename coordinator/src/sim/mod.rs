@@ -293,7 +293,8 @@ impl<'a> Run<'a> {
         let rows = self.in_flight.remove(&ubatch).ok_or("an unknown ubatch returned")?;
         self.mirror.returned(ubatch);
         self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))?;
-        for Arrived { request, slot, tokens } in self.copies.returned(ubatch) {
+        self.copies.returned(ubatch);
+        while let Some(Arrived { request, slot, tokens }) = self.copies.arrive() {
             let is_there = tokens.is_some();
             // A slot whose client went away is another's by now, and the stages refuse.
             if let Some(tokens) = tokens.filter(|_| self.clients.waits(request)) {
