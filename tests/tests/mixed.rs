@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_coordinator::cluster::{self, ClusterConfig, Patience, Source, StageOptions};
+use brigade_coordinator::cluster::{
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, Patience, Source, StageOptions,
+};
 use brigade_coordinator::driver::{self, DriverConfig};
 use brigade_coordinator::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
 use brigade_coordinator::meter::Meter;
@@ -52,6 +54,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         expect: 0,
         insecure_network: false,
         patience: Patience::FailFast,
+        replace_after: DEFAULT_REPLACE_AFTER,
         stage,
     };
     let cluster = cluster::start(config, model, stop.clone()).await.unwrap();

@@ -19,7 +19,7 @@ use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{StageError, StageOutput, StageRunner};
+use crate::backend::{KeptWeights, StageError, StageOutput, StageRunner};
 use crate::output::LaneRun;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;
@@ -81,6 +81,17 @@ pub enum Job {
     },
     /// Forget all sequences.
     Reset(Answer<()>),
+    /// Build another stage out of the one there is.
+    Build(Build),
+}
+
+/// Makes a stage, with the weights that there are: told where it comes from to whoever asked for it.
+pub struct Build(Box<dyn FnOnce(&mut KeptWeights) -> Option<Box<dyn StageRunner>> + Send>);
+
+impl std::fmt::Debug for Build {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Build")
+    }
 }
 
 /// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
@@ -103,42 +114,57 @@ pub struct Stuck {
 }
 
 impl Executor {
-    /// Starts a thread, builds a stage on it, and returns when it is ready.
+    /// Starts a thread that has no stage yet.
     ///
     /// # Errors
-    /// What `build` says; Compute if it panics; Io if no thread can be started.
-    pub async fn start<F, T>(build: F) -> Result<(Self, T), Failure>
-    where
-        F: FnOnce() -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
-        T: Send + 'static,
-    {
+    /// Io if no thread can be started.
+    pub fn start() -> Result<Self, Failure> {
         let (jobs, queue) = mpsc::channel(QUEUE_UBATCHES);
-        let (ready, built) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let longest_us = Arc::<AtomicU64>::default();
         let longest = longest_us.clone();
-        let body = move || {
-            let result = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
-                Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
-            });
-            match result {
-                Ok((runner, facts)) => {
-                    if ready.send(Ok(facts)).is_ok() {
-                        run(runner, queue, &runtime, &longest);
-                    }
-                }
-                // The caller may be gone; then no one is left to tell.
-                Err(failure) => drop(ready.send(Err(failure))),
-            }
-        };
+        let body = move || run(queue, &runtime, &longest);
         let spawned = std::thread::Builder::new().name("stage".into()).spawn(body);
         let thread = spawned.map_err(|error| {
             Failure::refusal(FailureKind::Io, format!("cannot start the stage's thread: {error}"))
         })?;
-        match built.await {
-            Ok(facts) => Ok((Self { jobs, thread, longest_us }, facts?)),
-            Err(_) => Err(gone()),
-        }
+        Ok(Self { jobs, thread, longest_us })
+    }
+
+    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread
+    /// has: those of its stage until now, or what the last failure has left. What it leaves of them is dropped with
+    /// the next one.
+    ///
+    /// # Errors
+    /// What `build` says; Compute if it panics. The thread has no stage then.
+    pub async fn build<F, T>(&self, build: F) -> Result<T, Failure>
+    where
+        F: FnOnce(&mut KeptWeights) -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (ready, built) = oneshot::channel();
+        let work = move |kept: &mut KeptWeights| {
+            let result = catch_unwind(AssertUnwindSafe(|| build(kept))).unwrap_or_else(|panic| {
+                *kept = KeptWeights::default();
+                Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
+            });
+            match result {
+                Ok((runner, facts)) => match ready.send(Ok(facts)) {
+                    Ok(()) => Some(runner),
+                    Err(_) => {
+                        *kept = runner.into_kept();
+                        None
+                    }
+                },
+                Err(failure) => {
+                    // The caller may be gone; then no one is left to tell.
+                    drop(ready.send(Err(failure)));
+                    None
+                }
+            }
+        };
+        self.jobs.send(Job::Build(Build(Box::new(work)))).await.map_err(|_| gone())?;
+        built.await.map_err(|_| gone())?
     }
 
     /// The queue's sending end.
@@ -191,16 +217,34 @@ pub fn gone() -> Failure {
 }
 
 fn run(
-    mut runner: Box<dyn StageRunner>,
     mut queue: mpsc::Receiver<Job>,
     runtime: &tokio::runtime::Handle,
     longest_us: &AtomicU64,
 ) {
+    let mut stage: Option<Box<dyn StageRunner>> = None;
+    let mut kept = KeptWeights::default();
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
     let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
+        let job = match job {
+            Job::Build(Build(build)) => {
+                lane = None;
+                kept = stage.take().map_or(kept, |stage| stage.into_kept());
+                stage = build(&mut kept);
+                continue;
+            }
+            job => job,
+        };
+        let Some(runner) = &mut stage else {
+            // Nothing to forget; whoever asks for anything else hears that there is no stage.
+            if let Job::Reset(done) = job {
+                let _ = done.send(Ok(()));
+            }
+            continue;
+        };
         match job {
+            Job::Build(_) => unreachable!("taken above"),
             Job::Begin(begun) => {
                 lane = Some(begun);
                 requests = Requests::default();

@@ -74,6 +74,10 @@ pub struct ServeArgs {
     /// end at once. Such as 90s, 5m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
     repair_within: Duration,
+    /// How long a worker that was lost is waited for before its layers go to the others, or to a spare worker, if
+    /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
+    replace_after: Duration,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -112,6 +116,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
+        replace_after: args.replace_after,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
     })

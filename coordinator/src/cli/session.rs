@@ -19,7 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::{input, progress};
-use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
+use crate::cluster::{
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, Patience, Source, StageOptions,
+};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::health::RollWatch;
@@ -62,6 +64,8 @@ pub struct SessionOptions {
     pub max_waiting: usize,
     /// How long requests wait for another line when theirs is lost.
     pub repair_within: Duration,
+    /// How long a worker that was lost is waited for before the others go on without it.
+    pub replace_after: Duration,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
@@ -83,6 +87,7 @@ impl SessionOptions {
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
+            replace_after: DEFAULT_REPLACE_AFTER,
             trace: None,
             chat_template: None,
         }
@@ -294,6 +299,7 @@ fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterCo
         expect,
         insecure_network: line.insecure_network,
         patience: options.patience,
+        replace_after: options.replace_after,
         stage,
     })
 }

@@ -1,5 +1,7 @@
 //! What a cluster is asked for: where its workers come from, what every stage is told, how long to try.
 
+use std::time::Duration;
+
 use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
 
@@ -63,6 +65,8 @@ pub struct ClusterConfig {
     pub insecure_network: bool,
     /// About workers that cannot be reached.
     pub patience: Patience,
+    /// How long a worker that was lost is waited for before the others go on without it.
+    pub replace_after: Duration,
     /// For every stage.
     pub stage: StageOptions,
 }

@@ -48,5 +48,6 @@ pub use lane::OpenLine;
 pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
 pub use place::PlaceError;
+pub use reconcile::DEFAULT_REPLACE_AFTER;
 pub use start::{Cluster, ask, start};
 pub use states::StateAccess;

@@ -108,7 +108,9 @@ impl Supervisor {
             // A cut by hand names its workers: nobody stands in for them.
             all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
             joins: ends.joins.is_some(),
-            ..Goal::default()
+            was_up: false,
+            last_line: 0,
+            replace_after: config.replace_after,
         };
         Self {
             needs: place::requirements(&ends.model, &config.stage),

@@ -16,6 +16,7 @@ mod explain;
 mod facts;
 mod from_gguf;
 mod hand;
+mod held;
 mod place;
 mod predict;
 mod room;

@@ -12,6 +12,7 @@ use super::advice::Case;
 use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
+use super::held;
 use super::room::{capacity, largest, least_and_wished};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
@@ -49,9 +50,9 @@ pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
         });
     }
     let keep = costs.settings.keep;
-    best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep))
-        .map(|(_, placement)| placement)
-        .ok_or_else(|| shortage(costs, &given))
+    let best = best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep));
+    let best = best.ok_or_else(|| shortage(costs, &given))?;
+    Ok(held::rather(costs, best, |order| best_in_order(costs, order, keep)))
 }
 
 /// Calls `visit` with `done` followed by every order of `rest`, in lexicographic order.
@@ -96,6 +97,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
     };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs.settings, n_blocks, n_kept);
+    let ranges = held::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);
     let (order, by_hand) = (order.to_vec(), None);
     let placement = Placement { order, ranges, capacity, wished_blocks: wished, by_hand };
     Some((slowest, placement))
