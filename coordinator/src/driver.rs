@@ -306,16 +306,23 @@ impl Driver {
 
     fn submit(&mut self, submission: Submission) {
         let status = self.status.borrow().clone();
-        if let Some(reason) = client::not_running(&status) {
+        let had_begun = submission.past.as_ref().is_some_and(|past| past.drawn.is_some());
+        if let Some(reason) = client::not_running(&status).filter(|_| !had_begun) {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
-        let Submission { id, request, events, verdict, counts } = submission;
+        let Submission { id, request, events, verdict, counts, past } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts));
+        let mut client = Client::new(self.now(), n_prompt, events, verdict, counts);
+        let generated = past.and_then(|past| client.goes_on(self.now(), past));
+        self.live.insert(id, client);
         let Request { tokens, work, label } = request;
-        self.step(Event::Submit(SchedRequest { id, label, prompt: tokens, work }));
+        let request = SchedRequest { id, label, prompt: tokens, work };
+        self.step(match generated {
+            None => Event::Submit(request),
+            Some(generated) => Event::GoOn { request, generated },
+        });
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();
         }

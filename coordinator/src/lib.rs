@@ -4,7 +4,7 @@
 //! loop), [`sched`] (what runs when, sans-IO), [`plan`] (which layers go where, pure), [`cluster`]
 //! (workers and the line), [`text_model`], [`generation`] and [`dialect`] (text in and out; reasoning and
 //! calls in it), [`http`] (OpenAI's JSON), [`cli`] (the commands). [`sim`] runs the scheduler against a simulated line;
-//! [`meter`] and [`trace`] say what a real one did.
+//! [`meter`] and [`trace`] say what a real one did. [`journal`] is what the next coordinator goes on from.
 
 pub mod cli;
 pub mod clock;
@@ -15,6 +15,7 @@ pub mod generation;
 pub mod handle;
 pub mod health;
 pub mod http;
+pub mod journal;
 pub mod meter;
 pub mod metrics;
 pub mod model;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use brigade_coordinator::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, Patience, Source, StageOptions,
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, OwnName, Patience, Source, StageOptions,
 };
 use brigade_coordinator::model::Model;
 use brigade_coordinator::plan::Balance;
@@ -102,7 +102,8 @@ async fn a_worker_that_is_long_at_loading_stays_with_its_coordinator() {
 
     let model = Golden::repository().folder.join("llama.gguf");
     let model = Arc::new(Model::open(&model).unwrap());
-    let cluster = cluster::start(cluster_config(address.clone()), model, stop.clone());
+    let cluster =
+        cluster::start(cluster_config(address.clone()), OwnName::fresh(), model, stop.clone());
     let mut cluster = cluster.await.unwrap();
     while !loading.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(20)).await;

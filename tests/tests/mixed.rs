@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_coordinator::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, Patience, Source, StageOptions,
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
 use brigade_coordinator::driver::{self, DriverConfig};
 use brigade_coordinator::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
@@ -57,7 +57,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         replace_after: DEFAULT_REPLACE_AFTER,
         stage,
     };
-    let cluster = cluster::start(config, model, stop.clone()).await.unwrap();
+    let cluster = cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
     let (engine, ends) = Engine::channel();
     let config = DriverConfig {
         sched: SchedConfig::default(),

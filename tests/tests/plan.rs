@@ -38,8 +38,14 @@ fn reference() -> ModelFacts {
 }
 
 fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
-    let worker =
-        |i| WorkerFacts { name: format!("w{i}"), memory, gbps: 10.0, gops: 200.0, link: None, holds: 0..0 };
+    let worker = |i| WorkerFacts {
+        name: format!("w{i}"),
+        memory,
+        gbps: 10.0,
+        gops: 200.0,
+        link: None,
+        holds: 0..0,
+    };
     (0..n).map(worker).collect()
 }
 

@@ -86,7 +86,10 @@ pub enum Job {
 }
 
 /// Makes a stage, with the weights that there are: told where it comes from to whoever asked for it.
-pub struct Build(Box<dyn FnOnce(&mut KeptWeights) -> Option<Box<dyn StageRunner>> + Send>);
+pub struct Build(Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
+
+/// What became of it.
+type Built = Option<Box<dyn StageRunner>>;
 
 impl std::fmt::Debug for Build {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -216,11 +219,7 @@ pub fn gone() -> Failure {
     Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
 }
 
-fn run(
-    mut queue: mpsc::Receiver<Job>,
-    runtime: &tokio::runtime::Handle,
-    longest_us: &AtomicU64,
-) {
+fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest_us: &AtomicU64) {
     let mut stage: Option<Box<dyn StageRunner>> = None;
     let mut kept = KeptWeights::default();
     let mut lane: Option<LaneRun> = None;

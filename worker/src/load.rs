@@ -18,9 +18,7 @@ use brigade_proto::control::{FileHint, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{
-    BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner,
-};
+use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
 use crate::cache::{BlobState, Cache, CacheError, CachedBlob};
 use crate::hashes::{HashStore, hinted_state};
 use crate::order::{Content, Order};

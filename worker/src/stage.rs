@@ -14,8 +14,8 @@ use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds, StageOutput,
-    StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds,
+    StageOutput, StageRunner, StageShape,
 };
 use crate::config::Config;
 use crate::host;

@@ -7,10 +7,12 @@
 pub mod args;
 mod bench;
 mod completions;
+mod data_dir;
 mod demo;
 mod detokenize;
 mod input;
 mod inspect;
+mod keeping;
 mod logits;
 mod npy;
 mod output;

@@ -12,12 +12,13 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::keeping::{KeepArgs, Keeping, journal};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{self, App, ConnectionLimits};
+use crate::http::{self, App, ConnectionLimits, Streams};
 use crate::metrics;
 use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
@@ -78,6 +79,8 @@ pub struct ServeArgs {
     /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     replace_after: Duration,
+    #[command(flatten)]
+    keep_args: KeepArgs,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -105,6 +108,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let listener = listen(&args.listen, args.line.insecure_network).await?;
     let address = listener.local_addr()?;
     let control = args.control.clone().map(|address| (address, args.expect));
+    let keeping = args.keep_args.find(&args.listen)?.map(Keeping::into_parts);
+    let (own_name, folder) = keeping.unzip();
     let session = Session::start(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),
@@ -117,10 +122,13 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
         replace_after: args.replace_after,
+        own_name,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
     })
     .await?;
+    let journal = folder.map(|f| journal(&f, &session.model, args.kv_type, &args.line));
+    let (journal, recovered) = journal.transpose()?.unzip();
     let draining = CancellationToken::new();
     let app = App {
         engine: session.engine.clone(),
@@ -134,7 +142,10 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         bodies: http::Bodies::default(),
         health_details: args.health_details,
         roll: session.roll.clone(),
+        streams: Streams::new(journal.clone()),
     };
+    tokio::spawn(app.streams.clone().sweep(draining.clone()));
+    http::go_on(&app, recovered.unwrap_or_default());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
@@ -161,6 +172,9 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         }
     }
     let ended = session.end().await;
+    if let Some(journal) = journal {
+        journal.close();
+    }
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
         let _ = tokio::time::timeout(CUT_WITHIN, server).await;

@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::{input, progress};
 use crate::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, Patience, Source, StageOptions,
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, OwnName, Patience, Source,
+    StageOptions,
 };
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
@@ -66,6 +67,8 @@ pub struct SessionOptions {
     pub repair_within: Duration,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
+    /// Under which name workers are held; `None`: a fresh one.
+    pub own_name: Option<OwnName>,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
@@ -88,6 +91,7 @@ impl SessionOptions {
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             replace_after: DEFAULT_REPLACE_AFTER,
+            own_name: None,
             trace: None,
             chat_template: None,
         }
@@ -159,7 +163,7 @@ impl Session {
     ///
     /// # Errors
     /// The model or an address is no good.
-    pub async fn start(options: SessionOptions) -> Result<Self> {
+    pub async fn start(mut options: SessionOptions) -> Result<Self> {
         let path = options.model.path()?;
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
         let opened = tokio::task::spawn_blocking(move || input::open_model(&path, Model::open));
@@ -177,7 +181,9 @@ impl Session {
             tracing::warn!(trained, "--ctx is longer than the model was trained for");
         }
         let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
-        let cluster = cluster::start(config, model.clone(), stop_cluster.clone()).await?;
+        let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
+        let stop = stop_cluster.clone();
+        let cluster = cluster::start(config, own_name, model.clone(), stop).await?;
         let roll = cluster.link.roll.clone();
         let (engine, ends) = Engine::channel();
         let sched = SchedConfig {

@@ -12,6 +12,7 @@
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`, `lease`,
 //!   `load`, `progress` and `lane`.
+//! - `own_name` is under which name workers are held, over restarts.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
 mod build;
@@ -30,6 +31,7 @@ mod link;
 mod load;
 mod local;
 mod member;
+mod own_name;
 mod place;
 mod placed_stage;
 mod progress;
@@ -47,6 +49,7 @@ pub use facts::worker_facts;
 pub use lane::OpenLine;
 pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
+pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
 pub use reconcile::DEFAULT_REPLACE_AFTER;
 pub use start::{Cluster, ask, start};

@@ -157,7 +157,8 @@ pub fn next(
     let ids = |which: &dyn Fn(&MemberSeen) -> bool| -> Vec<MemberId> {
         members.iter().filter(|m| which(m)).map(|m| m.id).collect()
     };
-    let left = ids(&|m| is_absent(m) && !m.named && (!m.known || m.missing_for >= goal.replace_after));
+    let left =
+        ids(&|m| is_absent(m) && !m.named && (!m.known || m.missing_for >= goal.replace_after));
     if !left.is_empty() {
         return Step::Forget(left);
     }

@@ -15,6 +15,7 @@ use super::dial::{self, Dial};
 use super::join;
 use super::link::ClusterLink;
 use super::member::Origin;
+use super::own_name::OwnName;
 use super::supervisor::{Ends, Supervisor};
 use crate::health::Roll;
 use crate::model::Model;
@@ -33,16 +34,17 @@ pub struct Cluster {
 /// Events under way to the driver, which takes them at once.
 const EVENT_QUEUE: usize = 64;
 
-/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`.
+/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`, under the name `own_name`.
 ///
 /// # Errors
 /// The control address cannot or may not be bound.
 pub async fn start(
     config: ClusterConfig,
+    own_name: OwnName,
     model: Arc<Model>,
     stop: CancellationToken,
 ) -> Result<Cluster, NetError> {
-    let coordinator_id = coordinator_id();
+    let coordinator_id = own_name.id().to_owned();
     let (events, link_events) = mpsc::channel(EVENT_QUEUE);
     let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
     let (control, joins) = match &config.control {
@@ -59,6 +61,7 @@ pub async fn start(
         config: Arc::new(config),
         model,
         coordinator_id,
+        own_name,
         events,
         faults: link_faults,
         joins,
@@ -83,7 +86,7 @@ pub async fn ask(
     };
     let mut asked = Vec::new();
     for origin in Origin::named(&source) {
-        let coordinator_id = coordinator_id();
+        let coordinator_id = OwnName::fresh().id().to_owned();
         let local = local.clone();
         let dial = Dial { origin, local, coordinator_id, insecure_network, needs: None };
         let connected = dial::connect(dial).await?;
@@ -94,9 +97,4 @@ pub async fn ask(
         }
     }
     Ok(asked)
-}
-
-/// A name that no other coordinator process has.
-fn coordinator_id() -> String {
-    format!("{}-{:016x}", std::process::id(), crate::random::u64())
 }

@@ -26,6 +26,7 @@ use super::enough::Enough;
 use super::hearts::Hearts;
 use super::link::{Fault, LineEvent};
 use super::member::{Member, Origin};
+use super::own_name::OwnName;
 use super::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use super::{place, roll, watch};
 use crate::handle::Status;
@@ -38,6 +39,7 @@ pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
     pub model: Arc<Model>,
     pub coordinator_id: String,
+    pub own_name: OwnName,
     pub events: mpsc::Sender<LineEvent>,
     pub faults: mpsc::Receiver<Fault>,
     pub joins: Option<mpsc::Receiver<Address>>,
@@ -118,7 +120,7 @@ impl Supervisor {
             members,
             departed: Departed::default(),
             line: Line::Down { again_at: now },
-            epoch: 0,
+            epoch: ends.own_name.epoch(),
             goal,
             quick_failures: 0,
             enough: Enough::new(ends.model.clone(), config.stage.clone()),

@@ -49,7 +49,7 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
     let (events, receiver) = mpsc::channel(request.max_events());
     let (verdict, _) = oneshot::channel();
     let (id, counts) = (RequestId(id), Arc::default());
-    driver.submit(Submission { id, request, events, verdict, counts });
+    driver.submit(Submission { id, request, events, verdict, counts, past: None });
     receiver
 }
 

@@ -10,18 +10,24 @@ use tracing::Instrument;
 use super::answer::{self, Ended};
 use super::body::text_error;
 use super::error::ApiError;
+use super::events::{Gone, Of};
 use super::fields::Fields;
 use super::messages::{self, reasoning, template_arguments};
 use super::params::Common;
 use super::reply::{self, Replies, Reply, ReplyPart};
+use super::streams::{self, Resumable};
 use super::tools::ToolRequest;
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
 use super::{App, Stamp, logprobs, sse, trace};
 use crate::dialect::Tools;
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
+use crate::journal::Opened;
 use crate::request::{DEFAULT_MAX_TOKENS, Limits};
-use crate::text_model::{Chat, Prompt};
+use crate::text_model::{Chat, Prompt, TextModel};
+
+/// What the journal calls these requests.
+pub(super) const KIND: &str = "chat";
 
 /// A chat request, read.
 #[derive(Debug)]
@@ -40,25 +46,97 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if let Some(answer) = streams::came_back(&app, request.headers())? {
+        return Ok(answer);
+    }
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = ChatRequest::read(bytes, &limits)?;
-        let chat = std::mem::take(&mut request.chat);
-        let prompt = text.encode_chat(&chat).map_err(text_error)?;
-        Ok((request, prompt))
+        let (request, prompt) = ChatRequest::with_prompt(bytes, text, &limits)?;
+        let kept = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
+        Ok((request, prompt, kept))
     });
-    let ((request, prompt), _) = read.await?;
+    let ((request, prompt, kept), _) = read.await?;
     let stamp = Stamp::new(&app, "chatcmpl-");
+    if let Some(body) = kept {
+        let opened = Opened {
+            id: stamp.id.clone(),
+            kind: KIND.to_owned(),
+            label: name.id.to_string(),
+            created: stamp.created,
+            seed: request.common.seed,
+            prompts: vec![prompt.tokens.clone()],
+            sequences: request.common.n,
+            body,
+        };
+        let resumable = app.streams.begin(opened)?;
+        let stream = resumable.stream.clone();
+        let answer = stream.clone().follow(None)?;
+        if let Err(error) = begin(&app, request, stamp, prompt, &name, &resumable).await {
+            app.streams.remove(&stream);
+            return Err(error);
+        }
+        return Ok(answer);
+    }
     let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt).await?;
+    let replies = request.submit(&app, &name, &prompt, None).await?;
     if request.common.stream {
-        return Ok(stream(app, request, stamp, n_prompt, replies));
+        let (events, response) = sse::channel(&stamp.id, replies.len());
+        stream(app, request, stamp, n_prompt, replies, events);
+        return Ok(response);
     }
     Ok(whole(&app, &request, stamp, n_prompt, replies).await?.into_response())
 }
 
+/// Goes on with a stream of the coordinator before this one.
+///
+/// # Errors
+/// It cannot run here.
+pub(super) async fn go_on(app: App, opened: Opened, resumable: Resumable) -> Result<(), ApiError> {
+    let name = trace::Name { id: opened.label.as_str().into(), tally: Arc::default() };
+    let stamp = Stamp::again(&app, &opened);
+    let (text, limits) = (app.text.clone(), app.limits);
+    let read = tokio::task::spawn_blocking(move || {
+        let (mut request, mut prompt) =
+            ChatRequest::with_prompt(opened.body.as_bytes(), &text, &limits)?;
+        request.common.seed = opened.seed;
+        // A template may say what day it is: the prompt stays what it was.
+        prompt.tokens = opened.prompts.into_iter().next().unwrap_or_default();
+        Ok::<_, ApiError>((request, prompt))
+    });
+    let read = read.await.map_err(|error| ApiError::server(error.to_string()))?;
+    let (request, prompt) = read?;
+    begin(&app, request, stamp, prompt, &name, &resumable).await
+}
+
+/// Begins to write a stream that is kept.
+async fn begin(
+    app: &App,
+    request: ChatRequest,
+    stamp: Stamp,
+    prompt: Prompt,
+    name: &trace::Name,
+    resumable: &Resumable,
+) -> Result<(), ApiError> {
+    let replies = request.submit(app, name, &prompt, Some(resumable)).await?;
+    let events = sse::Sender::kept(resumable.stream.clone());
+    stream(app.clone(), request, stamp, prompt.tokens.len(), replies, events);
+    Ok(())
+}
+
 impl ChatRequest {
+    /// A request and its prompt.
+    fn with_prompt(
+        body: &[u8],
+        text: &TextModel,
+        limits: &Limits,
+    ) -> Result<(Self, Prompt), ApiError> {
+        let mut request = Self::read(body, limits)?;
+        let chat = std::mem::take(&mut request.chat);
+        let prompt = text.encode_chat(&chat).map_err(text_error)?;
+        Ok((request, prompt))
+    }
+
     fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut left = super::fields::MAX_TEMPLATE_VALUES;
@@ -90,10 +168,11 @@ impl ChatRequest {
         app: &App,
         name: &trace::Name,
         prompt: &Prompt,
+        resumable: Option<&Resumable>,
     ) -> Result<Replies, ApiError> {
         let prompts = std::slice::from_ref(&prompt.tokens);
         let generations =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs).await?;
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await?;
         let markers = app.text.markers();
         let mut replies = Vec::new();
         for (mut generation, i) in generations.into_iter().zip(0..) {
@@ -146,15 +225,14 @@ fn stream(
     stamp: Stamp,
     n_prompt: usize,
     replies: Replies,
-) -> Response {
-    let (events, response) = sse::channel();
+    events: sse::Sender,
+) {
     let chunks = Chunks { app, request, stamp, n_prompt };
     let sending = async move {
         // An error is a client that went away, which cancels the sequences.
         let _ = chunks.send(replies, &events).await;
     };
     tokio::spawn(sending.in_current_span());
-    response
 }
 
 /// Writes the chunks of one streamed answer.
@@ -166,11 +244,11 @@ struct Chunks {
 }
 
 impl Chunks {
-    async fn send(&self, replies: Replies, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn send(&self, replies: Replies, out: &sse::Sender) -> Result<(), Gone> {
         for index in 0..replies.len() {
             let content = Some(String::new());
             let delta = ChatDelta { role: Some(ROLE), content, ..ChatDelta::default() };
-            out.json(&self.chunk(index, delta)).await?;
+            out.json(Of::Choice(index), &self.chunk(index, delta)).await?;
         }
         let (mut open, mut n_generated) = (replies.len(), 0);
         let mut ended = Ended::default();
@@ -185,7 +263,7 @@ impl Chunks {
                     let mut chunk = self.chunk(index, ChatDelta::default());
                     chunk.choices[0].finish_reason = Some(finish_reason);
                     chunk.timings = Some(answer::timings(self.n_prompt, &end));
-                    out.json(&chunk).await?;
+                    out.json(Of::Choice(index), &chunk).await?;
                 }
                 Ok(ReplyPart::Piece { deltas, tokens }) => {
                     self.deltas(index, deltas, &tokens, out).await?;
@@ -200,7 +278,7 @@ impl Chunks {
             let mut chunk = self.chunk(0, ChatDelta::default());
             chunk.choices.clear();
             chunk.usage = Some(ended.usage(self.n_prompt as u32, n_generated));
-            out.json(&chunk).await?;
+            out.json(Of::End, &chunk).await?;
         }
         out.done().await
     }
@@ -212,7 +290,7 @@ impl Chunks {
         mut deltas: Vec<ChatDelta>,
         tokens: &[TokenPiece],
         out: &sse::Sender,
-    ) -> Result<(), sse::Gone> {
+    ) -> Result<(), Gone> {
         let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
         let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
         if logprobs.is_some() && deltas.is_empty() {
@@ -221,14 +299,18 @@ impl Chunks {
         for delta in deltas {
             let mut chunk = self.chunk(index, delta);
             chunk.choices[0].logprobs = logprobs.take();
-            out.json(&chunk).await?;
+            out.json(Of::Choice(index), &chunk).await?;
         }
         Ok(())
     }
 
-    async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), Gone> {
+        if out.is_kept() && failure == Failure::Stopping {
+            // The next coordinator may go on with it.
+            return Err(Gone);
+        }
         tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-        out.json(&ApiError::from(failure).body()).await?;
+        out.json(Of::End, &ApiError::from(failure).body()).await?;
         out.done().await
     }
 

@@ -1,5 +1,7 @@
 //! `POST /v1/completions`: plain prompts, as text or as token ids, one or several.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -9,16 +11,23 @@ use tracing::Instrument;
 use super::answer::{self, Choice, Ended, Running};
 use super::body::text_error;
 use super::error::ApiError;
+use super::events::{Gone, Of};
 use super::fields::{Fields, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
+use super::streams::{self, Resumable};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::{App, Stamp, logprobs, sse, trace};
 use crate::generation::{Part, TokenPiece};
+use crate::handle::Failure;
+use crate::journal::Opened;
 use crate::request::Limits;
 use crate::text_model::TextModel;
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+
+/// What the journal calls these requests.
+pub(super) const KIND: &str = "completions";
 
 /// A prompt as it came.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,32 +57,67 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if let Some(answer) = streams::came_back(&app, request.headers())? {
+        return Ok(answer);
+    }
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = CompletionRequest::read(bytes, &limits)?;
-        let given = std::mem::take(&mut request.prompts);
-        let prompts = Prompts::new(text, given, request.echo, &limits)?;
-        Ok((request, prompts))
+        let (request, prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        let kept = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
+        Ok((request, prompts, kept))
     });
-    let ((request, prompts), _) = read.await?;
+    let ((request, prompts, kept), _) = read.await?;
     let stamp = Stamp::new(&app, "cmpl-");
-    let generations =
-        answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
     let answer = Answer { app, request, stamp, prompts };
+    if let Some(body) = kept {
+        return answer.resumable(&name, body).await;
+    }
+    let generations = answer.submit(&name, None).await?;
     if answer.request.common.stream {
-        let (events, response) = sse::channel();
-        let sending = async move {
-            // An error is a client that went away, which cancels the sequences.
-            let _ = answer.stream(generations, &events).await;
-        };
-        tokio::spawn(sending.in_current_span());
+        let (events, response) = sse::channel(&answer.stamp.id, generations.len());
+        answer.send(generations, events);
         return Ok(response);
     }
     Ok(answer.whole(generations).await?.into_response())
 }
 
+/// Goes on with a stream of the coordinator before this one.
+///
+/// # Errors
+/// It cannot run here.
+pub(super) async fn go_on(app: App, opened: Opened, resumable: Resumable) -> Result<(), ApiError> {
+    let name = trace::Name { id: opened.label.as_str().into(), tally: Arc::default() };
+    let stamp = Stamp::again(&app, &opened);
+    let (text, limits) = (app.text.clone(), app.limits);
+    let read = tokio::task::spawn_blocking(move || {
+        let (mut request, mut prompts) =
+            CompletionRequest::with_prompts(opened.body.as_bytes(), &text, &limits)?;
+        request.common.seed = opened.seed;
+        prompts.tokens = opened.prompts;
+        Ok::<_, ApiError>((request, prompts))
+    });
+    let read = read.await.map_err(|error| ApiError::server(error.to_string()))?;
+    let (request, prompts) = read?;
+    let answer = Answer { app, request, stamp, prompts };
+    let generations = answer.submit(&name, Some(&resumable)).await?;
+    answer.send(generations, sse::Sender::kept(resumable.stream.clone()));
+    Ok(())
+}
+
 impl CompletionRequest {
+    /// A request and its prompts.
+    fn with_prompts(
+        body: &[u8],
+        text: &TextModel,
+        limits: &Limits,
+    ) -> Result<(Self, Prompts), ApiError> {
+        let mut request = Self::read(body, limits)?;
+        let given = std::mem::take(&mut request.prompts);
+        let prompts = Prompts::new(text, given, request.echo, limits)?;
+        Ok((request, prompts))
+    }
+
     fn read(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
@@ -181,6 +225,50 @@ struct Answer {
 }
 
 impl Answer {
+    async fn submit(
+        &self,
+        name: &trace::Name,
+        resumable: Option<&Resumable>,
+    ) -> Result<Vec<Running>, ApiError> {
+        let CompletionRequest { common, top_logprobs, .. } = &self.request;
+        let prompts = &self.prompts.tokens;
+        answer::submit(&self.app, name, prompts, common, *top_logprobs, resumable).await
+    }
+
+    /// Answers with a stream that is kept.
+    async fn resumable(self, name: &trace::Name, body: String) -> Result<Response, ApiError> {
+        let opened = Opened {
+            id: self.stamp.id.clone(),
+            kind: KIND.to_owned(),
+            label: name.id.to_string(),
+            created: self.stamp.created,
+            seed: self.request.common.seed,
+            prompts: self.prompts.tokens.clone(),
+            sequences: self.prompts.tokens.len() * self.request.common.n,
+            body,
+        };
+        let resumable = self.app.streams.begin(opened)?;
+        let stream = resumable.stream.clone();
+        let answer = stream.clone().follow(None)?;
+        match self.submit(name, Some(&resumable)).await {
+            Ok(generations) => self.send(generations, sse::Sender::kept(stream)),
+            Err(error) => {
+                self.app.streams.remove(&stream);
+                return Err(error);
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Writes the stream, beside whoever reads it.
+    fn send(self, generations: Vec<Running>, events: sse::Sender) {
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequences.
+            let _ = self.stream(generations, &events).await;
+        };
+        tokio::spawn(sending.in_current_span());
+    }
+
     fn prompt_of(&self, choice: usize) -> usize {
         choice / self.request.common.n
     }
@@ -210,11 +298,12 @@ impl Answer {
         Ok(Json(answer))
     }
 
-    async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), Gone> {
         for index in 0..generations.len() {
             let echoed = &self.prompts.echoed[self.prompt_of(index)];
             if !echoed.is_empty() {
-                out.json(&self.piece(vec![choice(index, echoed.clone(), None)])).await?;
+                let piece = self.piece(vec![choice(index, echoed.clone(), None)]);
+                out.json(Of::Choice(index), &piece).await?;
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
@@ -226,7 +315,7 @@ impl Answer {
                 Ok(Part::Piece(piece)) => {
                     let mut new = choice(index, piece.text, None);
                     new.logprobs = self.logprobs(&piece.tokens, &mut offsets[index]);
-                    out.json(&self.piece(vec![new])).await?;
+                    out.json(Of::Choice(index), &self.piece(vec![new])).await?;
                 }
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
@@ -236,11 +325,13 @@ impl Answer {
                     let mut piece = self.piece(vec![last]);
                     let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
                     piece.timings = Some(answer::timings(n_prompt, &end));
-                    out.json(&piece).await?;
+                    out.json(Of::Choice(index), &piece).await?;
                 }
+                // The next coordinator may go on with it.
+                Err(Failure::Stopping) if out.is_kept() => return Err(Gone),
                 Err(failure) => {
                     tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-                    out.json(&ApiError::from(failure).body()).await?;
+                    out.json(Of::End, &ApiError::from(failure).body()).await?;
                     return out.done().await;
                 }
             }
@@ -252,7 +343,7 @@ impl Answer {
             let mut piece = self.piece(Vec::new());
             let n_prompt = self.prompts.n_tokens();
             piece.usage = Some(ended.usage(n_prompt, n_generated));
-            out.json(&piece).await?;
+            out.json(Of::End, &piece).await?;
         }
         out.done().await
     }

@@ -9,16 +9,19 @@ mod body;
 mod chat;
 mod completions;
 mod error;
+mod events;
 mod fields;
 mod logprobs;
 mod messages;
 mod models;
 mod params;
+mod recover;
 mod reply;
 mod serve;
 mod sse;
 mod status;
 mod stream;
+mod streams;
 mod tally;
 mod tokens;
 mod tools;
@@ -38,7 +41,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use error::ApiError;
+pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
+pub use streams::Streams;
 pub use types::ModelMeta;
 
 use crate::clock;
@@ -72,6 +77,8 @@ pub struct App {
     pub health_details: bool,
     /// Who is there.
     pub roll: RollWatch,
+    /// Streams that can be read on.
+    pub streams: Streams,
 }
 
 /// All addresses of the server.
@@ -81,6 +88,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/completions", post(completions::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
+        .route("/v1/streams/{id}", get(streams::read_on).delete(streams::cancel))
         .route("/health", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/tokenize", post(tokens::tokenize))
@@ -93,7 +101,7 @@ pub fn router(app: App) -> Router {
 
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize, and GET /v1/models, \
-     /health and /metrics";
+     /v1/streams/ID, /health and /metrics";
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();

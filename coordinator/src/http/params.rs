@@ -31,6 +31,8 @@ pub struct Common {
     pub stream: bool,
     /// Whether the stream ends with token counts.
     pub include_usage: bool,
+    /// Whether the stream goes on while its client is away, and can be read on.
+    pub resumable: bool,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -71,6 +73,12 @@ impl Common {
             let message = format!("n is {n}: a number from 1 to {MAX_CHOICES} is needed");
             return Err(ApiError::field("n", message));
         }
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let resumable = fields.take("resumable")?.unwrap_or(false);
+        if resumable && !stream {
+            let message = "resumable is for streams: add \"stream\": true";
+            return Err(ApiError::field("resumable", message));
+        }
         Ok(Self {
             params: sampling(fields, limits)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
@@ -78,7 +86,8 @@ impl Common {
             stops: stops(fields)?,
             stop_at_eog: !fields.take("ignore_eos")?.unwrap_or(false),
             n,
-            stream: fields.take("stream")?.unwrap_or(false),
+            stream,
+            resumable,
             include_usage: stream_options.include_usage.unwrap_or(false),
         })
     }

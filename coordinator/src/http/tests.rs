@@ -84,6 +84,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         bodies: Bodies::default(),
         health_details,
         roll: tokio::sync::watch::channel(roll).1,
+        streams: super::Streams::default(),
     };
     Server { router: router(app), cancelled, draining }
 }
@@ -94,7 +95,7 @@ async fn perform(
     model: Arc<TextModel>,
     gone: mpsc::Sender<u64>,
 ) {
-    let Submission { id, request, events, verdict, counts } = submission;
+    let Submission { id, request, events, verdict, counts, .. } = submission;
     counts.set_reused(1 + id.0 as u32);
     if matches!(play, Play::Full) {
         let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };

@@ -66,6 +66,7 @@ impl Scheduler {
         let mut out = Vec::new();
         match event {
             Event::Submit(request) => self.submit(request, &mut out),
+            Event::GoOn { request, generated } => self.go_on(now, request, generated, &mut out),
             Event::Cancel(request) => self.cancel(now, request),
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
@@ -107,6 +108,19 @@ impl Scheduler {
         if let Err(why) = checked {
             out.push(Action::Rejected { request: id, why });
         }
+    }
+
+    fn go_on(&mut self, now: Micros, request: Request, generated: Vec<u32>, out: &mut Vec<Action>) {
+        let id = request.id;
+        assert!(
+            self.live.find(id).is_none() && !self.waiting.contains(id),
+            "{id:?} goes on while it is live"
+        );
+        if let Err(why) = admit::check_sense(&request) {
+            return out.push(Action::Rejected { request: id, why });
+        }
+        let fits = self.line.as_ref().map(|l| admit::check_fits(&request, &l.spec).is_ok());
+        self.waiting.go_on(now, Pending::gone_on(request, generated), fits);
     }
 
     fn cancel(&mut self, now: Micros, request: RequestId) {

@@ -47,6 +47,11 @@ impl Pending {
         }
     }
 
+    /// A request that another scheduler had begun.
+    pub fn gone_on(request: Request, generated: Vec<u32>) -> Self {
+        Self { generated, interrupted: true, ..Self::new(request) }
+    }
+
     /// A sequence that was on the line when it was lost for `reason`; an error if it was so too often.
     pub fn interrupted(
         sequence: Admitted,

@@ -54,7 +54,12 @@ impl KeptWeights {
     }
 
     /// Lets go of what a stage of `layers` has no use for, and of all of another model.
-    pub(super) fn retain_for(&mut self, model: blake3::Hash, spec: &ModelSpec, layers: &Range<usize>) {
+    pub(super) fn retain_for(
+        &mut self,
+        model: blake3::Hash,
+        spec: &ModelSpec,
+        layers: &Range<usize>,
+    ) {
         if self.model != Some(model) {
             *self = Self { model: Some(model), ..Self::default() };
         }
@@ -123,8 +128,7 @@ pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec
 /// Tensors that rows are made of.
 pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
     let is_mine = |name: &str| {
-        name == TOKEN_EMBD
-            || (spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
+        name == TOKEN_EMBD || (spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
     };
     let tensors = model.tensors().iter().map(|tensor| &tensor.name);
     tensors.filter(|name| is_mine(name)).cloned().collect()

@@ -12,8 +12,8 @@ use brigade_engine::weights::TensorSource;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds, StageOutput,
-    StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds,
+    StageOutput, StageRunner, StageShape,
 };
 
 pub const WIDTH: usize = 8;

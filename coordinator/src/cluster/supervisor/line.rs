@@ -44,7 +44,7 @@ impl Supervisor {
                 "it claims an epoch that was never begun: ignored"
             );
         }
-        self.epoch += 1;
+        self.epoch = self.ends.own_name.next_epoch();
         let names = roll::names(&self.members, &who);
         tracing::info!(epoch = self.epoch, workers = names, "building a line");
         self.progress(format!("placing layers on {names}"));

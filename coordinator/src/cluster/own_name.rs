@@ -1,0 +1,132 @@
+//! Under which name this coordinator holds workers, and the number of its last line.
+//!
+//! Both are kept in the data folder where there is one: a coordinator that begins again is then the one that the workers
+//! know, and takes them over at once, with the stages that they have loaded. A lock keeps two processes from being one
+//! coordinator.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Name of the file in the data folder.
+const FILE: &str = "coordinator.json";
+
+/// Name of the lock beside it.
+const LOCK: &str = "coordinator.lock";
+
+/// Why a folder cannot be this coordinator's.
+#[derive(Debug, Error)]
+pub enum OwnNameError {
+    /// Another process has it.
+    #[error("another coordinator runs with the data folder {0}: give this one another --data-dir")]
+    Taken(PathBuf),
+    /// The file system refuses.
+    #[error("the data folder {folder}: {source}", folder = .folder.display())]
+    Io {
+        /// Which folder.
+        folder: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+/// What is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Name {
+    id: String,
+    epoch: u64,
+}
+
+/// A coordinator's name and its last epoch.
+#[derive(Debug)]
+pub struct OwnName {
+    name: Name,
+    file: Option<PathBuf>,
+    /// Held as long as the process lives.
+    _lock: Option<File>,
+}
+
+impl OwnName {
+    /// A name that no other coordinator process has.
+    pub fn fresh() -> Self {
+        let id = format!("{}-{:016x}", std::process::id(), crate::random::u64());
+        Self { name: Name { id, epoch: 0 }, file: None, _lock: None }
+    }
+
+    /// The name that is kept in a folder, or a fresh one that is kept there from now on.
+    ///
+    /// # Errors
+    /// [`OwnNameError`].
+    pub fn kept_in(folder: &Path) -> Result<Self, OwnNameError> {
+        let io = |source| OwnNameError::Io { folder: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(io)?;
+        let lock = File::create(folder.join(LOCK)).map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(OwnNameError::Taken(folder.to_owned())),
+            Err(TryLockError::Error(source)) => return Err(io(source)),
+        }
+        let file = folder.join(FILE);
+        let fresh = Self::fresh().name;
+        let name = match fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+                tracing::warn!(file = %file.display(), %error, "cannot be read: a new name is taken");
+                fresh
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fresh,
+            Err(error) => return Err(io(error)),
+        };
+        let own = Self { name, file: Some(file), _lock: Some(lock) };
+        own.save().map_err(io)?;
+        Ok(own)
+    }
+
+    /// The name.
+    pub fn id(&self) -> &str {
+        &self.name.id
+    }
+
+    /// The number of the last line, under any process of this name.
+    pub fn epoch(&self) -> u64 {
+        self.name.epoch
+    }
+
+    /// The number of the next line.
+    pub fn next_epoch(&mut self) -> u64 {
+        self.name.epoch += 1;
+        if let Err(error) = self.save() {
+            // Workers refuse numbers that they have seen: after a restart lines would take some attempts.
+            tracing::warn!(%error, "the number of this line cannot be kept in the data folder");
+        }
+        self.name.epoch
+    }
+
+    fn save(&self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let beside = file.with_extension("new");
+        fs::write(&beside, serde_json::to_vec(&self.name)?)?;
+        fs::rename(beside, file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_coordinator_and_remembers_it() {
+        let folder = std::env::temp_dir().join(format!("brigade-name-{}", std::process::id()));
+        let mut own = OwnName::kept_in(&folder).unwrap();
+        assert_eq!((own.epoch(), own.next_epoch()), (0, 1));
+        assert!(matches!(OwnName::kept_in(&folder), Err(OwnNameError::Taken(_))));
+        let id = own.id().to_owned();
+        drop(own);
+        let again = OwnName::kept_in(&folder).unwrap();
+        assert_eq!((again.id(), again.epoch()), (id.as_str(), 1));
+        assert_ne!(OwnName::fresh().id(), id);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
