@@ -486,9 +486,9 @@ impl Driver {
                 self.status.send_replace(Status::Ready(info));
                 self.step(Event::LineUp { epoch, line: spec });
             }
-            LineEvent::Down { reason } => self.line_down(reason),
+            LineEvent::Down { reason, planned } => self.line_down(reason, planned),
             LineEvent::Failed { reason } => {
-                self.line_down(reason.clone());
+                self.line_down(reason.clone(), false);
                 self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
                 self.status.send_replace(Status::Failed { reason });
             }
@@ -534,20 +534,23 @@ impl Driver {
         self.broken = Some((Instant::now(), reason));
     }
 
-    fn line_down(&mut self, reason: String) {
+    fn line_down(&mut self, reason: String, planned: bool) {
         if self.line.take().is_none() && self.broken.take().is_none() {
             // An attempt at a line has failed. The next one's progress does not hide why.
             self.down_because = Some(reason.clone());
             self.status.send_replace(Status::Down { reason, next: None });
             return;
         }
-        tracing::error!(reason, "the line is down");
+        match planned {
+            true => tracing::info!(reason, "the line is taken down, as planned"),
+            false => tracing::error!(reason, "the line is down"),
+        }
         self.states.clear();
         metrics::line_down();
         self.in_flight.clear();
         self.down_because = Some(reason.clone());
         self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
-        self.step(Event::LineDown { reason });
+        self.step(Event::LineDown { reason, planned });
     }
 
     fn sweep(&mut self) {
@@ -555,7 +558,7 @@ impl Driver {
             && since.elapsed() > BLAME_WITHIN
         {
             let reason = reason.clone();
-            self.line_down(reason);
+            self.line_down(reason, false);
         }
         let gone: Vec<RequestId> =
             self.live.iter().filter(|(_, l)| l.is_abandoned()).map(|(id, _)| *id).collect();

@@ -8,4 +8,5 @@ pub mod line;
 pub mod lines;
 pub mod modules;
 pub mod process;
+pub mod proxy;
 pub mod up_share;

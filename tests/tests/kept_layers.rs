@@ -27,8 +27,12 @@ struct Loaded {
 fn loads(log: &Path) -> Vec<Loaded> {
     let text = std::fs::read_to_string(log).unwrap();
     let field = |line: &str, name: &str| {
-        let rest = line.split(&format!("{name}=")).nth(1).unwrap_or_default().to_owned();
-        rest.split_whitespace().next().unwrap_or_default().trim_matches('"').to_owned()
+        let rest = line.split(&format!("{name}=")).nth(1).unwrap_or_default();
+        let value = match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split('"').next(),
+            None => rest.split_whitespace().next(),
+        };
+        value.unwrap_or_default().to_owned()
     };
     let lines = text.lines().filter(|line| line.contains("stage loaded"));
     lines

@@ -69,6 +69,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
         insecure_network: false,
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
+        rebalance: false,
         stage: StageOptions {
             cut: None,
             kv_type: KvType::F16,

@@ -55,6 +55,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         insecure_network: false,
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
+        rebalance: false,
         stage,
     };
     let cluster = cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();

@@ -6,6 +6,7 @@
 
 pub mod args;
 mod bench;
+mod cluster;
 mod completions;
 mod data_dir;
 mod demo;
@@ -77,6 +78,8 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Write a seeded random model of a supported architecture
     Synth(synth::SynthArgs),
+    /// See and change a running cluster
+    Cluster(cluster::ClusterArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -104,6 +107,7 @@ impl Command {
             Self::Detokenize(args) => detokenize::execute(args),
             Self::Perplexity(args) => perplexity::execute(args).await,
             Self::Synth(args) => synth::execute(args),
+            Self::Cluster(args) => cluster::execute(args).await,
             Self::Completions(args) => completions::execute(args),
         }
     }
@@ -156,6 +160,10 @@ mod tests {
             "brigade bench -m m.gguf --workers 2 --worker-cpus 0/1 --threads 1 --prompt 512 --gen 128 --parallel 1,8 --ubatch 64 --repeat 3 --json",
             "brigade synth --arch llama --size 0.6b --quant Q4_K_M --header-only --out x.gguf",
             "brigade completions bash",
+            "brigade cluster status --json",
+            "brigade cluster drain 10.0.0.2:7070 --port 8080",
+            "brigade cluster add 10.0.0.4:7070",
+            "brigade cluster rebalance --data-dir /x",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

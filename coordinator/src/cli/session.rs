@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::{input, progress};
+use crate::cluster::admin::Admin;
 use crate::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, OwnName, Patience, Source,
     StageOptions,
@@ -67,6 +68,8 @@ pub struct SessionOptions {
     pub repair_within: Duration,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
+    /// Whether layers are cut anew for workers that joined, where that pays.
+    pub rebalance: bool,
     /// Under which name workers are held; `None`: a fresh one.
     pub own_name: Option<OwnName>,
     /// Where a trace of all ubatches goes at the end.
@@ -91,6 +94,7 @@ impl SessionOptions {
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             replace_after: DEFAULT_REPLACE_AFTER,
+            rebalance: false,
             own_name: None,
             trace: None,
             chat_template: None,
@@ -124,6 +128,8 @@ pub struct Session {
     pub control: Option<Address>,
     /// Who is there.
     pub roll: RollWatch,
+    /// Takes an operator's questions and orders.
+    pub admin: Admin,
     stop_driver: CancellationToken,
     stop_cluster: CancellationToken,
     /// Begins the names of this command's requests in logs.
@@ -202,6 +208,7 @@ impl Session {
             limits,
             control: cluster.control,
             roll,
+            admin: cluster.admin,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &crate::random::id()[..RUN_ID_CHARS]),
@@ -306,6 +313,7 @@ fn cluster_config(options: &SessionOptions, n_layers: usize) -> Result<ClusterCo
         insecure_network: line.insecure_network,
         patience: options.patience,
         replace_after: options.replace_after,
+        rebalance: options.rebalance,
         stage,
     })
 }
@@ -390,11 +398,16 @@ impl Interrupt {
 
     /// Ready when one of them comes.
     pub async fn received(&mut self) {
+        self.is_terminate().await;
+    }
+
+    /// Ready when one of them comes: whether it is SIGTERM.
+    pub async fn is_terminate(&mut self) -> bool {
         let [int, term, hup] = &mut self.signals;
         tokio::select! {
-            _ = int.recv() => {}
-            _ = term.recv() => {}
-            _ = hup.recv() => {}
+            _ = int.recv() => false,
+            _ = term.recv() => true,
+            _ = hup.recv() => false,
         }
     }
 }

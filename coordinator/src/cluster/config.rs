@@ -67,6 +67,8 @@ pub struct ClusterConfig {
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
+    /// Whether layers are cut anew for workers that joined, where that pays.
+    pub rebalance: bool,
     /// For every stage.
     pub stage: StageOptions,
 }

@@ -13,8 +13,10 @@
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`, `lease`,
 //!   `load`, `progress` and `lane`.
 //! - `own_name` is under which name workers are held, over restarts.
+//! - `admin` brings questions and orders of an operator.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
+pub mod admin;
 mod build;
 mod config;
 mod conn;

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::admin::Admin;
 use super::config::{ClusterConfig, Source};
 use super::conn::WorkerError;
 use super::dial::{self, Dial};
@@ -27,6 +28,8 @@ pub struct Cluster {
     pub control: Option<Address>,
     /// The driver's ends.
     pub link: ClusterLink,
+    /// Takes an operator's questions and orders.
+    pub admin: Admin,
     /// Ends after `stop`, when all local workers have ended.
     pub task: JoinHandle<()>,
 }
@@ -56,6 +59,7 @@ pub async fn start(
             (Some(bound), Some(joins))
         }
     };
+    let (admin, asked) = Admin::channel();
     let (called, roll) = watch::channel(Roll::default());
     let supervisor = Supervisor::new(Ends {
         config: Arc::new(config),
@@ -65,10 +69,12 @@ pub async fn start(
         events,
         faults: link_faults,
         joins,
+        asked,
         roll: called,
     });
     let task = tokio::spawn(supervisor.run(stop));
-    Ok(Cluster { control, link: ClusterLink { events: link_events, faults, roll }, task })
+    let link = ClusterLink { events: link_events, faults, roll };
+    Ok(Cluster { control, link, admin, task })
 }
 
 /// Asks every worker of a source what it can do, by name and in order; local ones are started for

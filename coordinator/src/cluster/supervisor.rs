@@ -4,10 +4,12 @@
 //! it hears of them as news, changes what is known, and asks again. So there is one way to start and to
 //! recover, and nobody who hangs is waited for. Ends on `stop`, or when nothing it may do would help.
 
+mod change;
 mod line;
 mod members;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use tokio::sync::{mpsc, watch as watch_channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::admin::Asked;
 use super::build::{BuildError, Built};
 use super::config::{ClusterConfig, Patience};
 use super::conn::WorkerError;
@@ -34,6 +37,8 @@ use crate::health::{Loading, Roll};
 use crate::metrics;
 use crate::model::Model;
 
+use change::{Change, Rebalancing};
+
 /// What the supervisor is connected to.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
@@ -43,6 +48,7 @@ pub(super) struct Ends {
     pub events: mpsc::Sender<LineEvent>,
     pub faults: mpsc::Receiver<Fault>,
     pub joins: Option<mpsc::Receiver<Address>>,
+    pub asked: mpsc::Receiver<Asked>,
     pub roll: watch_channel::Sender<Roll>,
 }
 
@@ -61,6 +67,8 @@ enum Line {
     /// Who is in it, first stage first.
     Up {
         stages: Vec<MemberId>,
+        /// Of each.
+        layers: Vec<Range<usize>>,
         since: Instant,
     },
 }
@@ -68,6 +76,7 @@ enum Line {
 /// What happens outside.
 enum News {
     Joined(Address),
+    Asked(Asked),
     Connected(MemberId, Box<Result<Connected, WorkerError>>),
     /// A heart stopped.
     Silent(MemberId, WorkerError),
@@ -94,6 +103,9 @@ pub(super) struct Supervisor {
     /// At most one.
     building: JoinSet<Result<Built, BuildError>>,
     hearts: Hearts,
+    /// A planned change that is under way.
+    change: Option<Change>,
+    rebalancing: Rebalancing,
     /// What was said last while there was no line.
     said: String,
 }
@@ -127,6 +139,8 @@ impl Supervisor {
             attempts: JoinSet::new(),
             building: JoinSet::new(),
             hearts: Hearts::default(),
+            change: None,
+            rebalancing: Rebalancing::default(),
             said: String::new(),
             ends,
         }
@@ -151,6 +165,7 @@ impl Supervisor {
     /// One step, and the news it waits for.
     async fn turn(&mut self) -> Result<(), GiveUp> {
         self.call_the_roll();
+        self.rebalance_if_it_pays().await;
         match self.next_step() {
             Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
             Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
@@ -169,7 +184,10 @@ impl Supervisor {
 
     fn next_step(&mut self) -> Step {
         let now = Instant::now();
-        let seen: Vec<_> = self.members.iter().map(|(id, m)| m.seen(*id, now)).collect();
+        // Whoever is drained and still there is not there for a line.
+        let may = |m: &&(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
+        let seen = self.members.iter().filter(may).map(|(id, m)| m.seen(*id, now));
+        let seen: Vec<_> = seen.collect();
         let line = match &self.line {
             Line::Down { again_at } => {
                 LineSeen::Down { retry_in: again_at.saturating_duration_since(now) }
@@ -186,6 +204,7 @@ impl Supervisor {
         tokio::select! {
             () = tokio::time::sleep(within) => News::Time,
             address = next_join(&mut self.ends.joins) => News::Joined(address),
+            Some(asked) = self.ends.asked.recv() => News::Asked(asked),
             Some(attempt) = self.attempts.join_next() => {
                 let (id, result) = finished(attempt);
                 News::Connected(id, Box::new(result))
@@ -201,6 +220,7 @@ impl Supervisor {
         match news {
             News::Time => {}
             News::Joined(address) => self.joined(address),
+            News::Asked(asked) => self.asked(asked).await,
             News::Connected(id, attempt) => match *attempt {
                 Ok(connected) => self.connected(id, connected),
                 Err(error) => self.not_connected(id, error).await?,

@@ -92,6 +92,8 @@ pub enum Event {
     LineDown {
         /// For the error message of those for whom no other comes.
         reason: String,
+        /// It was taken down in order: nobody on it can be what broke it.
+        planned: bool,
     },
     /// Every kept sequence is given up, but those somebody holds on to.
     ClearKept,

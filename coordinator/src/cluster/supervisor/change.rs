@@ -57,7 +57,8 @@ impl Supervisor {
             },
             Question::Rebalance => match self.gain() {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
-                    let what = format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
+                    let what =
+                        format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
                     return self.change(what, Some(asked)).await;
                 }
                 Some(gain) => Ok(Answer::Done(format!(
@@ -110,7 +111,8 @@ impl Supervisor {
             return Err(Refused(format!("no worker is called {worker}; there are {names}")));
         };
         if self.ends.config.stage.cut.is_some() {
-            let why = "the line is cut by hand, over workers that are named: start it with another cut";
+            let why =
+                "the line is cut by hand, over workers that are named: start it with another cut";
             return Err(Refused(why.to_owned()));
         }
         if !self.is_on_line(id) {
@@ -248,4 +250,3 @@ impl Supervisor {
         }
     }
 }
-
