@@ -1,7 +1,7 @@
 //! Streams under load while workers are killed, stopped, and their links cut or held up. Prints, for each model, faults,
 //! streams, lost ones, those with other bytes, positions computed again, and how long streams paused.
 //!
-//!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear,qwen3moe
+//!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear:tiny-moe
 //!
 //! Ends with an error if a stream was lost or got other bytes. `--seed` repeats a run's faults, though not their
 //! moments.
@@ -172,7 +172,8 @@ fn harm(fault: Fault, worker: &mut Worker, seen: &Seen) -> Duration {
 
 /// A row of the table; whether all went well.
 fn run(model: &str, options: &Options) -> bool {
-    let path = synth(model, &options.size);
+    let (arch, size) = model.split_once(':').unwrap_or((model, options.size.as_str()));
+    let path = synth(arch, size);
     let mut workers: Vec<Worker> = (0..WORKERS).map(|_| Worker::start()).collect();
     let addresses: Vec<String> = workers.iter().map(|w| w.proxy.address.to_string()).collect();
     let mut args = vec!["-m", path.to_str().unwrap(), "--replace-after", "1", "--max-seqs", "8"];
@@ -214,8 +215,7 @@ fn run(model: &str, options: &Options) -> bool {
     let [streams, lost, different] =
         [&seen.streams, &seen.lost, &seen.different].map(|n| n.load(Ordering::SeqCst));
     println!(
-        "| {model} {} | {} | {} | {} | {} | {streams} | {lost} | {different} | {} | {:.2} | {:.2} | {:.2} |",
-        options.size,
+        "| {arch} {size} | {} | {} | {} | {} | {streams} | {lost} | {different} | {} | {:.2} | {:.2} | {:.2} |",
         count(Fault::Kill),
         count(Fault::Stop),
         count(Fault::Cut),

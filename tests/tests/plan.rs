@@ -593,35 +593,3 @@ proptest! {
         }
     }
 }
-
-/// Workers that have these layers in memory.
-fn holding(held: &[Range<usize>]) -> Vec<WorkerFacts> {
-    let workers = workers(held.len(), 4 << 30).into_iter().zip(held);
-    workers.map(|(worker, held)| WorkerFacts { holds: held.clone(), ..worker }).collect()
-}
-
-#[test]
-fn a_new_cut_leaves_layers_where_they_are() {
-    let (model, settings) = (reference(), PlanSettings::default());
-    let cut = |held: &[Range<usize>]| plan(&model, &holding(held), &settings).unwrap();
-    let three = cut(&[0..0, 0..0, 0..0]);
-    let own = layers(&three);
-    // The middle one is lost: both others get some of its layers, and lose none.
-    let (first, last) = (own[0].clone(), own[2].clone());
-    let two = layers(&cut(&[first.clone(), last.clone()]));
-    assert!(two[0].end >= first.end && two[1].start <= last.start, "{two:?} after {own:?}");
-    // A spare that is named last takes its place, in its place.
-    let plan = cut(&[first.clone(), last.clone(), 0..0]);
-    assert_eq!(layers(&plan), own);
-    assert_eq!(plan.stages.iter().map(|s| s.worker).collect::<Vec<_>>(), [0, 2, 1]);
-    assert!(plan.explain().contains("of weights stay in the memory"), "{}", plan.explain());
-}
-
-#[test]
-fn layers_move_where_that_makes_a_faster_line() {
-    let (model, settings) = (reference(), PlanSettings::default());
-    let best = plan(&model, &workers(2, 4 << 30), &settings).unwrap();
-    // One has nearly all: to leave them there would make the line much slower.
-    let uneven = plan(&model, &holding(&[0..30, 30..32]), &settings).unwrap();
-    assert!(slowest(&uneven) <= slowest(&best) * 1.05 + 1e-9);
-}

@@ -219,31 +219,47 @@ pub fn gone() -> Failure {
     Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
 }
 
+/// The thread: builds stages and runs them, each of the weights of the one before, until nobody asks any more.
 fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest_us: &AtomicU64) {
-    let mut stage: Option<Box<dyn StageRunner>> = None;
     let mut kept = KeptWeights::default();
+    let mut asked = None;
+    while let Some(Build(build)) = asked.or_else(|| without_stage(&mut queue)) {
+        asked = None;
+        if let Some(mut stage) = build(&mut kept) {
+            asked = run_stage(stage.as_mut(), &mut queue, runtime, longest_us);
+            if asked.is_none() {
+                return;
+            }
+            kept = stage.into_kept();
+        }
+    }
+}
+
+/// Waits until a stage is asked for; whoever asks for anything of one hears that there is none.
+fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
+    loop {
+        match queue.blocking_recv()? {
+            Job::Build(build) => return Some(build),
+            // There is nothing to forget.
+            Job::Reset(done) => drop(done.send(Ok(()))),
+            _ => {}
+        }
+    }
+}
+
+/// Runs a stage until another one is asked for; `None` when nobody asks any more, or it cannot be used again.
+fn run_stage(
+    runner: &mut dyn StageRunner,
+    queue: &mut mpsc::Receiver<Job>,
+    runtime: &tokio::runtime::Handle,
+    longest_us: &AtomicU64,
+) -> Option<Build> {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
     let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
-        let job = match job {
-            Job::Build(Build(build)) => {
-                lane = None;
-                kept = stage.take().map_or(kept, |stage| stage.into_kept());
-                stage = build(&mut kept);
-                continue;
-            }
-            job => job,
-        };
-        let Some(runner) = &mut stage else {
-            // Nothing to forget; whoever asks for anything else hears that there is no stage.
-            if let Job::Reset(done) = job {
-                let _ = done.send(Ok(()));
-            }
-            continue;
-        };
         match job {
-            Job::Build(_) => unreachable!("taken above"),
+            Job::Build(build) => return Some(build),
             Job::Begin(begun) => {
                 lane = Some(begun);
                 requests = Requests::default();
@@ -254,8 +270,7 @@ fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest
                     continue;
                 };
                 let started = Instant::now();
-                let stepped =
-                    step(runner.as_mut(), current, &mut requests, work, last_send_us, runtime);
+                let stepped = step(runner, current, &mut requests, work, last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
                 let stop = match stepped {
                     Ok(send_us) => {
@@ -269,7 +284,7 @@ fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest
                     let _ = current.failed.send(failure);
                 }
                 if stop.panicked {
-                    return;
+                    return None;
                 }
             }
             Job::End(done) => {
@@ -288,20 +303,21 @@ fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest
                 let _ = answer.send(done);
                 if let (Some(failure), Some(current)) = (failure, lane.take_if(|_| half_written)) {
                     let _ = current.failed.send(failure);
-                    return;
+                    return None;
                 }
             }
             Job::Reset(done) => {
                 lane = None;
-                let result = reset(runner.as_mut());
+                let result = reset(runner);
                 let unusable = result.is_err();
                 let _ = done.send(result);
                 if unusable {
-                    return;
+                    return None;
                 }
             }
         }
     }
+    None
 }
 
 fn reset(runner: &mut dyn StageRunner) -> Result<(), Failure> {

@@ -22,8 +22,9 @@ The coordinator is found by its data folder: the command runs on its machine, as
 pub struct ClusterArgs {
     #[command(subcommand)]
     what: What,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
+    /// Folder of the coordinator's data [default: $XDG_DATA_HOME/brigade, or ~/.local/share/brigade]
+    #[arg(long, value_name = "DIR", env = "BRIGADE_DATA_DIR", global = true)]
+    data_dir: Option<PathBuf>,
     /// Port of the coordinator, where more than one has the data folder
     #[arg(long, global = true)]
     port: Option<u16>,
@@ -58,7 +59,7 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         What::Add { worker } => Question::Add { worker },
         What::Rebalance => Question::Rebalance,
     };
-    let socket = socket(&args.data_dir, args.port)?;
+    let socket = socket(&DataDirArgs { data_dir: args.data_dir }, args.port)?;
     let answer = admin::ask_at(&socket, &question).await?;
     if args.json {
         return output::line(format_args!("{}", serde_json::to_string(&answer)?));

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use brigade_proto::address::Address;
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
@@ -16,7 +17,7 @@ use super::keeping::{KeepArgs, Keeping, journal};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
-use crate::cluster::{Patience, admin};
+use crate::cluster::{OwnName, Patience, admin};
 use crate::handle::Status;
 use crate::http::{self, App, ConnectionLimits, Streams};
 use crate::metrics;
@@ -120,28 +121,10 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
     let listener = listen(&args.listen, args.line.insecure_network).await?;
     let address = listener.local_addr()?;
-    let control = args.control.clone().map(|address| (address, args.expect));
     let draining = CancellationToken::new();
     let keeping = args.keep_args.find(&args.listen)?.map(Keeping::into_parts);
     let (own_name, folder) = keeping.unzip();
-    let session = Session::start(SessionOptions {
-        model: args.model.clone(),
-        line: args.line.clone(),
-        ctx: args.ctx,
-        kv_type: args.kv_type,
-        max_seqs: args.max_seqs,
-        keep: args.keep,
-        control,
-        patience: Patience::Forever,
-        max_waiting: args.max_queue,
-        repair_within: args.repair_within,
-        replace_after: args.replace_after,
-        rebalance: args.rebalance == Rebalance::Auto,
-        own_name,
-        trace: args.trace.clone(),
-        chat_template: args.template.source()?,
-    })
-    .await?;
+    let session = Session::start(options(&args, own_name)?).await?;
     if let Some(folder) = &folder {
         let listening = admin::listen(folder, session.admin.clone(), draining.clone());
         listening.context("the admin socket in the data folder")?;
@@ -180,15 +163,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         reason = failed(&session) => Err(anyhow::anyhow!(reason)),
     };
     draining.cancel();
-    let mut all_answered = false;
-    if result.is_ok() {
-        tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
-        tokio::select! {
-            _ = &mut server => all_answered = true,
-            () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
-            () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
-        }
-    }
+    let all_answered = result.is_ok() && wait_for_answers(&mut server, &mut interrupt).await;
     let ended = session.end().await;
     if let Some(journal) = journal {
         journal.close();
@@ -198,6 +173,37 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         let _ = tokio::time::timeout(CUT_WITHIN, server).await;
     }
     result.and(ended)
+}
+
+fn options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<SessionOptions> {
+    Ok(SessionOptions {
+        model: args.model.clone(),
+        line: args.line.clone(),
+        ctx: args.ctx,
+        kv_type: args.kv_type,
+        max_seqs: args.max_seqs,
+        keep: args.keep,
+        control: args.control.clone().map(|address| (address, args.expect)),
+        patience: Patience::Forever,
+        max_waiting: args.max_queue,
+        repair_within: args.repair_within,
+        replace_after: args.replace_after,
+        rebalance: args.rebalance == Rebalance::Auto,
+        own_name,
+        trace: args.trace.clone(),
+        chat_template: args.template.source()?,
+    })
+}
+
+/// What is left of a server that has stopped: answers that run get [`GRACE`]. Whether all of them ended.
+async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
+    tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
+    tokio::select! {
+        _ = server => return true,
+        () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
+        () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
+    }
+    false
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

@@ -185,7 +185,7 @@ impl Supervisor {
     fn next_step(&mut self) -> Step {
         let now = Instant::now();
         // Whoever is drained and still there is not there for a line.
-        let may = |m: &&(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
+        let may = |m: &(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
         let seen = self.members.iter().filter(may).map(|(id, m)| m.seen(*id, now));
         let seen: Vec<_> = seen.collect();
         let line = match &self.line {

@@ -8,11 +8,10 @@ use std::ops::Range;
 use super::Capacity;
 use super::cost::Costs;
 use super::cuts::{self, Join};
-use super::place::Placement;
 use super::units::format_bytes;
 
 /// Slowdown of the slowest stage that weights which need not be loaded are worth.
-const SPEED_FOR_KEPT: f64 = 1.05;
+pub(super) const SPEED_FOR_KEPT: f64 = 1.05;
 
 /// The cuts with the fewest bytes to load of those whose slowest stage is about as fast as `slowest`; the most even
 /// ones of these. `None` where nobody has anything in memory.
@@ -39,28 +38,8 @@ pub(super) fn fewest_loads(
     cuts::cheapest(order.len(), costs.n_layers(), Join::Sum, cost).map(|(_, ranges)| ranges)
 }
 
-/// The placement with the workers ordered by what they have in memory, if it is about as fast and as large as
-/// `best` and loads less; else `best`. `place` finds the best one in an order.
-pub(super) fn rather(
-    costs: &Costs,
-    best: (f64, Placement),
-    place: impl Fn(&[usize]) -> Option<(f64, Placement)>,
-) -> Placement {
-    let (slowest, best) = best;
-    let order = held_order(costs);
-    if order == best.order || costs.workers.iter().all(|worker| worker.holds.is_empty()) {
-        return best;
-    }
-    let is_better = |(time, other): &(f64, Placement)| {
-        *time <= slowest * SPEED_FOR_KEPT
-            && other.capacity.n_blocks >= best.capacity.n_blocks
-            && loads(costs, other) < loads(costs, &best)
-    };
-    place(&order).filter(is_better).map_or(best, |(_, other)| other)
-}
-
 /// Workers in the order of the layers that they have; who has none goes where layers are missing, or to the end.
-fn held_order(costs: &Costs) -> Vec<usize> {
+pub(super) fn held_order(costs: &Costs) -> Vec<usize> {
     let holds = |worker: &usize| &costs.workers[*worker].holds;
     let all = 0..costs.workers.len();
     let (mut with, without): (Vec<usize>, Vec<usize>) = all.partition(|w| !holds(w).is_empty());
@@ -76,11 +55,6 @@ fn held_order(costs: &Costs) -> Vec<usize> {
     }
     order.extend(without);
     order
-}
-
-fn loads(costs: &Costs, placement: &Placement) -> u64 {
-    let stages = placement.order.iter().zip(&placement.ranges);
-    stages.map(|(worker, range)| costs.loads(*worker, range)).fold(0, u64::saturating_add)
 }
 
 /// What stays in memory and what is loaded, for people; `None` where nobody has anything.

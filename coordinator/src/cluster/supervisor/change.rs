@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use brigade_proto::address::Address;
+
 use super::super::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
 use super::super::conn::WorkerError;
 use super::super::link::LineEvent;
@@ -75,7 +77,7 @@ impl Supervisor {
     fn status(&self) -> ClusterStatus {
         let name = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
         let (ids, layers): (&[MemberId], &[_]) = match &self.line {
-            Line::Up { stages, layers, .. } => (stages, layers),
+            Line::Up { stages, layers, .. } => (stages.as_slice(), layers.as_slice()),
             Line::Down { .. } | Line::Building { .. } => (&[], &[]),
         };
         let stages = ids.iter().zip(layers);
@@ -92,8 +94,8 @@ impl Supervisor {
     }
 
     fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
-        let address = worker.parse();
-        let address = address.map_err(|error| Refused(format!("{worker}: {error}")))?;
+        let address =
+            worker.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
         self.joined(address);
         let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
         Ok(Answer::Done(text))
