@@ -96,7 +96,7 @@ impl CompletionRequest {
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
-        fields.refuse("suffix", "filling in the middle is not implemented")?;
+        fields.refuse("suffix", "filling in the middle is for /infill")?;
         let top_logprobs: Option<u32> = match fields.raw("logprobs") {
             None => None,
             Some(value) if kind(value) == "a boolean" => {

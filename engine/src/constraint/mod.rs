@@ -1,14 +1,14 @@
 //! Constrained answers: which tokens may follow, by a grammar that the answer has to fit.
 //!
 //! A [`Constraint`](crate::batch::Constraint) says which grammar holds from where. [`Vocabulary`] is a model's
-//! tokens as a trie of bytes, [`Running`] follows one answer and makes its masks, [`Masks`] keeps those of all
-//! slots of a last stage and makes the next mask beside the compute threads: between the draw of a token and
-//! the draw of the next one, while the token is on its way through the line.
+//! tokens as a trie of bytes. [`Running`] follows one answer and makes its masks. [`Masks`] keeps the masks of all
+//! slots of a last stage. It makes the next one beside the compute threads, while the drawn token is on its way
+//! through the line.
 //!
 //! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on
 //! after a lost line, or on another cut, has the same ones. What a grammar may cost is capped by counts, not
-//! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON; knows nothing of
-//! requests.
+//! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON. This module knows
+//! nothing of requests.
 
 mod masks;
 mod running;
