@@ -18,7 +18,7 @@ use super::groups::Chosen;
 use super::in_flight::{InFlight, Wanted, WantedKind};
 use super::line::Line;
 use super::sequence::{Live, SeqNo};
-use super::sizing::Sizing;
+use super::sizing::{Beside, Sizing};
 
 /// Composes a ubatch and notes it as in flight; `None` when the line is full or nothing is to do.
 pub(super) fn compose(
@@ -45,16 +45,21 @@ pub(super) fn compose(
             return None;
         }
         let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
+        let beside = Beside {
+            group_rows: groups.rows,
+            in_flight: limit,
+            is_ahead: live.next_prompt_is_ahead(),
+        };
         if line.prefill_owed {
-            draft.take_prompts(live, sizing.mixed_rows(0, groups.rows, limit));
+            draft.take_prompts(live, sizing.mixed_rows(0, beside));
             draft.take_ready(live, decode_rows);
         } else {
             draft.take_ready(live, decode_rows);
-            draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, groups.rows, limit));
+            draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, beside));
         }
         if draft.prompt_rows > 0 {
             let rows = draft.decode_rows + draft.prompt_rows;
-            draft.gap_bound = sizing.gap_bound(rows, groups.rows, limit);
+            draft.gap_bound = sizing.gap_bound(rows, beside);
         }
     }
     // Ops alone are worth a trip only when no other ubatch will come to carry them.

@@ -206,6 +206,20 @@ impl Live {
         ranked.min().map(|(_, at)| at)
     }
 
+    /// Whether the owner of the prompt whose rows come next has had more than another one that has streams. Its rows
+    /// are not to hold these up for longer than they must.
+    pub fn next_prompt_is_ahead(&self) -> bool {
+        let next = self.next_prompt().and_then(|at| self.seqs.get(&self.prefilling[at]));
+        let Some(next) = next.filter(|next| next.share.leaves_room) else { return false };
+        let rank = self.owners.rank_for_rows(next.share);
+        let is_behind = |s: &Admitted| {
+            s.share.owner != next.share.owner
+                && s.is_stream()
+                && self.owners.rank_for_rows(s.share) < rank
+        };
+        self.seqs.values().any(is_behind)
+    }
+
     /// Takes the next at most `max_rows` rows of a sequence ([`Admitted::next_part`]) on its owner's account.
     ///
     /// # Panics

@@ -12,7 +12,9 @@
 //! - Prefill: `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`. This is shortest at `c = sqrt(R * fixed
 //!   / ((S - 1) * per_row))`.
 //! - Both: while sequences decode, a ubatch that also carries prompt rows takes at most `T` on any stage.
-//!   With at most `K` ubatches in flight, the next token of a stream is at most `(K + S) * T` away.
+//!   With at most `K` ubatches in flight, the next token of a stream is at most `(K + S) * T` away. `T` follows from
+//!   the longest gap that is aimed for. Where the prompt's owner has had more than a stream's, it is as little as lets
+//!   the prompt advance ([`fair`](super::fair) says why).
 
 use super::SchedConfig;
 use super::events::{LineSpec, Micros};
@@ -39,7 +41,7 @@ const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
 /// the stream alone is slower than that: five tokens a second are about reading speed.
 const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
 
-/// Beside decode rows, prompt rows may always stretch a ubatch this many times.
+/// Beside decode rows, prompt rows may always stretch a ubatch this many times: those of an owner that is ahead no more.
 const MIXED_STRETCH: f64 = 2.0;
 
 /// The inputs of every choice.
@@ -48,6 +50,17 @@ pub(super) struct Sizing<'a> {
     pub times: &'a LineTimes,
     pub spec: &'a LineSpec,
     pub config: &'a SchedConfig,
+}
+
+/// The streams that prompt rows are computed beside.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    /// Of their groups.
+    pub group_rows: u32,
+    /// Ubatches in flight, at most.
+    pub in_flight: usize,
+    /// The prompt's owner has had more than another one whose streams these are.
+    pub is_ahead: bool,
 }
 
 impl Sizing<'_> {
@@ -93,16 +106,14 @@ impl Sizing<'_> {
         rows.max(MIN_CHUNK).next_multiple_of(CHUNK_STEP).min(self.spec.max_rows)
     }
 
-    /// `T`: the longest that a stage may take for a ubatch with prompt rows while groups of
-    /// `group_rows` decode.
-    fn longest_mixed(&self, group_rows: u32, in_flight: usize) -> f64 {
-        let per_gap = self.per_gap(in_flight);
+    /// `T`: the longest that a stage may take for a ubatch with prompt rows while streams decode.
+    fn longest_mixed(&self, beside: Beside) -> f64 {
+        let per_gap = self.per_gap(beside.in_flight);
+        let stretched = MIXED_STRETCH * self.times.slowest(beside.group_rows);
         match self.config.decode_gap_us {
             Some(us) => us as f64 / per_gap,
-            None => {
-                let alone = self.times.slowest(group_rows);
-                (DEFAULT_DECODE_GAP_US / per_gap).max(MIXED_STRETCH * alone)
-            }
+            None if beside.is_ahead => stretched,
+            None => (DEFAULT_DECODE_GAP_US / per_gap).max(stretched),
         }
     }
 
@@ -112,16 +123,16 @@ impl Sizing<'_> {
     }
 
     /// Bound of the time between two tokens of a stream. Meanwhile, ubatches of `rows` rows, a prompt's among
-    /// them, are computed beside groups of `group_rows`. The bound is `(K + S) * T`, and more only where even
+    /// them, are computed beside groups of the streams. The bound is `(K + S) * T`, and more only where even
     /// the fewest prompt rows take longer than `T`. `None` before anything was measured.
-    pub fn gap_bound(&self, rows: u32, group_rows: u32, in_flight: usize) -> Option<Micros> {
-        let longest = self.longest_mixed(group_rows, in_flight).max(self.times.slowest(rows));
-        self.times.measured().then(|| (self.per_gap(in_flight) * longest) as Micros)
+    pub fn gap_bound(&self, rows: u32, beside: Beside) -> Option<Micros> {
+        let longest = self.longest_mixed(beside).max(self.times.slowest(rows));
+        self.times.measured().then(|| (self.per_gap(beside.in_flight) * longest) as Micros)
     }
 
-    /// Prompt rows beside `decode_rows` of a ubatch while groups of `group_rows` decode.
-    pub fn mixed_rows(&self, decode_rows: u32, group_rows: u32, in_flight: usize) -> u32 {
-        let longest = self.longest_mixed(group_rows, in_flight);
+    /// Prompt rows beside `decode_rows` of a ubatch while streams decode.
+    pub fn mixed_rows(&self, decode_rows: u32, beside: Beside) -> u32 {
+        let longest = self.longest_mixed(beside);
         let rows = self.times.rows_within(longest).min(f64::from(self.spec.max_rows)) as u32;
         let rows = rows.saturating_sub(decode_rows).max(MIN_CHUNK);
         let wish = self.config.prefill_rows.unwrap_or(rows).max(1);
