@@ -13,7 +13,7 @@ use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::*;
 use brigade_proto::failure::Failure;
-use brigade_proto::net::{Network, dial};
+use brigade_proto::net::{Connection, Network, dial};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{LaneFrame, LaneOpen, ResultsRequest, lane_frame};
 use brigade_proto::tls::authority::{Validity, newcomer_certificate};
@@ -98,8 +98,7 @@ fn hello(coordinator_id: &str) -> HelloRequest {
 
 /// A handshake, the first thing a coordinator says, by `who`.
 async fn says_hello(who: &Somebody, to: &Address) -> Seen {
-    let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
-    answer(WorkerClient::new(connection).hello(hello(&who.coordinator_id())).await)
+    calls(who, to, "Hello").await
 }
 
 /// One call of the control service by `who`.
@@ -219,7 +218,7 @@ impl rustls::client::danger::ServerCertVerifier for Credulous {
         _: &rustls::pki_types::CertificateDer<'_>,
         _: &rustls::DigitallySignedStruct,
     ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        Err(rustls::PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into())
     }
 
     fn verify_tls13_signature(
@@ -238,16 +237,19 @@ impl rustls::client::danger::ServerCertVerifier for Credulous {
     }
 }
 
-/// Asks for a certificate for a key, with a token or without.
-async fn enrols(scene: &Scene, key: &NodeKey, name: &str, token: Option<&Token>) -> Seen {
+/// A connection to the coordinator by somebody who has a key and nothing else.
+async fn dials_as_newcomer(scene: &Scene, key: &NodeKey) -> Result<Connection, String> {
     let pin = scene.authority.id();
     let shown = Credentials::of_newcomer(key, "newcomer", pin, unix_now()).unwrap();
     let network = Network::with_credentials(Arc::new(shown), false);
     let expected = Expected { role: Role::Coordinator, key: None };
-    let connection =
-        network.dial(&scene.control(), Some(expected)).await.map_err(|e| e.to_string())?;
-    let mut client = ClusterClient::new(connection);
-    answer(client.enrol(enrol_request(name, token)).await)
+    network.dial(&scene.control(), Some(expected)).await.map_err(|e| e.to_string())
+}
+
+/// Asks for a certificate for a key, with a token or without.
+async fn enrols(scene: &Scene, key: &NodeKey, name: &str, token: Option<&Token>) -> Seen {
+    let connection = dials_as_newcomer(scene, key).await?;
+    answer(ClusterClient::new(connection).enrol(enrol_request(name, token)).await)
 }
 
 fn enrol_request(name: &str, token: Option<&Token>) -> EnrolRequest {
@@ -433,10 +435,7 @@ async fn on_the_control_address(scene: &Scene, table: &mut Table) {
     let mut client = ClusterClient::new(plain);
     let seen = answer(client.enrol(enrol_request("x", Some(&scene.used))).await);
     table.enter("a token over a plain connection", "over TLS", seen);
-    let shown = Credentials::of_newcomer(&key, "x", scene.authority.id(), unix_now()).unwrap();
-    let network = Network::with_credentials(Arc::new(shown), false);
-    let expected = Some(Expected { role: Role::Coordinator, key: None });
-    let connection = network.dial(&scene.control(), expected).await.unwrap();
+    let connection = dials_as_newcomer(scene, &key).await.unwrap();
     let seen = answer(ClusterClient::new(connection).join(join_request()).await);
     table.enter("a newcomer joins without a certificate", "Forbidden", seen);
     let desk = scene.member(Role::Coordinator, "desk");

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::verify_tls13_signature;
 use rustls::pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError,
+    PeerIncompatible, SignatureScheme,
 };
 pub use webpki::KeyUsage;
 use webpki::{EndEntityCert, anchor_from_trusted_cert};
@@ -254,17 +255,17 @@ impl Expected {
     }
 }
 
-/// What both verifiers do alike: signatures by the algorithms of [`provider`].
+/// What both verifiers do alike: signatures of TLS 1.3 by the algorithms of [`provider`]. No other version is
+/// offered or taken.
 macro_rules! verifies_signatures {
     () => {
         fn verify_tls12_signature(
             &self,
-            message: &[u8],
-            cert: &CertificateDer<'_>,
-            dss: &DigitallySignedStruct,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &provider().signature_verification_algorithms;
-            verify_tls12_signature(message, cert, dss, algorithms)
+            Err(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into())
         }
 
         fn verify_tls13_signature(
