@@ -270,6 +270,62 @@ fn certificates_of_somebody_elses_authority() {
     drop(expired);
 }
 
+/// Good from so many seconds before now, or after it, to so many before or after it.
+fn validity(from: i64, to: i64) -> Validity {
+    let at = |seconds: i64| unix_now().checked_add_signed(seconds).unwrap();
+    Validity { not_before: at(from), not_after: at(to) }
+}
+
+/// A coordinator's certificate that begins in nearly four minutes, and a worker's that ended as long ago, are good. One
+/// that is further off is refused, and its process is told why.
+#[test]
+fn clocks_may_differ_by_five_minutes_and_no_more() {
+    let cluster = Cluster::new();
+    let (key, pem) = Authority::create(unix_now()).unwrap();
+    let authority = Authority::load(key, "ca", &pem).unwrap();
+    let files =
+        |role, name: &str, from, to| foreign(&cluster, &authority, role, name, validity(from, to));
+    let desk = files(Role::Coordinator, "desk", 230, 7200);
+    let server = cluster.serve(&args(&desk));
+    let join = ["worker", "--listen", "127.0.0.1:0", "--join", &cluster.control];
+    let worker = |name: &str, from, to| {
+        let files = files(Role::Worker, name, from, to);
+        let all: Vec<String> = join.iter().copied().map(str::to_owned).chain(files).collect();
+        let log = cluster.dir.join(format!("{name}.log"));
+        (Running::start_logged(&args(&all), READY, &log), log)
+    };
+    let (_lab, _) = worker("lab", -7200, -230);
+    wait_up(&server);
+    for (name, from, to) in [("over", -7200, -320), ("early", 400, 7200)] {
+        let (_worker, log) = worker(name, from, to);
+        wait_until("it is told", SOON, || {
+            let said = std::fs::read_to_string(&log).unwrap();
+            said.contains("our certificate has expired or has not begun") && said.contains("clocks")
+        });
+    }
+    assert!(completes(&server.ready), "the line does not mind");
+}
+
+/// A machine that was off for longer than its certificate is good for comes back by its key.
+#[test]
+fn a_certificate_that_has_ended_is_given_again_to_the_same_key() {
+    let cluster = Cluster::new();
+    let server = cluster.serve(&[]);
+    drop(cluster.worker("lab", &cluster.token(&[])));
+    let node = cluster.dir.join("lab/node");
+    let pem = std::fs::read_to_string(node.join("key.pem")).unwrap();
+    let key = NodeKey::from_pem("key", &pem).unwrap();
+    let authority = cluster.authority();
+    let over = authority.issue_to(&key, Role::Worker, "lab", validity(-7200, -3600)).unwrap();
+    let path = node.join("certificate.pem");
+    let ended = to_pem(&[over, authority.certificate().clone()]);
+    std::fs::write(&path, &ended).unwrap();
+    let args = cluster.worker_args("lab", None, &[]);
+    let _lab = Running::start(&self::args(&args), READY);
+    wait_up(&server);
+    assert_ne!(std::fs::read_to_string(&path).unwrap(), ended);
+}
+
 #[test]
 fn what_is_no_tls_is_closed_without_a_word() {
     let cluster = Cluster::new();
