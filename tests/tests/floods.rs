@@ -8,21 +8,29 @@
 //! `BRIGADE_VICTIM` names another binary, to compare two, and `BRIGADE_VICTIM_WIRE` that one's wire version.
 //! Every worker runs under an 8 GiB cap on its address space.
 
+use std::collections::VecDeque;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_proto::WIRE_VERSION;
+use brigade_proto::address::Address;
 use brigade_proto::control::HelloRequest;
 use brigade_proto::limits::*;
 use brigade_proto::net::STREAM_WINDOW_BYTES;
+use brigade_proto::tls::Role;
+use brigade_tests::fakes::runtime;
 use brigade_tests::hostile::*;
 use brigade_tests::process::{Server, signal};
+use brigade_tests::secure::{Cluster, Somebody, wait_until};
+use brigade_tests::up_share::{completes, wait_up};
 use bytes::Bytes;
 use prost::Message;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 const LANE: &str = "/brigade.pipeline.Pipeline/Lane";
 const PREPARE: &str = "/brigade.control.Worker/Prepare";
@@ -334,4 +342,101 @@ async fn hellos(victim: Arc<Victim>, stop: Arc<AtomicBool>, n_connections: usize
         }
     }
     tasks.join_all().await.into_iter().sum()
+}
+
+/// A client's first words in TLS, whole.
+fn greeting() -> Vec<u8> {
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, pki_types::ServerName};
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+    let mut config = builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let name = ServerName::try_from("brigade").unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut words = Vec::new();
+    while client.wants_write() {
+        client.write_tls(&mut words).unwrap();
+    }
+    words
+}
+
+/// What a stranger says before it falls silent, on each of its connections.
+fn half_handshakes() -> [(&'static str, Vec<u8>); 4] {
+    let whole = greeting();
+    // The largest message that a first record may announce, with half of the record behind it.
+    let mut large = vec![0x16, 3, 1, 0x3f, 0xff, 1, 0, 0xff, 0xff];
+    large.resize(8 << 10, 0);
+    [
+        ("nothing", Vec::new()),
+        ("half a greeting", whole[..whole.len() / 2].to_vec()),
+        ("half of the largest greeting", large),
+        ("a greeting, and no answer to ours", whole),
+    ]
+}
+
+/// The most that handshakes of one address may take: each connection counts as [`HANDSHAKE_BYTES`] until it is over.
+const HANDSHAKES: u64 = (MAX_PEER_CONNECTIONS * HANDSHAKE_BYTES) as u64;
+
+#[test]
+#[ignore = "a minute; a nightly measurement"]
+fn half_handshakes_stay_within_their_caps() {
+    let cluster = Cluster::new();
+    let server = cluster.serve(&[]);
+    let process = cluster.worker("lab", &cluster.token(&[]));
+    let address = process.ready.trim().parse().unwrap();
+    let victim = Victim { process, address };
+    wait_up(&server);
+    let runtime = runtime();
+    println!("| 2000 connections that say | peak before | peak after | cap | slowest answer |");
+    println!("|---|---|---|---|---|");
+    for (name, words) in half_handshakes() {
+        victim.forget_peak();
+        let before = victim.peak().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let flood = runtime.spawn(greetings(victim.address, words, stop.clone()));
+        let (began, mut slowest) = (Instant::now(), Duration::ZERO);
+        while began.elapsed() < FLOOD_FOR / 2 {
+            let asked = Instant::now();
+            assert!(completes(&server.ready), "{name}: the line runs on");
+            slowest = slowest.max(asked.elapsed());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let sent = runtime.block_on(flood).unwrap();
+        let peak = victim.peak().expect("the worker lives");
+        let mib = |bytes: u64| bytes >> 20;
+        println!(
+            "| {name} ({sent} were made) | {} MiB | {} MiB | {} MiB | {slowest:?} |",
+            mib(before),
+            mib(peak),
+            mib(HANDSHAKES)
+        );
+        assert!(sent >= 2000, "{sent} connections");
+        let more = peak.saturating_sub(before);
+        assert!(more <= HANDSHAKES + SLACK, "{name}: {} MiB more", mib(more));
+    }
+    // Who means well is let in as soon as the flood is over, also from its address.
+    let desk = Somebody::member(&cluster.authority(), Role::Coordinator, "other");
+    let worker: Address = victim.process.ready.trim().parse().unwrap();
+    wait_until("a member is let in", Duration::from_secs(30), || {
+        runtime.block_on(desk.dial(&worker, Role::Worker)).is_ok()
+    });
+}
+
+/// Keeps 2000 connections open that have said `words`; those that are closed are made again. How many were made.
+async fn greetings(to: SocketAddr, words: Vec<u8>, stop: Arc<AtomicBool>) -> u64 {
+    let (mut open, mut made) = (VecDeque::new(), 0);
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok(mut stream) = silent(to, HOSTILE).await {
+            made += 1;
+            // One that was turned away takes nothing.
+            let _ = stream.write_all(&words).await;
+            open.push_back(stream);
+        }
+        if open.len() > 2000 {
+            open.pop_front();
+        }
+    }
+    made
 }
