@@ -26,6 +26,7 @@ use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
+use crate::keys::KeyEnd;
 use crate::meter::Meter;
 use crate::metrics;
 use crate::record::{StageClock, UbatchRecord};
@@ -38,7 +39,7 @@ use crate::wire;
 use client::Client;
 use states::{Done, Due, Outcome, States, Transfer};
 
-/// How often clients that went away are looked for.
+/// How often clients that went away, and keys that ended, are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
 /// Sweeps between two ticks of the scheduler's clock, which finds overdue ubatches: four a second.
@@ -310,8 +311,8 @@ impl Driver {
         let Submission { id, request, events, verdict, counts } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts));
-        let Request { tokens, work, label, share, within } = request;
+        let Request { tokens, work, label, share, force, within } = request;
+        self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts, force));
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
         let request = SchedRequest { id, label, prompt: tokens, work, share, deadline };
         self.step(Event::Submit(request));
@@ -554,16 +555,26 @@ impl Driver {
         for request in gone {
             self.cancel(request);
         }
+        let ended: Vec<(RequestId, KeyEnd)> =
+            self.live.iter().filter_map(|(id, live)| Some((*id, live.key_end()?))).collect();
+        for (request, end) in ended {
+            self.fail(request, Failure::KeyEnded(end));
+        }
         metrics::scheduler(&self.sched.stats());
     }
 
     fn fail_all(&mut self, failure: &Failure) {
         let all: Vec<RequestId> = self.live.keys().copied().collect();
         for request in all {
-            if let Some(live) = self.live.remove(&request) {
-                live.fail(failure.clone());
-                self.step(Event::Cancel(request));
-            }
+            self.fail(request, failure.clone());
+        }
+    }
+
+    /// Ends a request that could go on.
+    fn fail(&mut self, request: RequestId, failure: Failure) {
+        if let Some(live) = self.live.remove(&request) {
+            live.fail(failure);
+            self.step(Event::Cancel(request));
         }
     }
 }

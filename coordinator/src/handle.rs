@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::health::Loading;
+use crate::keys::{Force, KeyEnd};
 use crate::request::{Request, RequestError};
 use crate::sched;
 pub use crate::sched::{FinishReason, RequestId};
@@ -139,6 +140,9 @@ pub enum Failure {
         /// Tokens drawn before.
         generated: u32,
     },
+    /// The key that asked is not in force any more.
+    #[error("the API key {0} while its request ran: ask for another one")]
+    KeyEnded(KeyEnd),
     /// It waited, the queue was full, and a request of somebody who asks for less took its place.
     #[error(
         "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
@@ -350,11 +354,12 @@ impl Engine {
         let (events, receiver) = mpsc::channel(request.max_events());
         let (verdict, taken) = oneshot::channel();
         let counts = Arc::new(Counts::default());
+        let force = request.force.clone();
         let submission = Submission { id, request, events, verdict, counts: counts.clone() };
         let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
-        Ok(Sequence { id, events: receiver, counts, ended: false })
+        Ok(Sequence { id, events: receiver, counts, force, ended: false })
     }
 }
 
@@ -368,6 +373,7 @@ pub struct Sequence {
     id: RequestId,
     events: mpsc::Receiver<SeqEvent>,
     counts: Arc<Counts>,
+    force: Force,
     ended: bool,
 }
 
@@ -392,10 +398,14 @@ impl Sequence {
         if self.ended {
             return None;
         }
-        let event = self.events.recv().await.unwrap_or_else(|| {
+        let mut event = self.events.recv().await.unwrap_or_else(|| {
             let reason = "the driver dropped the request".to_string();
             SeqEvent::Failed(Failure::Internal { reason })
         });
+        // Whoever reads slowly does not get what was drawn before its key ended.
+        if let Some(end) = self.force.end() {
+            event = SeqEvent::Failed(Failure::KeyEnded(end));
+        }
         self.ended = matches!(event, SeqEvent::Finished(_) | SeqEvent::Failed(_));
         Some(event)
     }

@@ -10,6 +10,7 @@ use brigade_engine::batch::{Constraint, NotBefore, SamplerSetup, SamplingParams}
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
 
+use crate::keys::Force;
 use crate::sched::{Share, Work};
 
 /// Tokens generated when a client names no number.
@@ -60,6 +61,8 @@ pub struct Request {
     pub label: Arc<str>,
     /// Whose it is beside others.
     pub share: Share,
+    /// Its key's: the sequence ends with it.
+    pub force: Force,
     /// From its submission on, how long anybody wants its answer.
     pub within: Option<Duration>,
 }
@@ -177,7 +180,8 @@ impl Request {
     }
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
-        Self { tokens, work, label: Arc::from("-"), share: Share::default(), within: None }
+        let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
+        Self { tokens, work, label, share, force, within: None }
     }
 
     /// A prompt whose hidden rows are wanted at every position.
@@ -204,9 +208,9 @@ impl Request {
         Self { label: label[..end].into(), ..self }
     }
 
-    /// The same as somebody's, to be answered within some time.
-    pub fn owned(self, share: Share, within: Option<Duration>) -> Self {
-        Self { share, within, ..self }
+    /// The same as somebody's, to be answered within some time, and while `force` lasts.
+    pub fn owned(self, share: Share, force: Force, within: Option<Duration>) -> Self {
+        Self { share, force, within, ..self }
     }
 
     /// Events the request can cause at most, the last one included: the size of its channel.

@@ -257,3 +257,63 @@ fn a_requests_own_time_limit_ends_it() {
         assert_eq!((reply.status, &error(&reply)["param"]), (400, &json!("timeout")), "{bad}");
     }
 }
+
+/// Posts a request of a key that runs for longer than this test; what came of it, and when it ended.
+fn post_endless(server: &Server, secret: &str, more: Value) -> (Reply, Instant) {
+    let mut body = json!({ "prompt": "In the", "max_tokens": 50_000, "ignore_eos": true });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let (url, bearer) = (server.url(COMPLETIONS), format!("Bearer {secret}"));
+    let reply = post_with(&url, &body.to_string(), ("authorization", &bearer)).unwrap();
+    (reply, Instant::now())
+}
+
+/// The error that a whole answer is, or that is the last event of a stream.
+fn end_of(reply: &Reply) -> Value {
+    let events = reply.body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<&str> = events.filter(|event| *event != "[DONE]").collect();
+    let Some(last) = events.last() else { return error(reply) };
+    assert!(events.len() > 2, "some of it came before: {events:?}");
+    error(&Reply { status: reply.status, headers: Vec::new(), body: (*last).to_owned() })
+}
+
+#[test]
+fn what_runs_ends_with_its_key() {
+    let data = folder("ends");
+    let audit = data.join("audit.jsonl");
+    let [gone, stays] = ["gone", "stays"].map(|name| key(&data, &["create", name]));
+    let server = server(&data, &["--ctx", "60000", "--audit-log", audit.to_str().unwrap()]);
+    std::thread::scope(|scope| {
+        let streamed = scope.spawn(|| post_endless(&server, &gone, json!({ "stream": true })));
+        let whole = scope.spawn(|| post_endless(&server, &gone, json!({})));
+        let other = scope.spawn(|| post_endless(&server, &stays, json!({ "timeout": 6 })));
+        let running = || server.metric("brigade_requests_running{phase=\"decode\"}");
+        until("all to run", || running() == 3.0);
+        key(&data, &["revoke", "gone"]);
+        let revoked = Instant::now();
+        for (request, status) in [(streamed, 200), (whole, 401)] {
+            let (reply, ended) = request.join().unwrap();
+            let (took, error) = (ended.saturating_duration_since(revoked), end_of(&reply));
+            println!("ended {took:?} after its key was revoked, status {}: {error}", reply.status);
+            assert!(took <= IN_FORCE, "{took:?}");
+            assert_eq!((reply.status, &error["code"]), (status, &json!("invalid_api_key")));
+            assert!(error["message"].as_str().unwrap().contains("was revoked"), "{error}");
+        }
+        let (reply, _) = other.join().unwrap();
+        assert_eq!(error(&reply)["code"], "timeout", "another key's runs on, until its own end");
+    });
+    let lifetime = Duration::from_secs(5);
+    let made = Instant::now();
+    let old = key(&data, &["create", "old", "--expires", "5s"]);
+    until("the key's force", || ask(&server, &old).status == 200);
+    let (reply, ended) = post_endless(&server, &old, json!({ "stream": true }));
+    let (lived, error) = (ended - made, end_of(&reply));
+    println!("ended {lived:?} after its key was made for {lifetime:?}: {error}");
+    assert!(error["message"].as_str().unwrap().contains("has expired"), "{error}");
+    // Its end is stored in whole seconds.
+    assert!(lived + Duration::from_secs(1) >= lifetime && lived <= lifetime + IN_FORCE);
+    assert_eq!(server.process.stop(PATIENCE), Some(0));
+    let entries = std::fs::read_to_string(&audit).unwrap();
+    let count = |outcome: &str| entries.lines().filter(|line| line.contains(outcome)).count();
+    assert_eq!(count("its key was revoked"), 2, "{entries}");
+    assert_eq!(count("its key has expired"), 1, "{entries}");
+}

@@ -7,6 +7,7 @@ use brigade_engine::batch::SampledToken;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::handle::{Counts, Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
+use crate::keys::{Force, KeyEnd};
 use crate::metrics;
 use crate::request::RequestError;
 use crate::sched::{Micros, Rejection};
@@ -19,6 +20,7 @@ pub(super) struct Client {
     verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
     n_prompt: usize,
     counts: Arc<Counts>,
+    force: Force,
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
@@ -31,9 +33,10 @@ impl Client {
         events: mpsc::Sender<SeqEvent>,
         verdict: oneshot::Sender<Result<(), SubmitError>>,
         counts: Arc<Counts>,
+        force: Force,
     ) -> Self {
-        let verdict = Some(verdict);
-        Self { events, verdict, n_prompt, counts, submitted: now, first: None, latest: now }
+        let (verdict, submitted, latest) = (Some(verdict), now, now);
+        Self { events, verdict, n_prompt, counts, force, submitted, first: None, latest }
     }
 
     /// Its first tokens need not be computed.
@@ -121,6 +124,11 @@ impl Client {
     /// Nobody wanted it any more.
     pub(super) fn cancelled(self) {
         metrics::request_ended("cancelled");
+    }
+
+    /// Why its key is not in force any more, if it is not.
+    pub(super) fn key_end(&self) -> Option<KeyEnd> {
+        self.force.end()
     }
 
     /// Whether the client has dropped its end.

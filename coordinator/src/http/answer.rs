@@ -99,7 +99,7 @@ impl Running {
                 let (sequence, generated) = (self.generation.id().0, end.n_generated);
                 tracing::debug!(sequence, generated, "sequence ended");
             }
-            Err(_) => self.tally.failed(),
+            Err(failure) => self.tally.failed(failure),
         }
         part
     }
@@ -129,7 +129,8 @@ pub async fn submit(
                 constraint: common.constraint.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
-            requests.push(request.named(&name.id).owned(name.tally.share(), common.within));
+            let (share, force) = (name.tally.share(), name.tally.force());
+            requests.push(request.named(&name.id).owned(share, force, common.within));
         }
     }
     let mut generations = Vec::new();

@@ -57,7 +57,7 @@ pub(super) struct Entry<'a> {
     pub endpoint: &'a str,
     pub model: &'a str,
     pub status: u16,
-    /// How it ended: `answered`, `failed`, its client left, or `refused`.
+    /// How it ended: `answered`, `failed`, its client left, its key ended, or `refused`.
     pub outcome: &'a str,
     pub sequences: u32,
     pub prompt_tokens: u64,

@@ -22,7 +22,7 @@ pub(super) async fn pieces(
         return Err(ApiError::field("logprobs", message));
     }
     let request = Request::logits(tokens.to_vec(), &app.limits)?.named(&name.id);
-    let request = request.owned(name.tally.share(), None);
+    let request = request.owned(name.tally.share(), name.tally.force(), None);
     let mut sequence = app.engine.submit(app.next_id(), request).await?;
     let piece = |id: u32| TokenPiece {
         id,

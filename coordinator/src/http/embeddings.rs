@@ -12,7 +12,7 @@ use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::{App, models, trace};
-use crate::handle::{SeqEvent, Sequence};
+use crate::handle::{Failure, SeqEvent, Sequence};
 use crate::request::{Limits, Request as SeqRequest};
 use crate::text_model::{Pooling, TextModel};
 
@@ -81,10 +81,11 @@ pub(super) async fn make(
     // One text after the other: each brings rows as large as its tokens are many.
     for tokens in &wanted.inputs {
         let request = SeqRequest::hidden(tokens.clone(), &limits)?.named(&name.id);
-        let request = request.owned(name.tally.share(), None);
+        let request = request.owned(name.tally.share(), name.tally.force(), None);
         name.tally.submitted(tokens.len());
         let sequence = app.engine.submit(app.next_id(), request).await?;
-        let pooled = pool(sequence, wanted.pooling).await.inspect_err(|_| name.tally.failed())?;
+        let pooled = pool(sequence, wanted.pooling).await;
+        let pooled = pooled.inspect_err(|failure| name.tally.failed(failure))?;
         name.tally.computed();
         vectors.push(wanted.finish(pooled)?);
     }
@@ -173,7 +174,7 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
 }
 
 /// One vector of a text's rows.
-async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, ApiError> {
+async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, Failure> {
     let (mut sums, mut kept, mut n): (Vec<f64>, Vec<f32>, usize) = (Vec::new(), Vec::new(), 0);
     loop {
         match sequence.next().await {
@@ -189,9 +190,10 @@ async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, ApiE
                 }
             }
             Some(SeqEvent::Finished(_)) | None => break,
-            Some(SeqEvent::Failed(failure)) => return Err(failure.into()),
+            Some(SeqEvent::Failed(failure)) => return Err(failure),
             Some(SeqEvent::Token(_)) => {
-                return Err(ApiError::server("a text's rows came as tokens"));
+                let reason = "a text's rows came as tokens".to_string();
+                return Err(Failure::Internal { reason });
             }
         }
     }

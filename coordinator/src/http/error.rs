@@ -262,6 +262,7 @@ impl From<Failure> for ApiError {
             )),
             Failure::Stopping => Self::unavailable(failure.to_string()),
             Failure::TooLate { .. } => Self::too_late(failure.to_string()),
+            Failure::KeyEnded(_) => Self::unauthorized(failure.to_string()),
             Failure::Displaced { retry_after_s } => {
                 Self::queue_full(failure.to_string(), retry_after_s)
             }

@@ -9,7 +9,8 @@ use axum::http::Method;
 use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 use crate::clock;
 use crate::generation::End;
-use crate::keys::Account;
+use crate::handle::Failure;
+use crate::keys::{Account, Force, KeyEnd};
 use crate::sched::Share;
 
 /// A request's key, for those who count what it uses.
@@ -34,7 +35,8 @@ pub(super) struct Tally {
 struct Sums {
     sequences: u32,
     ended: u32,
-    failed: bool,
+    /// Why not all of them ended well, if a sequence failed.
+    failed: Option<&'static str>,
     prompt: u64,
     reused: u64,
     recomputed: u64,
@@ -64,6 +66,11 @@ impl Tally {
     /// What the scheduler gives the request's key.
     pub(super) fn share(&self) -> Share {
         self.owner.get().map(|owner| owner.share).unwrap_or_default()
+    }
+
+    /// Whether the request's key is in force.
+    pub(super) fn force(&self) -> Force {
+        self.owner.get().map(|owner| owner.account.force().clone()).unwrap_or_default()
     }
 
     /// The request's body is here.
@@ -115,8 +122,12 @@ impl Tally {
     }
 
     /// A sequence failed.
-    pub(super) fn failed(&self) {
-        self.lock().failed = true;
+    pub(super) fn failed(&self, failure: &Failure) {
+        self.lock().failed = Some(match failure {
+            Failure::KeyEnded(KeyEnd::Revoked) => "its key was revoked",
+            Failure::KeyEnded(KeyEnd::Expired) => "its key has expired",
+            _ => "failed",
+        });
     }
 }
 
@@ -211,8 +222,8 @@ impl Sums {
     fn outcome(&self) -> &'static str {
         match (self.ended == self.sequences, self.failed) {
             (true, _) => "answered",
-            (false, true) => "failed",
-            (false, false) => "its client left",
+            (false, Some(how)) => how,
+            (false, None) => "its client left",
         }
     }
 }
@@ -243,7 +254,9 @@ mod tests {
         assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
         assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
         tally.submitted(1);
-        tally.failed();
+        tally.failed(&Failure::KeyEnded(KeyEnd::Revoked));
+        assert_eq!(tally.lock().outcome(), "its key was revoked");
+        tally.failed(&Failure::Stopping);
         assert_eq!(tally.lock().outcome(), "failed");
     }
 }

@@ -1,7 +1,8 @@
-//! What a key has used: its quotas, and the requests of it that run. One account lives as long as the server, over
-//! changes of its key.
+//! What a key has used: its quotas, and the requests of it that run. One account lives as long as its key is in
+//! force, over changes of its limits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::bucket::Bucket;
@@ -13,6 +14,42 @@ pub struct Account {
     record: Arc<KeyRecord>,
     number: u64,
     usage: Arc<Mutex<Usage>>,
+    force: Force,
+}
+
+/// Why a key is not in force any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyEnd {
+    /// Somebody took it out of the file.
+    Revoked,
+    /// Its time is over.
+    Expired,
+}
+
+impl fmt::Display for KeyEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Revoked => "was revoked",
+            Self::Expired => "has expired",
+        })
+    }
+}
+
+/// Whether a key is in force, for those who work for it; clones share it. The default never ends: it is that of
+/// requests without a key.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Force(Arc<OnceLock<KeyEnd>>);
+
+impl Force {
+    /// Why it is over, if it is.
+    pub fn end(&self) -> Option<KeyEnd> {
+        self.0.get().copied()
+    }
+
+    /// Ends it, unless it has ended before; whether this was it.
+    pub(super) fn end_as(&self, end: KeyEnd) -> bool {
+        self.0.set(end).is_ok()
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +135,7 @@ impl Account {
     pub fn new(record: KeyRecord, hash: KeyHash, now: Instant) -> Self {
         let usage = Usage { tokens: Bucket::new(now), requests: Bucket::new(now), running: 0 };
         let usage = Arc::new(Mutex::new(usage));
-        Self { record: Arc::new(record), number: hash.number(), usage }
+        Self { record: Arc::new(record), number: hash.number(), usage, force: Force::default() }
     }
 
     /// The same account after its key's record was changed.
@@ -109,6 +146,11 @@ impl Account {
     /// The key.
     pub fn record(&self) -> &KeyRecord {
         &self.record
+    }
+
+    /// Whether it is in force.
+    pub fn force(&self) -> &Force {
+        &self.force
     }
 
     /// What stands for it in the scheduler.

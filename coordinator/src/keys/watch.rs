@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::account::Account;
+use super::account::{Account, KeyEnd};
 use super::record::{KeyHash, KeyRecord};
 use super::store::{KeyFile, KeyFileError, Stamp};
+use crate::clock;
 
 /// How often the file is looked at. Polling, because it works on every file system, and a look costs microseconds.
 pub const POLL: Duration = Duration::from_secs(1);
@@ -57,6 +58,18 @@ impl Keys {
         all
     }
 
+    /// Ends those that are not among `others`.
+    fn end_missing(&self, others: &Self) {
+        let missing = self.accounts.iter().filter(|(hash, _)| !others.accounts.contains_key(hash));
+        missing.for_each(|(_, account)| tell_end(account, KeyEnd::Revoked));
+    }
+
+    /// Ends those whose time is over.
+    fn end_expired(&self, unix_now: u64) {
+        let expired = self.accounts.values().filter(|key| key.record().has_expired(unix_now));
+        expired.for_each(|account| tell_end(account, KeyEnd::Expired));
+    }
+
     /// The keys of a file after these: who was there keeps its counts.
     fn followed_by(&self, records: Option<Vec<KeyRecord>>) -> Self {
         let now = Instant::now();
@@ -72,6 +85,14 @@ impl Keys {
         };
         let accounts = records.into_iter().flatten().filter_map(account).collect();
         Self { accounts, required }
+    }
+}
+
+/// Whoever works for the key hears that it ended, and the log does.
+fn tell_end(account: &Account, end: KeyEnd) {
+    if account.force().end_as(end) {
+        let key = &account.record().name;
+        tracing::info!(key, "the key {end}: what runs for it ends");
     }
 }
 
@@ -127,12 +148,14 @@ impl Follower {
     /// Reads the file again if it has changed. One that cannot be read changes nothing: the keys read last stay
     /// in force, and the log says so.
     fn look(&mut self) {
+        self.keys.borrow().end_expired(clock::unix_now());
         let outcome = self.file.stamp().and_then(|stamp| {
             if stamp == self.seen && self.told.is_empty() {
                 return Ok(());
             }
             let (records, seen) = self.file.read()?.unzip();
             let keys = self.keys.borrow().followed_by(records);
+            self.keys.borrow().end_missing(&keys);
             tracing::info!(keys = keys.accounts.len(), "the keys have changed");
             self.keys.send_replace(Arc::new(keys));
             self.seen = seen;
@@ -169,6 +192,7 @@ mod tests {
         follower.look();
         let same = ring.now().find(secret.reveal()).cloned().unwrap();
         assert_eq!(same.standing(Instant::now()).running, 1, "counts outlive a change");
+        assert_eq!(account.force().end(), None);
         std::fs::write(file.path(), "{").unwrap();
         follower.look();
         assert_eq!(ring.now().n_usable(0), 2);
@@ -176,6 +200,14 @@ mod tests {
         follower.look();
         assert!(ring.now().are_required() && ring.now().n_usable(0) == 0, "no key opens nothing");
         assert!(ring.now().find(secret.reveal()).is_none() && ring.now().find("").is_none());
+        assert_eq!(account.force().end(), Some(KeyEnd::Revoked), "what runs for it hears of it");
+        let old = Secret::new().unwrap();
+        let record = KeyRecord::new("old", &old, 0).unwrap();
+        file.add(KeyRecord { expires: Some(1), ..record }).unwrap();
+        follower.look();
+        let account = ring.now().find(old.reveal()).cloned().unwrap();
+        follower.look();
+        assert_eq!(account.force().end(), Some(KeyEnd::Expired));
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
