@@ -82,13 +82,16 @@ fn append(bytes: &mut Vec<u8>, data: &[u8], head: &RestoreHead) -> Result<(), Fa
 }
 
 /// Room for `more` bytes, and for as many again as have come, but never more than announced.
-fn make_room(bytes: &mut Vec<u8>, more: usize, total: u64) -> Result<(), Failure> {
+///
+/// # Errors
+/// NoMemory.
+pub fn make_room(bytes: &mut Vec<u8>, more: usize, total: u64) -> Result<(), Failure> {
     if bytes.capacity() - bytes.len() >= more {
         return Ok(());
     }
     let left = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(bytes.len());
     bytes.try_reserve_exact(left.min(bytes.len().max(more))).map_err(|_| {
-        let why = format!("no memory for a snapshot of {total} bytes: give the machine more");
+        let why = format!("no memory for {total} bytes of a state: give the machine more");
         Failure::refusal(FailureKind::NoMemory, why)
     })
 }
