@@ -11,8 +11,15 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use brigade_proto::address::Address;
+use brigade_proto::copies::copies_client::CopiesClient;
+use brigade_proto::copies::{FetchRequest, KeepOpen, KeepRequest, keep_request};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::tls::Role;
+use brigade_tests::fakes::runtime;
 use brigade_tests::process::{Running, Server, brigade, get, post, signal, synth};
-use brigade_tests::up_share::free_address;
+use brigade_tests::secure::{Cluster, Somebody};
+use brigade_tests::up_share::{free_address, wait_up};
 use serde_json::{Value, json};
 
 /// How long anything may take on a machine that runs other tests.
@@ -150,7 +157,8 @@ fn every_worker_comes_back(model: Option<&Path>) {
     let expected = expected(&server.process.ready);
     for which in 0..3 {
         println!("  worker {which} is killed:");
-        go_on(&server.process, &expected, || signal("KILL", server.process.children()[which]));
+        // Those that were started again come last.
+        go_on(&server.process, &expected, || signal("KILL", server.process.children()[0]));
     }
     assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
 }
@@ -217,19 +225,22 @@ impl Joined {
 
     /// The worker of the last stage: who stands in for it gets its layers, and the others keep theirs.
     fn take_last_stage(&mut self) -> Running {
-        let text = get(&format!("{}/metrics", self.server.admin())).unwrap().body;
-        let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
-        let names = text.lines().filter_map(|line| line.strip_prefix(label)?.split('"').next());
-        // Those that are gone are still counted.
-        let names: Vec<&str> = names.collect();
-        let at = self.workers.iter().position(|worker| names.contains(&worker.ready.trim()));
-        self.workers.remove(at.unwrap_or_else(|| panic!("who has stage 2? {names:?}")))
+        let at = self.workers.iter().position(|worker| has_last_stage(&self.server, worker));
+        self.workers.remove(at.expect("one of them has stage 2"))
     }
 
     fn join(&mut self, control: &str) {
         let args = ["worker", "--listen", "127.0.0.1:0", "--join", control, "--threads", "1"];
         self.workers.push(Running::start(&args, WORKER_READY));
     }
+}
+
+/// Whether a worker that lives has stage 2. Metrics have those that are gone too.
+fn has_last_stage(server: &Running, worker: &Running) -> bool {
+    let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
+    let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
+    let mut names = text.lines().filter_map(|line| line.strip_prefix(label)?.split('"').next());
+    names.any(|name| name.contains(worker.ready.trim()))
 }
 
 #[test]
@@ -271,6 +282,62 @@ fn copies_on_a_disk_are_there_when_the_worker_is_again() {
     }
     drop(server);
     std::fs::remove_dir_all(cache).unwrap();
+    std::fs::remove_file(model).unwrap();
+}
+
+/// What a worker says to somebody who would have it keep copies, and to the same one when it asks for some.
+async fn keeps_and_hands_out(who: &Somebody, to: &Address) -> [FailureKind; 2] {
+    let connection = who.dial(to, Role::Worker).await.unwrap();
+    let mut client = CopiesClient::new(connection);
+    let (epoch, coordinator_id) = (7777, "desk".to_owned());
+    let open = KeepOpen { epoch, coordinator_id: coordinator_id.clone() };
+    let open = KeepRequest { part: Some(keep_request::Part::Open(open)) };
+    let kept = client.keep(tokio_stream::once(open)).await.unwrap_err();
+    let fetch = FetchRequest { epoch, coordinator_id, layer_end: 1, ..FetchRequest::default() };
+    let handed_out = client.fetch(fetch).await.unwrap_err();
+    [kept, handed_out].map(|status| Failure::from_status(&status).kind())
+}
+
+/// Whoever may do something is told that the epoch is another; anybody else, that he may not.
+fn only_the_line_has_copies(cluster: &Cluster, workers: &[(&str, Address)]) {
+    use FailureKind::{Forbidden, StaleEpoch};
+    let authority = cluster.authority();
+    for (_, worker) in workers {
+        let seen = |who: &Somebody| runtime().block_on(keeps_and_hands_out(who, worker));
+        for role in [Role::Worker, Role::Coordinator] {
+            let outsider = Somebody::member(&authority, role, workers[0].0);
+            assert_eq!(seen(&outsider), [Forbidden, Forbidden], "{role:?}");
+        }
+        let of_line: Vec<[FailureKind; 2]> =
+            workers.iter().map(|(name, _)| seen(&cluster.node(name))).collect();
+        assert!(of_line.iter().all(|[_, fetch]| *fetch == StaleEpoch), "{of_line:?}");
+        let kept = |keep: FailureKind| of_line.iter().filter(|[kind, _]| *kind == keep).count();
+        assert_eq!((kept(StaleEpoch), kept(Forbidden)), (1, 2), "one worker's copies are kept");
+    }
+}
+
+#[test]
+fn over_tls_copies_go_to_the_buddy_alone() {
+    let model = synth("granitehybrid", "tiny");
+    let cluster = Cluster::new();
+    let server =
+        cluster.serve(&serve_args("buddy", &["--expect", "3", "-m", model.to_str().unwrap()]));
+    let (names, token) = (["lab", "attic", "cellar"], cluster.token(&["--uses", "3"]));
+    let mut workers = names.map(|name| Some(cluster.worker(name, &token)));
+    wait_up(&server);
+    let address = |worker: &Option<Running>| worker.as_ref().unwrap().ready.trim().to_owned();
+    let addresses: Vec<(&str, Address)> =
+        names.iter().zip(&workers).map(|(n, w)| (*n, address(w).parse().unwrap())).collect();
+    only_the_line_has_copies(&cluster, &addresses);
+    let expected = expected(&server.ready);
+    let is_last = |worker: &Option<Running>| has_last_stage(&server, worker.as_ref().unwrap());
+    let last = workers.iter().position(is_last).expect("one of them has the last stage");
+    let again = cluster.worker_args(names[last], None, &[]);
+    go_on(&server, &expected, || {
+        workers[last] = None;
+        let again: Vec<&str> = again.iter().map(String::as_str).collect();
+        workers[last] = Some(Running::start(&again, WORKER_READY));
+    });
     std::fs::remove_file(model).unwrap();
 }
 

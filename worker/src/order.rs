@@ -328,7 +328,7 @@ fn bad(why: impl Into<String>) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use brigade_proto::control::TensorRef;
+    use brigade_proto::control::{Checkpoints, TensorRef};
 
     use super::*;
 
@@ -356,6 +356,28 @@ mod tests {
         }
     }
 
+    fn copies() -> Checkpoints {
+        let key = |n: u8| vec![n; KEY_ID_BYTES].into();
+        Checkpoints {
+            mode: CheckpointMode::Buddy.into(),
+            buddy: "127.0.0.1:10".into(),
+            memory_bytes: 1 << 20,
+            buddy_key: key(1),
+            kept_key: key(2),
+            line_keys: [[2; KEY_ID_BYTES], [3; KEY_ID_BYTES], [1; KEY_ID_BYTES]].concat().into(),
+        }
+    }
+
+    #[test]
+    fn an_order_says_whose_copies_are_kept_and_who_has_them() {
+        let mut request = request();
+        request.spec.as_mut().unwrap().checkpoints = Some(copies());
+        let order = Order::parse(request).unwrap().checkpoints.unwrap();
+        let key = |n: u8| KeyId::from_bytes(&[n; KEY_ID_BYTES]).unwrap();
+        assert_eq!((order.buddy_key, order.kept_key), (Some(key(1)), Some(key(2))));
+        assert_eq!(order.line_keys, [key(2), key(3), key(1)]);
+    }
+
     #[test]
     fn a_good_request_parses() {
         let order = Order::parse(request()).unwrap();
@@ -379,7 +401,12 @@ mod tests {
         grown.spec.as_mut().unwrap().max_seqs = 5;
         let order = |r| Order::parse(r).unwrap();
         let key = order(request()).key(order(request()).content("here"));
+        let mut others = request();
+        let spec = others.spec.as_mut().unwrap();
+        spec.next_key = vec![1; KEY_ID_BYTES].into();
+        spec.checkpoints = Some(copies());
         assert!(key.serves(&order(moved), "here"));
+        assert!(key.serves(&order(others), "here"));
         assert!(!key.serves(&order(grown), "here"));
     }
 
@@ -414,7 +441,7 @@ mod tests {
     #[test]
     fn each_wrong_field_is_named() {
         type Change = fn(&mut PrepareRequest, &mut StageSpec);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 16] = [
             ("n_stages", |_, s| s.n_stages = 100_000),
             ("spec.stage", |_, s| s.stage = 3),
             ("layers", |_, s| s.layer_begin = 4),
@@ -424,6 +451,16 @@ mod tests {
             ("kv_type", |_, s| s.kv_type = 99),
             ("wire_type", |_, s| s.wire_type = 0),
             ("next_hop", |_, s| s.next_hop = "nowhere".into()),
+            ("mode", |_, s| s.checkpoints = Some(Checkpoints { mode: 9, ..copies() })),
+            ("buddy", |_, s| s.checkpoints = Some(Checkpoints { buddy: "x".into(), ..copies() })),
+            ("no such worker", |_, s| {
+                let mode = CheckpointMode::Disk.into();
+                s.checkpoints = Some(Checkpoints { mode, ..copies() });
+            }),
+            ("line_keys has 1", |_, s| {
+                let line_keys = vec![1; KEY_ID_BYTES + 1].into();
+                s.checkpoints = Some(Checkpoints { line_keys, ..copies() });
+            }),
             ("header", |r, _| r.header = None),
             ("tensor a", |r, _| r.tensors[0].blob.as_mut().unwrap().nbytes = 0),
             ("twice", |r, _| r.tensors.push(r.tensors[0].clone())),

@@ -31,9 +31,9 @@ pub fn head(head: &Head) -> CopyPart {
 /// The messages of one item.
 pub fn item(item: Item, data: Bytes) -> impl Iterator<Item = CopyPart> {
     let announced = announce(item, data.len() as u64);
-    let chunks = (0..data.len()).step_by(COPY_CHUNK_BYTES).map(move |begin| {
-        self::data(data.slice(begin..data.len().min(begin + COPY_CHUNK_BYTES)))
-    });
+    let chunks = (0..data.len())
+        .step_by(COPY_CHUNK_BYTES)
+        .map(move |begin| self::data(data.slice(begin..data.len().min(begin + COPY_CHUNK_BYTES))));
     std::iter::once(announced).chain(chunks)
 }
 

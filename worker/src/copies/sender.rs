@@ -49,7 +49,9 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
                 KeepOpen { epoch: grant.epoch, coordinator_id: grant.coordinator_id.clone() };
             let to = Buddy {
                 address: buddy.clone(),
-                expected: order.buddy_key.map(|key| Expected { role: Role::Worker, key: Some(key) }),
+                expected: order
+                    .buddy_key
+                    .map(|key| Expected { role: Role::Worker, key: Some(key) }),
                 network: worker.network().clone(),
                 open,
                 restarts,

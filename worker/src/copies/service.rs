@@ -16,10 +16,10 @@ use bytes::Bytes;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{IN_QUEUE_BYTES, fetch};
 use super::parts::{Assembler, Event, bad, name_of};
 use super::piece::Piece;
 use super::store::{ENTRY_BYTES, Item, Store, What};
+use super::{IN_QUEUE_BYTES, fetch};
 use crate::pace::Pace;
 use crate::state::Worker;
 

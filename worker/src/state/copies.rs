@@ -15,10 +15,10 @@ use super::lanes::is_named;
 use super::{Worker, blocking, check_speaker};
 use crate::copies::disk::{DISK_BYTES, Disk};
 use crate::copies::fetch::{Gathered, Keeper, Wanted};
-use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
 use crate::copies::parts::{bad, name_of};
 use crate::copies::store::{Budget, Pieces, Store, Whole};
 use crate::copies::taker::PutBack;
+use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
 use crate::executor::{Job, gone};
 use crate::order::{CheckpointOrder, Order, key_from_wire};
 
