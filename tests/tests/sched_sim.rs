@@ -89,7 +89,7 @@ fn random_lines_and_workloads_keep_every_promise() {
         }
     }
     println!("{endings:?}, tokens reused: {reused:?}, states put back: {put_back}");
-    assert!(put_back > SEEDS, "{put_back}");
+    assert!(put_back > SEEDS / 10, "{put_back}");
     assert!(reused.iter().all(|&n| n > 100 * SEEDS), "{reused:?}");
     for ending in ["finished", "rejected", "cancelled"] {
         assert!(endings.get(ending).is_some_and(|&n| n > SEEDS as usize), "{ending}: {endings:?}");
@@ -112,7 +112,7 @@ fn with_many_outages(mut sim: Sim, seed: u64) -> Sim {
 
 #[test]
 fn lines_that_are_lost_again_and_again_lose_no_request() {
-    let (mut replays, mut finished, mut failed) = (0, 0, 0);
+    let (mut replays, mut put_back, mut finished, mut failed) = (0, 0, 0, 0);
     for seed in 0..SEEDS {
         let sim = with_many_outages(random_sim(seed), seed);
         // The simulator checks that every token is the undisturbed run's, and that none comes twice.
@@ -120,10 +120,15 @@ fn lines_that_are_lost_again_and_again_lose_no_request() {
             .run(&Workload::random(seed, 1 + seed as usize % 60))
             .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
         replays += outcome.clients.iter().map(|client| client.replays).sum::<u32>();
+        put_back += outcome.n_put_back;
         finished += outcome.endings.get("finished").copied().unwrap_or(0);
         failed += outcome.endings.get("failed").copied().unwrap_or(0);
     }
-    println!("{replays} replays, {finished} requests finished, {failed} ended after three losses");
+    println!(
+        "{replays} replays, {put_back} of them from checkpoints; {finished} requests finished, {failed} ended after three \
+         losses"
+    );
+    assert!(put_back > SEEDS, "{put_back}");
     assert!(replays > 10 * SEEDS as u32 && finished > 10 * SEEDS as usize);
     assert!(failed * 10 < finished, "only who gets no further on three lines in a row may fail");
 }

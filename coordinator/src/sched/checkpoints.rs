@@ -54,10 +54,8 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
 impl Line {
     /// Gives a sequence that was just admitted its name, if copies are taken and no other one has it.
     pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
-        if config.checkpoint_every.is_none() {
-            return;
-        }
-        sequence.name = sequence.name.filter(|name| !live.has_name(*name));
+        let takes_copies = config.checkpoint_every.is_some();
+        sequence.name = sequence.name.filter(|name| takes_copies && !live.has_name(*name));
         // One that begins with a kept sequence is opened by a copy, which was just decided.
         if let (Some(name), true) = (sequence.name, sequence.opened) {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
