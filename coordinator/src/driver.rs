@@ -5,6 +5,7 @@
 //! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
 //! what runs when.
 
+mod checkpoints;
 mod client;
 mod states;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use crate::sched::{
     Scheduler, StageTime,
 };
 use crate::wire;
+use checkpoints::Checkpoints;
 use client::Client;
 use states::{Done, Due, Outcome, States, Transfer};
 
@@ -72,8 +74,9 @@ pub async fn run(
 ) -> Option<OpenLine> {
     let EngineEnds { mut submissions, mut states, status } = ends;
     let (transfers, mut transferred) = States::new();
+    let (checkpoints, mut copies) = Checkpoints::new();
     let ClusterLink { mut events, faults, .. } = link;
-    let mut driver = Driver::new(config, transfers, status, faults);
+    let mut driver = Driver::new(config, transfers, checkpoints, status, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -86,6 +89,7 @@ pub async fn run(
             },
             Some(call) = states.recv() => driver.state_call(call),
             Some(done) = transferred.recv() => driver.transferred(done),
+            Some(news) = copies.recv() => driver.copies_news(news),
             event = events.recv() => match event {
                 Some(event) => driver.line_event(event),
                 None => break,
@@ -196,6 +200,8 @@ struct Driver {
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
     states: States,
+    /// Copies that sequences go on from after a lost line.
+    checkpoints: Checkpoints,
     n_vocab: u32,
     meter: Arc<Meter>,
     status: tokio::sync::watch::Sender<Status>,
@@ -206,6 +212,7 @@ impl Driver {
     fn new(
         config: DriverConfig,
         states: States,
+        checkpoints: Checkpoints,
         status: tokio::sync::watch::Sender<Status>,
         faults: mpsc::Sender<Fault>,
     ) -> Self {
@@ -219,6 +226,7 @@ impl Driver {
             down_because: None,
             in_flight: HashMap::new(),
             states,
+            checkpoints,
             n_vocab,
             meter,
             status,
@@ -240,6 +248,9 @@ impl Driver {
             match action {
                 Action::Send(ubatch) => self.send(ubatch),
                 Action::LineFault(fault) => self.line_faulted(&fault),
+                Action::Restore { request, slot, name, tokens } => {
+                    self.checkpoints.wanted(request, slot, name, tokens);
+                }
                 other => self.tell(other),
             }
         }
@@ -291,7 +302,7 @@ impl Driver {
                     live.reject(why);
                 }
             }
-            Action::Send(_) | Action::LineFault(_) => {}
+            Action::Send(_) | Action::LineFault(_) | Action::Restore { .. } => {}
         }
     }
 
@@ -333,6 +344,7 @@ impl Driver {
         let Some(line) = &self.line else { return };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
+        self.checkpoints.sent(&ubatch);
         let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
         let at = self.now();
         let sent = line.ubatches.try_send(frame);
@@ -387,7 +399,9 @@ impl Driver {
 
     fn start_transfers(&mut self) {
         if let Some(line) = &self.line {
-            self.states.start(self.in_flight.keys().min().copied(), line.epoch, &line.state_access);
+            let oldest = self.in_flight.keys().min().copied();
+            self.states.start(oldest, line.epoch, &line.state_access);
+            self.checkpoints.start(oldest, line.epoch, &line.state_access);
         }
     }
 
@@ -473,11 +487,17 @@ impl Driver {
                 if let Some(mut trace) = self.meter.trace() {
                     trace.name_stages(info.stages.iter().map(StageInfo::describe).collect());
                 }
+                let takes_copies = line.state_access.takes_copies();
+                if takes_copies {
+                    self.checkpoints.look(&line, self.sched.interrupted());
+                }
                 self.line = Some(*line);
                 self.broken = None;
                 self.down_because = None;
                 self.status.send_replace(Status::Ready(info));
-                self.step(Event::LineUp { epoch, line: spec });
+                if !takes_copies {
+                    self.step(Event::LineUp { epoch, line: spec });
+                }
             }
             LineEvent::Down { reason } => self.line_down(reason),
             LineEvent::Failed { reason } => {
@@ -519,6 +539,7 @@ impl Driver {
     fn report(&mut self, how: Break, stuck_after_us: Option<Micros>) {
         let Some(line) = self.line.take() else { return };
         self.states.clear();
+        self.checkpoints.clear();
         let Break { reason, stage } = how;
         let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
         if self.faults.try_send(fault).is_err() {
@@ -536,6 +557,7 @@ impl Driver {
         }
         tracing::error!(reason, "the line is down");
         self.states.clear();
+        self.checkpoints.clear();
         metrics::line_down();
         self.in_flight.clear();
         self.down_because = Some(reason.clone());

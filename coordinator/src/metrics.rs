@@ -34,6 +34,7 @@ const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
 const REUSED_TOKENS: &str = "brigade_prompt_tokens_reused_total";
 const REPLAYS: &str = "brigade_sequences_replayed_total";
 const REPLAYED_TOKENS: &str = "brigade_tokens_replayed_total";
+const PUT_BACK: &str = "brigade_sequences_put_back_total";
 const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
 const REQUESTS: &str = "brigade_requests_total";
 const FIRST_TOKEN: &str = "brigade_time_to_first_token_seconds";
@@ -193,6 +194,12 @@ pub fn reused(tokens: u32) {
 pub fn replayed(tokens: u32) {
     counter!(REPLAYS).increment(1);
     counter!(REPLAYED_TOKENS).increment(tokens.into());
+}
+
+/// A sequence's state was put back from a checkpoint, or could not be.
+pub fn put_back(is_there: bool) {
+    let outcome = if is_there { "done" } else { "failed" };
+    counter!(PUT_BACK, "outcome" => outcome).increment(1);
 }
 
 /// A request drew another token.

@@ -77,6 +77,14 @@ fn op(op: SeqOp) -> pb::SeqOp {
         }),
         SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
+        SeqOp::Name { slot, name } => Op::Name(pb::NameOp {
+            slot: slot.0,
+            name: name.map(|name| name.0.to_vec()).unwrap_or_default().into(),
+        }),
+        SeqOp::Checkpoint { slot, len, mark } => {
+            let mark = mark.0.to_vec().into();
+            Op::Checkpoint(pb::CheckpointOp { slot: slot.0, len, mark })
+        }
     };
     pb::SeqOp { op: Some(op) }
 }

@@ -15,6 +15,23 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
+/// A sequence's name, under which copies of its state are kept: the same on every line it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CopyName(pub [u8; 16]);
+
+/// Stands for the tokens of a sequence up to a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TokenMark(pub [u8; 16]);
+
+impl TokenMark {
+    /// The mark of these tokens.
+    pub fn of(tokens: &[u32]) -> Self {
+        let hash = blake3::hash(bytemuck::cast_slice(tokens));
+        let (mark, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+        Self(*mark)
+    }
+}
+
 /// One micro-batch. Ids are consecutive per lane; a stage refuses a gap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UBatch {
@@ -77,6 +94,23 @@ pub enum SeqOp {
     Close {
         /// An open sequence.
         slot: SlotId,
+    },
+    /// Gives a sequence the name under which copies of its state are kept. Nothing is computed from it.
+    Name {
+        /// An open sequence.
+        slot: SlotId,
+        /// `None`: it has none any more, and nobody needs its copies.
+        name: Option<CopyName>,
+    },
+    /// Copies what is new of a sequence's state, so that it can be put back elsewhere: every stage at the same
+    /// ubatch. The state is that which the sequence has when the ubatch arrives, before its ops and parts.
+    Checkpoint {
+        /// A sequence that was open before, with a name.
+        slot: SlotId,
+        /// Positions to copy; with recurrent layers in the model, all that the sequence has.
+        len: u32,
+        /// Of the tokens up to there.
+        mark: TokenMark,
     },
 }
 

@@ -9,7 +9,7 @@ use prost::Message;
 
 use crate::frame_error::FrameError;
 use crate::limits::*;
-use crate::{control as c, pipeline as p};
+use crate::{control as c, copies as k, pipeline as p};
 
 /// A message whose repeated fields have caps.
 pub trait Countable: Message {
@@ -160,6 +160,12 @@ flat!(
     p::ResultsRequest,
     p::LaneEvent,
     p::Failure,
+    k::KeepRequest,
+    k::KeepReply,
+    k::CopyPart,
+    k::FindRequest,
+    k::FetchRequest,
+    k::PutBackReply,
 );
 
 const CAPABILITIES: Shape = Shape(&[
@@ -189,6 +195,18 @@ impl Countable for c::PrepareReply {
     // A header beside the tensors.
     const SHAPE: Shape =
         Shape(&[(3, Kind::Many(cap(0, "reply.missing count", MAX_TENSORS + 1), &FLAT))]);
+}
+
+const FOUND: Shape =
+    Shape(&[(6, Kind::Numbers(cap(1, "found.positions count", MAX_FOUND * COPY_POSITIONS)))]);
+
+impl Countable for k::FindReply {
+    const SHAPE: Shape = Shape(&[(1, Kind::Many(cap(0, "reply.found count", MAX_FOUND), &FOUND))]);
+}
+
+impl Countable for k::PutBackRequest {
+    const SHAPE: Shape =
+        Shape(&[(7, Kind::Many(cap(0, "put_back.sources count", MAX_COPY_SOURCES), &FLAT))]);
 }
 
 const DRY: Shape =

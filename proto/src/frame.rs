@@ -136,6 +136,18 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
             at_most("truncate.len", cut.len.into(), limits.max_ctx.into())
         }
         seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
+        seq_op::Op::Name(name) => {
+            below("name.slot", name.slot, slot_limit)?;
+            match name.name.len() {
+                0 => Ok(()),
+                n => equal("name bytes", n as u64, COPY_NAME_BYTES as u64),
+            }
+        }
+        seq_op::Op::Checkpoint(taken) => {
+            below("checkpoint.slot", taken.slot, slot_limit)?;
+            at_most("checkpoint.len", taken.len.into(), limits.max_ctx.into())?;
+            equal("checkpoint.mark bytes", taken.mark.len() as u64, COPY_NAME_BYTES as u64)
+        }
     }
 }
 

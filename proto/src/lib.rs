@@ -2,7 +2,7 @@
 //!
 //! Reading order:
 //!
-//! - [`control`] and [`pipeline`] are the messages, documented in the `.proto` files.
+//! - [`control`], [`pipeline`] and [`copies`] are the messages, documented in the `.proto` files.
 //! - [`limits`] has every cap, and [`address`] the rule for what may be dialled.
 //! - [`tls`] has keys, certificates and who may speak with whom.
 //! - [`net`] has one set of HTTP/2 settings, binds and dials, and says what a stranger may send.
@@ -32,7 +32,8 @@ pub mod tls;
 /// - 5: TLS between processes: stages know the keys of their neighbours, heartbeats bring what was revoked, and
 ///   newcomers enrol.
 /// - 6: answers held to a grammar, more settings of the sampling chain, rows for embeddings.
-pub const WIRE_VERSION: u32 = 6;
+/// - 7: sequences have names, and copies of their states are taken, kept and put back.
+pub const WIRE_VERSION: u32 = 7;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
@@ -41,6 +42,12 @@ pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
 #[allow(missing_docs, clippy::all, reason = "generated code")]
 pub mod control {
     tonic::include_proto!("brigade.control");
+}
+
+/// Messages and service of checkpoints, generated from `copies.proto`.
+#[allow(missing_docs, clippy::all, reason = "generated code")]
+pub mod copies {
+    tonic::include_proto!("brigade.copies");
 }
 
 /// Data plane messages and services, generated from `pipeline.proto`.

@@ -135,6 +135,20 @@ pub const MAX_LANES: u32 = 1;
 /// Bytes of a blake3 hash.
 pub const HASH_BYTES: usize = 32;
 
+/// Bytes of a sequence's name, and of a mark of its tokens.
+pub const COPY_NAME_BYTES: usize = 16;
+/// Sequences that are looked for at a time after a line was lost; more are computed again.
+pub const MAX_COPY_NAMES: usize = 1024;
+/// Runs of layers that a worker may say it has copies of: a few for each sequence.
+pub const MAX_FOUND: usize = 8 * MAX_COPY_NAMES;
+/// Positions of a sequence that a worker says it has copies of: the newest.
+pub const COPY_POSITIONS: usize = 64;
+/// Places that the copies of one stage's layers may come from.
+pub const MAX_COPY_SOURCES: usize = MAX_STAGES;
+/// Bytes of copies that a sender puts into one message: small beside a hop's frames, which share the
+/// receiver's thread.
+pub const COPY_CHUNK_BYTES: usize = 256 << 10;
+
 /// Interval of the coordinator's Health calls.
 pub const HEARTBEAT_MS: u64 = 1_000;
 /// Missed heartbeats after which a worker counts as lost.

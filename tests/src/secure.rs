@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use brigade_proto::address::Address;
 use brigade_proto::net::{Connection, NetError, Network};
 use brigade_proto::tls::authority::Validity;
+use brigade_proto::tls::identity::certificates;
 use brigade_proto::tls::verify::{Authorities, Expected};
 use brigade_proto::tls::{Authority, Credentials, Identity, NodeKey, Role, unix_now};
 
@@ -103,6 +104,16 @@ impl Cluster {
     pub fn refused(&self, args: &[String]) -> String {
         let mut command = Command::new(brigade());
         refusal(command.args(args))
+    }
+
+    /// A worker that has joined: whoever has its folder is it.
+    pub fn node(&self, name: &str) -> Somebody {
+        let read = |file: &str| {
+            std::fs::read_to_string(Path::new(&self.data(name)).join("node").join(file)).unwrap()
+        };
+        let key = NodeKey::from_pem("key.pem", &read("key.pem")).unwrap();
+        let chain = certificates("certificate.pem", &read("certificate.pem")).unwrap();
+        Somebody::showing(&self.authority(), &key, chain[0].clone())
     }
 
     /// The authority itself: whoever has its folder can be anybody.

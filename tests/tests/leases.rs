@@ -10,7 +10,7 @@ use brigade_coordinator::cluster::{
     self, ClusterConfig, LineEvent, Patience, Source, StageOptions,
 };
 use brigade_coordinator::model::Model;
-use brigade_coordinator::plan::Balance;
+use brigade_coordinator::plan::{Balance, Checkpoint};
 use brigade_engine::gguf::Gguf;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, KvType, PrepareRequest, StageSpec, WireType};
@@ -75,6 +75,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             max_rows: 16,
             kernels: None,
             balance: Balance::default(),
+            checkpoint: Checkpoint::Off,
         },
     }
 }

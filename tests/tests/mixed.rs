@@ -9,7 +9,7 @@ use brigade_coordinator::driver::{self, DriverConfig};
 use brigade_coordinator::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
 use brigade_coordinator::meter::Meter;
 use brigade_coordinator::model::Model;
-use brigade_coordinator::plan::Balance;
+use brigade_coordinator::plan::{Balance, Checkpoint};
 use brigade_coordinator::request::{Drawing, Limits, Request};
 use brigade_coordinator::sched::SchedConfig;
 use brigade_engine::batch::SamplingParams;
@@ -43,6 +43,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         max_rows: 64,
         kernels: None,
         balance: Balance::MIXED,
+        checkpoint: Checkpoint::Off,
         cut: None,
     };
     let addresses = workers.iter().map(|w| w.ready.trim().parse().unwrap());

@@ -171,6 +171,9 @@ impl Script {
             Action::Replayed { request, tokens } => {
                 format!("request {} goes on: {tokens} tokens again", request.0)
             }
+            Action::Restore { request, slot, tokens, .. } => {
+                format!("request {} restore {} in {}", request.0, tokens.len(), slot.0)
+            }
             Action::Token { request, index, token } => {
                 format!("request {} token {index}: {}", request.0, token.id)
             }

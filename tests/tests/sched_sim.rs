@@ -5,6 +5,7 @@
 //! - Ubatch ids are consecutive. A decoding sequence is in one ubatch at most, and no ubatch takes more than
 //!   an even share of the decoding sequences.
 //! - Pages hold what their sequences wrote. What is copied is the state of exactly those tokens.
+//! - Checkpoints are of the right tokens too, and sequences go on from them after a lost line.
 //! - Nothing that can be sent is held back while fewer ubatches than (equal) stages are in flight.
 //! - Nobody waits who would have a place if nothing were kept. Nothing is left behind.
 //!
@@ -63,13 +64,14 @@ fn random_sim(seed: u64) -> Sim {
     }
     sim.spec.n_kept = [0, 1, 3, 16][rng.between(0, 3) as usize];
     sim.spec.prefixes = if rng.one_in(2) { Prefixes::Whole } else { Prefixes::All };
+    sim.sched.checkpoint_every = rng.one_in(2).then(|| rng.between(1, 64) as u32);
     sim
 }
 
 #[test]
 fn random_lines_and_workloads_keep_every_promise() {
     let mut endings = std::collections::BTreeMap::new();
-    let mut reused = [0; 2];
+    let (mut reused, mut put_back) = ([0; 2], 0);
     for seed in 0..SEEDS {
         let n_requests = 1 + seed as usize % 150;
         let sim = random_sim(seed);
@@ -80,12 +82,14 @@ fn random_lines_and_workloads_keep_every_promise() {
         assert!(outcome.most_in_flight <= limit, "seed {seed}: {}", outcome.most_in_flight);
         let all = outcome.clients.iter().map(|c| u64::from(c.reused)).sum::<u64>();
         assert!(all == 0 || sim.spec.n_kept > 0, "seed {seed}");
+        put_back += outcome.n_put_back;
         reused[usize::from(sim.spec.prefixes == Prefixes::Whole)] += all;
         for (ending, n) in outcome.endings {
             *endings.entry(ending).or_insert(0) += n;
         }
     }
-    println!("{endings:?}, tokens reused: {reused:?}");
+    println!("{endings:?}, tokens reused: {reused:?}, states put back: {put_back}");
+    assert!(put_back > SEEDS / 10, "{put_back}");
     assert!(reused.iter().all(|&n| n > 100 * SEEDS), "{reused:?}");
     for ending in ["finished", "rejected", "cancelled"] {
         assert!(endings.get(ending).is_some_and(|&n| n > SEEDS as usize), "{ending}: {endings:?}");
@@ -108,7 +112,7 @@ fn with_many_outages(mut sim: Sim, seed: u64) -> Sim {
 
 #[test]
 fn lines_that_are_lost_again_and_again_lose_no_request() {
-    let (mut replays, mut finished, mut failed) = (0, 0, 0);
+    let (mut replays, mut put_back, mut finished, mut failed) = (0, 0, 0, 0);
     for seed in 0..SEEDS {
         let sim = with_many_outages(random_sim(seed), seed);
         // The simulator checks that every token is the undisturbed run's, and that none comes twice.
@@ -116,10 +120,15 @@ fn lines_that_are_lost_again_and_again_lose_no_request() {
             .run(&Workload::random(seed, 1 + seed as usize % 60))
             .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
         replays += outcome.clients.iter().map(|client| client.replays).sum::<u32>();
+        put_back += outcome.n_put_back;
         finished += outcome.endings.get("finished").copied().unwrap_or(0);
         failed += outcome.endings.get("failed").copied().unwrap_or(0);
     }
-    println!("{replays} replays, {finished} requests finished, {failed} ended after three losses");
+    println!(
+        "{replays} replays, {put_back} of them from checkpoints; {finished} requests finished, {failed} ended after three \
+         losses"
+    );
+    assert!(put_back > SEEDS, "{put_back}");
     assert!(replays > 10 * SEEDS as u32 && finished > 10 * SEEDS as usize);
     assert!(failed * 10 < finished, "only who gets no further on three lines in a row may fail");
 }

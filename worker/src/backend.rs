@@ -2,12 +2,15 @@
 //! loading and caching can be tested with a stage that only adds. The real engine is behind them in the
 //! module `stage`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_engine::batch::{Boundary, UBatch};
+use blake3::Hash;
+use brigade_engine::batch::{BlockId, Boundary, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::gguf::Gguf;
 pub use brigade_engine::stage::StageOutput;
+use brigade_engine::state::{BlockSource, LayerPrint, StageCopy};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
@@ -129,6 +132,22 @@ pub struct StageShape {
     pub n_vocab: u32,
 }
 
+/// What copies of a stage's states belong to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyFacts {
+    /// Model, cache type and numerics.
+    pub kind: String,
+    /// Its layers.
+    pub layers: Range<u32>,
+    /// Fingerprints of their weights, in order.
+    pub prints: Vec<Hash>,
+    /// Whether it has recurrent states.
+    pub has_slots: bool,
+}
+
+/// Says where a layer's block is to be had.
+pub type FindSource<'a, 'b> = &'b dyn Fn(&LayerPrint, u32) -> Option<BlockSource<'a>>;
+
 /// A loaded stage: layers and the state of their sequences. It is built, used and dropped on the
 /// executor's thread.
 pub trait StageRunner {
@@ -162,4 +181,47 @@ pub trait StageRunner {
     /// # Errors
     /// The stage cannot be used again.
     fn reset(&mut self) -> Result<(), StageError>;
+
+    /// What copies of its states belong to; `None`: it cannot copy any.
+    fn copy_facts(&self) -> Option<CopyFacts> {
+        None
+    }
+
+    /// Pages and positions of an open sequence.
+    fn places(&self, _slot: u32) -> Option<(Vec<BlockId>, u32)> {
+        None
+    }
+
+    /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, `max_bytes` at
+    /// most.
+    ///
+    /// # Errors
+    /// There is no such state.
+    fn copy_new(
+        &self,
+        _slot: u32,
+        _len: u32,
+        _first_page: u32,
+        _max_bytes: usize,
+    ) -> Result<StageCopy, SnapshotError> {
+        Err(no_copies())
+    }
+
+    /// Gives an open sequence the state of its first `len` positions.
+    ///
+    /// # Errors
+    /// Something does not fit or is missing; nothing has changed.
+    fn put_back(
+        &mut self,
+        _slot: u32,
+        _len: u32,
+        _tokens: &[u32],
+        _source: FindSource<'_, '_>,
+    ) -> Result<(), SnapshotError> {
+        Err(no_copies())
+    }
+}
+
+fn no_copies() -> SnapshotError {
+    SnapshotError::Foreign("this stage takes no copies".to_owned())
 }

@@ -130,11 +130,14 @@ impl worker_server::Worker for ControlService {
         // Before any work is done for somebody who cannot have the worker.
         self.worker.check_free_for(&coordinator_id)?;
         let order = Order::parse(request)?;
-        if let Some(next) = &order.next_hop {
+        let copies = order.checkpoints.as_ref();
+        let buddy = copies.and_then(|copies| Some((copies.buddy.as_ref()?, copies.buddy_key)));
+        let next = order.next_hop.as_ref().map(|next| (next, order.next_key));
+        for (what, reached) in [("next hop", next), ("buddy", buddy)] {
+            let Some((address, key)) = reached else { continue };
             let refuse =
-                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("next hop: {e}"));
-            let is_tls = order.next_key.is_some();
-            self.worker.network().check(next, is_tls).await.map_err(refuse)?;
+                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("{what}: {e}"));
+            self.worker.network().check(address, key.is_some()).await.map_err(refuse)?;
         }
         let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
         from.known();

@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::{Boundary, RowValue, UBatch};
+use brigade_engine::batch::{Boundary, CopyName, RowValue, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{StageError, StageOutput, StageRunner};
+use crate::backend::{CopyFacts, StageError, StageOutput, StageRunner};
+use crate::copies::taker::{PutBack, Taker};
 use crate::output::LaneRun;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;
@@ -80,8 +81,31 @@ pub enum Job {
         /// Told when it is done.
         answer: Answer<()>,
     },
+    /// Say which sequences of a line before this one the stage still holds.
+    FindHeld {
+        /// Those that matter.
+        names: Vec<CopyName>,
+        /// Told what is held.
+        answer: Answer<HeldFound>,
+    },
+    /// Give a sequence the state of a checkpoint.
+    PutBack {
+        /// Which, and from what.
+        put: Box<PutBack>,
+        /// Told when it is done.
+        answer: Answer<()>,
+    },
     /// Forget all sequences.
     Reset(Answer<()>),
+}
+
+/// What a stage still holds of sequences whose line was lost.
+#[derive(Debug)]
+pub struct HeldFound {
+    /// What its copies belong to; `None`: it takes none.
+    pub facts: Option<CopyFacts>,
+    /// For each sequence asked for, up to which position its pages are there.
+    pub up_to: Vec<u32>,
 }
 
 /// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
@@ -199,34 +223,24 @@ fn run(
 ) {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
+    let mut taker = Taker::new(runner.copy_facts());
     let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
         match job {
             Job::Begin(begun) => {
+                taker.begin(begun.copies.clone());
                 lane = Some(begun);
                 requests = Requests::default();
                 last_send_us = 0;
             }
             Job::Run(work) => {
-                let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
-                    continue;
-                };
                 let started = Instant::now();
-                let stepped =
-                    step(runner.as_mut(), current, &mut requests, work, last_send_us, runtime);
+                let followers = (&mut requests, &mut taker);
+                let runner = runner.as_mut();
+                let usable =
+                    compute(runner, &mut lane, followers, work, &mut last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
-                let stop = match stepped {
-                    Ok(send_us) => {
-                        last_send_us = send_us;
-                        continue;
-                    }
-                    Err(stop) => stop,
-                };
-                if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
-                    // The lane may have ended meanwhile; then its reason is known already.
-                    let _ = current.failed.send(failure);
-                }
-                if stop.panicked {
+                if !usable {
                     return;
                 }
             }
@@ -241,25 +255,69 @@ fn run(
             Job::Restore { slot, bytes, answer } => {
                 let write = || runner.restore(slot, &bytes);
                 let done = transfer(lane.as_ref(), &requests, slot, "restore", write);
-                let half_written = done.as_ref().is_err_and(|f| f.kind() == FailureKind::Compute);
-                let failure = done.clone().err().filter(|_| half_written);
-                let _ = answer.send(done);
-                if let (Some(failure), Some(current)) = (failure, lane.take_if(|_| half_written)) {
-                    let _ = current.failed.send(failure);
+                if !written(done, answer, &mut lane) {
+                    return;
+                }
+            }
+            Job::FindHeld { names, answer } => {
+                let up_to = taker.find(&names);
+                let _ = answer.send(Ok(HeldFound { facts: taker.facts().cloned(), up_to }));
+            }
+            Job::PutBack { put, answer } => {
+                let write = || taker.put_back(runner.as_mut(), &put);
+                let done = transfer(lane.as_ref(), &requests, put.slot, "checkpoint", write);
+                if !written(done, answer, &mut lane) {
                     return;
                 }
             }
             Job::Reset(done) => {
                 lane = None;
+                taker.reset(runner.as_ref());
                 let result = reset(runner.as_mut());
-                let unusable = result.is_err();
+                let usable = result.is_ok();
                 let _ = done.send(result);
-                if unusable {
+                if !usable {
                     return;
                 }
             }
         }
     }
+}
+
+/// Computes a ubatch, if its lane is not over. `false`: the stage's state cannot be trusted any more.
+fn compute(
+    runner: &mut dyn StageRunner,
+    lane: &mut Option<LaneRun>,
+    followers: (&mut Requests, &mut Taker),
+    work: Work,
+    last_send_us: &mut u32,
+    runtime: &tokio::runtime::Handle,
+) -> bool {
+    let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
+        return true;
+    };
+    let stop = match step(runner, current, followers, work, *last_send_us, runtime) {
+        Ok(send_us) => {
+            *last_send_us = send_us;
+            return true;
+        }
+        Err(stop) => stop,
+    };
+    if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
+        // The lane may have ended meanwhile; then its reason is known already.
+        let _ = current.failed.send(failure);
+    }
+    !stop.panicked
+}
+
+/// Tells what came of giving a sequence another state. `false`: the stage's state cannot be trusted any more.
+fn written(done: Result<(), Failure>, answer: Answer<()>, lane: &mut Option<LaneRun>) -> bool {
+    let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
+    let _ = answer.send(done);
+    let Some(failure) = failure else { return true };
+    let Some(current) = lane.take() else { return true };
+    let _ = current.failed.send(failure);
+    false
 }
 
 fn reset(runner: &mut dyn StageRunner) -> Result<(), Failure> {
@@ -306,7 +364,7 @@ struct Stop {
 fn step(
     runner: &mut dyn StageRunner,
     lane: &LaneRun,
-    requests: &mut Requests,
+    (requests, taker): (&mut Requests, &mut Taker),
     work: Work,
     last_send_us: u32,
     runtime: &tokio::runtime::Handle,
@@ -315,7 +373,12 @@ fn step(
     requests.follow(&frame.ops);
     let started = Instant::now();
     lane.meter.started(started);
-    let computed = catch_unwind(AssertUnwindSafe(|| runner.forward(&ubatch, input)));
+    let computed = catch_unwind(AssertUnwindSafe(|| {
+        taker.before(runner, &ubatch)?;
+        let output = runner.forward(&ubatch, input)?;
+        taker.after(runner, &ubatch);
+        Ok::<_, StageError>(output)
+    }));
     let compute_us = micros(started.elapsed());
     lane.meter.finished(u64::from(compute_us));
     let fail = |panicked: bool, why: String| {

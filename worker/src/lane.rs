@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::copies::sender;
 use crate::executor::{Job, Work, gone};
 use crate::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
 use crate::pace::Pace;
@@ -193,6 +194,7 @@ async fn run_lane(
         failed,
         meter: grant.meter.clone(),
         pool: grant.pool.clone(),
+        copies: sender::start(worker, grant),
         opened: Instant::now(),
     };
     grant.jobs.send(Job::Begin(run)).await.map_err(|_| gone())?;

@@ -13,12 +13,14 @@
 //! - The hot path begins in [`lane`] (frames in). [`executor`] is the one thread that owns the stage.
 //!   [`requests`] knows which request a slot is for. [`output`] sends frames on. [`wire`] converts messages
 //!   to engine types and back.
+//! - [`copies`] are checkpoints: taken, sent, kept, put back.
 //! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
 
 pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod control;
+pub mod copies;
 pub mod credentials;
 pub mod executor;
 pub mod hashes;

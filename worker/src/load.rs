@@ -284,13 +284,14 @@ impl Loader {
 
     fn check_memory(&self, order: &Order, needs: &StageNeeds) -> Result<(), Failure> {
         let StageNeeds { weight_bytes, state_bytes, .. } = *needs;
-        let total = weight_bytes.saturating_add(state_bytes);
+        let copy_bytes = order.copy_bytes();
+        let total = weight_bytes.saturating_add(state_bytes).saturating_add(copy_bytes);
         if total <= self.memory_limit {
             return Ok(());
         }
         let why = format!(
             "layers [{}, {}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
-             state for {} sequences and {} KV pages) and this worker may use {}: give it fewer \
+             state for {} sequences and {} KV pages, {copy_bytes} of checkpoints) and this worker may use {}: give it fewer \
              layers, less context, or more --memory",
             order.spec.layer_begin,
             order.spec.layer_end,

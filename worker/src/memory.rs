@@ -1,8 +1,10 @@
 //! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells;
-//! elsewhere `--memory` must.
+//! elsewhere `--memory` must. And how bytes that come piece by piece get their room.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use brigade_proto::failure::{Failure, FailureKind};
 
 /// Left to the process itself and the rest of the machine when `--memory` is not given.
 pub const RESERVE_BYTES: u64 = 256 << 20;
@@ -19,6 +21,21 @@ pub fn available_bytes() -> Option<u64> {
 pub fn resident_bytes() -> Option<[u64; 2]> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     Some([kib_field(&status, "VmRSS:")?, kib_field(&status, "VmHWM:")?])
+}
+
+/// Room for `more` bytes, and for as many again as have come, but never more than announced.
+///
+/// # Errors
+/// NoMemory.
+pub fn make_room(bytes: &mut Vec<u8>, more: usize, total: u64) -> Result<(), Failure> {
+    if bytes.capacity() - bytes.len() >= more {
+        return Ok(());
+    }
+    let left = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(bytes.len());
+    bytes.try_reserve_exact(left.min(bytes.len().max(more))).map_err(|_| {
+        let why = format!("no memory for {total} bytes of a state: give the machine more");
+        Failure::refusal(FailureKind::NoMemory, why)
+    })
 }
 
 fn meminfo_available(meminfo: &str) -> Option<u64> {

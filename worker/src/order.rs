@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use blake3::Hash;
 use brigade_engine::gguf::FileState;
 use brigade_proto::address::Address;
-use brigade_proto::control::{Blob, FileHint, KvType, PrepareRequest, StageSpec, WireType};
+use brigade_proto::control::{
+    Blob, CheckpointMode, FileHint, KvType, PrepareRequest, StageSpec, WireType,
+};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, at_most};
 use brigade_proto::limits::*;
@@ -28,6 +30,8 @@ pub struct Order {
     pub next_key: Option<KeyId>,
     /// Type of outgoing boundaries.
     pub wire_type: WireType,
+    /// Where copies of states go; `None`: none are taken.
+    pub checkpoints: Option<CheckpointOrder>,
     /// For logs.
     pub model_name: String,
     /// The header: its hash names the model.
@@ -36,6 +40,23 @@ pub struct Order {
     pub tensors: Vec<TensorWanted>,
     /// Where the model may lie on this machine.
     pub files: Vec<FileHint>,
+}
+
+/// What is to be done with copies of sequences' states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointOrder {
+    /// Where they go.
+    pub mode: CheckpointMode,
+    /// Worker that keeps them.
+    pub buddy: Option<Address>,
+    /// Its key, where it speaks TLS.
+    pub buddy_key: Option<KeyId>,
+    /// Key of the worker whose copies this one keeps, where that speaks TLS.
+    pub kept_key: Option<KeyId>,
+    /// Keys of all workers of the line, where they speak TLS: these may fetch copies.
+    pub line_keys: Vec<KeyId>,
+    /// Bytes that copies may take in this worker's memory.
+    pub memory_bytes: u64,
 }
 
 /// A tensor of the manifest.
@@ -91,6 +112,7 @@ impl Order {
         let (next_hop, wire_type) = check_spec(&spec)?;
         let previous_key = key("spec.previous_key", &spec.previous_key, spec.stage > 0)?;
         let next_key = key("spec.next_key", &spec.next_key, next_hop.is_some())?;
+        let checkpoints = checkpoints(&spec)?;
         name_fits("prepare.model_name", &model_name)?;
         let header = blob("prepare.header", header)?;
         let Some(header_hash) = header.0 else {
@@ -124,6 +146,7 @@ impl Order {
             previous_key,
             next_key,
             wire_type,
+            checkpoints,
             model_name,
             header,
             tensors,
@@ -140,6 +163,7 @@ impl Order {
             previous_key: Bytes::new(),
             next_key: Bytes::new(),
             wire_type: 0,
+            checkpoints: None,
             ..self.spec.clone()
         };
         let tensors = self.tensors.iter().map(|t| t.name.clone()).collect();
@@ -157,6 +181,11 @@ impl Order {
     /// Hashes of all tensors; `None` if one is not known.
     pub fn hashes(&self) -> Option<Vec<Hash>> {
         self.tensors.iter().map(|t| t.hash).collect()
+    }
+
+    /// Bytes that copies of states may take in memory.
+    pub fn copy_bytes(&self) -> u64 {
+        self.checkpoints.as_ref().map_or(0, |order| order.memory_bytes)
     }
 
     /// Bytes of all tensors.
@@ -223,14 +252,46 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
 
 /// A neighbour's key; none where it is empty.
 fn key(field: &str, bytes: &[u8], may_be: bool) -> Result<Option<KeyId>, Failure> {
+    if !bytes.is_empty() && !may_be {
+        return Err(bad(format!("{field} is set where there is no such worker")));
+    }
+    key_from_wire(field, bytes)
+}
+
+/// The id of a worker's key as it came over the wire; none where it is empty.
+///
+/// # Errors
+/// BadMessage, naming `field`.
+pub fn key_from_wire(field: &str, bytes: &[u8]) -> Result<Option<KeyId>, Failure> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    if !may_be {
-        return Err(bad(format!("{field} is set at an end of the line")));
-    }
     let why = || bad(format!("{field} has {} bytes, not {KEY_ID_BYTES}", bytes.len()));
     KeyId::from_bytes(bytes).ok_or_else(why).map(Some)
+}
+
+fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
+    let Some(wanted) = &spec.checkpoints else { return Ok(None) };
+    let (mode, memory_bytes) = (wanted.mode(), wanted.memory_bytes);
+    limit("spec.checkpoints.memory_bytes", memory_bytes, MAX_MEMORY_BYTES)?;
+    let is_buddy = mode == CheckpointMode::Buddy;
+    let buddy_key = key("spec.checkpoints.buddy_key", &wanted.buddy_key, is_buddy)?;
+    let kept_key = key("spec.checkpoints.kept_key", &wanted.kept_key, is_buddy)?;
+    let field = "spec.checkpoints.line_keys";
+    limit(field, wanted.line_keys.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
+    let line_keys = wanted.line_keys.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
+    let line_keys = line_keys.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+    let buddy = match mode {
+        CheckpointMode::Unspecified => {
+            return Err(bad("spec.checkpoints.mode is not one we know"));
+        }
+        CheckpointMode::Disk => None,
+        CheckpointMode::Buddy => {
+            let parsed = wanted.buddy.parse();
+            Some(parsed.map_err(|e| bad(format!("spec.checkpoints.buddy: {e}")))?)
+        }
+    };
+    Ok(Some(CheckpointOrder { mode, buddy, buddy_key, kept_key, line_keys, memory_bytes }))
 }
 
 fn blob(field: &str, blob: Option<Blob>) -> Result<(Option<Hash>, u64), Failure> {
@@ -267,7 +328,7 @@ fn bad(why: impl Into<String>) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use brigade_proto::control::TensorRef;
+    use brigade_proto::control::{Checkpoints, TensorRef};
 
     use super::*;
 
@@ -295,6 +356,28 @@ mod tests {
         }
     }
 
+    fn copies() -> Checkpoints {
+        let key = |n: u8| vec![n; KEY_ID_BYTES].into();
+        Checkpoints {
+            mode: CheckpointMode::Buddy.into(),
+            buddy: "127.0.0.1:10".into(),
+            memory_bytes: 1 << 20,
+            buddy_key: key(1),
+            kept_key: key(2),
+            line_keys: [[2; KEY_ID_BYTES], [3; KEY_ID_BYTES], [1; KEY_ID_BYTES]].concat().into(),
+        }
+    }
+
+    #[test]
+    fn an_order_says_whose_copies_are_kept_and_who_has_them() {
+        let mut request = request();
+        request.spec.as_mut().unwrap().checkpoints = Some(copies());
+        let order = Order::parse(request).unwrap().checkpoints.unwrap();
+        let key = |n: u8| KeyId::from_bytes(&[n; KEY_ID_BYTES]).unwrap();
+        assert_eq!((order.buddy_key, order.kept_key), (Some(key(1)), Some(key(2))));
+        assert_eq!(order.line_keys, [key(2), key(3), key(1)]);
+    }
+
     #[test]
     fn a_good_request_parses() {
         let order = Order::parse(request()).unwrap();
@@ -318,7 +401,12 @@ mod tests {
         grown.spec.as_mut().unwrap().max_seqs = 5;
         let order = |r| Order::parse(r).unwrap();
         let key = order(request()).key(order(request()).content("here"));
+        let mut others = request();
+        let spec = others.spec.as_mut().unwrap();
+        spec.next_key = vec![1; KEY_ID_BYTES].into();
+        spec.checkpoints = Some(copies());
         assert!(key.serves(&order(moved), "here"));
+        assert!(key.serves(&order(others), "here"));
         assert!(!key.serves(&order(grown), "here"));
     }
 
@@ -353,7 +441,7 @@ mod tests {
     #[test]
     fn each_wrong_field_is_named() {
         type Change = fn(&mut PrepareRequest, &mut StageSpec);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 16] = [
             ("n_stages", |_, s| s.n_stages = 100_000),
             ("spec.stage", |_, s| s.stage = 3),
             ("layers", |_, s| s.layer_begin = 4),
@@ -363,6 +451,16 @@ mod tests {
             ("kv_type", |_, s| s.kv_type = 99),
             ("wire_type", |_, s| s.wire_type = 0),
             ("next_hop", |_, s| s.next_hop = "nowhere".into()),
+            ("mode", |_, s| s.checkpoints = Some(Checkpoints { mode: 9, ..copies() })),
+            ("buddy", |_, s| s.checkpoints = Some(Checkpoints { buddy: "x".into(), ..copies() })),
+            ("no such worker", |_, s| {
+                let mode = CheckpointMode::Disk.into();
+                s.checkpoints = Some(Checkpoints { mode, ..copies() });
+            }),
+            ("line_keys has 1", |_, s| {
+                let line_keys = vec![1; KEY_ID_BYTES + 1].into();
+                s.checkpoints = Some(Checkpoints { line_keys, ..copies() });
+            }),
             ("header", |r, _| r.header = None),
             ("tensor a", |r, _| r.tensors[0].blob.as_mut().unwrap().nbytes = 0),
             ("twice", |r, _| r.tensors.push(r.tensors[0].clone())),

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::backend::StageOutput;
+use crate::copies::taker::Outbox;
 use crate::metrics::Meter;
 use crate::wire::{BufferPool, boundary_to_wire, row_to_wire};
 
@@ -53,6 +54,8 @@ pub struct LaneRun {
     pub meter: Arc<Meter>,
     /// Boundary buffers.
     pub pool: BufferPool,
+    /// Where checkpoints go, if any are taken.
+    pub copies: Option<Outbox>,
     /// What this stage's times count from.
     pub opened: Instant,
 }

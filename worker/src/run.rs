@@ -9,7 +9,8 @@ use std::time::Duration;
 use brigade_engine::kernels::KernelError;
 use brigade_proto::address::Address;
 use brigade_proto::control::worker_server::WorkerServer;
-use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES};
+use brigade_proto::copies::copies_server::CopiesServer;
+use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES};
 use brigade_proto::net::{Listener, NetError, Plain, address_towards, server};
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,7 @@ use crate::backend::StageBackend;
 use crate::cache::Cache;
 use crate::config::{Config, DEFAULT_PORT};
 use crate::control::ControlService;
+use crate::copies::service::CopiesService;
 use crate::credentials::Secure;
 use crate::executor::Stuck;
 use crate::hashes::HashStore;
@@ -129,9 +131,11 @@ impl Bound {
         let pace = Arc::new(Pace::default());
         let control = WorkerServer::new(ControlService::new(worker.clone(), pace.clone()))
             .max_decoding_message_size(MAX_CONTROL_BYTES);
+        let copies = CopiesServer::new(CopiesService::new(worker.clone(), pace.clone()))
+            .max_decoding_message_size(MAX_PIECE_BYTES);
         let pipeline = PipelineServer::new(PipelineService::new(worker.clone(), pace))
             .max_decoding_message_size(MAX_FRAME_BYTES);
-        let router = server().add_service(control).add_service(pipeline);
+        let router = server().add_service(control).add_service(pipeline).add_service(copies);
         let serving = listener.serve(router, stop.clone().cancelled_owned());
         let joined = worker.clone();
         let joining = async {

@@ -3,20 +3,21 @@
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::batch::{Boundary, SlotId, UBatch};
+use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
+use brigade_engine::state::StageCopy;
 use brigade_engine::text::Tokenizer;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, StageBackend, StageError, StageNeeds, StageOutput,
-    StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, StageBackend, StageError, StageNeeds,
+    StageOutput, StageRunner, StageShape,
 };
 use crate::config::Config;
 use crate::host;
@@ -273,6 +274,40 @@ impl StageRunner for CpuStage {
     fn reset(&mut self) -> Result<(), StageError> {
         self.stage.reset();
         Ok(())
+    }
+
+    fn copy_facts(&self) -> Option<CopyFacts> {
+        let layers = self.stage.layers();
+        Some(CopyFacts {
+            kind: self.stage.copy_kind(),
+            layers: layers.start as u32..layers.end as u32,
+            prints: self.stage.prints().iter().map(|(_, print)| *print).collect(),
+            has_slots: self.stage.has_slots(),
+        })
+    }
+
+    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
+        self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
+    }
+
+    fn copy_new(
+        &self,
+        slot: u32,
+        len: u32,
+        first_page: u32,
+        max_bytes: usize,
+    ) -> Result<StageCopy, SnapshotError> {
+        self.stage.copy_new(SlotId(slot), len, first_page, max_bytes)
+    }
+
+    fn put_back(
+        &mut self,
+        slot: u32,
+        len: u32,
+        tokens: &[u32],
+        source: FindSource<'_, '_>,
+    ) -> Result<(), SnapshotError> {
+        self.stage.put_back(SlotId(slot), len, tokens, source)
     }
 }
 

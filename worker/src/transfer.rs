@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
+use crate::memory::make_room;
 use crate::state::{STALL, StateTurn, Worker, check_speaker};
 
 /// Chunks made and not yet taken by the transport.
@@ -79,18 +80,6 @@ fn append(bytes: &mut Vec<u8>, data: &[u8], head: &RestoreHead) -> Result<(), Fa
     make_room(bytes, data.len(), head.total_bytes)?;
     bytes.extend_from_slice(data);
     Ok(())
-}
-
-/// Room for `more` bytes, and for as many again as have come, but never more than announced.
-fn make_room(bytes: &mut Vec<u8>, more: usize, total: u64) -> Result<(), Failure> {
-    if bytes.capacity() - bytes.len() >= more {
-        return Ok(());
-    }
-    let left = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(bytes.len());
-    bytes.try_reserve_exact(left.min(bytes.len().max(more))).map_err(|_| {
-        let why = format!("no memory for a snapshot of {total} bytes: give the machine more");
-        Failure::refusal(FailureKind::NoMemory, why)
-    })
 }
 
 async fn next(

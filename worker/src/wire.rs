@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    BlockId, Boundary, Constraint, DryParams, Grammar, Marker, NotBefore, RowOutput, RowValue,
-    SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
+    BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, NotBefore, RowOutput,
+    RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
 };
 use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
@@ -178,7 +178,21 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         },
         pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
+        pb::seq_op::Op::Name(name) => {
+            let (slot, bytes) = (SlotId(name.slot), &name.name[..]);
+            let named = (!bytes.is_empty()).then(|| sixteen("name", bytes).map(CopyName));
+            SeqOp::Name { slot, name: named.transpose()? }
+        }
+        pb::seq_op::Op::Checkpoint(taken) => SeqOp::Checkpoint {
+            slot: SlotId(taken.slot),
+            len: taken.len,
+            mark: TokenMark(sixteen("checkpoint.mark", &taken.mark)?),
+        },
     })
+}
+
+fn sixteen(field: &'static str, bytes: &[u8]) -> Result<[u8; 16], FrameError> {
+    bytes.try_into().map_err(|_| FrameError::Invalid { field, why: "it has not 16 bytes" })
 }
 
 fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {

@@ -13,8 +13,8 @@ use super::{input, output, session};
 use crate::cluster::{self, worker_facts};
 use crate::model::Model;
 use crate::plan::{
-    DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts,
-    format_bytes, parse_cluster_file, plan, plan_by_hand,
+    Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
+    WorkerFacts, format_bytes, parse_cluster_file, plan, plan_by_hand,
 };
 
 /// Show how a model's layers would be cut over workers.
@@ -59,6 +59,9 @@ pub struct PlanArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
+    /// As in serve: room for copies of streams' states
+    #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
+    checkpoint: Checkpoint,
     #[command(flatten)]
     line: LineArgs,
 }
@@ -87,6 +90,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         block_positions: KV_PAGE as u32,
         max_rows: args.line.ubatch.unwrap_or(PlanSettings::default().max_rows),
         prompt_per_generated: args.line.balance.prompt_per_generated(),
+        checkpoint: args.checkpoint,
         ..PlanSettings::default()
     };
     let facts = model.facts(args.kv_type.engine())?;

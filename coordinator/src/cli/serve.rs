@@ -21,8 +21,8 @@ use crate::cluster::Patience;
 use crate::handle::Status;
 use crate::http::{App, Bodies, Origins};
 use crate::metrics;
-use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
-use crate::sched::DEFAULT_MAX_WAITING;
+use crate::plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
+use crate::sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use front::{Front, FrontArgs};
 
 /// How long running answers may take to end after the first signal.
@@ -76,6 +76,15 @@ pub struct ServeArgs {
     /// end at once. Such as 90s, 5m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
     repair_within: Duration,
+    /// Where workers copy the states of running streams, so that less is computed again when one is lost: off, buddy
+    /// (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
+    #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
+    checkpoint: Checkpoint,
+    /// With --checkpoint: tokens of a stream after which its recurrent states are copied again; full KV pages are
+    /// copied as they fill
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHECKPOINT_EVERY,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    checkpoint_every: u32,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -187,6 +196,7 @@ async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
+        checkpoint: (args.checkpoint, args.checkpoint_every),
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
         served_names: args.served_model_name.clone(),

@@ -27,9 +27,11 @@ use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::health::RollWatch;
 use crate::meter::Meter;
 use crate::model::Model;
-use crate::plan::HandCut;
+use crate::plan::{Checkpoint, HandCut};
 use crate::request::{Limits, Request};
-use crate::sched::{DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig};
+use crate::sched::{
+    DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
+};
 use crate::text_model::TemplateSource;
 
 /// Rows of the largest ubatch where nothing is said.
@@ -66,6 +68,8 @@ pub struct SessionOptions {
     pub max_waiting: usize,
     /// How long requests wait for another line when theirs is lost.
     pub repair_within: Duration,
+    /// Where copies of states go, and after how many tokens recurrent ones are taken again.
+    pub checkpoint: (Checkpoint, u32),
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
@@ -90,6 +94,7 @@ impl SessionOptions {
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
+            checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
             trace: None,
             chat_template: None,
             served_names: Vec::new(),
@@ -195,10 +200,12 @@ impl Session {
         security.keep();
         let roll = cluster.link.roll.clone();
         let (engine, ends) = Engine::channel();
+        let (mode, every) = options.checkpoint;
         let sched = SchedConfig {
             prefill_rows: options.line.ubatch,
             max_waiting: options.max_waiting,
             repair_within_us: options.repair_within.as_micros() as u64,
+            checkpoint_every: (mode != Checkpoint::Off).then_some(every),
             ..SchedConfig::default()
         };
         let driver_config = DriverConfig { sched, n_vocab: model.n_vocab(), meter: meter.clone() };
@@ -299,6 +306,7 @@ fn cluster_config(
         max_rows,
         kernels: line.kernels.clone(),
         balance: line.balance,
+        checkpoint: options.checkpoint.0,
         cut: line.hand_cut().cloned(),
     };
     let source = source(line, options.control.is_some(), options.worker_log())?;

@@ -8,7 +8,7 @@ use brigade_proto::net::Network;
 
 use super::local::LocalOptions;
 use crate::pki::Pki;
-use crate::plan::{Balance, HandCut};
+use crate::plan::{Balance, Checkpoint, HandCut};
 
 /// Where workers come from.
 #[derive(Clone, Debug)]
@@ -49,6 +49,8 @@ pub struct StageOptions {
     pub kernels: Option<String>,
     /// What cuts are balanced for.
     pub balance: Balance,
+    /// Where copies of sequences' states go.
+    pub checkpoint: Checkpoint,
     /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
     /// they joined; with fewer the line waits, and more are spare.
     pub cut: Option<HandCut>,

@@ -14,6 +14,7 @@ use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
     Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, UnloadRequest,
 };
+use brigade_proto::copies::copies_client::CopiesClient;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
 use brigade_proto::net::{Connection, NetError, Network, speaks_http};
@@ -111,6 +112,7 @@ pub struct Conn {
     reach: Reach,
     coordinator_id: String,
     control: WorkerClient<Connection>,
+    copies: CopiesClient<Connection>,
     heart: WorkerClient<Connection>,
     capabilities: Capabilities,
     last_epoch: u64,
@@ -144,6 +146,9 @@ impl Conn {
                 .max_encoding_message_size(MAX_CONTROL_BYTES)
         };
         let (reach, first) = Reach::find(address, network).await.map_err(failed)?;
+        let copies = CopiesClient::new(first.clone())
+            .max_decoding_message_size(MAX_CONTROL_BYTES)
+            .max_encoding_message_size(MAX_CONTROL_BYTES);
         let (mut control, heart) = (client(first), client(reach.dial().await.map_err(failed)?));
         let hello = HelloRequest {
             wire_version: WIRE_VERSION,
@@ -170,6 +175,7 @@ impl Conn {
             reach,
             coordinator_id: coordinator_id.to_string(),
             control,
+            copies,
             heart,
             capabilities,
             last_epoch: reply.last_epoch,
@@ -204,6 +210,11 @@ impl Conn {
     /// A client for control calls; clones share the connection.
     pub fn control(&self) -> WorkerClient<Connection> {
         self.control.clone()
+    }
+
+    /// A client for calls about copies of states; shares the connection of control calls.
+    pub fn copies(&self) -> CopiesClient<Connection> {
+        self.copies.clone()
     }
 
     /// Checks that it has all that `needs` names.

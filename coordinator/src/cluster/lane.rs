@@ -186,6 +186,7 @@ mod silence {
 
     use super::*;
     use crate::cluster::placed_stage::Identity;
+    use crate::plan::Checkpoint;
 
     /// A stream of nothing.
     struct Nothing<T>(PhantomData<T>);
@@ -208,7 +209,7 @@ mod silence {
         pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
             let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
             let identity = Identity { epoch, coordinator_id: "test".to_string() };
-            let state_access = StateAccess::new(identity, Vec::new());
+            let state_access = StateAccess::new(identity, Vec::new(), Checkpoint::Off);
             let (results, lane) = (nothing(), nothing());
             let info = Arc::default();
             (Self { epoch, spec, info, state_access, ubatches, results, lane }, sent)

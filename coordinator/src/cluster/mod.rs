@@ -12,11 +12,15 @@
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
 //!   `lease`, `load`, `progress` and `lane`.
+//! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
+//!   `choose` names.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
 mod build;
+mod choose;
 mod config;
 mod conn;
+mod copies;
 mod departed;
 mod dial;
 mod enough;
@@ -42,6 +46,7 @@ mod states;
 mod supervisor;
 mod watch;
 
+pub use choose::Choice;
 pub use config::{ClusterConfig, Patience, Source, StageOptions};
 pub use conn::WorkerError;
 pub use facts::worker_facts;

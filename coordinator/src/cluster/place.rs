@@ -14,7 +14,8 @@ use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_engine::state::Prefixes;
 use brigade_proto::capability::Requirements;
 use brigade_proto::control::{
-    Blob, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec, TensorRef,
+    Blob, CheckpointMode, Checkpoints, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec,
+    TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
@@ -36,7 +37,7 @@ use super::states::StateAccess;
 use super::{hashes, push};
 use crate::handle::{LineInfo, StageInfo};
 use crate::model::Model;
-use crate::plan::{Plan, PlanError, PlanSettings, plan_line};
+use crate::plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
 use crate::sched::LineSpec;
 
 /// How long a worker may take to accept a stage, its files apart.
@@ -79,6 +80,8 @@ pub struct Placement {
     pub identity: Identity,
     /// The table all stages were told to use.
     kernels: Option<String>,
+    /// Where copies of states go.
+    checkpoint: Checkpoint,
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
     _lease: Arc<Lease>,
 }
@@ -98,8 +101,8 @@ impl Placement {
 
     /// The key of the worker of a stage, as its neighbours are told; empty where there is none.
     fn key_of(&self, stage: Option<usize>) -> Bytes {
-        let key = stage.and_then(|stage| self.stages.get(stage)?.conn.reach().key());
-        key.map_or_else(Bytes::new, |key| Bytes::copy_from_slice(key.as_bytes()))
+        let stage = stage.and_then(|stage| self.stages.get(stage));
+        stage.map_or_else(Bytes::new, |stage| stage.conn.reach().key_bytes())
     }
 
     /// Checks that all workers speak TLS with each other, or none does.
@@ -123,7 +126,7 @@ impl Placement {
 
     /// Where the states of its sequences are.
     pub fn state_access(&self) -> StateAccess {
-        StateAccess::new(self.identity.clone(), self.stages.clone())
+        StateAccess::new(self.identity.clone(), self.stages.clone(), self.checkpoint)
     }
 
     /// The line for people.
@@ -169,14 +172,16 @@ pub async fn place(
             let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
             let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
             let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
-            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes }
+            let copy_bytes = s.memory.copies;
+            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
     let line = line_spec(&plan, &settings, model.spec.prefixes());
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
-    let placement = Placement { stages, line, identity, kernels, _lease };
+    let checkpoint = plan.settings.checkpoint;
+    let placement = Placement { stages, line, identity, kernels, checkpoint, _lease };
     placement.check_alike()?;
     prepare_all(model, &placement, options, progress).await?;
     Ok(placement)
@@ -235,6 +240,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
         block_positions: KV_PAGE as u32,
         max_rows: options.max_rows,
         prompt_per_generated: options.balance.prompt_per_generated(),
+        checkpoint: options.checkpoint,
         ..PlanSettings::default()
     }
 }
@@ -332,6 +338,7 @@ fn prepare_request(
         next_hop,
         previous_key: placement.key_of(index.checked_sub(1)),
         next_key: placement.key_of(Some(index + 1)),
+        checkpoints: checkpoints(placement, index),
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),
@@ -345,6 +352,37 @@ fn prepare_request(
         header: Some(header_blob(model)),
         tensors: stage_tensors(model, stage).iter().map(unhashed).collect(),
         files,
+    }
+}
+
+/// Where a stage's copies go: to the next one of the line, and those of the last to the first.
+fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
+    let (stages, n) = (&placement.stages, placement.stages.len());
+    let all_keys: Vec<Bytes> = (0..n).map(|stage| placement.key_of(Some(stage))).collect();
+    let order = Checkpoints {
+        memory_bytes: stages[index].copy_bytes,
+        line_keys: all_keys.concat().into(),
+        ..Checkpoints::default()
+    };
+    match placement.checkpoint {
+        Checkpoint::Off => None,
+        Checkpoint::Disk => Some(Checkpoints { mode: CheckpointMode::Disk.into(), ..order }),
+        Checkpoint::Buddy if n < 2 => {
+            tracing::warn!(
+                "--checkpoint buddy: one worker has all layers, and no neighbour for its copies"
+            );
+            None
+        }
+        Checkpoint::Buddy => {
+            let (next, previous) = ((index + 1) % n, (index + n - 1) % n);
+            Some(Checkpoints {
+                mode: CheckpointMode::Buddy.into(),
+                buddy: stages[next].conn.address().to_string(),
+                buddy_key: all_keys[next].clone(),
+                kept_key: all_keys[previous].clone(),
+                ..order
+            })
+        }
     }
 }
 

@@ -27,4 +27,13 @@ pub struct PlacedStage {
     pub weight_bytes: u64,
     /// Bytes that the state of a sequence has there at most.
     pub max_sequence_bytes: u64,
+    /// Bytes that copies of states may take there.
+    pub copy_bytes: u64,
+}
+
+impl PlacedStage {
+    /// Its layers, as the wire counts them.
+    pub fn layer_range(&self) -> Range<u32> {
+        self.layers.start as u32..self.layers.end as u32
+    }
 }

@@ -4,6 +4,7 @@ use brigade_proto::address::Address;
 use brigade_proto::net::{Connection, NetError, Network};
 use brigade_proto::tls::verify::Expected;
 use brigade_proto::tls::{KeyId, Role};
+use bytes::Bytes;
 
 /// How a worker is reached.
 #[derive(Clone, Debug)]
@@ -46,6 +47,11 @@ impl Reach {
     /// Its key; `None` over plain connections.
     pub fn key(&self) -> Option<KeyId> {
         self.peer.and_then(|peer| peer.key)
+    }
+
+    /// The id of its key, as other workers are told; empty over plain connections.
+    pub fn key_bytes(&self) -> Bytes {
+        self.key().map_or_else(Bytes::new, |key| Bytes::copy_from_slice(key.as_bytes()))
     }
 
     /// What this cluster no longer believes, as heartbeats carry it.

@@ -12,17 +12,29 @@ use tokio::task::JoinSet;
 use super::conn::WorkerError;
 use super::placed_stage::{Identity, PlacedStage};
 use crate::handle::StageResident;
+use crate::plan::Checkpoint;
 
 /// Who has the states of a line's sequences.
 #[derive(Clone, Debug)]
 pub struct StateAccess {
-    identity: Identity,
-    stages: Vec<PlacedStage>,
+    pub(super) identity: Identity,
+    pub(super) stages: Vec<PlacedStage>,
+    /// Where copies of states go.
+    pub(super) checkpoint: Checkpoint,
 }
 
 impl StateAccess {
-    pub(super) fn new(identity: Identity, stages: Vec<PlacedStage>) -> Self {
-        Self { identity, stages }
+    pub(super) fn new(
+        identity: Identity,
+        stages: Vec<PlacedStage>,
+        checkpoint: Checkpoint,
+    ) -> Self {
+        Self { identity, stages, checkpoint }
+    }
+
+    /// Whether copies of states are taken.
+    pub fn takes_copies(&self) -> bool {
+        self.checkpoint != Checkpoint::Off
     }
 
     /// The state of the sequence in `slot`, over all layers: one snapshot, whatever the cut. The

@@ -35,7 +35,8 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let (states, _) = States::new();
     let (status, _) = watch::channel(Status::Stopping);
     let (faults, _) = mpsc::channel(1);
-    let mut driver = Driver::new(config, states, status, faults);
+    let (checkpoints, _) = Checkpoints::new();
+    let mut driver = Driver::new(config, states, checkpoints, status, faults);
     let (line, sent) = OpenLine::of_nobody(1, SPEC);
     driver.line_event(LineEvent::Up(Box::new(line)));
     (driver, sent)

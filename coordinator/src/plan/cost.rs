@@ -13,12 +13,18 @@
 
 use std::ops::Range;
 
+use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
+use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
+
 use super::facts::{LayerFacts, ModelFacts, WorkerFacts};
-use super::{Capacity, PlanSettings};
+use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
 /// of the transport, the allocator's slack.
 pub const PROCESS_BYTES: u64 = 96 << 20;
+
+/// Copies that wait to be sent, and what has come of a neighbour's.
+const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;
 
 /// Bytes that a stage needs, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -29,6 +35,8 @@ pub struct StageMemory {
     pub kv: u64,
     /// Recurrent states.
     pub state: u64,
+    /// Copies of states: those that are kept for a neighbour, and the stage's own on their way.
+    pub copies: u64,
     /// Work memory and the process itself.
     pub scratch: u64,
 }
@@ -36,7 +44,7 @@ pub struct StageMemory {
 impl StageMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.kv, self.state, self.scratch];
+        let parts = [self.weights, self.kv, self.state, self.copies, self.scratch];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -45,6 +53,7 @@ impl StageMemory {
             weights: self.weights.saturating_add(other.weights),
             kv: self.kv.saturating_add(other.kv),
             state: self.state.saturating_add(other.state),
+            copies: self.copies.saturating_add(other.copies),
             scratch: self.scratch.saturating_add(other.scratch),
         }
     }
@@ -141,11 +150,37 @@ impl<'a> Costs<'a> {
         let logits = if last { model.logits_bytes } else { 0 };
         let per_row = model.scratch_bytes_per_row.saturating_add(logits);
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
+        let kv = of(&self.kv).saturating_mul(positions);
         StageMemory {
             weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
-            kv: of(&self.kv).saturating_mul(positions),
+            kv,
+            copies: self.copies(range, capacity),
             state: of(&self.state).saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+        }
+    }
+
+    /// What copies of the states of layers `range` take. What a stage keeps is its neighbour's, which is taken to be as
+    /// large; what is beyond that is not kept.
+    fn copies(&self, range: &Range<usize>, capacity: Capacity) -> u64 {
+        let of = |sums: &[u64]| sums[range.end] - sums[range.start];
+        let (n_slots, n_pages) = (u64::from(capacity.n_slots), u64::from(capacity.n_blocks));
+        let page = of(&self.kv).saturating_mul(self.settings.block_positions.into());
+        let pages = page.saturating_mul(n_pages);
+        // One more than stay: the oldest goes when the next is whole.
+        let n_rests = n_slots.saturating_mul(RESTS_KEPT as u64) + 1;
+        let own = of(&self.state).saturating_mul(n_rests);
+        // A position that is not at a page's end has the beginning of that page too.
+        let begun = if self.has_states() { page.saturating_mul(n_rests) } else { 0 };
+        let n_layers = range.len() as u64;
+        let entries = ENTRY_BYTES.saturating_mul(n_pages.saturating_add(n_rests));
+        let tables = n_layers.saturating_mul(LAYER_BYTES.saturating_mul(n_slots) + 2 * entries);
+        match self.settings.checkpoint {
+            Checkpoint::Off => 0,
+            Checkpoint::Disk => own.saturating_add(tables).saturating_add(QUEUE_BYTES as u64),
+            Checkpoint::Buddy => [pages, begun, own, own, tables, tables, ON_THEIR_WAY]
+                .into_iter()
+                .fold(0, u64::saturating_add),
         }
     }
 

@@ -88,6 +88,10 @@ impl Plan {
         writeln!(out, "a sequence: {}", self.sequence)?;
         for (i, stage) in self.stages.iter().enumerate() {
             writeln!(out, "stage {i} ({}): of a sequence {}", stage.name, stage.sequence)?;
+            if stage.memory.copies > 0 {
+                let copies = format_bytes(stage.memory.copies);
+                writeln!(out, "stage {i} ({}): copies of states {copies}", stage.name)?;
+            }
             for reason in &stage.reasons {
                 writeln!(out, "stage {i} ({}): {reason}", stage.name)?;
             }

@@ -65,6 +65,19 @@ pub fn default_keep(prefixes: Prefixes, max_seqs: u32) -> u32 {
     keep.min(MAX_KEEP)
 }
 
+/// Where copies of sequences' states go, so that less is computed again when a worker is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Checkpoint {
+    /// Nowhere: all is computed again.
+    #[default]
+    Off,
+    /// Into the memory of the next worker of the line.
+    Buddy,
+    /// To each worker's own disk.
+    Disk,
+}
+
 /// What the operator wants, and the workload that cuts are balanced for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlanSettings {
@@ -85,6 +98,8 @@ pub struct PlanSettings {
     pub typical_positions: u32,
     /// Prompt tokens computed for each generated one ([`Balance`]).
     pub prompt_per_generated: f64,
+    /// Where copies of sequences' states go.
+    pub checkpoint: Checkpoint,
 }
 
 impl Default for PlanSettings {
@@ -98,6 +113,7 @@ impl Default for PlanSettings {
             decode_batch: 4,
             typical_positions: 512,
             prompt_per_generated: Balance::MIXED.prompt_per_generated(),
+            checkpoint: Checkpoint::Off,
         }
     }
 }

@@ -87,6 +87,23 @@ impl Waiting {
         self.queue.remove(at)
     }
 
+    /// Those whose line was lost.
+    pub fn interrupted(&self) -> impl Iterator<Item = &Pending> {
+        self.queue.iter().chain(&self.parked).filter(|pending| pending.interrupted)
+    }
+
+    /// The line that comes can go back to these positions of those that wait.
+    pub fn restorable(&mut self, found: &BTreeMap<RequestId, u32>) {
+        for pending in self.queue.iter_mut().chain(&mut self.parked) {
+            pending.restorable = found.get(&pending.request.id).copied();
+        }
+    }
+
+    /// One loses its place again, and is the next to get one.
+    pub fn go_back(&mut self, pending: Pending) {
+        self.queue.push_front(pending);
+    }
+
     /// Whose turn it is: those who had a place first, in order; then the first request of the owner that is next,
     /// of those that may take a place. Nobody overtakes it, so that a large request gets its room some day.
     pub fn turn(&self, owners: &Owners, line: &Line) -> Option<usize> {

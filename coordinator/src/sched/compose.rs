@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 
 use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
-use super::SchedConfig;
-use super::events::{Micros, Work};
+use super::events::{LineSpec, Micros, Work};
 use super::groups::Chosen;
 use super::in_flight::{InFlight, Wanted, WantedKind};
 use super::line::Line;
 use super::sequence::{Live, SeqNo};
 use super::sizing::{Beside, Sizing};
+use super::{SchedConfig, checkpoints};
 
 /// Composes a ubatch and notes it as in flight; `None` when the line is full or nothing is to do.
 pub(super) fn compose(
@@ -31,7 +31,7 @@ pub(super) fn compose(
     let n_decoding = live.n_decoding();
     let groups = sizing.decode_groups(n_decoding, line.groups);
     line.groups = Some(Chosen { n_decoding, groups });
-    let mut draft = Draft::new(line.spec.max_rows, config.max_logits_rows);
+    let mut draft = Draft::new(line.spec, config);
     if !live.has_streams() {
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
         let rows = if live.leaves_room() { rows.min(sizing.short_chunk()) } else { rows };
@@ -75,12 +75,17 @@ pub(super) fn compose(
             line.keep_prompt(sequence);
         }
     }
+    line.ops.append(&mut draft.checkpoints);
     Some(draft.send(now, line))
 }
 
 /// A ubatch being filled.
 struct Draft {
+    spec: LineSpec,
+    checkpoint_every: Option<u32>,
     opens: Vec<SeqOp>,
+    /// Of sequences that have rows in it.
+    checkpoints: Vec<SeqOp>,
     /// Sequences whose first row after the prompt is in it.
     first_decodes: Vec<SeqNo>,
     parts: Vec<SeqPart>,
@@ -95,15 +100,18 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(max_rows: u32, max_logits_rows: u32) -> Self {
+    fn new(spec: LineSpec, config: &SchedConfig) -> Self {
         Self {
+            spec,
+            checkpoint_every: config.checkpoint_every,
             opens: Vec::new(),
+            checkpoints: Vec::new(),
             first_decodes: Vec::new(),
             parts: Vec::new(),
             computed: Vec::new(),
             wanted: VecDeque::new(),
-            rows_left: max_rows,
-            logits_rows_left: max_logits_rows.max(1),
+            rows_left: spec.max_rows,
+            logits_rows_left: config.max_logits_rows.max(1),
             decode_rows: 0,
             prompt_rows: 0,
             gap_bound: None,
@@ -157,14 +165,12 @@ impl Draft {
         let sequence = live.get_mut(no).expect("queues name live sequences only");
         if !sequence.opened {
             sequence.opened = true;
-            let sampler = match &sequence.work {
-                Work::Generate { sampler, .. } => Some(sampler.clone()),
-                Work::Logits | Work::Hidden => None,
-            };
             let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
-            let request = sequence.label.clone();
+            let (sampler, request) = (sequence.sampler(), sequence.label.clone());
             self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
+            self.opens.extend(sequence.name.map(|name| SeqOp::Name { slot, name: Some(name) }));
         }
+        self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
         let part = live.next_part(no, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {

@@ -13,6 +13,10 @@ pub const DEFAULT_MAX_LOGITS_ROWS: u32 = 128;
 /// [`SchedConfig::repair_within_us`] says otherwise: five minutes.
 pub const DEFAULT_REPAIR_WITHIN_US: Micros = 300_000_000;
 
+/// Tokens after which a recurrent state is copied again, unless the operator says otherwise: these at most are computed
+/// again after a loss.
+pub const DEFAULT_CHECKPOINT_EVERY: u32 = 128;
+
 /// What the operator may fix; `None` leaves it to measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedConfig {
@@ -29,6 +33,8 @@ pub struct SchedConfig {
     pub max_logits_rows: u32,
     /// How long requests wait for another line after theirs was lost.
     pub repair_within_us: Micros,
+    /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
+    pub checkpoint_every: Option<u32>,
 }
 
 impl Default for SchedConfig {
@@ -40,6 +46,7 @@ impl Default for SchedConfig {
             max_in_flight: None,
             max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
             repair_within_us: DEFAULT_REPAIR_WITHIN_US,
+            checkpoint_every: None,
         }
     }
 }

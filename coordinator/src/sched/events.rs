@@ -4,9 +4,10 @@
 //! get here: a request is token ids. A stop string is found by whoever reads the stream's text
 //! ([`crate::generation`]); to the scheduler it is a cancelled request.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use brigade_engine::batch::{RowOutput, SampledToken, SamplerSetup, UBatch};
+use brigade_engine::batch::{CopyName, RowOutput, SampledToken, SamplerSetup, SlotId, UBatch};
 use brigade_engine::state::Prefixes;
 
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
@@ -67,6 +68,24 @@ impl Request {
     }
 }
 
+impl Request {
+    /// What copies of its sequence's state are called: equal for equal requests only, on every line and in every
+    /// process. `None` where only logits are wanted.
+    pub fn copy_name(&self) -> Option<CopyName> {
+        let Work::Generate { sampler, max_tokens, .. } = &self.work else { return None };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.label.len() as u64).to_le_bytes());
+        hasher.update(self.label.as_bytes());
+        hasher.update(&sampler.seed.to_le_bytes());
+        hasher.update(&max_tokens.to_le_bytes());
+        for token in &self.prompt {
+            hasher.update(&token.to_le_bytes());
+        }
+        let hash = hasher.finalize();
+        hash.as_bytes().first_chunk().map(|name| CopyName(*name))
+    }
+}
+
 /// What a request wants computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
@@ -102,6 +121,16 @@ pub enum Event {
         epoch: u64,
         /// What it can hold.
         line: LineSpec,
+    },
+    /// Before [`Event::LineUp`]: positions that every stage of that line can go back to, for some of
+    /// [`super::Scheduler::interrupted`].
+    Restorable(BTreeMap<RequestId, u32>),
+    /// The state that [`Action::Restore`] asked for is on every stage, or will not be.
+    Restored {
+        /// Whose.
+        request: RequestId,
+        /// Whether it is there.
+        is_there: bool,
     },
     /// The line is gone, with all it held. Whoever was on it waits for the next one and goes on there.
     LineDown {
@@ -175,6 +204,18 @@ pub enum Action {
         request: RequestId,
         /// How many.
         tokens: u32,
+    },
+    /// A request has a place again after its line was lost. When the ubatch that opens its slot is back, its state
+    /// at a position is to be put back there on every stage; then [`Event::Restored`].
+    Restore {
+        /// Whose.
+        request: RequestId,
+        /// Where.
+        slot: SlotId,
+        /// What its copies are called.
+        name: CopyName,
+        /// Those of the positions.
+        tokens: Vec<u32>,
     },
     /// A request has a place again after its line was lost, and computes again what it had before.
     /// What was reported is not reported again: the next token has the next index.

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use brigade_engine::batch::SeqOp;
+use brigade_engine::batch::{BlockId, SeqOp};
 
 use super::events::{LineFault, LineSpec, Micros};
 use super::groups::Chosen;
@@ -51,11 +51,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(epoch: u64, spec: LineSpec, now: Micros) -> Self {
+    /// A line on which nothing runs; pages `last` are given to others only when there are none else.
+    pub fn new(epoch: u64, spec: LineSpec, now: Micros, last: &[BlockId]) -> Self {
         Self {
             epoch,
             spec,
-            blocks: Pages::new(spec.n_blocks),
+            blocks: Pages::new(spec.n_blocks, last),
             slots: Pool::new(spec.n_slots + spec.n_kept),
             kept: KeptPool::default(),
             ops: Vec::new(),

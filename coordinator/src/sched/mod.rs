@@ -6,6 +6,7 @@
 //! out.
 
 mod admit;
+mod checkpoints;
 mod compose;
 mod config;
 mod events;
@@ -31,8 +32,10 @@ use replay::Pending;
 use sequence::{Live, SeqNo};
 use sizing::Sizing;
 
+pub use checkpoints::Interrupted;
 pub use config::{
-    DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
+    DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
+    DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
 };
 pub use events::{
     Action, Event, FinishReason, KeptId, LineFault, LineSpec, Micros, Rejection, Request,
@@ -71,6 +74,10 @@ impl Scheduler {
             Event::Cancel(request) => self.cancel(now, request),
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
+            Event::Restorable(found) => self.waiting.restorable(&found),
+            Event::Restored { request, is_there } => {
+                self.restored(now, request, is_there, &mut out);
+            }
             Event::LineDown { reason } => self.line_down(now, reason, &mut out),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
@@ -118,7 +125,7 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            admit(line, &mut self.live, Pending::new(request), out);
+            admit(&self.config, line, &mut self.live, Pending::new(request), out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(request)? {
@@ -138,7 +145,11 @@ impl Scheduler {
     /// A live sequence is kept, or its places are freed.
     fn end(&mut self, now: Micros, no: SeqNo) {
         if let Some(sequence) = self.live.remove(no) {
-            self.with_line(|line| line.retire(no, sequence));
+            self.with_line(|line| match sequence.restoring {
+                // It has not the state that it would be kept for.
+                true => line.release(&sequence),
+                false => line.retire(no, sequence),
+            });
             self.waiting.note_end(now);
         }
     }
@@ -181,7 +192,9 @@ impl Scheduler {
         );
         let refused = self.waiting.line_came(&spec);
         out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
-        self.line = Some(Line::new(epoch, spec, now));
+        let wanted = self.waiting.interrupted().filter(|pending| pending.restorable.is_some());
+        let last: Vec<_> = wanted.flat_map(|pending| pending.blocks.iter().copied()).collect();
+        self.line = Some(Line::new(epoch, spec, now, &last));
     }
 
     /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
@@ -358,7 +371,7 @@ impl Scheduler {
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
             && let Some(next) = self.waiting.take(at)
         {
-            admit(line, &mut self.live, next, out);
+            admit(&self.config, line, &mut self.live, next, out);
         }
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
@@ -442,12 +455,22 @@ impl Scheduler {
 }
 
 /// Gives a request its places and the end of the prefill queue.
-fn admit(line: &mut Line, live: &mut Live, pending: Pending, out: &mut Vec<Action>) {
+fn admit(
+    config: &SchedConfig,
+    line: &mut Line,
+    live: &mut Live,
+    pending: Pending,
+    out: &mut Vec<Action>,
+) {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
-    let again = pending.interrupted;
-    let sequence = line.admit(pending);
+    let (again, restorable) = (pending.interrupted, pending.restorable);
+    let mut sequence = line.admit(pending);
+    line.name(config, live, &mut sequence);
+    if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
+        return checkpoints::begin_restore(line, live, sequence, (name, len), out);
+    }
     line.burst_rows += u64::from(sequence.prompt_left());
     let request = sequence.request;
     if again {

@@ -4,6 +4,8 @@
 //! all computed is never written again. So any number of sequences that begin alike may hold it, and it is
 //! free when nobody does. Another sequence may take it at once, because each stage runs ubatches in order.
 
+use std::collections::BTreeSet;
+
 use brigade_engine::batch::BlockId;
 
 /// On whose account a page is held.
@@ -45,10 +47,40 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// `total` free pages; the lowest are taken first.
-    pub fn new(total: u32) -> Self {
+    /// `total` free pages; the lowest are taken first, but those of `last` after all others.
+    pub fn new(total: u32, last: &[BlockId]) -> Self {
         let holds = vec![Holds::default(); total as usize];
-        Self { free: (0..total).rev().collect(), holds, n_running: 0 }
+        let last: BTreeSet<u32> = last.iter().map(|block| block.0).filter(|b| *b < total).collect();
+        let others = (0..total).rev().filter(|block| !last.contains(block));
+        let free = last.iter().rev().copied().chain(others).collect();
+        Self { free, holds, n_running: 0 }
+    }
+
+    /// Takes `n` pages, or none if fewer are free: of `wanted`, in its order, those that are, in place of others.
+    pub fn take_like(
+        &mut self,
+        wanted: &[BlockId],
+        n: u32,
+        holder: Holder,
+    ) -> Option<Vec<BlockId>> {
+        if self.n_free() < n {
+            return None;
+        }
+        let mut is_free = vec![false; self.holds.len()];
+        self.free.iter().for_each(|block| is_free[*block as usize] = true);
+        let mut place = |block: &BlockId| {
+            let free = is_free.get_mut(block.0 as usize)?;
+            std::mem::take(free).then_some(*block)
+        };
+        let same: Vec<Option<BlockId>> = wanted.iter().take(n as usize).map(&mut place).collect();
+        let taken: BTreeSet<u32> = same.iter().flatten().map(|block| block.0).collect();
+        self.free.retain(|block| !taken.contains(block));
+        taken.iter().for_each(|block| self.add(BlockId(*block), holder));
+        let others = self.take(n - taken.len() as u32, holder)?;
+        let mut others = others.into_iter();
+        let missing = n as usize - same.len();
+        let all = same.into_iter().chain(std::iter::repeat_n(None, missing));
+        all.map(|block| block.or_else(|| others.next())).collect()
     }
 
     pub fn total(&self) -> u32 {
@@ -127,7 +159,7 @@ mod tests {
 
     #[test]
     fn takes_all_or_nothing_and_counts() {
-        let mut pages = Pages::new(4);
+        let mut pages = Pages::new(4, &[]);
         assert_eq!(pages.take(3, Holder::Running), Some(ids(&[0, 1, 2])));
         assert_eq!(pages.take(2, Holder::Running), None);
         assert_eq!(counts(&pages), (1, 3, 0));
@@ -138,8 +170,19 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_somebody_had_are_taken_again_where_they_are_free() {
+        let mut pages = Pages::new(8, &ids(&[1, 0, 9]));
+        assert_eq!(pages.take(2, Holder::Running), Some(ids(&[2, 3])));
+        let like = pages.take_like(&ids(&[1, 2, 9, 0]), 5, Holder::Running);
+        assert_eq!(like, Some(ids(&[1, 4, 5, 0, 6])));
+        assert_eq!(counts(&pages), (1, 7, 0));
+        assert_eq!(pages.take_like(&ids(&[7]), 2, Holder::Running), None);
+        assert_eq!(pages.take_like(&ids(&[7, 6, 5]), 1, Holder::Kept), Some(ids(&[7])));
+    }
+
+    #[test]
     fn a_shared_page_is_free_when_its_last_holder_lets_go() {
-        let mut pages = Pages::new(1);
+        let mut pages = Pages::new(1, &[]);
         let page = pages.take(1, Holder::Running).unwrap()[0];
         pages.share(page, Holder::Kept);
         pages.share(page, Holder::Running);
@@ -154,7 +197,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "given back twice")]
     fn a_double_release_is_a_bug() {
-        let mut pages = Pages::new(1);
+        let mut pages = Pages::new(1, &[]);
         pages.take(1, Holder::Kept);
         pages.give_back(BlockId(0), Holder::Running);
     }

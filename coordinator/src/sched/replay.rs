@@ -9,6 +9,8 @@
 //! second than before, is a suspect and runs alone. If a third line is lost under it, it ends with the
 //! reason, and nobody else does.
 
+use brigade_engine::batch::{BlockId, CopyName};
+
 use super::events::{Micros, Request, RequestError, RequestId, Work};
 use super::sequence::Admitted;
 
@@ -30,6 +32,12 @@ pub(super) struct Pending {
     pub losses: u32,
     /// Whether it had a place before.
     pub interrupted: bool,
+    /// What copies of its state are called.
+    pub name: Option<CopyName>,
+    /// The pages it had: a stage that stays loaded still holds its state there.
+    pub blocks: Vec<BlockId>,
+    /// Every stage of the line that came can go back to this position.
+    pub restorable: Option<u32>,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
 }
@@ -37,6 +45,9 @@ pub(super) struct Pending {
 impl Pending {
     pub fn new(request: Request) -> Self {
         Self {
+            name: request.copy_name(),
+            blocks: Vec::new(),
+            restorable: None,
             request,
             generated: Vec::new(),
             rows_returned: 0,
@@ -53,24 +64,36 @@ impl Pending {
         reason: &str,
     ) -> Result<Self, (RequestId, RequestError)> {
         // Whoever had sent nothing has broken nothing.
-        let losses = sequence.losses + u32::from(sequence.opened);
+        let losses = sequence.losses + u32::from(sequence.opened && !sequence.restoring);
         if losses >= MOST_LOSSES {
             let reason = format!("{reason}; it was on {losses} lines in a row that were lost");
             let error = RequestError::LineLost { reason, generated: sequence.generated() };
             return Err((sequence.request, error));
         }
+        Ok(Self { losses, ..Self::of(sequence) })
+    }
+
+    /// A sequence whose state could not be put back.
+    pub fn without_copies(sequence: Admitted) -> Self {
+        Self { name: None, blocks: Vec::new(), ..Self::of(sequence) }
+    }
+
+    fn of(sequence: Admitted) -> Self {
         let Admitted { request: id, label, work, share, deadline, .. } = sequence;
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
-        Ok(Self {
+        Self {
             request: Request { id, label, prompt, work, share, deadline },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,
-            losses,
+            losses: sequence.losses,
             interrupted: true,
+            name: sequence.name,
+            blocks: sequence.blocks,
+            restorable: None,
             without_line_since: None,
-        })
+        }
     }
 
     /// No line came for it.

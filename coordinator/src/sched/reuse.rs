@@ -46,7 +46,9 @@ impl Line {
     pub fn admit(&mut self, pending: Pending) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
-        let Pending { request, rows_returned, furthest, losses, .. } = pending;
+        let Pending {
+            request, rows_returned, furthest, losses, name, blocks: had, restorable, ..
+        } = pending;
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
         let source = generates.then(|| self.kept.best(&tokens, self.spec.prefixes)).flatten();
@@ -54,7 +56,10 @@ impl Line {
             Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
             None => {
                 self.make_room(n_pages, None);
-                (self.blocks.take(n_pages, Holder::Running).expect("has_room was asked"), 0)
+                // A stage that stayed loaded still holds its state in them.
+                let had = if restorable.is_some() { &had[..] } else { &[] };
+                let like = self.blocks.take_like(had, n_pages, Holder::Running);
+                (like.expect("has_room was asked"), 0)
             }
         };
         Admitted {
@@ -76,6 +81,9 @@ impl Line {
             // What a kept sequence stands for is no progress of this one.
             furthest: furthest.max(reused),
             losses,
+            name,
+            checkpointed: reused,
+            restoring: false,
         }
     }
 
@@ -163,6 +171,9 @@ impl Line {
         }
         blocks.truncate(n_used);
         let request = Some(sequence.request);
+        if sequence.name.is_some() {
+            self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
+        }
         // Before it is one of them, so that it is not the one to go.
         self.limit_kept(self.spec.n_kept.saturating_sub(1));
         let slot = sequence.slot;

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, SeqPart, SlotId, Want};
+use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqPart, SlotId, Want};
 
 use super::events::{Micros, RequestId, Share, Work};
 use super::fair::Owners;
@@ -59,6 +59,12 @@ pub(super) struct Admitted {
     pub furthest: u32,
     /// Lines lost under it since it last got further than ever.
     pub losses: u32,
+    /// What copies of its state are called; `None`: none are taken.
+    pub name: Option<CopyName>,
+    /// Up to which position its state was last copied, or what it began with.
+    pub checkpointed: u32,
+    /// Its state is being put back: nothing is sent before it is there.
+    pub restoring: bool,
     /// Whose it is beside others.
     pub share: Share,
     /// When nobody wants it any more.
@@ -66,6 +72,14 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
+    /// How its tokens are drawn; `None` where only logits are wanted.
+    pub fn sampler(&self) -> Option<Arc<SamplerSetup>> {
+        match &self.work {
+            Work::Generate { sampler, .. } => Some(sampler.clone()),
+            Work::Logits | Work::Hidden => None,
+        }
+    }
+
     pub fn n_tokens(&self) -> u32 {
         self.tokens.len() as u32
     }
@@ -147,12 +161,23 @@ pub(super) struct Live {
 
 impl Live {
     pub fn insert(&mut self, sequence: Admitted) {
+        let no = self.insert_restoring(sequence);
+        self.prefilling.push_back(no);
+    }
+
+    /// As [`Self::insert`], in no queue: its state is still to come.
+    pub fn insert_restoring(&mut self, sequence: Admitted) -> SeqNo {
         let no = SeqNo(self.next);
         self.next += 1;
         self.by_request.insert(sequence.request, no);
-        self.prefilling.push_back(no);
         self.owners.admitted(sequence.share, sequence.prompt_left(), sequence.blocks.len());
         self.seqs.insert(no, sequence);
+        no
+    }
+
+    /// Whether a sequence has this name.
+    pub fn has_name(&self, name: CopyName) -> bool {
+        self.seqs.values().any(|sequence| sequence.name == Some(name))
     }
 
     pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Admitted> {

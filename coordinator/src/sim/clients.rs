@@ -219,6 +219,7 @@ impl Clients {
             Action::LineFault(fault) => return Err(format!("line fault: {fault}")),
             Action::Reused { request, .. }
             | Action::Replayed { request, .. }
+            | Action::Restore { request, .. }
             | Action::Token { request, .. }
             | Action::Logits { request, .. }
             | Action::Finished { request, .. }
@@ -231,6 +232,11 @@ impl Clients {
         }
         let what = client.take(now, action, self.stop_every);
         what.map_err(|what| format!("client {id}: {what}"))
+    }
+
+    /// Whether a request has not ended.
+    pub fn waits(&self, request: RequestId) -> bool {
+        self.all.get(request.0 as usize).is_some_and(Client::is_live)
     }
 
     /// Requests submitted and not ended.
@@ -319,6 +325,10 @@ impl Client {
                 self.replays += 1;
                 self.n_known = self.tokens.len() as u32;
                 check((1..=self.n_known).contains(tokens), || format!("{tokens} replayed"))?;
+            }
+            Action::Restore { tokens, .. } => {
+                let known = self.tokens.starts_with(tokens) && tokens.len() < self.tokens.len();
+                check(known, || format!("goes back to {} tokens", tokens.len()))?;
             }
             Action::Token { index, token, .. } => {
                 let expected = next_token(&self.tokens, stop_every);

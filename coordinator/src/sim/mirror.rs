@@ -12,7 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use brigade_engine::batch::{
-    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, TokenMark,
+    UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
 
@@ -103,6 +104,21 @@ impl Mirror {
         }
     }
 
+    /// An open sequence that has computed nothing gets the state after `tokens`.
+    pub fn put_back(&mut self, slot: SlotId, tokens: Vec<u32>) -> Result<(), String> {
+        let per_page = self.spec.block_positions as usize;
+        let open = self.open.get_mut(&slot);
+        let open = open.ok_or_else(|| format!("a state for {slot:?}, which is not open"))?;
+        ensure(open.tokens.is_empty(), || format!("a state for {slot:?}, which has one"))?;
+        for (chunk, block) in tokens.chunks(per_page).zip(&open.blocks) {
+            let mut page = chunk.to_vec();
+            page.resize(per_page, u32::MAX);
+            self.pages.insert(*block, page);
+        }
+        open.tokens = tokens;
+        self.read_back(slot)
+    }
+
     /// The open sequence in `slot`.
     pub fn sequence(&self, slot: SlotId) -> Option<OpenSequence<'_>> {
         self.open.get(&slot).map(OpenSlot::sequence)
@@ -131,6 +147,18 @@ impl Mirror {
                 }
                 let closed = self.open.remove(slot);
                 ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
+            }
+            SeqOp::Name { slot, .. } => {
+                ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
+            }
+            SeqOp::Checkpoint { slot, len, mark } => {
+                self.read_back(*slot)?;
+                let tokens = &self.open[slot].tokens;
+                let whole = self.spec.prefixes == Prefixes::Whole;
+                let there = tokens.get(..*len as usize).filter(|some| !whole || some == tokens);
+                ensure(there.map(TokenMark::of) == Some(*mark), || {
+                    format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
+                })
             }
             SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
         }

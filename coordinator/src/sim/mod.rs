@@ -6,6 +6,7 @@
 //! counts, not models.
 
 mod clients;
+mod copies;
 mod line;
 mod mirror;
 mod rng;
@@ -21,6 +22,7 @@ use brigade_engine::state::Prefixes;
 
 use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
 use clients::Clients;
+use copies::{Arrived, Copies};
 use line::{Returned, SimLine};
 use mirror::Mirror;
 
@@ -104,6 +106,8 @@ pub struct Outcome {
     pub n_ubatches: u64,
     /// Rows computed.
     pub n_rows: u64,
+    /// States put back from checkpoints.
+    pub n_put_back: u64,
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
     /// Most ubatches in flight at a time.
@@ -177,6 +181,7 @@ struct Run<'a> {
     scheduler: Scheduler,
     line: SimLine,
     mirror: Mirror,
+    copies: Copies,
     clients: Clients,
     world: BTreeMap<(Micros, usize), World>,
     /// Rows each ubatch in flight will return.
@@ -188,6 +193,7 @@ struct Run<'a> {
     stop_every: u64,
     n_ubatches: u64,
     n_rows: u64,
+    n_put_back: u64,
     most_kept: u32,
     most_in_flight: usize,
     gap_bound: Option<Micros>,
@@ -210,6 +216,7 @@ impl<'a> Run<'a> {
             scheduler: Scheduler::new(sim.sched),
             line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
             mirror: Mirror::new(sim.spec, workload.stop_every),
+            copies: Copies::new(sim.seed),
             clients: Clients::new(workload),
             world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
             in_flight: BTreeMap::new(),
@@ -220,6 +227,7 @@ impl<'a> Run<'a> {
             stop_every: workload.stop_every,
             n_ubatches: 0,
             n_rows: 0,
+            n_put_back: 0,
             most_kept: 0,
             most_in_flight: 0,
             gap_bound: None,
@@ -249,8 +257,10 @@ impl<'a> Run<'a> {
         match event {
             World::Up => {
                 self.epoch += 1;
-                self.up = true;
                 self.mirror = Mirror::new(self.sim.spec, self.stop_every);
+                let found = self.copies.found(&self.scheduler.interrupted());
+                self.step(Event::Restorable(found))?;
+                self.up = true;
                 self.step(Event::LineUp { epoch: self.epoch, line: self.sim.spec })
             }
             World::Down => {
@@ -282,7 +292,18 @@ impl<'a> Run<'a> {
         let Returned { ubatch, times } = returned;
         let rows = self.in_flight.remove(&ubatch).ok_or("an unknown ubatch returned")?;
         self.mirror.returned(ubatch);
-        self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))
+        self.step(Event::Results(Results { epoch: self.epoch, ubatch, rows, done: Some(times) }))?;
+        self.copies.returned(ubatch);
+        while let Some(Arrived { request, slot, tokens }) = self.copies.arrive() {
+            let is_there = tokens.is_some();
+            // A slot whose client went away is another's by now, and the stages refuse.
+            if let Some(tokens) = tokens.filter(|_| self.clients.waits(request)) {
+                self.mirror.put_back(slot, tokens)?;
+                self.n_put_back += 1;
+            }
+            self.step(Event::Restored { request, is_there })?;
+        }
+        Ok(())
     }
 
     fn step(&mut self, event: Event) -> Result<(), String> {
@@ -294,6 +315,7 @@ impl<'a> Run<'a> {
                 self.log += &format!("{}   {action:?}\n", self.now);
             }
             self.clients.observe(self.now, &action)?;
+            self.copies.observe(&action);
             if let Action::Send(ubatch) = action {
                 self.send(&ubatch)?;
             }
@@ -309,6 +331,7 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, ubatch: &UBatch) -> Result<(), String> {
         let rows = self.mirror.apply(ubatch)?;
+        self.copies.sent(ubatch)?;
         if self.sim.audit {
             self.check_group(ubatch)?;
         }
@@ -348,7 +371,8 @@ impl<'a> Run<'a> {
     /// No lock-step: with fewer ubatches in flight than stages, nothing that could be sent is held.
     fn check_line(&self, stats: &Stats) -> Result<(), String> {
         let wanted = self.stages_to_fill();
-        if !self.up || stats.suspect_alone || self.in_flight.len() >= wanted {
+        let waits = stats.suspect_alone || self.copies.is_putting_back();
+        if !self.up || waits || self.in_flight.len() >= wanted {
             return Ok(());
         }
         let unsent = self.clients.unsent(self.mirror.sequences());
@@ -412,6 +436,7 @@ impl<'a> Run<'a> {
             end: self.end,
             n_ubatches: self.n_ubatches,
             n_rows: self.n_rows,
+            n_put_back: self.n_put_back,
             most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
             gap_bound: self.gap_bound,

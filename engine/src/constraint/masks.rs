@@ -48,7 +48,7 @@ impl Masks {
                     }
                 }
                 SeqOp::Close { slot } => drop(self.slots.remove(slot)),
-                SeqOp::Truncate { .. } => {}
+                SeqOp::Truncate { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             }
         }
     }

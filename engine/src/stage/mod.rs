@@ -6,6 +6,7 @@
 
 mod block_input;
 mod boundary_rows;
+mod copies;
 mod embedding;
 mod fingerprint;
 mod head;

@@ -9,7 +9,7 @@ impl Stage {
     /// What a snapshot of this stage belongs to; another model or cache type is refused. Models are
     /// told apart by the hash of their metadata and tensor directory, those of one shape by the
     /// fingerprints of their layers.
-    fn identity(&self) -> String {
+    pub(super) fn identity(&self) -> String {
         let (spec, kv_type) = (&self.spec, self.config.kv_type);
         let hash = self.model_hash.to_hex();
         format!("{} of {} layers, {hash}, KV {kv_type:?}", spec.arch, spec.n_layer())

@@ -4,6 +4,7 @@
 //! Blocks declare what they need as a [`StateSpec`]. The planner and the scheduler see only its sizes.
 
 mod block;
+mod copies;
 mod kv;
 mod memory;
 mod parts;
@@ -12,6 +13,7 @@ mod slots;
 mod snapshot;
 
 pub use block::BlockState;
+pub use copies::{BlockCopy, BlockSource, StageCopy};
 pub use kv::KvCache;
 pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};

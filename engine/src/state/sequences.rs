@@ -119,6 +119,16 @@ impl Sequences {
         self.histories.as_ref().map_or(&[], |all| &all[slot.0 as usize])
     }
 
+    /// The sequence in a slot, if the state of its first `len` positions can be copied.
+    ///
+    /// # Errors
+    /// The slot is not open, has fewer positions, or another state than that.
+    pub(crate) fn with_prefix(&self, slot: SlotId, len: u32) -> Result<&Sequence, BatchError> {
+        let sequence = self.get(slot).ok_or(BatchError::NotOpen(slot))?;
+        check_prefix(self.prefixes, slot, len, sequence.len)?;
+        Ok(sequence)
+    }
+
     /// Applies the ops and reserves the rows of `ub`; lengths include its rows afterwards.
     ///
     /// # Errors
@@ -173,6 +183,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
         match op {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
+            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
                 histories[dst.0 as usize] = kept;
@@ -217,15 +228,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Whether the state of the first `len` of `have` positions is there.
     fn check_prefix(&self, slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
-        if len > have {
-            return Err(BatchError::WrongPosition { slot, expected: have, found: len });
-        }
-        if len < have && self.base.prefixes == Prefixes::Whole {
-            return Err(BatchError::WholeOnly { slot, len: have, found: len });
-        }
-        Ok(())
+        check_prefix(self.base.prefixes, slot, len, have)
     }
 
     fn apply_op(&mut self, op: &SeqOp, applied: &mut Applied) -> Result<(), BatchError> {
@@ -259,6 +263,11 @@ impl Draft<'_> {
                 self.sequence(*slot)?;
                 *self.slot(*slot)? = None;
             }
+            SeqOp::Name { slot, .. } => drop(self.sequence(*slot)?),
+            SeqOp::Checkpoint { slot, len, .. } => {
+                let have = self.base.get(*slot).ok_or(BatchError::NotOpen(*slot))?.len;
+                self.check_prefix(*slot, *len, have)?;
+            }
         }
         Ok(())
     }
@@ -286,6 +295,17 @@ impl Draft<'_> {
         sequence.len = end;
         Ok(())
     }
+}
+
+/// Whether the state of the first `len` of `have` positions is there.
+fn check_prefix(prefixes: Prefixes, slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
+    if len > have {
+        return Err(BatchError::WrongPosition { slot, expected: have, found: len });
+    }
+    if len < have && prefixes == Prefixes::Whole {
+        return Err(BatchError::WholeOnly { slot, len: have, found: len });
+    }
+    Ok(())
 }
 
 /// Pages that hold `len` positions.

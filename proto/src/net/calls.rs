@@ -23,6 +23,10 @@ const PREPARE: &str = "/brigade.control.Worker/Prepare";
 const PUSH: &str = "/brigade.control.Worker/PushTensors";
 const RESTORE: &str = "/brigade.control.Worker/Restore";
 const SNAPSHOT: &str = "/brigade.control.Worker/Snapshot";
+const KEEP: &str = "/brigade.copies.Copies/Keep";
+const FIND: &str = "/brigade.copies.Copies/Find";
+const FETCH: &str = "/brigade.copies.Copies/Fetch";
+const PUT_BACK: &str = "/brigade.copies.Copies/PutBack";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
 
 const ENROL: &str = "/brigade.control.Cluster/Enrol";
@@ -36,7 +40,8 @@ const WORKER: &str = "/brigade.control.Worker/";
 fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
     let wanted: &[Role] = match path {
         ENROL => return Ok(()),
-        RESULTS => &[Role::Coordinator],
+        RESULTS | FIND | PUT_BACK => &[Role::Coordinator],
+        KEEP | FETCH => &[Role::Worker],
         _ if path.starts_with(WORKER) => &[Role::Coordinator],
         _ if path.starts_with(CLUSTER) => &[Role::Worker],
         _ => &[Role::Coordinator, Role::Worker],
@@ -61,7 +66,7 @@ const DETAILS: &str = "grpc-status-details-bin";
 fn request_bytes(path: &str) -> usize {
     match path {
         PREPARE => MAX_CONTROL_BYTES,
-        PUSH | RESTORE => MAX_PIECE_BYTES,
+        PUSH | RESTORE | PUT_BACK => MAX_PIECE_BYTES,
         _ => MAX_SMALL_BYTES,
     }
 }
@@ -69,8 +74,8 @@ fn request_bytes(path: &str) -> usize {
 /// Bytes of a message that a worker may answer.
 fn reply_bytes(path: &str) -> usize {
     match path {
-        PREPARE => MAX_CONTROL_BYTES,
-        SNAPSHOT => MAX_PIECE_BYTES,
+        PREPARE | FIND => MAX_CONTROL_BYTES,
+        SNAPSHOT | FETCH => MAX_PIECE_BYTES,
         RESULTS => MAX_FRAME_BYTES,
         _ => MAX_SMALL_BYTES,
     }

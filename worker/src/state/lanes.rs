@@ -9,7 +9,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::FrameLimits;
 use brigade_proto::limits::MAX_LANES;
 use brigade_proto::pipeline::{LaneOpen, ResultFrame, ResultsRequest};
-use brigade_proto::tls::Who;
+use brigade_proto::tls::{KeyId, Who};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -171,17 +171,21 @@ pub fn check_speaker(who: &Who, id: &str) -> Result<(), Failure> {
     Err(Failure::refusal(FailureKind::Forbidden, why))
 }
 
+/// Whether the caller shows a key that the order names. Over plain connections nobody shows any.
+pub(super) fn is_named(who: &Who, is_one: impl FnOnce(KeyId) -> bool) -> bool {
+    match who {
+        Who::Anybody => true,
+        Who::Known(party) => is_one(party.key),
+        Who::Stranger(_) => false,
+    }
+}
+
 /// Checks that a lane is opened by whoever is before this stage in the present epoch.
 fn check_opener(order: &Order, coordinator_id: &str, who: &Who) -> Result<(), Failure> {
     if order.spec.stage == 0 {
         return check_speaker(who, coordinator_id);
     }
-    let is_previous = match who {
-        Who::Anybody => true,
-        Who::Known(party) => order.previous_key == Some(party.key),
-        Who::Stranger(_) => false,
-    };
-    if is_previous {
+    if is_named(who, |key| order.previous_key == Some(key)) {
         return Ok(());
     }
     let why = format!("{who} is not the stage before stage {}", order.spec.stage);

@@ -2,12 +2,14 @@
 //! owner, which the services call. No lock is held while anything blocks.
 //!
 //! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, and [`report`] has what others are told.
+//! reads and writes sequences, [`copies`] puts them back from checkpoints, and [`report`] has what others are told.
 
+mod copies;
 mod lanes;
 mod report;
 mod snapshots;
 
+pub use copies::Copies;
 pub use lanes::{LaneGrant, check_speaker};
 pub use snapshots::{STALL, StateTurn};
 
@@ -44,6 +46,7 @@ pub struct Worker {
     stop: CancellationToken,
     readings: report::Readings,
     states: Arc<Semaphore>,
+    copies: Copies,
     /// Why this process cannot go on, once it cannot.
     stuck: watch::Sender<Option<Stuck>>,
 }
@@ -87,6 +90,7 @@ impl Worker {
             stop,
             readings: report::Readings::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
+            copies: Copies::default(),
             stuck: watch::Sender::new(None),
         }
     }
@@ -267,6 +271,7 @@ impl Worker {
         given_up: CancellationToken,
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<Resident, Failure> {
+        self.open_copies(order).await?;
         let old = self.inner().resident.take();
         if let Some(mut resident) = old {
             if resident.serves(order, &self.loader.host_id) {
@@ -306,10 +311,14 @@ impl Worker {
             inner.begin_epoch(&self.stop);
         }
         let _alone = self.stage_change.lock().await;
-        // A new epoch may have begun meanwhile; it may want the stage that is still here.
+        // A new epoch may have begun meanwhile; it may want the stage that is still here, and its copies.
         let stage = {
             let mut inner = self.inner();
-            if inner.session.phase() == Phase::Idle { inner.resident.take() } else { None }
+            let is_idle = inner.session.phase() == Phase::Idle;
+            if is_idle {
+                self.copies.clear();
+            }
+            if is_idle { inner.resident.take() } else { None }
         };
         if let Some(resident) = stage {
             self.free(resident).await?;

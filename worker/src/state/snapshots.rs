@@ -19,12 +19,12 @@ use crate::executor::{Job, gone};
 pub const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
 /// A stage whose sequences may be read or written.
-struct Door {
-    jobs: mpsc::Sender<Job>,
+pub(super) struct Door {
+    pub(super) jobs: mpsc::Sender<Job>,
     /// Bytes that a snapshot of one sequence may have here.
-    limit: u64,
+    pub(super) limit: u64,
     /// Bytes that `--memory` leaves beside the stage.
-    room: u64,
+    pub(super) room: u64,
 }
 
 /// A transfer's turn; the next one waits for its end.
@@ -51,7 +51,7 @@ impl Worker {
         Ok((taken.await.map_err(|_| gone())??, turn))
     }
 
-    async fn state_turn(&self) -> Result<StateTurn, Failure> {
+    pub(super) async fn state_turn(&self) -> Result<StateTurn, Failure> {
         match timeout(STALL, self.states.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(StateTurn(permit)),
             // Nobody closes it.
@@ -115,7 +115,13 @@ impl Worker {
         done.await.map_err(|_| gone())?
     }
 
-    fn door(&self, coordinator_id: &str, epoch: u64, slot: u32) -> Result<Door, Failure> {
+    /// The stage of a running lane, where there is such a slot.
+    pub(super) fn door(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        slot: u32,
+    ) -> Result<Door, Failure> {
         let mut inner = self.inner();
         inner.session.check_phase(Instant::now(), coordinator_id, epoch, Phase::Running)?;
         let order = inner.order.clone().ok_or_else(gone)?;

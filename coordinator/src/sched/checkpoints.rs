@@ -1,0 +1,131 @@
+//! Checkpoints: which sequences have a name, when their states are copied, and how they go on from a copy.
+//!
+//! A checkpoint rides on a ubatch ahead of the sequence's next rows, so that every stage copies the state after the
+//! same position. Where only pages are kept, whole ones are copied as they fill, and any position before is as good;
+//! a recurrent state is worth its bytes only every so many tokens, and at the end of the prompt, where the next tokens
+//! come slowly.
+//!
+//! After a lost line, others find out which positions every stage can go back to. Such a sequence gets its places, the
+//! pages it had if they are free, and waits until its state is there; then it computes the rest as a prompt. If its
+//! state does not come, it loses its places and computes all of it, as one without checkpoints does.
+
+use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
+use brigade_engine::state::Prefixes;
+
+use super::events::{Action, LineSpec, Micros, RequestId};
+use super::line::Line;
+use super::replay::Pending;
+use super::sequence::{Admitted, Live};
+use super::{SchedConfig, Scheduler};
+
+/// A request whose line was lost, as far as its copies matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interrupted {
+    /// Which.
+    pub request: RequestId,
+    /// What its copies are called.
+    pub name: CopyName,
+    /// All tokens of it that are known. At least one is left to compute.
+    pub tokens: Vec<u32>,
+}
+
+/// The checkpoint that is due before the next rows of a sequence, if one is.
+pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
+    let (every, _) = (every?, sequence.name?);
+    let Admitted { sent, checkpointed, n_known, slot, .. } = *sequence;
+    let (len, is_due) = match spec.prefixes {
+        Prefixes::All => {
+            let full = sent / spec.block_positions * spec.block_positions;
+            (full, full > checkpointed)
+        }
+        Prefixes::Whole => {
+            let prompt_ends = sent == n_known && sent > checkpointed;
+            (sent, prompt_ends || sent >= checkpointed.saturating_add(every))
+        }
+    };
+    if !is_due {
+        return None;
+    }
+    sequence.checkpointed = len;
+    let mark = TokenMark::of(&sequence.tokens[..len as usize]);
+    Some(SeqOp::Checkpoint { slot, len, mark })
+}
+
+impl Line {
+    /// Gives a sequence that was just admitted its name, if copies are taken and no other one has it.
+    pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
+        let takes_copies = config.checkpoint_every.is_some();
+        sequence.name = sequence.name.filter(|name| takes_copies && !live.has_name(*name));
+        // One that begins with a kept sequence is opened by a copy, which was just decided.
+        if let (Some(name), true) = (sequence.name, sequence.opened) {
+            self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
+        }
+    }
+
+    /// Opens a sequence whose state is to be put back, on the next ubatch.
+    fn open_for_state(&mut self, sequence: &mut Admitted, name: CopyName, len: u32) {
+        let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
+        let (sampler, request) = (sequence.sampler(), sequence.label.clone());
+        self.ops.push(SeqOp::Open { slot, blocks, sampler, request });
+        self.ops.push(SeqOp::Name { slot, name: Some(name) });
+        (sequence.opened, sequence.sent, sequence.checkpointed) = (true, len, len);
+        sequence.restoring = true;
+    }
+}
+
+impl Scheduler {
+    /// Requests whose line was lost and that have copies, for whoever looks for these before the next line is used.
+    pub fn interrupted(&self) -> Vec<Interrupted> {
+        if self.config.checkpoint_every.is_none() {
+            return Vec::new();
+        }
+        let of = |pending: &Pending| {
+            let name = pending.name?;
+            let (request, tokens) = (pending.request.id, pending.tokens());
+            Some(Interrupted { request, name, tokens })
+        };
+        self.waiting.interrupted().filter_map(of).collect()
+    }
+
+    /// A state has been put back on every stage, or on some and not on all.
+    pub(super) fn restored(
+        &mut self,
+        now: Micros,
+        request: RequestId,
+        is_there: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(no) = self.live.find(request) else { return };
+        let Some(sequence) = self.live.get_mut(no).filter(|sequence| sequence.restoring) else {
+            return;
+        };
+        if is_there {
+            sequence.restoring = false;
+            out.push(Action::Replayed { request, tokens: sequence.prompt_left() });
+            self.live.prefilling.push_back(no);
+            return;
+        }
+        let Some(sequence) = self.live.remove(no) else { return };
+        self.with_line(|line| line.release(&sequence));
+        self.waiting.note_end(now);
+        self.waiting.go_back(Pending::without_copies(sequence));
+    }
+}
+
+/// Begins a request with its state of `len` positions, which is still to come.
+pub(super) fn begin_restore(
+    line: &mut Line,
+    live: &mut Live,
+    mut sequence: Admitted,
+    (name, len): (CopyName, u32),
+    out: &mut Vec<Action>,
+) {
+    line.open_for_state(&mut sequence, name, len);
+    out.push(Action::Restore {
+        request: sequence.request,
+        slot: sequence.slot,
+        name,
+        tokens: sequence.tokens[..len as usize].to_vec(),
+    });
+    live.insert_restoring(sequence);
+}

@@ -1,0 +1,164 @@
+//! Copies of one sequence's state, block by block, as checkpoints take them and put them back.
+//!
+//! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is
+//! copied once. What does change, the last page and a recurrent state, is the *rest*, and good for one position.
+
+use super::{BlockState, LayerPrint, Sequence};
+use crate::batch::{BlockId, SlotId};
+use crate::kernels::KV_PAGE;
+
+/// What is new of a sequence on a stage.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageCopy {
+    /// Weights of the stage's layers.
+    pub prints: Vec<LayerPrint>,
+    /// Full pages before those that are here.
+    pub first_page: u32,
+    /// Full pages in each block that has any.
+    pub n_pages: u32,
+    /// Whether, with the pages before, it is the whole state at the position asked for; else the bytes allowed did
+    /// not suffice, there is no rest, and the next copy goes on.
+    pub complete: bool,
+    /// One entry for each block with state.
+    pub blocks: Vec<BlockCopy>,
+}
+
+impl StageCopy {
+    /// Bytes of state.
+    pub fn nbytes(&self) -> usize {
+        self.blocks.iter().map(|b| b.pages.len() + b.rest.len()).sum()
+    }
+}
+
+/// What is new of a sequence in one block.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BlockCopy {
+    /// Layer of the model.
+    pub layer: u32,
+    /// Place within the layer.
+    pub block: u32,
+    /// Whether it has pages.
+    pub paged: bool,
+    /// Full pages, one after the other.
+    pub pages: Vec<u8>,
+    /// The page that is not full, empty where the position is at a page's end; or the recurrent state.
+    pub rest: Vec<u8>,
+}
+
+/// Where a block's state is put back from.
+#[derive(Clone, Debug)]
+pub enum BlockSource<'a> {
+    /// The pages are in the stage's memory, under these ids in position order.
+    InPlace(&'a [BlockId]),
+    /// Full pages and the rest, as they were copied.
+    Bytes {
+        /// Runs of full pages, in order.
+        pages: Vec<&'a [u8]>,
+        /// As [`BlockCopy::rest`].
+        rest: &'a [u8],
+    },
+}
+
+impl BlockState {
+    /// Whether it has pages; `None` for a block without state.
+    pub(crate) fn paged(&self) -> Option<bool> {
+        match self {
+            Self::None => None,
+            Self::Kv(_) => Some(true),
+            Self::Slots(_) => Some(false),
+        }
+    }
+
+    /// Bytes of one page; 0 where there are none.
+    pub(crate) fn page_bytes(&self) -> usize {
+        match self {
+            Self::Kv(kv) => kv.layout().page_bytes(),
+            Self::None | Self::Slots(_) => 0,
+        }
+    }
+
+    /// Bytes of the rest at position `len`.
+    pub(crate) fn rest_bytes(&self, len: u32) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Kv(_) if is_full(len) => 0,
+            Self::Kv(kv) => kv.layout().page_bytes(),
+            Self::Slots(slots) => slots.slot_bytes(),
+        }
+    }
+
+    /// Full pages `first..first + n` of a sequence, one after the other.
+    pub(crate) fn copy_pages(&self, sequence: &Sequence, first: u32, n: u32) -> Vec<u8> {
+        let Self::Kv(kv) = self else { return Vec::new() };
+        let mut bytes = Vec::with_capacity(n as usize * kv.layout().page_bytes());
+        for block in &sequence.blocks[first as usize..(first + n) as usize] {
+            bytes.extend_from_slice(kv.page(*block));
+        }
+        bytes
+    }
+
+    /// The rest at position `len`. Of a page, nothing beyond that.
+    pub(crate) fn copy_rest(&self, slot: SlotId, sequence: &Sequence, len: u32) -> Vec<u8> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Kv(_) if is_full(len) => Vec::new(),
+            Self::Kv(kv) => {
+                let mut page = kv.page(sequence.blocks[len as usize / KV_PAGE]).to_vec();
+                kv.layout().clear_tail(&mut page, len as usize % KV_PAGE);
+                page
+            }
+            Self::Slots(slots) => slots.read(slot),
+        }
+    }
+
+    /// Whether `source` has as many bytes as position `len` takes, or as many pages.
+    pub(crate) fn fits(&self, source: &BlockSource<'_>, len: u32) -> bool {
+        match (self, source) {
+            (Self::None, _) => true,
+            (Self::Kv(_), BlockSource::InPlace(blocks)) => {
+                blocks.len() >= (len as usize).div_ceil(KV_PAGE)
+            }
+            (Self::Slots(_), BlockSource::InPlace(_)) => false,
+            (_, BlockSource::Bytes { pages, rest }) => {
+                let full = len as usize / KV_PAGE * self.page_bytes();
+                pages.iter().map(|run| run.len()).sum::<usize>() >= full
+                    && rest.len() == self.rest_bytes(len)
+            }
+        }
+    }
+
+    /// Gives a sequence the state of its first `len` positions, from a source that [`Self::fits`].
+    pub(crate) fn put_back(
+        &mut self,
+        slot: SlotId,
+        sequence: &Sequence,
+        source: &BlockSource<'_>,
+        len: u32,
+    ) {
+        let n_pages = (len as usize).div_ceil(KV_PAGE);
+        match (self, source) {
+            (Self::Kv(kv), BlockSource::InPlace(held)) => {
+                for (from, to) in held.iter().zip(sequence.blocks.iter()).take(n_pages) {
+                    if from != to {
+                        kv.copy_page(*from, *to);
+                    }
+                }
+            }
+            (Self::Kv(kv), BlockSource::Bytes { pages, rest }) => {
+                let nbytes = kv.layout().page_bytes();
+                let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
+                let full = full.take(len as usize / KV_PAGE);
+                let rest = (!rest.is_empty()).then_some(*rest);
+                for (block, page) in sequence.blocks.iter().zip(full.chain(rest)) {
+                    kv.page_mut(*block).copy_from_slice(page);
+                }
+            }
+            (Self::Slots(slots), BlockSource::Bytes { rest, .. }) => slots.write(slot, rest),
+            (Self::None, _) | (Self::Slots(_), BlockSource::InPlace(_)) => {}
+        }
+    }
+}
+
+fn is_full(len: u32) -> bool {
+    (len as usize).is_multiple_of(KV_PAGE)
+}

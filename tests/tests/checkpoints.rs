@@ -1,0 +1,509 @@
+//! Checkpoints: when a worker is lost, streams go on from copies of their states. The bytes are those of an undisturbed
+//! run, and fewer positions are computed again than the streams' prompts have.
+//!
+//! The table of pauses takes minutes:
+//! `cargo test --release -p brigade-tests --test checkpoints -- --ignored --nocapture pauses`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use brigade_proto::address::Address;
+use brigade_proto::copies::copies_client::CopiesClient;
+use brigade_proto::copies::{FetchRequest, KeepOpen, KeepRequest, keep_request};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::tls::Role;
+use brigade_tests::fakes::runtime;
+use brigade_tests::process::{Running, Server, brigade, get, post, signal, synth};
+use brigade_tests::secure::{Cluster, Somebody};
+use brigade_tests::up_share::{free_address, wait_up};
+use serde_json::{Value, json};
+
+/// How long anything may take on a machine that runs other tests.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a server and a worker say before their addresses.
+const SERVING: &str = "brigade serve listening on ";
+const WORKER_READY: &str = "brigade worker ready on ";
+
+/// Streams at once.
+const STREAMS: u64 = 8;
+
+/// Positions of each stream's prompt: several pages, and far more than lie between two checkpoints.
+const PROMPT: u64 = 300;
+
+/// Tokens that each request draws.
+const TOKENS: usize = 260;
+
+/// Tokens that each stream has drawn, on average, when the worker is lost: another checkpoint after its prompt's.
+const UNDER_WAY: f64 = 70.0;
+
+/// Tokens of a stream between two checkpoints of recurrent states.
+const EVERY: &str = "32";
+
+/// A prompt of `n` tokens, another one for each `seed`.
+fn prompt(seed: u64, n: u64) -> Vec<u64> {
+    (0..n).map(|i| 3 + (i * i + seed * 31 + i * seed) % 200).collect()
+}
+
+/// Requests of every kind.
+fn requests() -> Vec<Value> {
+    let request = |i: u64, more: Value| {
+        let mut body = json!({
+            "prompt": prompt(i, PROMPT + 7 * i), "max_tokens": TOKENS, "temperature": 0.9, "seed": i,
+            "ignore_eos": true,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    vec![
+        request(1, json!({})),
+        request(2, json!({"logprobs": 3})),
+        request(3, json!({"n": 2})),
+        request(4, json!({"repeat_penalty": 1.2, "presence_penalty": 0.3})),
+        request(5, json!({"temperature": 0})),
+        request(6, json!({"temperature": 0, "logprobs": 1})),
+        request(7, json!({})),
+    ]
+}
+
+/// What came of a request.
+#[derive(Debug)]
+struct Answer {
+    /// What must be the same byte for byte.
+    choices: Value,
+    /// Positions computed again, of all choices.
+    again: u64,
+    /// Positions of the prompt, of all choices.
+    prompt: u64,
+}
+
+fn ask(url: &str, body: &Value) -> Answer {
+    let reply = post(&format!("{url}/v1/completions"), &body.to_string()).unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let json: Value = serde_json::from_str(&reply.body).unwrap();
+    let usage = |name: &str| json["usage"][name].as_u64().unwrap_or(0);
+    let n = body["n"].as_u64().unwrap_or(1);
+    let (again, prompt) = (usage("recomputed_tokens"), n * usage("prompt_tokens"));
+    Answer { choices: json["choices"].clone(), again, prompt }
+}
+
+fn metric(server: &Running, name: &str) -> f64 {
+    let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
+    let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
+    line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
+}
+
+/// Runs all requests, has `lose` take a worker away in the midst of them, and compares answers. Fewer positions are
+/// computed again than the prompts alone have: without checkpoints it is always more.
+fn go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) {
+    let url = &server.ready;
+    let drawn = || metric(server, "brigade_generated_tokens_total");
+    let put_back = || metric(server, "brigade_sequences_put_back_total{outcome=\"done\"}");
+    let (begin, before) = (drawn(), put_back());
+    let clients: Vec<_> = requests()
+        .into_iter()
+        .map(|body| {
+            let url = url.clone();
+            std::thread::spawn(move || ask(&url, &body))
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    while drawn() < begin + UNDER_WAY * STREAMS as f64 {
+        assert!(Instant::now() < deadline, "no tokens are drawn");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let lost = Instant::now();
+    lose();
+    let answers: Vec<Answer> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    let took = lost.elapsed();
+    for (i, (answer, expected)) in answers.iter().zip(expected).enumerate() {
+        assert_eq!(answer.choices, *expected, "request {i}");
+    }
+    let lost: Vec<&Answer> = answers.iter().filter(|answer| answer.again > 0).collect();
+    let again: u64 = lost.iter().map(|answer| answer.again).sum();
+    let prompts: u64 = lost.iter().map(|answer| answer.prompt).sum();
+    let put_back = put_back() - before;
+    println!(
+        "  {} requests were on the line, answered {took:?} later; {put_back} sequences were put back; {again} \
+         positions computed again, their prompts have {prompts}",
+        lost.len()
+    );
+    assert!(put_back >= 4.0, "{put_back} of {STREAMS} sequences were put back");
+    assert!(2 * again < prompts, "{again} of {prompts}: as much as without checkpoints");
+}
+
+fn expected(url: &str) -> Vec<Value> {
+    requests().iter().map(|body| ask(url, body).choices).collect()
+}
+
+/// Cut by hand: a worker that comes back measures its speed anew, and the planner might cut otherwise.
+const CUT: [&str; 2] = ["--tensor-split", "1,1,1"];
+
+fn serve_args<'a>(mode: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let more = [more, &CUT].concat();
+    let base = ["--max-seqs", "8", "--keep", "0", "--ctx", "1024", "--checkpoint-every", EVERY];
+    base.into_iter().chain(["--checkpoint", mode]).chain(more).collect()
+}
+
+/// Each of three local workers is lost once, and started again by the coordinator.
+fn every_worker_comes_back(model: Option<&Path>) {
+    let mut more = vec!["--workers", "3"];
+    more.extend(model.iter().flat_map(|path| ["-m", path.to_str().unwrap()]));
+    let server = Server::start(&serve_args("buddy", &more));
+    let expected = expected(&server.process.ready);
+    for which in 0..3 {
+        println!("  worker {which} is killed:");
+        // Those that were started again come last.
+        go_on(&server.process, &expected, || signal("KILL", server.process.children()[0]));
+    }
+    assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
+}
+
+#[test]
+fn streams_of_the_demo_model_go_on_from_their_neighbours_copies() {
+    every_worker_comes_back(None);
+}
+
+/// Models of other kinds: attention alone, Mamba-2 with attention, delta rule with latent attention, RWKV.
+#[test]
+fn streams_of_every_kind_of_state_go_on_from_copies() {
+    let kinds = [
+        ("llama", "tiny"),
+        ("granitehybrid", "tiny"),
+        ("kimi-linear", "tiny-moe"),
+        ("rwkv7", "tiny"),
+    ];
+    for (arch, size) in kinds {
+        let model = synth(arch, size);
+        println!("{arch}:");
+        every_worker_comes_back(Some(&model));
+        std::fs::remove_file(model).unwrap();
+    }
+}
+
+/// A line of workers that joined, cut by hand, and a spare.
+struct Joined {
+    server: Running,
+    control: String,
+    workers: Vec<Running>,
+}
+
+impl Joined {
+    /// A line of `n` workers and a spare.
+    fn start(n: usize, args: &[&str]) -> Self {
+        let mut joined = Self::start_alone(n, args);
+        let control = joined.control.clone();
+        joined.join(&control);
+        let deadline = Instant::now() + PATIENCE;
+        while metric(&joined.server, "brigade_workers{state=\"spare\"}") < 1.0 {
+            assert!(Instant::now() < deadline, "the spare does not join");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        joined
+    }
+
+    /// A line of `n` workers.
+    fn start_alone(n: usize, args: &[&str]) -> Self {
+        let control = free_address();
+        let all = [&["serve", "--listen", "127.0.0.1:0", "--control", &control], args].concat();
+        let server = Running::start(&all, SERVING);
+        let mut joined = Self { server, control: control.clone(), workers: Vec::new() };
+        for _ in 0..n {
+            joined.join(&control);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while get(&format!("{}/health", joined.server.ready)).unwrap().status != 200 {
+            assert!(Instant::now() < deadline, "the line does not come up");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        joined
+    }
+
+    /// The worker of the last stage: who stands in for it gets its layers, and the others keep theirs.
+    fn take_last_stage(&mut self) -> Running {
+        let at = self.workers.iter().position(|worker| has_last_stage(&self.server, worker));
+        self.workers.remove(at.expect("one of them has stage 2"))
+    }
+
+    fn join(&mut self, control: &str) {
+        let args = ["worker", "--listen", "127.0.0.1:0", "--join", control, "--threads", "1"];
+        self.workers.push(Running::start(&args, WORKER_READY));
+    }
+}
+
+/// Whether a worker that lives has stage 2. Metrics have those that are gone too.
+fn has_last_stage(server: &Running, worker: &Running) -> bool {
+    let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
+    let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
+    let mut names = text.lines().filter_map(|line| line.strip_prefix(label)?.split('"').next());
+    names.any(|name| name.contains(worker.ready.trim()))
+}
+
+#[test]
+fn a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for() {
+    let model = synth("granitehybrid", "tiny");
+    let more = ["-m", model.to_str().unwrap()];
+    let mut joined = Joined::start(3, &serve_args("buddy", &more));
+    let expected = expected(&joined.server.ready);
+    let last = joined.take_last_stage();
+    go_on(&joined.server, &expected, || drop(last));
+    std::fs::remove_file(model).unwrap();
+}
+
+/// A worker that comes back finds what it wrote before.
+#[test]
+fn copies_on_a_disk_are_there_when_the_worker_is_again() {
+    let model = synth("granitehybrid", "tiny");
+    let cache = std::env::temp_dir().join(format!("brigade-copies-{}", std::process::id()));
+    let more = ["--workers", "3", "-m", model.to_str().unwrap()];
+    let mut command = Command::new(brigade());
+    command.args(["serve", "--listen", "127.0.0.1:0"]).args(serve_args("disk", &more));
+    command.env("XDG_CACHE_HOME", &cache);
+    let server = Running::spawn(command, SERVING);
+    let url = server.ready.clone();
+    let deadline = Instant::now() + PATIENCE;
+    while get(&format!("{url}/health")).unwrap().status != 200 {
+        assert!(Instant::now() < deadline, "the line does not come up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let expected = expected(&url);
+    go_on(&server, &expected, || signal("KILL", server.children()[1]));
+    let left = || std::fs::read_dir(cache.join("brigade/checkpoints")).unwrap().count();
+    let deadline = Instant::now() + PATIENCE;
+    while left() > 0 {
+        assert!(Instant::now() < deadline, "{} sequences that ended are still there", left());
+        // Closes ride on ubatches.
+        ask(&url, &json!({"prompt": [5, 6, 7], "max_tokens": 1}));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(server);
+    std::fs::remove_dir_all(cache).unwrap();
+    std::fs::remove_file(model).unwrap();
+}
+
+/// What a worker says to somebody who would have it keep copies, and to the same one when it asks for some.
+async fn keeps_and_hands_out(who: &Somebody, to: &Address) -> [FailureKind; 2] {
+    let connection = who.dial(to, Role::Worker).await.unwrap();
+    let mut client = CopiesClient::new(connection);
+    let (epoch, coordinator_id) = (7777, "desk".to_owned());
+    let open = KeepOpen { epoch, coordinator_id: coordinator_id.clone() };
+    let open = KeepRequest { part: Some(keep_request::Part::Open(open)) };
+    let kept = client.keep(tokio_stream::once(open)).await.unwrap_err();
+    let fetch = FetchRequest { epoch, coordinator_id, layer_end: 1, ..FetchRequest::default() };
+    let handed_out = client.fetch(fetch).await.unwrap_err();
+    [kept, handed_out].map(|status| Failure::from_status(&status).kind())
+}
+
+/// Whoever may do something is told that the epoch is another; anybody else, that he may not.
+fn only_the_line_has_copies(cluster: &Cluster, workers: &[(&str, Address)]) {
+    use FailureKind::{Forbidden, StaleEpoch};
+    let authority = cluster.authority();
+    for (_, worker) in workers {
+        let seen = |who: &Somebody| runtime().block_on(keeps_and_hands_out(who, worker));
+        for role in [Role::Worker, Role::Coordinator] {
+            let outsider = Somebody::member(&authority, role, workers[0].0);
+            assert_eq!(seen(&outsider), [Forbidden, Forbidden], "{role:?}");
+        }
+        let of_line: Vec<[FailureKind; 2]> =
+            workers.iter().map(|(name, _)| seen(&cluster.node(name))).collect();
+        assert!(of_line.iter().all(|[_, fetch]| *fetch == StaleEpoch), "{of_line:?}");
+        let kept = |keep: FailureKind| of_line.iter().filter(|[kind, _]| *kind == keep).count();
+        assert_eq!((kept(StaleEpoch), kept(Forbidden)), (1, 2), "one worker's copies are kept");
+    }
+}
+
+#[test]
+fn over_tls_copies_go_to_the_buddy_alone() {
+    let model = synth("granitehybrid", "tiny");
+    let cluster = Cluster::new();
+    let server =
+        cluster.serve(&serve_args("buddy", &["--expect", "3", "-m", model.to_str().unwrap()]));
+    let (names, token) = (["lab", "attic", "cellar"], cluster.token(&["--uses", "3"]));
+    let mut workers = names.map(|name| Some(cluster.worker(name, &token)));
+    wait_up(&server);
+    let address = |worker: &Option<Running>| worker.as_ref().unwrap().ready.trim().to_owned();
+    let addresses: Vec<(&str, Address)> =
+        names.iter().zip(&workers).map(|(n, w)| (*n, address(w).parse().unwrap())).collect();
+    only_the_line_has_copies(&cluster, &addresses);
+    let expected = expected(&server.ready);
+    let is_last = |worker: &Option<Running>| has_last_stage(&server, worker.as_ref().unwrap());
+    let last = workers.iter().position(is_last).expect("one of them has the last stage");
+    let again = cluster.worker_args(names[last], None, &[]);
+    go_on(&server, &expected, || {
+        workers[last] = None;
+        let again: Vec<&str> = again.iter().map(String::as_str).collect();
+        workers[last] = Some(Running::start(&again, WORKER_READY));
+    });
+    std::fs::remove_file(model).unwrap();
+}
+
+/// Tokens of each stream behind which it is paused; `BRIGADE_PAUSES_CONTEXT` sets others.
+const CONTEXT: u64 = 8192;
+
+/// Tokens that a stream draws between two losses: at least one more checkpoint.
+const BETWEEN: usize = 140;
+
+/// Streams that are read while workers are lost: when each of them had an event.
+struct Streams {
+    heard: mpsc::Receiver<(usize, Instant)>,
+    /// Events of each so far.
+    events: Vec<Vec<Instant>>,
+}
+
+impl Streams {
+    fn start(url: &str, context: u64) -> Self {
+        let (tell, heard) = mpsc::channel();
+        for i in 0..STREAMS as usize {
+            let body = json!({
+                "prompt": prompt(i as u64, context), "max_tokens": 2000, "seed": i, "stream": true,
+                "ignore_eos": true,
+            });
+            let (tell, address) = (tell.clone(), url.trim_start_matches("http://").to_owned());
+            std::thread::spawn(move || {
+                let mut link = TcpStream::connect(&address).unwrap();
+                let body = body.to_string();
+                let head = format!(
+                    "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: \
+                     application/json\r\ncontent-length: {}\r\n\r\n",
+                    body.len()
+                );
+                link.write_all(head.as_bytes())
+                    .and_then(|()| link.write_all(body.as_bytes()))
+                    .unwrap();
+                for line in BufReader::new(link).lines().map_while(Result::ok) {
+                    assert!(!line.contains("\"error\""), "stream {i}: {line}");
+                    if line.starts_with("data: ") && tell.send((i, Instant::now())).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Self { heard, events: vec![Vec::new(); STREAMS as usize] }
+    }
+
+    /// Waits until every stream has had `n` events since `since`.
+    fn wait(&mut self, since: Instant, n: usize) {
+        let deadline = Instant::now() + 30 * PATIENCE;
+        let has = |events: &Vec<Instant>| events.iter().filter(|at| **at > since).count() >= n;
+        while !self.events.iter().all(has) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (i, at) = self.heard.recv_timeout(left).expect("a stream waits for ever");
+            self.events[i].push(at);
+        }
+    }
+
+    /// The longest time from `lost` to the end of a stream's pause. Tokens that were on their way come after the loss
+    /// too: the pause is a stream's longest time without one.
+    fn pause(&self, lost: Instant) -> Duration {
+        let of = |events: &Vec<Instant>| {
+            let gaps = events.windows(2).filter(|pair| pair[1] > lost);
+            gaps.max_by_key(|pair| pair[1] - pair[0]).map_or(Duration::ZERO, |pair| pair[1] - lost)
+        };
+        self.events.iter().map(of).max().unwrap()
+    }
+}
+
+/// Bytes that a process has in memory.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+/// Pauses of all streams when a worker is lost and comes back, and when a spare stands in for one.
+fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
+    let ctx = (context + 2048).to_string();
+    let args = ["--max-seqs", "8", "--keep", "0", "--ctx", &ctx, "--checkpoint", mode];
+    let model_args = ["-m", model.to_str().unwrap()];
+    let mut joined = Joined::start_alone(3, &[&args[..], &model_args[..], &CUT[..]].concat());
+    let control = joined.control.clone();
+    let begin = Instant::now();
+    let mut streams = Streams::start(&joined.server.ready, context);
+    streams.wait(begin, BETWEEN);
+    let memory: u64 = joined.workers.iter().map(|worker| resident(worker.pid())).sum();
+    let prefill = begin.elapsed();
+    let before = metric(&joined.server, "brigade_tokens_replayed_total");
+    let lost = Instant::now();
+    drop(joined.take_last_stage());
+    joined.join(&control);
+    streams.wait(lost, BETWEEN);
+    let back = streams.pause(lost);
+    let again = metric(&joined.server, "brigade_tokens_replayed_total") - before;
+    joined.join(&control);
+    let deadline = Instant::now() + PATIENCE;
+    while metric(&joined.server, "brigade_workers{state=\"spare\"}") < 1.0 {
+        assert!(Instant::now() < deadline, "the spare does not join");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let lost = Instant::now();
+    drop(joined.take_last_stage());
+    streams.wait(lost, 2);
+    let spare = streams.pause(lost);
+    println!(
+        "| {} | {mode} | {context} | {:.1} s | {:.2} s | {again} | {:.2} s | {:.2} GiB |",
+        model.file_stem().unwrap().to_string_lossy(),
+        prefill.as_secs_f64(),
+        back.as_secs_f64(),
+        spare.as_secs_f64(),
+        memory as f64 / f64::from(1 << 30)
+    );
+    [back, spare]
+}
+
+/// Tokens a second of all streams with checkpoints and without, in turn on two lines.
+fn throughput(model: &Path, rounds: usize) -> [f64; 2] {
+    let servers = ["off", "buddy"].map(|mode| {
+        let args = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--checkpoint", mode];
+        Server::start(&[&args[..], &["-m", model.to_str().unwrap()]].concat())
+    });
+    let run = |server: &Server, round: u64| {
+        let begin = Instant::now();
+        let clients: Vec<_> = (0..STREAMS)
+            .map(|i| {
+                let url = server.process.ready.clone();
+                let body = json!({
+                    "prompt": prompt(i + STREAMS * round, 256), "max_tokens": 128, "ignore_eos": true,
+                });
+                std::thread::spawn(move || ask(&url, &body))
+            })
+            .collect();
+        clients.into_iter().for_each(|client| drop(client.join().unwrap()));
+        (STREAMS * (256 + 128)) as f64 / begin.elapsed().as_secs_f64()
+    };
+    let mut best = [0.0f64; 2];
+    for round in 0..rounds as u64 {
+        for (server, best) in servers.iter().zip(&mut best) {
+            *best = best.max(run(server, round));
+        }
+    }
+    best
+}
+
+#[test]
+#[ignore = "takes minutes: prints the table of pauses"]
+fn pauses_are_ten_times_shorter_and_cost_little() {
+    let context = std::env::var("BRIGADE_PAUSES_CONTEXT").map_or(CONTEXT, |n| n.parse().unwrap());
+    let mut short = Vec::new();
+    for arch in ["llama", "granitehybrid"] {
+        let model: PathBuf = synth(arch, "0.6b");
+        println!(
+            "| model | checkpoints | context | prompts and {BETWEEN} tokens | comes back | again | spare | workers |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
+        let [replayed, copied] = ["off", "buddy"].map(|mode| pauses(&model, mode, context));
+        let [off, on] = throughput(&model, 3);
+        println!(
+            "{arch}: {off:.2} tokens/s without, {on:.2} with: {:.1} % less",
+            100.0 * (1.0 - on / off)
+        );
+        std::fs::remove_file(model).unwrap();
+        short.extend(replayed.iter().zip(copied).map(|(replay, copy)| (*replay, copy)));
+    }
+    for (replay, copy) in short {
+        assert!(copy * 10 <= replay, "{copy:?} with checkpoints, {replay:?} without");
+    }
+}

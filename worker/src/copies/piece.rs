@@ -1,0 +1,85 @@
+//! A piece of a copy: bytes in memory, or where they are in a file.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// Bytes of a copy, wherever they are.
+#[derive(Clone, Debug)]
+pub enum Piece {
+    /// Here.
+    Memory(Bytes),
+    /// In a file.
+    File {
+        /// Which.
+        file: Arc<File>,
+        /// From where.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+}
+
+impl Piece {
+    /// Bytes it has.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Memory(bytes) => bytes.len() as u64,
+            Self::File { len, .. } => *len,
+        }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its first `len` bytes. In memory they are the same ones: what is behind them stays as long as they do.
+    pub fn head(&self, to: u64) -> Self {
+        self.part(0, to.min(self.len()))
+    }
+
+    /// Frees all but its first `len` bytes.
+    pub fn shorten(&mut self, to: u64) {
+        *self = match self.head(to) {
+            Self::Memory(bytes) => Self::Memory(Bytes::copy_from_slice(&bytes)),
+            file @ Self::File { .. } => file,
+        };
+    }
+
+    /// All of it in parts of `nbytes`, without reading them.
+    pub fn parts(self, nbytes: u64) -> impl Iterator<Item = Self> + Send {
+        let len = self.len();
+        let begins = (0..len).step_by(usize::try_from(nbytes.max(1)).unwrap_or(usize::MAX));
+        begins.map(move |begin| self.part(begin, nbytes.min(len - begin)))
+    }
+
+    fn part(&self, begin: u64, nbytes: u64) -> Self {
+        match self {
+            Self::Memory(bytes) => {
+                Self::Memory(bytes.slice(begin as usize..(begin + nbytes) as usize))
+            }
+            Self::File { file, offset, .. } => {
+                Self::File { file: file.clone(), offset: offset + begin, len: nbytes }
+            }
+        }
+    }
+
+    /// The bytes. Blocks where they are in a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(&self) -> io::Result<Bytes> {
+        match self {
+            Self::Memory(bytes) => Ok(bytes.clone()),
+            Self::File { file, offset, len } => {
+                let mut bytes = vec![0; usize::try_from(*len).unwrap_or(usize::MAX)];
+                file.read_exact_at(&mut bytes, *offset)?;
+                Ok(bytes.into())
+            }
+        }
+    }
+}

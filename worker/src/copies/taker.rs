@@ -1,0 +1,354 @@
+//! Checkpoints on the executor's thread: which sequence has which name, what of it was copied, and which pages a
+//! stage still holds of sequences whose line was lost.
+//!
+//! Copying is a copy of memory into a bounded room, nothing else: who sends it is another thread.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use brigade_engine::batch::{BlockId, CopyName, SeqOp, TokenMark, UBatch};
+use brigade_engine::error::SnapshotError;
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::state::{BlockSource, LayerPrint, StageCopy};
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::fetch::Gathered;
+use super::piece::Piece;
+use super::store::{Head, Item, Store, What};
+use super::{Kind, QUEUE_BYTES};
+use crate::backend::{CopyFacts, StageError, StageRunner};
+
+/// Bytes that one permit of the outbox stands for.
+const PERMIT_BYTES: usize = 1 << 10;
+
+/// Where a lane's copies go.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    /// To whoever sends them.
+    queue: mpsc::UnboundedSender<Outgoing>,
+    /// What may wait there.
+    room: Arc<Semaphore>,
+    /// The stage's own recurrent states.
+    own: Arc<Store>,
+    /// How often all had to begin anew, because what was sent may be lost.
+    restarts: Arc<AtomicU64>,
+    /// Type that values cross cuts in: states depend on it.
+    wire_type: i32,
+}
+
+/// What is to be sent.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// A copy.
+    Copy(Box<Taken>),
+    /// Nobody needs this sequence's copies, of these layers.
+    Forget(CopyName, Range<u32>),
+}
+
+/// A copy on its way.
+#[derive(Debug)]
+pub struct Taken {
+    /// Whose.
+    pub head: Head,
+    /// The position it is whole at; `None`: the next one goes on.
+    pub at: Option<(u32, TokenMark)>,
+    /// Its parts.
+    pub items: Vec<(Item, Bytes)>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Taken {
+    /// A copy for which no room is held.
+    #[cfg(test)]
+    pub fn of(head: Head, at: Option<(u32, TokenMark)>, items: Vec<(Item, Bytes)>) -> Self {
+        let room = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("it is new");
+        Self { head, at, items, _room: room }
+    }
+
+    /// Its parts, one by one; its room is free again when they are all gone.
+    pub fn into_items(self) -> impl Iterator<Item = (Item, Bytes)> + Send {
+        let Self { items, _room: room, .. } = self;
+        items.into_iter().map(move |item| {
+            let _held = &room;
+            item
+        })
+    }
+}
+
+impl Outbox {
+    /// An outbox whose content comes out of the receiver.
+    pub fn new(
+        own: Arc<Store>,
+        restarts: Arc<AtomicU64>,
+        wire_type: i32,
+    ) -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
+        let (queue, outgoing) = mpsc::unbounded_channel();
+        let room = Arc::new(Semaphore::new(QUEUE_BYTES / PERMIT_BYTES));
+        (Self { queue, room, own, restarts, wire_type }, outgoing)
+    }
+
+    fn kind(&self, facts: &CopyFacts) -> Kind {
+        let text = format!("{}, cuts in type {}", facts.kind, self.wire_type);
+        *blake3::hash(text.as_bytes()).as_bytes()
+    }
+}
+
+/// A sequence with a name.
+#[derive(Clone, Debug)]
+struct Named {
+    name: CopyName,
+    /// Full pages that were handed over.
+    sent_pages: u32,
+    /// [`Outbox::restarts`] when they were.
+    restarts: u64,
+}
+
+/// Pages of a sequence that a line before this one left behind.
+#[derive(Clone, Debug)]
+struct Held {
+    blocks: Vec<BlockId>,
+    len: u32,
+}
+
+/// What is to be put back.
+#[derive(Debug)]
+pub struct PutBack {
+    /// Where.
+    pub slot: u32,
+    /// Whose; the slot must have been given this name.
+    pub name: CopyName,
+    /// Positions.
+    pub len: u32,
+    /// Their tokens, on the last stage.
+    pub tokens: Vec<u32>,
+    /// What came from elsewhere.
+    pub gathered: Gathered,
+    /// Positions whose full pages are already where copies go.
+    pub kept_len: u32,
+}
+
+/// The executor's part of checkpoints.
+#[derive(Debug)]
+pub struct Taker {
+    facts: Option<CopyFacts>,
+    named: BTreeMap<u32, Named>,
+    held: HashMap<CopyName, Held>,
+    /// Pages written to since the stage was reset.
+    written: HashSet<BlockId>,
+    outbox: Option<Outbox>,
+}
+
+impl Taker {
+    /// For a stage with these facts; `None`: it cannot copy.
+    pub fn new(facts: Option<CopyFacts>) -> Self {
+        let (named, held, written) = Default::default();
+        Self { facts, named, held, written, outbox: None }
+    }
+
+    /// A lane begins, on which no sequence is open.
+    pub fn begin(&mut self, outbox: Option<Outbox>) {
+        self.named.clear();
+        self.outbox = outbox;
+    }
+
+    /// Before a ubatch is computed: takes the copies that it asks for.
+    ///
+    /// # Errors
+    /// A position that the stage has not.
+    pub fn before(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) -> Result<(), StageError> {
+        let (Some(outbox), Some(facts)) = (&self.outbox, &self.facts) else { return Ok(()) };
+        for op in &ubatch.ops {
+            let SeqOp::Checkpoint { slot, len, mark } = op else { continue };
+            let Some(named) = self.named.get_mut(&slot.0) else { continue };
+            let taken = take(outbox, facts, named, runner, slot.0, (*len, *mark));
+            taken.map_err(|error| StageError {
+                slot: Some(slot.0),
+                reason: format!("checkpoint: {error}"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// After a ubatch was computed: follows names, and what was written to.
+    pub fn after(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) {
+        for op in &ubatch.ops {
+            match op {
+                SeqOp::Name { slot, name: Some(name) } => {
+                    let named = Named { name: *name, sent_pages: 0, restarts: 0 };
+                    self.named.insert(slot.0, named);
+                }
+                SeqOp::Name { slot, name: None } | SeqOp::Close { slot } => self.forget(slot.0),
+                SeqOp::Copy { src, dst, .. } if !self.held.is_empty() => {
+                    let shared = runner.places(src.0).unwrap_or_default().0;
+                    let copied = runner.places(dst.0).unwrap_or_default().0;
+                    self.written.extend(copied.into_iter().filter(|page| !shared.contains(page)));
+                }
+                _ => {}
+            }
+        }
+        if self.held.is_empty() {
+            return;
+        }
+        for part in &ubatch.parts {
+            let Some((blocks, _)) = runner.places(part.slot.0) else { continue };
+            let (first, end) = (part.pos as usize, part.pos as usize + part.tokens.len());
+            let pages = first / KV_PAGE..end.div_ceil(KV_PAGE);
+            self.written.extend(blocks.get(pages).unwrap_or_default());
+        }
+    }
+
+    fn forget(&mut self, slot: u32) {
+        let Some(named) = self.named.remove(&slot) else { return };
+        if let Some(outbox) = &self.outbox {
+            outbox.own.forget(named.name);
+            // The lane may be over; then nobody sends.
+            if let Some(facts) = &self.facts {
+                let _ = outbox.queue.send(Outgoing::Forget(named.name, facts.layers.clone()));
+            }
+        }
+    }
+
+    /// The stage is about to forget all sequences, and keeps its memory: what it holds may be put back.
+    pub fn reset(&mut self, runner: &dyn StageRunner) {
+        let written = std::mem::take(&mut self.written);
+        let mut held = std::mem::take(&mut self.held);
+        held.retain(|_, held| is_intact(held, held.len, &written));
+        for (slot, named) in std::mem::take(&mut self.named) {
+            if let Some((blocks, len)) = runner.places(slot) {
+                held.insert(named.name, Held { blocks, len });
+            }
+        }
+        self.held = held;
+        self.outbox = None;
+    }
+
+    /// Up to which position the pages of each of these sequences are still here; those of all others are given up.
+    pub fn find(&mut self, names: &[CopyName]) -> Vec<u32> {
+        self.held.retain(|name, _| names.contains(name));
+        let up_to = |name: &CopyName| {
+            let held = self.held.get(name)?;
+            is_intact(held, held.len, &self.written).then_some(held.len)
+        };
+        names.iter().map(|name| up_to(name).unwrap_or(0)).collect()
+    }
+
+    /// What copies of the stage belong to.
+    pub fn facts(&self) -> Option<&CopyFacts> {
+        self.facts.as_ref()
+    }
+
+    /// Gives a sequence its state again.
+    ///
+    /// # Errors
+    /// The slot has another name, or something is missing; nothing has changed then.
+    pub fn put_back(
+        &mut self,
+        runner: &mut dyn StageRunner,
+        put: &PutBack,
+    ) -> Result<(), SnapshotError> {
+        let refused = |why: &str| SnapshotError::Foreign(why.to_owned());
+        let (Some(outbox), Some(facts)) = (&self.outbox, &self.facts) else {
+            return Err(refused("this line takes no checkpoints"));
+        };
+        let named = self.named.get_mut(&put.slot).filter(|named| named.name == put.name);
+        let named = named.ok_or_else(|| refused("the slot is another sequence's"))?;
+        let (blocks, _) = runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
+        let kind = outbox.kind(facts);
+        let own = outbox.own.pieces(put.name, facts.layers.clone(), put.len);
+        let own = own.filter(|own| own.head.kind == kind).map(Gathered::in_memory);
+        let held = self.held.get(&put.name);
+        let held = held
+            .filter(|held| is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks));
+        let own = own.as_ref();
+        let source = |print: &LayerPrint, block: u32| -> Option<BlockSource<'_>> {
+            let fetched = put.gathered.find(print, block, kind);
+            let found = fetched.or_else(|| own?.find(print, block, kind));
+            match (found, held) {
+                (Some((pages, rest)), _) => Some(BlockSource::Bytes { pages, rest }),
+                (None, Some(held)) => Some(BlockSource::InPlace(&held.blocks)),
+                (None, None) => None,
+            }
+        };
+        runner.put_back(put.slot, put.len, &put.tokens, &source)?;
+        let n_pages = (put.len as usize).div_ceil(KV_PAGE);
+        let before = held.map_or(&[][..], |held| &held.blocks);
+        let stays = |i: usize| before.get(i) == blocks.get(i);
+        let moved = (0..n_pages.min(blocks.len())).filter(|i| !stays(*i));
+        self.written.extend(moved.map(|i| blocks[i]));
+        named.sent_pages = put.kept_len / KV_PAGE as u32;
+        named.restarts = outbox.restarts.load(Ordering::Relaxed);
+        self.held.remove(&put.name);
+        Ok(())
+    }
+}
+
+/// Whether nobody has written to the pages of the first `len` positions.
+fn is_intact(held: &Held, len: u32, written: &HashSet<BlockId>) -> bool {
+    let n_pages = (len as usize).div_ceil(KV_PAGE);
+    let pages = held.blocks.get(..n_pages);
+    len <= held.len && pages.is_some_and(|pages| !pages.iter().any(|page| written.contains(page)))
+}
+
+/// Whether a page is to be copied to where another one of them is.
+fn are_crossed(held: &Held, blocks: &[BlockId]) -> bool {
+    let at: HashMap<BlockId, usize> =
+        held.blocks.iter().enumerate().map(|(i, b)| (*b, i)).collect();
+    blocks.iter().enumerate().any(|(i, block)| at.get(block).is_some_and(|from| *from != i))
+}
+
+/// Copies what is new of a sequence, as far as there is room for it.
+fn take(
+    outbox: &Outbox,
+    facts: &CopyFacts,
+    named: &mut Named,
+    runner: &dyn StageRunner,
+    slot: u32,
+    at: (u32, TokenMark),
+) -> Result<(), SnapshotError> {
+    let restarts = outbox.restarts.load(Ordering::Relaxed);
+    if named.restarts != restarts {
+        (named.restarts, named.sent_pages) = (restarts, 0);
+    }
+    let free = outbox.room.available_permits() * PERMIT_BYTES;
+    let copy = runner.copy_new(slot, at.0, named.sent_pages, free)?;
+    if copy.n_pages == 0 && !copy.complete {
+        tracing::debug!(slot, len = at.0, "no room for a checkpoint: the next one goes on");
+        return Ok(());
+    }
+    let permits = copy.nbytes().div_ceil(PERMIT_BYTES).min(u32::MAX as usize) as u32;
+    let Ok(room) = outbox.room.clone().try_acquire_many_owned(permits) else { return Ok(()) };
+    named.sent_pages = named.sent_pages.max(copy.first_page + copy.n_pages);
+    let at = copy.complete.then_some(at);
+    let (layers, kind) = (facts.layers.clone(), outbox.kind(facts));
+    let prints = facts.prints.clone();
+    let head = Head { name: named.name, kind, layers, prints };
+    let items = items(copy, at.map_or(0, |(len, _)| len));
+    if let Some((len, mark)) = at {
+        for (item, bytes) in items.iter().filter(|(item, _)| !item.paged) {
+            outbox.own.put(&head, *item, Piece::Memory(bytes.clone()));
+        }
+        outbox.own.commit(&head, len, mark);
+    }
+    let taken = Taken { head, at, items, _room: room };
+    // The lane may be over; then nobody sends.
+    let _ = outbox.queue.send(Outgoing::Copy(Box::new(taken)));
+    Ok(())
+}
+
+fn items(copy: StageCopy, len: u32) -> Vec<(Item, Bytes)> {
+    let StageCopy { first_page: first, n_pages: n, blocks, .. } = copy;
+    let mut items = Vec::new();
+    for of in blocks {
+        let item = |what| Item { layer: of.layer, block: of.block, paged: of.paged, what };
+        if !of.pages.is_empty() {
+            items.push((item(What::Pages { first, n }), of.pages.into()));
+        }
+        if !of.rest.is_empty() {
+            items.push((item(What::Rest { len }), of.rest.into()));
+        }
+    }
+    items
+}
