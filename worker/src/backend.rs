@@ -7,7 +7,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{Boundary, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::gguf::Gguf;
-pub use brigade_engine::stage::StageOutput;
+pub use brigade_engine::stage::{KeptWeights, StageOutput};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
@@ -83,11 +83,16 @@ pub trait StageBackend: Send + Sync + 'static {
     /// Unsupported, naming what cannot be run.
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
 
-    /// Builds a stage, on the thread that will own it.
+    /// Builds a stage, on the thread that will own it. Weights that are in `kept` are the order's, and are not
+    /// read again; those that it has loaded when it fails stay there.
     ///
     /// # Errors
     /// Unsupported, NoMemory or Corrupt, with the reason.
-    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
+    fn build(
+        &self,
+        order: BuildOrder,
+        kept: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
 }
 
 /// Why a stage could not do something.
@@ -162,4 +167,7 @@ pub trait StageRunner {
     /// # Errors
     /// The stage cannot be used again.
     fn reset(&mut self) -> Result<(), StageError>;
+
+    /// Its weights, for the next stage that is built; its sequences are gone.
+    fn into_kept(self: Box<Self>) -> KeptWeights;
 }

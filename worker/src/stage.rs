@@ -15,8 +15,8 @@ use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, StageBackend, StageError, StageNeeds, StageOutput,
-    StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds,
+    StageOutput, StageRunner, StageShape,
 };
 use crate::config::Config;
 use crate::host;
@@ -146,7 +146,11 @@ impl StageBackend for CpuBackend {
         })
     }
 
-    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+    fn build(
+        &self,
+        order: BuildOrder,
+        kept: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let compute = self.compute(&spec).map_err(|e| model_failure(e.into()))?;
         let config = StageConfig {
@@ -157,12 +161,14 @@ impl StageBackend for CpuBackend {
             max_rows: spec.max_rows as usize,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
-        if layers.start == 0 {
+        if layers.start == 0 && !kept.has_embedding() {
             let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
             weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
+            progress(embedding.nbytes);
         }
+        let range = layers.clone();
         let mut stage =
-            Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
+            Stage::load_keeping(&model, weights, range, config, compute, kept, &mut *progress)
                 .map_err(model_failure)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
@@ -273,6 +279,10 @@ impl StageRunner for CpuStage {
     fn reset(&mut self) -> Result<(), StageError> {
         self.stage.reset();
         Ok(())
+    }
+
+    fn into_kept(self: Box<Self>) -> KeptWeights {
+        self.stage.into_kept()
     }
 }
 

@@ -10,10 +10,13 @@
 //! - `dial`, `reach` and `conn` reach a worker. `hearts` says whether it is still there.
 //! - `enough` says whether the model fits on some workers.
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
-//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
-//!   `lease`, `load`, `progress` and `lane`.
+//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`, `lease`,
+//!   `load`, `progress` and `lane`.
+//! - `own_name` is under which name workers are held, over restarts.
+//! - `admin` brings questions and orders of an operator.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
+pub mod admin;
 mod build;
 mod config;
 mod conn;
@@ -30,6 +33,7 @@ mod link;
 mod load;
 mod local;
 mod member;
+mod own_name;
 mod place;
 mod placed_stage;
 mod progress;
@@ -48,6 +52,8 @@ pub use facts::worker_facts;
 pub use lane::OpenLine;
 pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
+pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
+pub use reconcile::DEFAULT_REPLACE_AFTER;
 pub use start::{Cluster, ask, start};
 pub use states::StateAccess;

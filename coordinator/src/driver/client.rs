@@ -6,7 +6,8 @@ use std::time::Duration;
 use brigade_engine::batch::SampledToken;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::handle::{Counts, Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
+use crate::handle::{Counts, Failure, Finish, FinishReason, Past, SeqEvent, Status, SubmitError};
+use crate::journal::Recorder;
 use crate::metrics;
 use crate::request::RequestError;
 use crate::sched::{Micros, Rejection};
@@ -22,6 +23,8 @@ pub(super) struct Client {
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
+    /// Where it is noted, if it can be gone on with.
+    recorder: Option<Recorder>,
 }
 
 impl Client {
@@ -33,7 +36,31 @@ impl Client {
         counts: Arc<Counts>,
     ) -> Self {
         let verdict = Some(verdict);
-        Self { events, verdict, n_prompt, counts, submitted: now, first: None, latest: now }
+        Self {
+            events,
+            verdict,
+            n_prompt,
+            counts,
+            submitted: now,
+            first: None,
+            latest: now,
+            recorder: None,
+        }
+    }
+
+    /// It is noted from here on, and gets what it had drawn before; the tokens' ids.
+    pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<Vec<u32>> {
+        self.recorder = Some(past.recorder);
+        let drawn = past.drawn?;
+        if !drawn.is_empty() {
+            self.first = Some(now);
+        }
+        let ids = drawn.iter().map(|token| token.id).collect();
+        for token in drawn {
+            // There is room for all; an error is a reader that left.
+            let _ = self.events.try_send(SeqEvent::Token(token));
+        }
+        Some(ids)
     }
 
     /// Its first tokens need not be computed.
@@ -86,6 +113,7 @@ impl Client {
             Some(_) => metrics::next_token(now - self.latest),
         }
         self.latest = now;
+        self.recorder.iter().for_each(|recorder| recorder.token(&token));
         self.events.try_send(SeqEvent::Token(token)).is_ok()
     }
 
@@ -98,6 +126,7 @@ impl Client {
 
     /// It ended as asked.
     pub(super) fn finish(self, now: Micros, reason: FinishReason) {
+        self.recorder.iter().for_each(|recorder| recorder.finished(&reason));
         metrics::request_ended(match reason {
             FinishReason::Stop(_) => "stop",
             FinishReason::Length => "length",

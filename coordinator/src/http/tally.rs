@@ -9,7 +9,7 @@ use axum::http::Method;
 use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 use crate::clock;
 use crate::generation::End;
-use crate::keys::Account;
+use crate::keys::{Account, Ticket};
 use crate::sched::Share;
 
 /// A request's key, for those who count what it uses.
@@ -26,6 +26,8 @@ pub(super) struct Tally {
     sums: Mutex<Sums>,
     /// Whose request it is, if it needed a key.
     owner: OnceLock<Owner>,
+    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    ticket: OnceLock<Arc<Ticket>>,
     /// The body, for an audit log that has it.
     content: Option<OnceLock<String>>,
 }
@@ -59,6 +61,17 @@ impl Tally {
     pub(super) fn belongs_to(&self, owner: Owner) {
         // The guard asks once for each request.
         let _ = self.owner.set(owner);
+    }
+
+    /// The request counts among those of its key that run.
+    pub(super) fn runs(&self, ticket: Arc<Ticket>) {
+        // As above.
+        let _ = self.ticket.set(ticket);
+    }
+
+    /// What stands for the request's key, if it needed one.
+    pub(super) fn key_number(&self) -> Option<u64> {
+        self.owner.get().map(|owner| owner.account.number())
     }
 
     /// What the scheduler gives the request's key.

@@ -9,6 +9,7 @@ mod boundary_rows;
 mod embedding;
 mod fingerprint;
 mod head;
+mod kept;
 mod load;
 mod norm;
 mod snapshot;
@@ -18,6 +19,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{BlockSpec, ModelSpec, Reads};
@@ -62,6 +64,8 @@ pub struct Stage {
     model_hash: blake3::Hash,
     /// Of its layers' weights.
     prints: Vec<LayerPrint>,
+    /// Of its tensors.
+    names: kept::Names,
     layers: Range<usize>,
     config: StageConfig,
     facts: StageFacts,
