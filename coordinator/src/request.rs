@@ -209,11 +209,11 @@ impl Request {
         Self { share, within, ..self }
     }
 
-    /// Tokens that it draws at most; none where it wants logits.
+    /// Tokens that it draws at most; none where it wants rows.
     pub fn max_tokens(&self) -> u32 {
         match &self.work {
             Work::Generate { max_tokens, .. } => *max_tokens,
-            Work::Logits => 0,
+            Work::Logits | Work::Hidden => 0,
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, Server, run, signal, synth};
+use brigade_tests::process::{Running, Server, get, post, post_with, run, signal, synth};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,6 +146,21 @@ fn orders_that_cannot_be_are_refused_with_the_reason() {
     let said = cluster.ask(&["rebalance"]).unwrap();
     assert!(said.contains("nothing is moved"), "{said}");
     assert_eq!(cluster.stages(), 1);
+    // The same over HTTP, where orders need a key.
+    let address = cluster.server.admin("/admin/cluster");
+    let status = get(&address).unwrap();
+    let seen: Value = serde_json::from_str(&status.body).unwrap();
+    assert_eq!((status.status, &seen["status"]), (200, &cluster.status()), "{}", status.body);
+    assert_eq!(post(&address, "\"rebalance\"").unwrap().status, 401);
+    let made =
+        run(&["key", "create", "boss", "--admin", "--data-dir", cluster.folder.to_str().unwrap()]);
+    let bearer = format!("Bearer {}", String::from_utf8(made.stdout).unwrap().trim());
+    let order = |body: &str| post_with(&address, body, ("authorization", &bearer)).unwrap();
+    until("the key is in force", || order("{}").status == 400);
+    let done = order("\"rebalance\"");
+    assert!(done.status == 200 && done.body.contains("nothing is moved"), "{}", done.body);
+    let refused = order(&json!({"drain": {"worker": workers[1].ready.trim()}}).to_string());
+    assert!(refused.status == 409 && refused.body.contains("do not suffice"), "{}", refused.body);
     let nowhere = run(&["cluster", "status", "--data-dir", "/nonexistent"]);
     assert!(!nowhere.status.success());
     std::fs::remove_file(model).unwrap();

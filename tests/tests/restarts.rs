@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, Server, brigade, signal};
+use brigade_tests::process::{Running, Server, brigade, get_with, run, signal};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -185,6 +185,59 @@ fn a_client_that_was_cut_off_reads_on() {
     let url = server.url(&format!("/v1/streams/{id}"));
     assert_eq!(agent().delete(&url).call().unwrap().status(), 204);
     assert_eq!(agent().get(&url).call().unwrap().status(), 404);
+}
+
+#[test]
+fn a_stream_belongs_to_the_key_that_asked_for_it() {
+    let cluster = Cluster::new("keys");
+    let key = |args: &[&str]| {
+        let data = ["--data-dir", cluster.folder.to_str().unwrap()];
+        let output = run(&[&["key"], args, &data].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        format!("Bearer {}", String::from_utf8(output.stdout).unwrap().trim())
+    };
+    let (alice, bob) = (key(&["create", "alice"]), key(&["create", "bob"]));
+    let log = |n: usize| cluster.folder.join(format!("serve-{n}.log"));
+    let server = cluster.serve(&log(0));
+    let begin = |server: &Server, secret: &str, most: usize| {
+        let post = agent().post(server.url("/v1/chat/completions"));
+        let post = post.header("authorization", secret).header("content-type", "application/json");
+        read(post.send(request(200).to_string()).unwrap(), most)
+    };
+    let undisturbed = choices(&begin(&server, &alice, usize::MAX));
+    let mut got = begin(&server, &alice, 30);
+    let of_bob = begin(&server, &bob, 5).pop().unwrap().0;
+    let last = got.last().unwrap().0.clone();
+    let id = last.rsplit_once('/').unwrap().0.to_owned();
+    let path = format!("/v1/streams/{id}");
+    let is_none_of_bobs = |server: &Server| {
+        let url = server.url(&path);
+        let as_bob = get_with(&url, ("authorization", &bob)).unwrap();
+        assert_eq!(as_bob.status, 404, "{}", as_bob.body);
+        let post = agent().post(server.url("/v1/chat/completions")).header("authorization", &bob);
+        assert_eq!(post.header("last-event-id", &last).send("{}").unwrap().status(), 404);
+        let delete = agent().delete(&url).header("authorization", &bob);
+        assert_eq!(delete.call().unwrap().status(), 404);
+        assert_eq!(agent().get(&url).call().unwrap().status(), 401, "nobody's neither");
+    };
+    is_none_of_bobs(&server);
+    // The next coordinator knows whose it is; what nobody may read any more does not go on.
+    signal("KILL", server.process.pid());
+    drop(server);
+    key(&["revoke", "bob"]);
+    let bob_again = key(&["create", "bob2"]);
+    let server = cluster.serve(&log(1));
+    let as_bob2 =
+        agent().get(server.url(&format!("/v1/streams/{}", of_bob.rsplit_once('/').unwrap().0)));
+    let as_bob2 = as_bob2.header("authorization", &bob_again).call().unwrap();
+    assert_eq!(as_bob2.status(), 404);
+    let said = std::fs::read_to_string(log(1)).unwrap();
+    assert!(said.contains("does not go on after a restart"), "{said}");
+    let get = agent().get(server.url(&path)).header("authorization", &alice);
+    got.extend(read(get.header("last-event-id", &last).call().unwrap(), usize::MAX));
+    assert_eq!(choices(&got), undisturbed);
+    drop(server);
+    std::fs::remove_dir_all(&cluster.folder).unwrap();
 }
 
 #[test]
