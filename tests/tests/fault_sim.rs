@@ -358,7 +358,9 @@ fn play(seed: u64) -> Result<[usize; 2], String> {
     let script = Script::random(seed);
     let told = |what: String| format!("seed {seed}: {what}\n{script:#?}");
     let outages = World::new(&script, seed).play().map_err(told)?;
-    let stage = StageModel { fixed_us: 3_000.0, per_row_us: 400.0, jitter: 0.1 };
+    // So uneven that two ubatches must be in flight and not one a stage: what is measured on lines that are soon lost
+    // says little about the best number.
+    let stage = StageModel { fixed_us: 3_000.0, per_row_us: 400.0, jitter: 0.2 };
     let mut sim = Sim::equal(script.needed, stage);
     sim.seed = seed;
     sim.sched.repair_within_us = 2 * (HORIZON + 4 * UP_WITHIN).as_micros() as u64;

@@ -273,13 +273,7 @@ fn run_stage(
                 let started = Instant::now();
                 let stepped = step(runner, current, &mut requests, work, last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
-                let stop = match stepped {
-                    Ok(send_us) => {
-                        last_send_us = send_us;
-                        continue;
-                    }
-                    Err(stop) => stop,
-                };
+                let Err(stop) = stepped.map(|send_us| last_send_us = send_us) else { continue };
                 if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
                     // The lane may have ended meanwhile; then its reason is known already.
                     let _ = current.failed.send(failure);

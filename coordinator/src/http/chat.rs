@@ -6,16 +6,17 @@ use axum::{Extension, Json};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use super::again::Again;
 use super::answer::{self, Ended};
 use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
-use super::events::{self, Of, Writer};
-use super::recover::Again;
+use super::events::Of;
 use super::reply::{self, Replies, ReplyPart};
 use super::sse::Gone;
 use super::streams::{self, Resumable};
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
+use super::writer::{self, Writer};
 use super::{App, Stamp, logprobs, trace};
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
@@ -44,7 +45,7 @@ pub(super) async fn create(
     let n_prompt = prompt.tokens.len();
     let replies = request.submit(&app, &name, &prompt, None).await?;
     if request.common.stream {
-        let (events, response) = events::channel(&stamp.id, replies.len());
+        let (events, response) = writer::channel(&stamp.id, replies.len());
         stream(app, request, stamp, n_prompt, replies, events);
         return Ok(response);
     }

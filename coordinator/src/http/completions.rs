@@ -7,16 +7,17 @@ use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use super::again::Again;
 use super::answer::{self, Choice, Ended, Running};
 use super::body::{Taken, text_error};
 use super::error::ApiError;
-use super::events::{self, Of, Writer};
+use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
-use super::recover::Again;
 use super::sse::Gone;
 use super::streams::{self, Resumable};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
+use super::writer::{self, Writer};
 use super::{App, Stamp, echo, logprobs, trace};
 use crate::constrain::answer::of_text;
 use crate::generation::{Part, TokenPiece};
@@ -84,7 +85,7 @@ pub(super) async fn create(
     }
     let generations = answer.submit(&name, None).await?;
     if answer.request.common.stream {
-        let (events, response) = events::channel(&answer.stamp.id, generations.len());
+        let (events, response) = writer::channel(&answer.stamp.id, generations.len());
         answer.send(generations, events);
         return Ok(response);
     }

@@ -7,6 +7,7 @@
 
 mod access;
 mod admin;
+mod again;
 mod answer;
 mod anthropic;
 mod audit;
@@ -45,6 +46,7 @@ mod tokens;
 mod tools;
 mod trace;
 mod types;
+mod writer;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -2,17 +2,15 @@
 //! again from the beginning, out of tokens that were noted and of those that are still to be drawn.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::http::Method;
 
+use super::again::Again;
 use super::error::ApiError;
-use super::params::Common;
-use super::streams::Resumable;
 use super::tally::{Line, Owner, Tally};
 use super::{App, Stamp, chat, completions, trace};
-use crate::clock;
-use crate::journal::{Opened, Recovered};
+use crate::journal::Recovered;
 
 /// Goes on with the requests of the coordinator before this one, each by itself.
 pub fn go_on(app: &App, recovered: Vec<Recovered>) {
@@ -62,46 +60,5 @@ async fn one(app: App, recovered: Recovered, owner: Option<Owner>) {
         tracing::warn!(request = label, error = %error.body(), "cannot go on after a restart");
         // Whoever has come back for it hears why.
         stream.fail(&error);
-    }
-}
-
-/// A request that goes on.
-pub(super) struct Again {
-    pub app: App,
-    pub name: trace::Name,
-    pub stamp: Stamp,
-    pub opened: Opened,
-    pub resumable: Resumable,
-}
-
-impl Opened {
-    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
-    /// passed.
-    pub(super) fn restore(&self, common: &mut Common) {
-        common.seed = self.seed;
-        let passed = Duration::from_secs(clock::unix_now().saturating_sub(self.created));
-        common.within = common.within.map(|within| within.saturating_sub(passed));
-    }
-}
-
-impl Stamp {
-    /// That of an answer which was begun by another coordinator.
-    fn again(app: &App, opened: &Opened) -> Self {
-        Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
-    }
-
-    /// What the next coordinator must know of a request, to go on with its answer.
-    pub(super) fn opened(&self, name: &trace::Name, path: &str, common: &Common) -> Opened {
-        Opened {
-            id: self.id.clone(),
-            path: path.to_owned(),
-            owner: name.tally.key_number(),
-            label: name.id.to_string(),
-            created: self.created,
-            seed: common.seed,
-            prompts: Vec::new(),
-            sequences: 0,
-            body: String::new(),
-        }
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use super::*;
+use crate::cluster::admin::Admin;
 use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError};
 use crate::health::{Loading, Roll};
 use crate::sched::Work;

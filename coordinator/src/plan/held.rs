@@ -62,12 +62,12 @@ pub(super) fn note(costs: &Costs, stages: &[(usize, Range<usize>)]) -> Option<St
     if costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return None;
     }
-    let sum = |bytes: &dyn Fn(&(usize, Range<usize>)) -> u64| {
-        stages.iter().map(bytes).fold(0, u64::saturating_add)
-    };
-    let loads = sum(&|(worker, range)| costs.loads(*worker, range));
     let none = Capacity { n_blocks: 0, n_slots: 0, n_kept: 0 };
-    let all = sum(&|(_, range)| costs.memory(range, none).weights);
+    let (mut loads, mut all) = (0_u64, 0_u64);
+    for (worker, range) in stages {
+        loads = loads.saturating_add(costs.loads(*worker, range));
+        all = all.saturating_add(costs.memory(range, none).weights);
+    }
     let (stay, loads) = (format_bytes(all.saturating_sub(loads)), format_bytes(loads));
     Some(format!("{stay} of weights stay in the memory where they are, {loads} are loaded"))
 }
