@@ -315,18 +315,25 @@ impl Driver {
 
     fn submit(&mut self, submission: Submission) {
         let status = self.status.borrow().clone();
-        if let Some(reason) = client::not_running(&status) {
+        let had_begun = submission.past.as_ref().is_some_and(|past| past.drawn.is_some());
+        if let Some(reason) = client::not_running(&status).filter(|_| !had_begun) {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
-        let Submission { id, request, events, verdict, counts } = submission;
+        let Submission { id, request, events, verdict, counts, past } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        let Request { tokens, work, label, share, force, within } = request;
-        self.live.insert(id, Client::new(self.now(), n_prompt, events, verdict, counts, force));
+        let mut client =
+            Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
+        let generated = past.and_then(|past| client.goes_on(self.now(), past));
+        self.live.insert(id, client);
+        let Request { tokens, work, label, share, within, .. } = request;
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
         let request = SchedRequest { id, label, prompt: tokens, work, share, deadline };
-        self.step(Event::Submit(request));
+        self.step(match generated {
+            None => Event::Submit(request),
+            Some(generated) => Event::GoOn { request, generated },
+        });
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();
         }
@@ -499,9 +506,9 @@ impl Driver {
                     self.step(Event::LineUp { epoch, line: spec });
                 }
             }
-            LineEvent::Down { reason } => self.line_down(reason),
+            LineEvent::Down { reason, planned } => self.line_down(reason, planned),
             LineEvent::Failed { reason } => {
-                self.line_down(reason.clone());
+                self.line_down(reason.clone(), false);
                 self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
                 self.status.send_replace(Status::Failed { reason });
             }
@@ -548,21 +555,24 @@ impl Driver {
         self.broken = Some((Instant::now(), reason));
     }
 
-    fn line_down(&mut self, reason: String) {
+    fn line_down(&mut self, reason: String, planned: bool) {
         if self.line.take().is_none() && self.broken.take().is_none() {
             // An attempt at a line has failed. The next one's progress does not hide why.
             self.down_because = Some(reason.clone());
             self.status.send_replace(Status::Down { reason, next: None });
             return;
         }
-        tracing::error!(reason, "the line is down");
+        match planned {
+            true => tracing::info!(reason, "the line is taken down, as planned"),
+            false => tracing::error!(reason, "the line is down"),
+        }
         self.states.clear();
         self.checkpoints.clear();
         metrics::line_down();
         self.in_flight.clear();
         self.down_because = Some(reason.clone());
         self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
-        self.step(Event::LineDown { reason });
+        self.step(Event::LineDown { reason, planned });
     }
 
     fn sweep(&mut self) {
@@ -570,7 +580,7 @@ impl Driver {
             && since.elapsed() > BLAME_WITHIN
         {
             let reason = reason.clone();
-            self.line_down(reason);
+            self.line_down(reason, false);
         }
         let gone: Vec<RequestId> =
             self.live.iter().filter(|(_, l)| l.is_abandoned()).map(|(id, _)| *id).collect();

@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::health::Loading;
+use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
 use crate::request::{Request, RequestError};
 use crate::sched;
@@ -207,6 +208,17 @@ pub struct Submission {
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
     /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
     pub counts: Arc<Counts>,
+    /// Of a sequence that can be gone on with by another coordinator.
+    pub past: Option<Past>,
+}
+
+/// Where a sequence is noted, and what it had drawn under the coordinator before this one.
+#[derive(Clone, Debug)]
+pub struct Past {
+    /// Notes what it draws from here on.
+    pub recorder: Recorder,
+    /// Its tokens so far; `None`: it begins here.
+    pub drawn: Option<Vec<SampledToken>>,
 }
 
 /// Rows of a sequence that were not computed, or computed twice.
@@ -351,11 +363,21 @@ impl Engine {
 
     /// Hands in a request; returns once it is queued or refused.
     pub async fn submit(&self, id: RequestId, request: Request) -> Result<Sequence, SubmitError> {
+        self.submit_with(id, request, None).await
+    }
+
+    /// As [`Engine::submit`], of a sequence that is noted in the journal. One that had begun waits for a line however
+    /// things stand; its tokens so far come first.
+    pub async fn submit_with(
+        &self,
+        id: RequestId,
+        request: Request,
+        past: Option<Past>,
+    ) -> Result<Sequence, SubmitError> {
         let (events, receiver) = mpsc::channel(request.max_events());
         let (verdict, taken) = oneshot::channel();
         let counts = Arc::new(Counts::default());
-        let force = request.force.clone();
-        let submission = Submission { id, request, events, verdict, counts: counts.clone() };
+        let submission = Submission { id, request, events, verdict, counts: counts.clone(), past };
         let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
@@ -378,6 +400,18 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// One that has ended already: its tokens and how it did.
+    pub fn ended(id: RequestId, tokens: Vec<SampledToken>, reason: FinishReason) -> Self {
+        let (events, receiver) = mpsc::channel(tokens.len() + 1);
+        let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);
+        let finish = SeqEvent::Finished(Finish { reason, to_first, after_first });
+        for event in tokens.into_iter().map(SeqEvent::Token).chain([finish]) {
+            // There is room for all.
+            let _ = events.try_send(event);
+        }
+        Self { id, events: receiver, counts: Arc::default(), ended: false }
+    }
+
     /// Its name.
     pub fn id(&self) -> RequestId {
         self.id

@@ -21,6 +21,7 @@ pub mod generation;
 pub mod handle;
 pub mod health;
 pub mod http;
+pub mod journal;
 pub mod keys;
 pub mod meter;
 pub mod metrics;

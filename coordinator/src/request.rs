@@ -213,6 +213,14 @@ impl Request {
         Self { share, force, within, ..self }
     }
 
+    /// Tokens that it draws at most; none where it wants rows.
+    pub fn max_tokens(&self) -> u32 {
+        match &self.work {
+            Work::Generate { max_tokens, .. } => *max_tokens,
+            Work::Logits | Work::Hidden => 0,
+        }
+    }
+
     /// Events the request can cause at most, the last one included: the size of its channel.
     pub fn max_events(&self) -> usize {
         match &self.work {

@@ -253,6 +253,11 @@ impl<'a> WeightLoader<'a> {
         self.checked(name, dims).cloned()
     }
 
+    /// Counts a tensor as taken that an earlier loader has taken.
+    pub fn taken_before(&mut self, name: &str) {
+        self.taken.insert(name.to_owned());
+    }
+
     /// Checks that every tensor of `stage` was taken.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ pub mod line;
 pub mod lines;
 pub mod modules;
 pub mod process;
+pub mod proxy;
 pub mod schemas;
 pub mod secure;
 pub mod up_share;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use brigade_coordinator::cluster::{
-    self, ClusterConfig, LineEvent, Patience, Source, StageOptions,
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, OwnName, Patience, Source, StageOptions,
 };
 use brigade_coordinator::model::Model;
 use brigade_coordinator::plan::{Balance, Checkpoint};
@@ -19,7 +19,7 @@ use brigade_proto::limits::{HASH_BYTES, LEASE_MS};
 use brigade_proto::net::dial;
 use brigade_tests::golden::Golden;
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, StageBackend, StageNeeds, StageRunner,
+    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner,
 };
 use brigade_worker::config::{Config, RawConfig};
 use brigade_worker::run::Bound;
@@ -44,10 +44,14 @@ impl StageBackend for Slow {
         self.engine.needs(model, spec)
     }
 
-    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+    fn build(
+        &self,
+        order: BuildOrder,
+        kept: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         self.loading.store(true, Ordering::SeqCst);
         std::thread::sleep(BUILD);
-        self.engine.build(order)
+        self.engine.build(order, kept)
     }
 }
 
@@ -65,6 +69,8 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
         network: Default::default(),
         pki: None,
         patience: Patience::FailFast,
+        replace_after: DEFAULT_REPLACE_AFTER,
+        rebalance: false,
         stage: StageOptions {
             cut: None,
             kv_type: KvType::F16,
@@ -99,7 +105,8 @@ async fn a_worker_that_is_long_at_loading_stays_with_its_coordinator() {
 
     let model = Golden::repository().folder.join("llama.gguf");
     let model = Arc::new(Model::open(&model).unwrap());
-    let cluster = cluster::start(cluster_config(address.clone()), model, stop.clone());
+    let cluster =
+        cluster::start(cluster_config(address.clone()), OwnName::fresh(), model, stop.clone());
     let mut cluster = cluster.await.unwrap();
     while !loading.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_coordinator::cluster::{self, ClusterConfig, Patience, Source, StageOptions};
+use brigade_coordinator::cluster::{
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
+};
 use brigade_coordinator::driver::{self, DriverConfig};
 use brigade_coordinator::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
 use brigade_coordinator::meter::Meter;
@@ -54,9 +56,11 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         network: Default::default(),
         pki: None,
         patience: Patience::FailFast,
+        replace_after: DEFAULT_REPLACE_AFTER,
+        rebalance: false,
         stage,
     };
-    let cluster = cluster::start(config, model, stop.clone()).await.unwrap();
+    let cluster = cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
     let (engine, ends) = Engine::channel();
     let config = DriverConfig {
         sched: SchedConfig::default(),

@@ -38,8 +38,14 @@ fn reference() -> ModelFacts {
 }
 
 fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
-    let worker =
-        |i| WorkerFacts { name: format!("w{i}"), memory, gbps: 10.0, gops: 200.0, link: None };
+    let worker = |i| WorkerFacts {
+        name: format!("w{i}"),
+        memory,
+        gbps: 10.0,
+        gops: 200.0,
+        link: None,
+        holds: 0..0,
+    };
     (0..n).map(worker).collect()
 }
 
@@ -297,6 +303,7 @@ fn servers(gbps: f64) -> Vec<WorkerFacts> {
         gbps: 300.0,
         gops: 20_000.0,
         link,
+        holds: 0..0,
     };
     (0..8).map(server).collect()
 }
@@ -434,6 +441,7 @@ fn keeping_sequences_changes_no_order() {
         gbps,
         gops,
         link: None,
+        holds: 0..0,
     };
     let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];
     let settings = PlanSettings { ctx: 256, max_seqs: 4, keep: 0, ..PlanSettings::default() };
@@ -499,6 +507,7 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
             gbps: f64::from(gbps),
             gops: f64::from(gops),
             link,
+            holds: 0..0,
         };
         all.into_iter().enumerate().map(facts).collect()
     })

@@ -104,7 +104,7 @@ impl Script {
                 self.wanted.clear();
                 Event::LineUp { epoch: self.epoch, line: line_spec(self.n_stages, field, find) }
             }
-            "down" => Event::LineDown { reason: rest.to_owned() },
+            "down" => Event::LineDown { reason: rest.to_owned(), planned: false },
             "submit" => Event::Submit(Request {
                 id: RequestId(number(words[0])),
                 label: words[0].into(),

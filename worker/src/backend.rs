@@ -9,7 +9,7 @@ use blake3::Hash;
 use brigade_engine::batch::{BlockId, Boundary, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::gguf::Gguf;
-pub use brigade_engine::stage::StageOutput;
+pub use brigade_engine::stage::{KeptWeights, StageOutput};
 use brigade_engine::state::{BlockSource, LayerPrint, StageCopy};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
@@ -86,11 +86,16 @@ pub trait StageBackend: Send + Sync + 'static {
     /// Unsupported, naming what cannot be run.
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
 
-    /// Builds a stage, on the thread that will own it.
+    /// Builds a stage, on the thread that will own it. Weights that are in `kept` are the order's, and are not
+    /// read again; those that it has loaded when it fails stay there.
     ///
     /// # Errors
     /// Unsupported, NoMemory or Corrupt, with the reason.
-    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
+    fn build(
+        &self,
+        order: BuildOrder,
+        kept: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
 }
 
 /// Why a stage could not do something.
@@ -181,6 +186,9 @@ pub trait StageRunner {
     /// # Errors
     /// The stage cannot be used again.
     fn reset(&mut self) -> Result<(), StageError>;
+
+    /// Its weights, for the next stage that is built; its sequences are gone.
+    fn into_kept(self: Box<Self>) -> KeptWeights;
 
     /// What copies of its states belong to; `None`: it cannot copy any.
     fn copy_facts(&self) -> Option<CopyFacts> {

@@ -20,7 +20,7 @@ use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{CopyFacts, StageError, StageOutput, StageRunner};
+use crate::backend::{CopyFacts, KeptWeights, StageError, StageOutput, StageRunner};
 use crate::copies::taker::{PutBack, Taker};
 use crate::output::LaneRun;
 use crate::requests::Requests;
@@ -97,6 +97,20 @@ pub enum Job {
     },
     /// Forget all sequences.
     Reset(Answer<()>),
+    /// Build another stage out of the one there is.
+    Build(Build),
+}
+
+/// Makes a stage, with the weights that there are: told where it comes from to whoever asked for it.
+pub struct Build(Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
+
+/// What became of it.
+type Built = Option<Box<dyn StageRunner>>;
+
+impl std::fmt::Debug for Build {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Build")
+    }
 }
 
 /// What a stage still holds of sequences whose line was lost.
@@ -128,42 +142,57 @@ pub struct Stuck {
 }
 
 impl Executor {
-    /// Starts a thread, builds a stage on it, and returns when it is ready.
+    /// Starts a thread that has no stage yet.
     ///
     /// # Errors
-    /// What `build` says; Compute if it panics; Io if no thread can be started.
-    pub async fn start<F, T>(build: F) -> Result<(Self, T), Failure>
-    where
-        F: FnOnce() -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
-        T: Send + 'static,
-    {
+    /// Io if no thread can be started.
+    pub fn start() -> Result<Self, Failure> {
         let (jobs, queue) = mpsc::channel(QUEUE_UBATCHES);
-        let (ready, built) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let longest_us = Arc::<AtomicU64>::default();
         let longest = longest_us.clone();
-        let body = move || {
-            let result = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
-                Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
-            });
-            match result {
-                Ok((runner, facts)) => {
-                    if ready.send(Ok(facts)).is_ok() {
-                        run(runner, queue, &runtime, &longest);
-                    }
-                }
-                // The caller may be gone; then no one is left to tell.
-                Err(failure) => drop(ready.send(Err(failure))),
-            }
-        };
+        let body = move || run(queue, &runtime, &longest);
         let spawned = std::thread::Builder::new().name("stage".into()).spawn(body);
         let thread = spawned.map_err(|error| {
             Failure::refusal(FailureKind::Io, format!("cannot start the stage's thread: {error}"))
         })?;
-        match built.await {
-            Ok(facts) => Ok((Self { jobs, thread, longest_us }, facts?)),
-            Err(_) => Err(gone()),
-        }
+        Ok(Self { jobs, thread, longest_us })
+    }
+
+    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread
+    /// has: those of its stage until now, or what the last failure has left. What it leaves of them is dropped with
+    /// the next one.
+    ///
+    /// # Errors
+    /// What `build` says; Compute if it panics. The thread has no stage then.
+    pub async fn build<F, T>(&self, build: F) -> Result<T, Failure>
+    where
+        F: FnOnce(&mut KeptWeights) -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (ready, built) = oneshot::channel();
+        let work = move |kept: &mut KeptWeights| {
+            let result = catch_unwind(AssertUnwindSafe(|| build(kept))).unwrap_or_else(|panic| {
+                *kept = KeptWeights::default();
+                Err(Failure::refusal(FailureKind::Compute, panic_text("loading", &*panic)))
+            });
+            match result {
+                Ok((runner, facts)) => match ready.send(Ok(facts)) {
+                    Ok(()) => Some(runner),
+                    Err(_) => {
+                        *kept = runner.into_kept();
+                        None
+                    }
+                },
+                Err(failure) => {
+                    // The caller may be gone; then no one is left to tell.
+                    drop(ready.send(Err(failure)));
+                    None
+                }
+            }
+        };
+        self.jobs.send(Job::Build(Build(Box::new(work)))).await.map_err(|_| gone())?;
+        built.await.map_err(|_| gone())?
     }
 
     /// The queue's sending end.
@@ -215,18 +244,48 @@ pub fn gone() -> Failure {
     Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
 }
 
-fn run(
-    mut runner: Box<dyn StageRunner>,
-    mut queue: mpsc::Receiver<Job>,
+/// The thread: builds stages and runs them, each of the weights of the one before, until nobody asks any more.
+fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest_us: &AtomicU64) {
+    let mut kept = KeptWeights::default();
+    let mut asked = None;
+    while let Some(Build(build)) = asked.or_else(|| without_stage(&mut queue)) {
+        asked = None;
+        if let Some(mut stage) = build(&mut kept) {
+            asked = run_stage(stage.as_mut(), &mut queue, runtime, longest_us);
+            if asked.is_none() {
+                return;
+            }
+            kept = stage.into_kept();
+        }
+    }
+}
+
+/// Waits until a stage is asked for; whoever asks for anything of one hears that there is none.
+fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
+    loop {
+        match queue.blocking_recv()? {
+            Job::Build(build) => return Some(build),
+            // There is nothing to forget.
+            Job::Reset(done) => drop(done.send(Ok(()))),
+            _ => {}
+        }
+    }
+}
+
+/// Runs a stage until another one is asked for; `None` when nobody asks any more, or it cannot be used again.
+fn run_stage(
+    runner: &mut dyn StageRunner,
+    queue: &mut mpsc::Receiver<Job>,
     runtime: &tokio::runtime::Handle,
     longest_us: &AtomicU64,
-) {
+) -> Option<Build> {
     let mut lane: Option<LaneRun> = None;
     let mut requests = Requests::default();
     let mut taker = Taker::new(runner.copy_facts());
     let mut last_send_us = 0;
     while let Some(job) = queue.blocking_recv() {
         match job {
+            Job::Build(build) => return Some(build),
             Job::Begin(begun) => {
                 taker.begin(begun.copies.clone());
                 lane = Some(begun);
@@ -236,12 +295,11 @@ fn run(
             Job::Run(work) => {
                 let started = Instant::now();
                 let followers = (&mut requests, &mut taker);
-                let runner = runner.as_mut();
                 let usable =
                     compute(runner, &mut lane, followers, work, &mut last_send_us, runtime);
                 longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
                 if !usable {
-                    return;
+                    return None;
                 }
             }
             Job::End(done) => {
@@ -256,7 +314,7 @@ fn run(
                 let write = || runner.restore(slot, &bytes);
                 let done = transfer(lane.as_ref(), &requests, slot, "restore", write);
                 if !written(done, answer, &mut lane) {
-                    return;
+                    return None;
                 }
             }
             Job::FindHeld { names, answer } => {
@@ -264,24 +322,25 @@ fn run(
                 let _ = answer.send(Ok(HeldFound { facts: taker.facts().cloned(), up_to }));
             }
             Job::PutBack { put, answer } => {
-                let write = || taker.put_back(runner.as_mut(), &put);
+                let write = || taker.put_back(runner, &put);
                 let done = transfer(lane.as_ref(), &requests, put.slot, "checkpoint", write);
                 if !written(done, answer, &mut lane) {
-                    return;
+                    return None;
                 }
             }
             Job::Reset(done) => {
                 lane = None;
-                taker.reset(runner.as_ref());
-                let result = reset(runner.as_mut());
+                taker.reset(runner);
+                let result = reset(runner);
                 let usable = result.is_ok();
                 let _ = done.send(result);
                 if !usable {
-                    return;
+                    return None;
                 }
             }
         }
     }
+    None
 }
 
 /// Computes a ubatch, if its lane is not over. `false`: the stage's state cannot be trusted any more.

@@ -6,18 +6,20 @@
 //!
 //! A path in an order is a peer's word. Answers therefore say nothing of such a file's content.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blake3::Hash;
+use brigade_engine::arch;
 use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_proto::control::{FileHint, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{BuildOrder, BuiltFacts, StageBackend, StageNeeds, StageRunner};
+use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
 use crate::cache::{BlobState, Cache, CacheError, CachedBlob};
 use crate::hashes::{HashStore, hinted_state};
 use crate::order::{Content, Order};
@@ -57,12 +59,13 @@ pub struct Located {
 }
 
 /// A model at hand.
-struct Found {
+pub struct Found {
     source: WeightSource,
     /// Its header.
     model: Arc<Gguf>,
     weights: Source,
-    content: Content,
+    /// What its weights are known by.
+    pub content: Content,
 }
 
 /// A model's header and its open files.
@@ -76,12 +79,17 @@ enum Search {
 }
 
 impl Loader {
-    /// Looks for the order's bytes and checks that its stage fits.
+    /// Looks for the order's bytes, those of tensors in memory (`held`) apart, and checks that its stage fits.
     ///
     /// # Errors
     /// NoMemory, Unsupported, BadMessage (the manifest is not the stage's), Io.
-    pub fn locate(&self, order: &Order, given_up: &CancellationToken) -> Result<Located, Failure> {
-        let (located, model) = match self.search(order, given_up)? {
+    pub fn locate(
+        &self,
+        order: &Order,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+    ) -> Result<Located, Failure> {
+        let (located, model) = match self.search(order, held, given_up)? {
             Search::Found(found) => {
                 let located = Located { source: found.source, ..Located::default() };
                 (located, Some(found.model))
@@ -100,33 +108,17 @@ impl Loader {
         Ok(Located { needs, ..located })
     }
 
-    /// Builds the stage of an order whose bytes are all here. Between two tensors it ends early once
-    /// `given_up` is cancelled.
+    /// Finds the bytes of an order, all of which are here by now, except those of tensors in memory (`held`).
     ///
     /// # Errors
-    /// As [`Loader::locate`], WrongPhase if bytes are missing after all, StaleEpoch when given up, Io
-    /// where a file changed while it was read, and the engine's.
-    pub fn load(
+    /// As [`Loader::locate`], WrongPhase if bytes are missing after all.
+    pub fn find(
         &self,
         order: &Order,
+        held: &HashSet<String>,
         given_up: &CancellationToken,
-        progress: Box<dyn FnMut(u64) + Send>,
-    ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
-        let built = self.build(order, given_up, progress);
-        if given_up.is_cancelled() {
-            let why = "loading was given up: the epoch is over";
-            return Err(Failure::refusal(FailureKind::StaleEpoch, why));
-        }
-        built
-    }
-
-    fn build(
-        &self,
-        order: &Order,
-        given_up: &CancellationToken,
-        progress: Box<dyn FnMut(u64) + Send>,
-    ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
-        let found = match self.search(order, given_up)? {
+    ) -> Result<Found, Failure> {
+        let found = match self.search(order, held, given_up)? {
             Search::Found(found) => found,
             Search::NeedsHashes | Search::Missing { .. } => {
                 let why = "weights are missing: call Prepare again and push what it names";
@@ -135,20 +127,60 @@ impl Loader {
         };
         let needs = self.needs(order, &found.model)?;
         self.check_memory(order, &needs)?;
+        Ok(found)
+    }
+
+    /// Builds the stage of an order: of weights in `kept` whose tensors are all in `held`, and of what was found.
+    /// Between two tensors it ends early once `given_up` is cancelled; what it has loaded stays in `kept` then, and
+    /// is freed after any other failure.
+    ///
+    /// # Errors
+    /// StaleEpoch when given up, Io where a file changed while it was read, and the engine's.
+    pub fn load(
+        &self,
+        order: &Order,
+        found: Found,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+        kept: &mut KeptWeights,
+        progress: Box<dyn FnMut(u64) + Send>,
+    ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
+        kept.retain(&|tensor| held.contains(tensor));
+        let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
+        let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
         let Found { source, model, weights, content } = found;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
-        for wanted in &order.tensors {
+        for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
             weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
         }
         let spec = order.spec.clone();
+        let read = Arc::new(AtomicU64::new(0));
+        let progress = counting(read.clone(), progress);
         let build = BuildOrder { model, weights: weights.clone(), spec, progress };
-        let (runner, facts) = self.backend.build(build)?;
-        weights.check_unchanged().map_err(unreadable)?;
-        check_ends(order, runner.as_ref())?;
-        Ok((runner, Loaded { source, facts, content }))
+        let built = self.backend.build(build, kept);
+        let unchanged = weights.check_unchanged().map_err(unreadable);
+        if given_up.is_cancelled() && unchanged.is_ok() {
+            if let Ok((runner, _)) = built {
+                *kept = runner.into_kept();
+            }
+            let why = "loading was given up: the epoch is over";
+            return Err(Failure::refusal(FailureKind::StaleEpoch, why));
+        }
+        let checked = unchanged.and(built).and_then(|(runner, facts)| {
+            check_ends(order, runner.as_ref())?;
+            Ok((runner, facts))
+        });
+        let (runner, facts) = checked.inspect_err(|_| *kept = KeptWeights::default())?;
+        let read_bytes = read.load(Ordering::Relaxed);
+        Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
     }
 
-    fn search(&self, order: &Order, given_up: &CancellationToken) -> Result<Search, Failure> {
+    fn search(
+        &self,
+        order: &Order,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+    ) -> Result<Search, Failure> {
         let hashes = order.hashes();
         if self.model_files {
             if let Some(opened) = self.shared_file(order) {
@@ -164,7 +196,7 @@ impl Loader {
             }
         }
         match (order.blobs(), order.hashes()) {
-            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes),
+            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes, held),
             _ => Ok(Search::NeedsHashes),
         }
     }
@@ -228,11 +260,18 @@ impl Loader {
         order: &Order,
         blobs: &[(Hash, u64)],
         hashes: Vec<Hash>,
+        held: &HashSet<String>,
     ) -> Result<Search, Failure> {
-        let (mut missing, mut found, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-        for &(hash, nbytes) in blobs {
+        let (mut missing, mut found, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
+        // The header's blob and then one a tensor, in the manifest's order.
+        let names = std::iter::once("").chain(order.tensors.iter().map(|t| t.name.as_str()));
+        for (&(hash, nbytes), name) in blobs.iter().zip(names) {
+            // Several parts of a stage are made of what is outside the layers: that one of them is here says nothing of
+            // the others.
+            let in_memory = held.contains(name) && arch::layer_of(name).is_some();
             match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
-                BlobState::Complete(blob) => found.push(blob),
+                BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),
+                _ if in_memory => {}
                 BlobState::Partial(offset) if seen.insert(hash) => {
                     missing.push((hash, nbytes, offset));
                 }
@@ -246,9 +285,7 @@ impl Loader {
             self.cache.make_room(incoming, &keep).map_err(cache_failure)?;
             return Ok(Search::Missing { blobs: missing, header });
         };
-        // All are complete: the header's and then one a tensor, in the manifest's order.
-        let names = order.tensors.iter().map(|t| t.name.clone());
-        let weights = Source::Blobs(names.zip(found.into_iter().skip(1)).collect());
+        let weights = Source::Blobs(found);
         let content = Content { files: Vec::new(), hashes };
         Ok(Search::Found(Found { source: WeightSource::Cache, model, weights, content }))
     }
@@ -312,11 +349,26 @@ pub struct Loaded {
     pub facts: BuiltFacts,
     /// What its weights are known by.
     pub content: Content,
+    /// Bytes of tensors that were read for it.
+    pub read_bytes: u64,
+    /// Its layers that were in memory already.
+    pub kept_layers: usize,
 }
 
 fn found(source: WeightSource, (model, files): Opened, hashes: Vec<Hash>) -> Found {
     let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
     Found { source, model, weights: Source::Files(files), content }
+}
+
+/// Progress that is added up on its way.
+fn counting(
+    sum: Arc<AtomicU64>,
+    mut progress: Box<dyn FnMut(u64) + Send>,
+) -> Box<dyn FnMut(u64) + Send> {
+    Box::new(move |nbytes| {
+        sum.fetch_add(nbytes, Ordering::Relaxed);
+        progress(nbytes);
+    })
 }
 
 /// The state of a regular file at a path.

@@ -1,6 +1,6 @@
 //! An order is a validated Prepare request: what to load. It is parsed once, before anything acts on it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use blake3::Hash;
 use brigade_engine::gguf::FileState;
@@ -98,6 +98,41 @@ impl StageKey {
         let same_hashes = !wanted.hashes.is_empty() && wanted.hashes == self.content.hashes;
         let same_shape = *self == StageKey { content: self.content.clone(), ..order.key(wanted) };
         same_shape && (same_files || same_hashes)
+    }
+
+    /// The tensors in memory that are known to be what `order` asks for under their names, whatever its layers.
+    /// `host_id` is this machine's.
+    pub fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
+        if self.header != order.header.0 {
+            return HashSet::new();
+        }
+        let files = order.content(host_id).files;
+        if !files.is_empty() && files == self.content.files {
+            return self.tensors.iter().cloned().collect();
+        }
+        let wanted: HashMap<&str, Option<Hash>> =
+            order.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.hash)).collect();
+        let here = self.tensors.iter().zip(&self.content.hashes);
+        let same = here.filter(|(name, hash)| wanted.get(name.as_str()) == Some(&Some(**hash)));
+        same.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The key of what is left of a stage when only these tensors are in memory.
+    pub fn rest(mut self, left: &HashSet<String>) -> Self {
+        let has_hashes = self.content.hashes.len() == self.tensors.len();
+        let is_left: Vec<bool> = self.tensors.iter().map(|name| left.contains(name)).collect();
+        let mut each = is_left.iter();
+        self.tensors.retain(|_| each.next() == Some(&true));
+        if has_hashes {
+            let mut each = is_left.iter();
+            self.content.hashes.retain(|_| each.next() == Some(&true));
+        }
+        self
+    }
+
+    /// Which model, and which of its layers.
+    pub fn place(&self) -> (Hash, std::ops::Range<u32>) {
+        (self.header, self.spec.layer_begin..self.spec.layer_end)
     }
 }
 

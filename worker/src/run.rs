@@ -190,19 +190,23 @@ async fn advertised(config: &Config, listens: &Address) -> Address {
     }
 }
 
-/// Runs a worker with the engine of this machine until `shutdown` is ready, or until its standard
-/// input ends where the settings say so. When it can be dialled it says so on standard output:
-/// [`READY_PREFIX`] and the address, one line.
+/// Runs a worker with the engine of this machine until `shutdown` is ready, or until its standard input ends where the
+/// settings say so. When `wish` is ready, it leaves in order: as soon as no lane is open, or after [`DRAIN_WITHIN`]. When
+/// it can be dialled it says so on standard output: [`READY_PREFIX`] and the address, one line.
 ///
 /// # Errors
 /// [`WorkerError`].
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+pub async fn run(
+    config: Config,
+    shutdown: impl Future<Output = ()>,
+    wish: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), WorkerError> {
     let settings = config.clone();
     let measured = tokio::task::spawn_blocking(move || cpu_backend(&settings)).await;
     let backend = measured.map_err(|error| WorkerError::Lost(error.to_string()))??;
     let network = network_runtime(&config).map_err(WorkerError::Runtime)?;
     let stop = CancellationToken::new();
-    let mut serving = network.spawn(serve_until(config, backend, stop.clone()));
+    let mut serving = network.spawn(serve_until(config, backend, stop.clone(), wish));
     let result = tokio::select! {
         result = &mut serving => result,
         () = shutdown => {
@@ -213,6 +217,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     network.shutdown_background();
     result.unwrap_or_else(|error| Err(WorkerError::Lost(error.to_string())))
 }
+
+/// How long a worker that is asked to leave waits for its layers to be taken by others.
+pub const DRAIN_WITHIN: Duration = Duration::from_secs(30);
 
 /// The threads that receive and send. Their own runtime, so that they are few and where the
 /// stage's threads are.
@@ -239,12 +246,15 @@ async fn serve_until(
     config: Config,
     backend: Arc<dyn StageBackend>,
     stop: CancellationToken,
+    wish: impl Future<Output = ()>,
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
+    let mut wish = std::pin::pin!(wish);
     let bound = tokio::select! {
         bound = Bound::new(config, backend) => bound?,
         // It waits for a coordinator that does not answer.
         () = stop.cancelled() => return Ok(()),
+        () = &mut wish => return Ok(()),
     };
     let mut out = io::stdout();
     writeln!(out, "{READY_PREFIX}{}", bound.address())
@@ -253,9 +263,22 @@ async fn serve_until(
     tracing::info!(address = %bound.address(), "worker listens");
     let orphaned =
         async { if exit_with_stdin { stdin_ended().await } else { std::future::pending().await } };
+    let worker = bound.worker.clone();
+    let drained = async {
+        wish.await;
+        let within = DRAIN_WITHIN.as_secs();
+        tracing::info!(
+            within,
+            "draining: the line goes on without this worker, if the others have room"
+        );
+        if tokio::time::timeout(DRAIN_WITHIN, worker.drain()).await.is_err() {
+            tracing::warn!("leaving a line that runs: nobody has taken this worker's layers");
+        }
+    };
     let leave = async {
         tokio::select! {
             () = stop.cancelled() => {}
+            () = drained => {}
             () = orphaned => tracing::info!("standard input ended: the parent is gone"),
         }
     };

@@ -16,7 +16,7 @@ use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, StageBackend, StageError, StageNeeds,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend, StageError, StageNeeds,
     StageOutput, StageRunner, StageShape,
 };
 use crate::config::Config;
@@ -147,7 +147,11 @@ impl StageBackend for CpuBackend {
         })
     }
 
-    fn build(&self, order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+    fn build(
+        &self,
+        order: BuildOrder,
+        kept: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let compute = self.compute(&spec).map_err(|e| model_failure(e.into()))?;
         let config = StageConfig {
@@ -158,12 +162,14 @@ impl StageBackend for CpuBackend {
             max_rows: spec.max_rows as usize,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
-        if layers.start == 0 {
+        if layers.start == 0 && !kept.has_embedding() {
             let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
             weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
+            progress(embedding.nbytes);
         }
+        let range = layers.clone();
         let mut stage =
-            Stage::load(&model, weights, layers.clone(), config, compute, &mut *progress)
+            Stage::load_keeping(&model, weights, range, config, compute, kept, &mut *progress)
                 .map_err(model_failure)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
@@ -276,38 +282,7 @@ impl StageRunner for CpuStage {
         Ok(())
     }
 
-    fn copy_facts(&self) -> Option<CopyFacts> {
-        let layers = self.stage.layers();
-        Some(CopyFacts {
-            kind: self.stage.copy_kind(),
-            layers: layers.start as u32..layers.end as u32,
-            prints: self.stage.prints().iter().map(|(_, print)| *print).collect(),
-            has_slots: self.stage.has_slots(),
-        })
-    }
-
-    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
-        self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
-    }
-
-    fn copy_new(
-        &self,
-        slot: u32,
-        len: u32,
-        first_page: u32,
-        max_bytes: usize,
-    ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(SlotId(slot), len, first_page, max_bytes)
-    }
-
-    fn put_back(
-        &mut self,
-        slot: u32,
-        len: u32,
-        tokens: &[u32],
-        source: FindSource<'_, '_>,
-    ) -> Result<(), SnapshotError> {
-        self.stage.put_back(SlotId(slot), len, tokens, source)
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend, StageError, StageNeeds,
     }
 }
 

@@ -6,12 +6,14 @@
 
 pub mod args;
 mod bench;
+mod cluster;
 mod completions;
 mod data_dir;
 mod demo;
 mod detokenize;
 mod input;
 mod inspect;
+mod keeping;
 mod key;
 mod logits;
 mod npy;
@@ -86,6 +88,8 @@ pub enum Command {
     Nodes(security::NodesArgs),
     /// Put a machine out of the cluster
     Revoke(security::RevokeArgs),
+    /// See and change a running cluster
+    Cluster(cluster::ClusterArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -117,6 +121,7 @@ impl Command {
             Self::Token(args) => security::token(args),
             Self::Nodes(args) => security::nodes(&args),
             Self::Revoke(args) => security::revoke(&args),
+            Self::Cluster(args) => cluster::execute(args).await,
             Self::Completions(args) => completions::execute(args),
         }
     }
@@ -181,6 +186,10 @@ mod tests {
             "brigade token create --ttl 1h --uses 2 --data-dir d --join 10.0.0.1:7000",
             "brigade nodes --json --data-dir d",
             "brigade revoke lab --data-dir d",
+            "brigade cluster status --json",
+            "brigade cluster drain 10.0.0.2:7070 --port 8080",
+            "brigade cluster add 10.0.0.4:7070",
+            "brigade cluster rebalance --data-dir /x",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -2,24 +2,26 @@
 
 mod front;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_proto::address::Address;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
 use crate::clock;
-use crate::cluster::Patience;
+use crate::cluster::{OwnName, Patience, admin};
 use crate::handle::Status;
-use crate::http::{App, Bodies, Origins};
+use crate::http::{self, App, Bodies, Origins, Streams};
 use crate::metrics;
 use crate::plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
@@ -34,6 +36,15 @@ const TROUBLE_SHOWS_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long cut streams get to write their last event.
 const CUT_WITHIN: Duration = Duration::from_secs(2);
+
+/// When layers are cut anew for workers that joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Rebalance {
+    /// When it pays.
+    Auto,
+    /// When an operator says so.
+    Manual,
+}
 
 /// Serve an OpenAI-compatible HTTP API.
 #[derive(Debug, Args)]
@@ -85,6 +96,16 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHECKPOINT_EVERY,
         value_parser = clap::value_parser!(u32).range(1..))]
     checkpoint_every: u32,
+    /// How long a worker that was lost is waited for before its layers go to the others, or to a spare worker, if
+    /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
+    replace_after: Duration,
+    /// Whether layers are cut anew when workers have joined and the line would be at least 15 % faster: auto, at
+    /// most every 5 minutes; manual: by brigade cluster rebalance
+    #[arg(long, value_enum, default_value_t = Rebalance::Manual)]
+    rebalance: Rebalance,
+    #[command(flatten)]
+    keep_args: KeepArgs,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -120,15 +141,26 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let metrics = metrics::install().context("cannot install the metrics recorder")?;
     let front = Front::open(&args.front, &args.line).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
-    let session = Session::start(session_options(&args).await?).await?;
     let draining = CancellationToken::new();
-    let app = app(&session, &args, &front, metrics, draining.clone());
+    let keeping = args.keep_args.find(args.front.listen(), &args.line.data_dir)?;
+    let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
+    let session = Session::start(session_options(&args, own_name).await?).await?;
+    if let Some(folder) = &folder {
+        open_admin_socket(folder, &session, &draining);
+    }
+    let journal = folder.map(|f| journal(&f, &session.model, args.kv_type, &args.line));
+    let (journal, recovered) = journal.transpose()?.unzip();
+    let streams = Streams::new(journal.clone());
+    let app = app(&session, &args, &front, metrics, streams, draining.clone());
+    tokio::spawn(app.streams.clone().sweep(draining.clone()));
+    http::go_on(&app, recovered.unwrap_or_default());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
     let requests = (args.max_seqs as usize).saturating_add(args.max_queue);
-    let mut serving = front.serve(app, requests, draining.clone());
+    let cluster = session.admin.clone();
+    let mut serving = front.serve(app, cluster, requests, draining.clone());
     if is_promising(&session).await {
         say(format_args!("brigade serve listening on {url}"));
     }
@@ -138,16 +170,12 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         reason = failed(&session) => Err(anyhow::anyhow!(reason)),
     };
     draining.cancel();
-    let mut all_answered = false;
-    if result.is_ok() {
-        tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
-        tokio::select! {
-            _ = &mut serving.public => all_answered = true,
-            () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
-            () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
-        }
-    }
+    let all_answered =
+        result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
     let ended = session.end().await;
+    if let Some(journal) = journal {
+        journal.close();
+    }
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
         let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
@@ -162,6 +190,7 @@ fn app(
     args: &ServeArgs,
     front: &Front,
     metrics: PrometheusHandle,
+    streams: Streams,
     draining: CancellationToken,
 ) -> App {
     App {
@@ -179,10 +208,11 @@ fn app(
         cors: Origins::new(&args.cors),
         access: front.access.clone(),
         audit: front.audit.clone(),
+        streams,
     }
 }
 
-async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
+async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<SessionOptions> {
     let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     Ok(SessionOptions {
         model: args.model.clone(),
@@ -197,10 +227,37 @@ async fn session_options(args: &ServeArgs) -> Result<SessionOptions> {
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
         checkpoint: (args.checkpoint, args.checkpoint_every),
+        replace_after: args.replace_after,
+        rebalance: args.rebalance == Rebalance::Auto,
+        own_name,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
         served_names: args.served_model_name.clone(),
     })
+}
+
+/// Where `brigade cluster` reaches this server; it serves on where the system makes no socket there.
+fn open_admin_socket(folder: &Path, session: &Session, draining: &CancellationToken) {
+    if let Err(error) = admin::listen(folder, session.admin.clone(), draining.clone()) {
+        let folder = folder.display();
+        tracing::warn!(
+            %folder,
+            %error,
+            "no admin socket in the data folder: `brigade cluster` does not reach this server; orders can come to \
+             /admin/cluster of the admin listener"
+        );
+    }
+}
+
+/// What is left of a server that has stopped: answers that run get [`GRACE`]. Whether all of them ended.
+async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
+    tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
+    tokio::select! {
+        _ = server => return true,
+        () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
+        () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
+    }
+    false
 }
 
 /// Tells whoever started the server; it serves on where nobody listens to that.

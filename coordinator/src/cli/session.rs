@@ -21,7 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::security::Security;
 use super::{input, progress};
-use crate::cluster::{self, ClusterConfig, LocalOptions, OpenLine, Patience, Source, StageOptions};
+use crate::cluster::admin::Admin;
+use crate::cluster::{
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, OwnName, Patience, Source,
+    StageOptions,
+};
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use crate::health::RollWatch;
@@ -70,6 +74,12 @@ pub struct SessionOptions {
     pub repair_within: Duration,
     /// Where copies of states go, and after how many tokens recurrent ones are taken again.
     pub checkpoint: (Checkpoint, u32),
+    /// How long a worker that was lost is waited for before the others go on without it.
+    pub replace_after: Duration,
+    /// Whether layers are cut anew for workers that joined, where that pays.
+    pub rebalance: bool,
+    /// Under which name workers are held; `None`: a fresh one.
+    pub own_name: Option<OwnName>,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
@@ -95,6 +105,9 @@ impl SessionOptions {
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
+            replace_after: DEFAULT_REPLACE_AFTER,
+            rebalance: false,
+            own_name: None,
             trace: None,
             chat_template: None,
             served_names: Vec::new(),
@@ -128,6 +141,8 @@ pub struct Session {
     pub control: Option<Address>,
     /// Who is there.
     pub roll: RollWatch,
+    /// Takes an operator's questions and orders.
+    pub admin: Admin,
     stop_driver: CancellationToken,
     stop_cluster: CancellationToken,
     /// Begins the names of this command's requests in logs.
@@ -193,7 +208,9 @@ impl Session {
             tracing::warn!(trained, "--ctx is longer than the model was trained for");
         }
         let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
-        let cluster = cluster::start(config, model.clone(), stop_cluster.clone()).await?;
+        let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
+        let stop = stop_cluster.clone();
+        let cluster = cluster::start(config, own_name, model.clone(), stop).await?;
         if let Some(control) = &cluster.control {
             security.joins_at(control)?;
         }
@@ -218,6 +235,7 @@ impl Session {
             limits,
             control: cluster.control,
             roll,
+            admin: cluster.admin,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &crate::random::id()[..RUN_ID_CHARS]),
@@ -327,6 +345,8 @@ fn cluster_config(
         network: security.network.clone(),
         pki: security.pki.clone(),
         patience: options.patience,
+        replace_after: options.replace_after,
+        rebalance: options.rebalance,
         stage,
     })
 }
@@ -418,11 +438,16 @@ impl Interrupt {
 
     /// Ready when one of them comes.
     pub async fn received(&mut self) {
+        self.is_terminate().await;
+    }
+
+    /// Ready when one of them comes: whether it is SIGTERM.
+    pub async fn is_terminate(&mut self) -> bool {
         let [int, term, hup] = &mut self.signals;
         tokio::select! {
-            _ = int.recv() => {}
-            _ = term.recv() => {}
-            _ = hup.recv(), if !self.without_hangup => {}
+            _ = int.recv() => false,
+            _ = term.recv() => true,
+            _ = hup.recv(), if !self.without_hangup => false,
         }
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig};
 use clap::Args;
+use tokio::sync::oneshot;
 
 use super::data_dir::DataDirArgs;
 use super::security::ClusterFiles;
@@ -120,6 +121,18 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     };
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;
     brigade_worker::host::check_cpus("--cpus", &config.cpus)?;
-    brigade_worker::run(config, interrupt.received()).await?;
+    let (wish, wished) = oneshot::channel();
+    let leave = async move {
+        // SIGTERM asks to leave in order; the next signal is obeyed at once.
+        if interrupt.is_terminate().await && wish.send(()).is_ok() {
+            interrupt.received().await;
+        }
+    };
+    let wished = async {
+        if wished.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    brigade_worker::run(config, leave, wished).await?;
     Ok(())
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use std::time::Duration;
+
 use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
 use brigade_proto::net::Network;
@@ -71,6 +73,10 @@ pub struct ClusterConfig {
     pub pki: Option<Arc<Pki>>,
     /// About workers that cannot be reached.
     pub patience: Patience,
+    /// How long a worker that was lost is waited for before the others go on without it.
+    pub replace_after: Duration,
+    /// Whether layers are cut anew for workers that joined, where that pays.
+    pub rebalance: bool,
     /// For every stage.
     pub stage: StageOptions,
 }

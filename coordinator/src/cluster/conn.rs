@@ -235,10 +235,15 @@ impl Conn {
         let look = self.health_request(0);
         let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?;
         if reply.into_inner().draining {
-            let reason = "it drains and takes no new line".to_string();
-            return Err(WorkerError::Busy { worker: self.name.clone(), reason });
+            return Err(self.drains());
         }
         Ok(())
+    }
+
+    /// That it takes no new line.
+    pub fn drains(&self) -> WorkerError {
+        let reason = "it drains and takes no new line".to_string();
+        WorkerError::Busy { worker: self.name.clone(), reason }
     }
 
     /// What a failed call means.
@@ -256,13 +261,18 @@ impl Conn {
     ) -> Result<T, WorkerError> {
         tokio::select! {
             result = call => result,
-            lost = self.silence(0, |_| {}) => Err(lost),
+            lost = self.silence(0, |_| None) => Err(lost),
         }
     }
 
     /// Asks for its health every second until three answers in a row are missing. `epoch` 0 only
     /// looks; another one also renews the lease, and its end on the worker counts as a loss.
-    pub async fn silence(&self, epoch: u64, mut seen: impl FnMut(&HealthReply)) -> WorkerError {
+    /// `seen` may end it with a reason of its own.
+    pub async fn silence(
+        &self,
+        epoch: u64,
+        mut seen: impl FnMut(&HealthReply) -> Option<WorkerError>,
+    ) -> WorkerError {
         let mut beat = interval(HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = 0;
@@ -274,7 +284,9 @@ impl Conn {
                     if let Some(error) = self.ended(epoch, &reply) {
                         return error;
                     }
-                    seen(&reply);
+                    if let Some(error) = seen(&reply) {
+                        return error;
+                    }
                 }
                 Err(reason) => {
                     missed += 1;

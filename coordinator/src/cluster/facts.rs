@@ -31,6 +31,7 @@ pub fn worker_facts<'a>(
             gbps: best(caps, |c| c.gb_per_second),
             gops: best(caps, |c| c.gop_per_second),
             link: None,
+            holds: 0..0,
         })
         .collect()
 }

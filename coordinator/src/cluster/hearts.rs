@@ -23,17 +23,28 @@ impl Hearts {
     /// Looks after a member that is not on the line.
     pub fn listen(&mut self, id: MemberId, conn: &Conn) {
         let conn = conn.clone();
-        self.put(id, async move { conn.silence(0, |_| {}).await });
+        self.put(id, async move { conn.silence(0, |_| None).await });
     }
 
     /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does.
+    /// That it drains counts as its loss ([`WorkerError::Busy`]).
     pub fn listen_on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
+        self.on_line(id, conn, epoch, stage, true);
+    }
+
+    /// As [`Hearts::listen_on_line`], to one of whom it is known that it drains.
+    pub fn listen_to_a_leaver(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
+        self.on_line(id, conn, epoch, stage, false);
+    }
+
+    fn on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize, stays: bool) {
         let conn = conn.clone();
         self.put(id, async move {
             let mut before: Option<HealthReply> = None;
             let lost = conn.silence(epoch, |now| {
                 metrics::heartbeat(stage, now, busy_share(before.as_ref(), now));
                 before = Some(now.clone());
+                (now.draining && stays).then(|| conn.drains())
             });
             lost.await
         });

@@ -18,6 +18,8 @@ pub enum LineEvent {
     Down {
         /// Why.
         reason: String,
+        /// Nobody broke it: layers move.
+        planned: bool,
     },
     /// There will be no line; the supervisor has ended.
     Failed {

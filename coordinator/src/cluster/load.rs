@@ -67,6 +67,8 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
         source = words(source),
         weight_bytes = facts.weight_bytes,
         state_bytes = facts.state_bytes,
+        read_bytes = facts.read_bytes,
+        kept_layers = facts.kept_layers,
         kernels = facts.kernels,
         threads = facts.threads,
         ms = (facts.seconds * 1e3) as u64,

@@ -101,6 +101,8 @@ pub struct Member {
     breaks: Vec<(Instant, u32)>,
     busy: bool,
     refuses: bool,
+    /// An operator took its layers, or it wants to leave.
+    drained: bool,
     /// Why it is not there, for people.
     why: Option<String>,
     /// Attempts and refusals in a row since it was last of use.
@@ -120,6 +122,7 @@ impl Member {
             breaks: Vec::new(),
             busy: false,
             refuses: false,
+            drained: false,
             why: None,
             failures: 0,
         }
@@ -166,6 +169,24 @@ impl Member {
     /// Whether it refused for a reason that does not pass by itself.
     pub fn refuses(&self) -> bool {
         self.refuses
+    }
+
+    /// Whether it gets no layers until it connects again.
+    pub fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// It gets no layers until it connects again.
+    pub fn drain(&mut self) {
+        self.drained = true;
+    }
+
+    /// How long it has been connected, if it is.
+    pub fn connected_for(&self, now: Instant) -> Option<Duration> {
+        match self.state {
+            State::Connected { since, .. } => Some(now.saturating_duration_since(since)),
+            State::Absent { .. } | State::Connecting { .. } => None,
+        }
     }
 
     /// Whether it came by itself.
@@ -232,6 +253,7 @@ impl Member {
         self.proven = true;
         self.why = None;
         self.refuses = false;
+        self.drained = false;
         self.serial += 1;
         self.state = State::Connected { conn: Box::new(conn), since: now };
     }

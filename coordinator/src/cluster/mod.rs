@@ -14,8 +14,11 @@
 //!   `lease`, `load`, `progress` and `lane`.
 //! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
 //!   `choose` names.
+//! - `own_name` is under which name workers are held, over restarts.
+//! - `admin` brings questions and orders of an operator.
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
+pub mod admin;
 mod build;
 mod choose;
 mod config;
@@ -34,6 +37,7 @@ mod link;
 mod load;
 mod local;
 mod member;
+mod own_name;
 mod place;
 mod placed_stage;
 mod progress;
@@ -53,6 +57,8 @@ pub use facts::worker_facts;
 pub use lane::OpenLine;
 pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
+pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
+pub use reconcile::DEFAULT_REPLACE_AFTER;
 pub use start::{Cluster, ask, start};
 pub use states::StateAccess;

@@ -4,6 +4,7 @@
 //! bytes that it lacks. All stages go through this at the same time. Nothing is loaded before every worker
 //! has accepted.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,7 +162,8 @@ pub async fn place(
 ) -> Result<Placement, PlaceError> {
     tell_kernels(&conns, options);
     let settings = settings(model, options);
-    let plan = plan_over(model, conns.iter().map(|(_, conn)| conn), options)?;
+    let held = held_layers(&conns, model).await;
+    let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
     tracing::info!("plan:\n{}", plan.explain());
     let stages: Vec<PlacedStage> = plan
         .stages
@@ -187,6 +189,27 @@ pub async fn place(
     Ok(placement)
 }
 
+/// Layers of `model` that each worker has in memory, as it says itself; none of one that does not answer.
+async fn held_layers(conns: &[(MemberId, Conn)], model: &Model) -> Vec<Range<usize>> {
+    let mut asked = JoinSet::new();
+    for (index, (_, conn)) in conns.iter().enumerate() {
+        let conn = conn.clone();
+        // Who does not answer is found out by those who need it.
+        asked.spawn(async move { (index, conn.health(0).await.ok()) });
+    }
+    let (wanted, n_layers) = (model.header_hash.as_bytes(), model.spec.n_layer());
+    let mut held = vec![0..0; conns.len()];
+    while let Some(answer) = asked.join_next().await {
+        let Ok((index, Some(reply))) = answer else { continue };
+        let Some(layers) = reply.held_layers else { continue };
+        let (begin, end) = (layers.begin as usize, layers.end as usize);
+        if layers.model[..] == wanted[..] && begin < end && end <= n_layers {
+            held[index] = begin..end;
+        }
+    }
+    held
+}
+
 /// The cuts over these workers, in this order.
 ///
 /// # Errors
@@ -196,7 +219,18 @@ pub fn plan_over<'a>(
     conns: impl Iterator<Item = &'a Conn>,
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
-    let facts = worker_facts(conns.map(|conn| (conn.name(), conn.capabilities())));
+    plan_holding(model, conns, &[], options)
+}
+
+/// As [`plan_over`], of workers that have layers in memory.
+fn plan_holding<'a>(
+    model: &Model,
+    conns: impl Iterator<Item = &'a Conn>,
+    held: &[Range<usize>],
+    options: &StageOptions,
+) -> Result<Plan, PlaceError> {
+    let mut facts = worker_facts(conns.map(|conn| (conn.name(), conn.capabilities())));
+    facts.iter_mut().zip(held).for_each(|(facts, held)| facts.holds = held.clone());
     let settings = settings(model, options);
     let model = model.facts(engine_kv(options.kv_type))?;
     Ok(plan_line(&model, &facts, &settings, options.cut.as_ref())?)

@@ -12,8 +12,8 @@
 use std::time::Duration;
 
 /// How long a worker that was lost from a running line is waited for before the others go on without it,
-/// if they have the memory and nobody stands in for it.
-pub const WAIT_FOR_LOST: Duration = Duration::from_secs(10);
+/// if they have the memory and nobody stands in for it: where the operator does not say.
+pub const DEFAULT_REPLACE_AFTER: Duration = Duration::from_secs(10);
 
 /// How long named workers are waited for before the first line is built without them.
 pub const WAIT_AT_START: Duration = Duration::from_secs(15);
@@ -77,7 +77,7 @@ pub enum LineSeen {
 }
 
 /// What is wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Goal {
     /// Workers to wait for before the first line.
     pub expect: usize,
@@ -90,6 +90,8 @@ pub struct Goal {
     pub was_up: bool,
     /// Workers in the last line that was up.
     pub last_line: usize,
+    /// How long a worker that was lost is waited for ([`DEFAULT_REPLACE_AFTER`]).
+    pub replace_after: Duration,
 }
 
 /// Why there is no line yet.
@@ -156,7 +158,8 @@ pub fn next(
     let ids = |which: &dyn Fn(&MemberSeen) -> bool| -> Vec<MemberId> {
         members.iter().filter(|m| which(m)).map(|m| m.id).collect()
     };
-    let left = ids(&|m| is_absent(m) && !m.named && (!m.known || m.missing_for >= WAIT_FOR_LOST));
+    let left =
+        ids(&|m| is_absent(m) && !m.named && (!m.known || m.missing_for >= goal.replace_after));
     if !left.is_empty() {
         return Step::Forget(left);
     }
@@ -260,7 +263,7 @@ fn is_late(goal: &Goal, member: &MemberSeen) -> bool {
 }
 
 fn patience(goal: &Goal) -> Duration {
-    if goal.was_up { WAIT_FOR_LOST } else { WAIT_AT_START }
+    if goal.was_up { goal.replace_after } else { WAIT_AT_START }
 }
 
 /// How much longer a line over `n` others waits for this member; `None`: not at all.

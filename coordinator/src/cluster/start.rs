@@ -11,12 +11,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::admin::Admin;
 use super::config::{ClusterConfig, Source};
 use super::conn::WorkerError;
 use super::dial::{self, Dial};
 use super::join;
 use super::link::ClusterLink;
 use super::member::Origin;
+use super::own_name::OwnName;
 use super::supervisor::{Ends, Supervisor};
 use crate::health::Roll;
 use crate::model::Model;
@@ -28,6 +30,8 @@ pub struct Cluster {
     pub control: Option<Address>,
     /// The driver's ends.
     pub link: ClusterLink,
+    /// Takes an operator's questions and orders.
+    pub admin: Admin,
     /// Ends after `stop`, when all local workers have ended.
     pub task: JoinHandle<()>,
 }
@@ -35,16 +39,17 @@ pub struct Cluster {
 /// Events under way to the driver, which takes them at once.
 const EVENT_QUEUE: usize = 64;
 
-/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`.
+/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`, under the name `own_name`.
 ///
 /// # Errors
 /// The control address cannot or may not be bound.
 pub async fn start(
     config: ClusterConfig,
+    own_name: OwnName,
     model: Arc<Model>,
     stop: CancellationToken,
 ) -> Result<Cluster, NetError> {
-    let coordinator_id = bound_id(&config.network, unique_id());
+    let coordinator_id = bound_id(&config.network, own_name.id());
     let (events, link_events) = mpsc::channel(EVENT_QUEUE);
     let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
     let (control, joins) = match &config.control {
@@ -59,18 +64,22 @@ pub async fn start(
             (Some(bound), Some(joins))
         }
     };
+    let (admin, asked) = Admin::channel();
     let (called, roll) = watch::channel(Roll::default());
     let supervisor = Supervisor::new(Ends {
         config: Arc::new(config),
         model,
         coordinator_id,
+        own_name,
         events,
         faults: link_faults,
         joins,
+        asked,
         roll: called,
     });
     let task = tokio::spawn(supervisor.run(stop));
-    Ok(Cluster { control, link: ClusterLink { events: link_events, faults, roll }, task })
+    let link = ClusterLink { events: link_events, faults, roll };
+    Ok(Cluster { control, link, admin, task })
 }
 
 /// Asks every worker of a source what it can do, by name and in order; local ones are started for
@@ -88,7 +97,7 @@ pub async fn ask(
     };
     let mut asked = Vec::new();
     for origin in Origin::named(&source) {
-        let coordinator_id = bound_id(network, unique_id());
+        let coordinator_id = bound_id(network, OwnName::fresh().id());
         let (local, network) = (local.clone(), network.clone());
         let dial = Dial { origin, local, coordinator_id, network, pki: None, needs: None };
         let connected = dial::connect(dial).await?;
@@ -101,15 +110,10 @@ pub async fn ask(
     Ok(asked)
 }
 
-/// A name that no other coordinator process has.
-fn unique_id() -> String {
-    format!("{}-{:016x}", std::process::id(), crate::random::u64())
-}
-
 /// A name that over TLS only whoever has the key can use.
-fn bound_id(network: &Network, unique: String) -> String {
+fn bound_id(network: &Network, unique: &str) -> String {
     match network.credentials() {
-        Some(credentials) => party::coordinator_id(&credentials.party(), &unique),
-        None => unique,
+        Some(credentials) => party::coordinator_id(&credentials.party(), unique),
+        None => unique.to_owned(),
     }
 }

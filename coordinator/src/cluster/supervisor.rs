@@ -5,10 +5,12 @@
 //! take the same way, and nobody who hangs is waited for. The loop ends on `stop`, or when nothing that it
 //! may do would help.
 
+mod change;
 mod line;
 mod members;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ use tokio::sync::{mpsc, watch as watch_channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::admin::Asked;
 use super::build::{BuildError, Built};
 use super::config::{ClusterConfig, Patience};
 use super::conn::WorkerError;
@@ -27,6 +30,7 @@ use super::enough::Enough;
 use super::hearts::Hearts;
 use super::link::{Fault, LineEvent};
 use super::member::{Member, Origin};
+use super::own_name::OwnName;
 use super::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use super::{place, roll, watch};
 use crate::handle::Status;
@@ -34,14 +38,18 @@ use crate::health::{Loading, Roll};
 use crate::metrics;
 use crate::model::Model;
 
+use change::{Change, Rebalancing};
+
 /// What the supervisor is connected to.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
     pub model: Arc<Model>,
     pub coordinator_id: String,
+    pub own_name: OwnName,
     pub events: mpsc::Sender<LineEvent>,
     pub faults: mpsc::Receiver<Fault>,
     pub joins: Option<mpsc::Receiver<Address>>,
+    pub asked: mpsc::Receiver<Asked>,
     pub roll: watch_channel::Sender<Roll>,
 }
 
@@ -60,6 +68,8 @@ enum Line {
     /// Who is in it, first stage first.
     Up {
         stages: Vec<MemberId>,
+        /// Of each.
+        layers: Vec<Range<usize>>,
         since: Instant,
     },
 }
@@ -67,6 +77,7 @@ enum Line {
 /// What happens outside.
 enum News {
     Joined(Address),
+    Asked(Asked),
     Connected(MemberId, Box<Result<Connected, WorkerError>>),
     /// A heart stopped.
     Silent(MemberId, WorkerError),
@@ -93,6 +104,9 @@ pub(super) struct Supervisor {
     /// At most one.
     building: JoinSet<Result<Built, BuildError>>,
     hearts: Hearts,
+    /// A planned change that is under way.
+    change: Option<Change>,
+    rebalancing: Rebalancing,
     /// What was said last while there was no line.
     said: String,
 }
@@ -109,7 +123,9 @@ impl Supervisor {
             // A cut by hand names its workers: nobody stands in for them.
             all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
             joins: ends.joins.is_some(),
-            ..Goal::default()
+            was_up: false,
+            last_line: 0,
+            replace_after: config.replace_after,
         };
         Self {
             needs: place::requirements(&ends.model, &config.stage),
@@ -117,13 +133,15 @@ impl Supervisor {
             members,
             departed: Departed::default(),
             line: Line::Down { again_at: now },
-            epoch: 0,
+            epoch: ends.own_name.epoch(),
             goal,
             quick_failures: 0,
             enough: Enough::new(ends.model.clone(), config.stage.clone()),
             attempts: JoinSet::new(),
             building: JoinSet::new(),
             hearts: Hearts::default(),
+            change: None,
+            rebalancing: Rebalancing::default(),
             said: String::new(),
             ends,
         }
@@ -148,6 +166,7 @@ impl Supervisor {
     /// One step, and the news it waits for.
     async fn turn(&mut self) -> Result<(), GiveUp> {
         self.call_the_roll();
+        self.rebalance_if_it_pays().await;
         match self.next_step() {
             Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
             Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
@@ -166,7 +185,10 @@ impl Supervisor {
 
     fn next_step(&mut self) -> Step {
         let now = Instant::now();
-        let seen: Vec<_> = self.members.iter().map(|(id, m)| m.seen(*id, now)).collect();
+        // Whoever is drained and still there is not there for a line.
+        let may = |m: &(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
+        let seen = self.members.iter().filter(may).map(|(id, m)| m.seen(*id, now));
+        let seen: Vec<_> = seen.collect();
         let line = match &self.line {
             Line::Down { again_at } => {
                 LineSeen::Down { retry_in: again_at.saturating_duration_since(now) }
@@ -183,6 +205,7 @@ impl Supervisor {
         tokio::select! {
             () = tokio::time::sleep(within) => News::Time,
             address = next_join(&mut self.ends.joins) => News::Joined(address),
+            Some(asked) = self.ends.asked.recv() => News::Asked(asked),
             Some(attempt) = self.attempts.join_next() => {
                 let (id, result) = finished(attempt);
                 News::Connected(id, Box::new(result))
@@ -198,6 +221,7 @@ impl Supervisor {
         match news {
             News::Time => {}
             News::Joined(address) => self.joined(address),
+            News::Asked(asked) => self.asked(asked).await,
             News::Connected(id, attempt) => match *attempt {
                 Ok(connected) => self.connected(id, connected),
                 Err(error) => self.not_connected(id, error).await?,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use brigade_engine::batch::SampledToken;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::handle::{Counts, Failure, Finish, FinishReason, SeqEvent, Status, SubmitError};
+use crate::handle::{Counts, Failure, Finish, FinishReason, Past, SeqEvent, Status, SubmitError};
+use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
 use crate::metrics;
 use crate::request::RequestError;
@@ -24,6 +25,8 @@ pub(super) struct Client {
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
+    /// Where it is noted, if it can be gone on with.
+    recorder: Option<Recorder>,
 }
 
 impl Client {
@@ -35,8 +38,32 @@ impl Client {
         counts: Arc<Counts>,
         force: Force,
     ) -> Self {
-        let (verdict, submitted, latest) = (Some(verdict), now, now);
-        Self { events, verdict, n_prompt, counts, force, submitted, first: None, latest }
+        Self {
+            events,
+            verdict: Some(verdict),
+            n_prompt,
+            counts,
+            force,
+            submitted: now,
+            first: None,
+            latest: now,
+            recorder: None,
+        }
+    }
+
+    /// It is noted from here on, and gets what it had drawn before; the tokens' ids.
+    pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<Vec<u32>> {
+        self.recorder = Some(past.recorder);
+        let drawn = past.drawn?;
+        if !drawn.is_empty() {
+            self.first = Some(now);
+        }
+        let ids = drawn.iter().map(|token| token.id).collect();
+        for token in drawn {
+            // There is room for all; an error is a reader that left.
+            let _ = self.events.try_send(SeqEvent::Token(token));
+        }
+        Some(ids)
     }
 
     /// Its first tokens need not be computed.
@@ -89,6 +116,7 @@ impl Client {
             Some(_) => metrics::next_token(now - self.latest),
         }
         self.latest = now;
+        self.recorder.iter().for_each(|recorder| recorder.token(&token));
         self.events.try_send(SeqEvent::Token(token)).is_ok()
     }
 
@@ -101,6 +129,7 @@ impl Client {
 
     /// It ended as asked.
     pub(super) fn finish(self, now: Micros, reason: FinishReason) {
+        self.recorder.iter().for_each(|recorder| recorder.finished(&reason));
         metrics::request_ended(match reason {
             FinishReason::Stop(_) => "stop",
             FinishReason::Length => "length",

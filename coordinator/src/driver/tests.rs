@@ -50,7 +50,7 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
     let (events, receiver) = mpsc::channel(request.max_events());
     let (verdict, _) = oneshot::channel();
     let (id, counts) = (RequestId(id), Arc::default());
-    driver.submit(Submission { id, request, events, verdict, counts });
+    driver.submit(Submission { id, request, events, verdict, counts, past: None });
     receiver
 }
 
@@ -121,8 +121,8 @@ async fn progress_that_comes_late_does_not_hide_that_the_line_is_up() {
 #[tokio::test]
 async fn why_an_attempt_failed_is_shown_while_the_next_one_is_under_way() {
     let (mut driver, _frames) = driver();
-    driver.line_event(LineEvent::Down { reason: "stage 1 is gone".to_string() });
-    driver.line_event(LineEvent::Down { reason: "the disk is full".to_string() });
+    driver.line_event(LineEvent::Down { reason: "stage 1 is gone".to_string(), planned: false });
+    driver.line_event(LineEvent::Down { reason: "the disk is full".to_string(), planned: false });
     for total in [0, 9] {
         driver.line_event(loading(total));
         let status = driver.status.borrow().clone();

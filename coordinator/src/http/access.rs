@@ -78,13 +78,42 @@ impl Access {
             let why = "this key opens the admin listener only: use another one here";
             return Err(ApiError::forbidden("admin_key", why));
         }
-        let share = Share {
-            owner: account.number(),
-            weight: account.record().priority.weight(),
-            leaves_room: keys.are_several(),
-        };
-        Ok(Some(Owner { account, share }))
+        Ok(Some(owner(&keys, account)))
     }
+
+    /// The key of a request that another coordinator had begun: the one with this number, or none where none was
+    /// needed.
+    ///
+    /// # Errors
+    /// Nobody could ask for its answer here.
+    pub(super) fn owner_again(&self, number: Option<u64>) -> Result<Option<Owner>, ApiError> {
+        let keys = match self {
+            Self::Keys(ring) => Some(ring.now()).filter(|keys| keys.are_required()),
+            Self::Open => None,
+        };
+        match (keys, number) {
+            (None, None) => Ok(None),
+            (Some(keys), Some(number)) => {
+                let now = clock::unix_now();
+                let is_it = |key: &&Account| {
+                    key.number() == number && !key.record().admin && !key.record().has_expired(now)
+                };
+                let account = keys.accounts().into_iter().find(is_it).cloned();
+                let gone = || ApiError::unauthorized("its API key was revoked or has expired");
+                account.map(|account| Some(owner(&keys, account))).ok_or_else(gone)
+            }
+            _ => Err(ApiError::unauthorized("it was begun before the server's keys were changed")),
+        }
+    }
+}
+
+fn owner(keys: &Keys, account: Account) -> Owner {
+    let share = Share {
+        owner: account.number(),
+        weight: account.record().priority.weight(),
+        leaves_room: keys.are_several(),
+    };
+    Owner { account, share }
 }
 
 /// Wraps every handler of the public listener.
@@ -97,15 +126,20 @@ pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) 
     if let Some(peer) = request.extensions().get::<Arc<Peer>>() {
         peer.has_shown_a_key();
     }
-    if let Some(name) = request.extensions().get::<trace::Name>() {
+    let name = request.extensions().get::<trace::Name>().cloned();
+    if let Some(name) = &name {
         name.tally.belongs_to(owner.clone());
     }
     let account = owner.account;
     let mut response = match begin(&account, request.method(), app.text.name()) {
         Ok(ticket) => {
+            let ticket = ticket.map(Arc::new);
+            if let Some((name, ticket)) = name.zip(ticket.clone()) {
+                name.tally.runs(ticket);
+            }
             let mut response = next.run(request).await;
-            // It ends with the answer.
-            response.extensions_mut().insert(Arc::new(ticket));
+            // It ends with the answer, or with a sequence that goes on while its client is away.
+            response.extensions_mut().insert(ticket);
             response
         }
         Err(error) => error.into_response(),
@@ -168,9 +202,13 @@ fn short(time: Duration) -> String {
     }
 }
 
-/// Wraps every handler of an admin listener beyond loopback: an admin's key, or nothing.
-pub(super) async fn admins(State(ring): State<KeyRing>, request: Request, next: Next) -> Response {
-    let keys = ring.now();
+/// Wraps what an admin's key is needed for: an admin listener beyond loopback, and orders.
+pub(super) async fn admins(
+    State(ring): State<Option<KeyRing>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let keys = ring.map(|ring| ring.now()).unwrap_or_default();
     match account(&keys, request.headers()) {
         Err(error) => error.into_response(),
         Ok(account) if !account.record().admin => {

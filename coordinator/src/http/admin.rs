@@ -2,28 +2,59 @@
 
 use std::time::Instant;
 
+use axum::body::Bytes;
 use axum::extract::State;
-use axum::routing::get;
-use axum::{Json, Router, middleware};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router, middleware};
 use serde_json::{Value, json};
 
 use super::access::{self, Access};
 use super::error::ApiError;
 use super::{App, status};
 use crate::clock;
+use crate::cluster::admin::{Admin, Answer, Question, Refused};
 use crate::keys::{Account, KeyRing, Left};
 
-/// All addresses of the admin listener. With `keys` they need one that was made for it.
-pub fn admin_router(app: App, keys: Option<KeyRing>) -> Router {
+/// What there is, for whoever asks for something else.
+const ADDRESSES: &str =
+    "here are GET /health, /metrics, /admin/keys and /admin/cluster, and POST /admin/cluster";
+
+/// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
+/// web page can send to a port of this machine; where `needs_key`, everything does.
+pub fn admin_router(app: App, cluster: Admin, keys: Option<KeyRing>, needs_key: bool) -> Router {
+    let admins = || middleware::from_fn_with_state(keys.clone(), access::admins);
     let router = Router::new()
+        .route("/admin/cluster", post(order).layer(admins()).get(cluster_status))
         .route("/health", get(status::health_with_reasons))
         .route("/metrics", get(status::metrics))
         .route("/admin/keys", get(of_keys))
-        .fallback(async || ApiError::not_found("here are GET /health, /metrics and /admin/keys"))
+        .fallback(async || ApiError::not_found(ADDRESSES))
+        .layer(Extension(cluster))
         .with_state(app);
-    match keys {
-        Some(keys) => router.layer(middleware::from_fn_with_state(keys, access::admins)),
-        None => router,
+    if needs_key { router.layer(admins()) } else { router }
+}
+
+/// `GET /admin/cluster`: who has which layers.
+async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
+    answer(cluster.ask(Question::Status).await)
+}
+
+/// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
+async fn order(Extension(cluster): Extension<Admin>, body: Bytes) -> Response {
+    match serde_json::from_slice::<Question>(&body) {
+        Ok(question) => {
+            tracing::info!(?question, "an operator asks");
+            answer(cluster.ask(question).await)
+        }
+        Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
+    }
+}
+
+fn answer(answer: Result<Answer, Refused>) -> Response {
+    match answer {
+        Ok(answer) => Json(answer).into_response(),
+        Err(Refused(why)) => ApiError::conflict(why).into_response(),
     }
 }
 

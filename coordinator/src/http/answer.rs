@@ -9,11 +9,13 @@ use tracing::Instrument;
 use super::App;
 use super::error::ApiError;
 use super::params::Common;
+use super::streams::Resumable;
 use super::tally::Tally;
 use super::trace;
 use super::types::{FinishWord, PromptDetails, Timings, Usage};
 use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
-use crate::handle::{Failure, RequestId};
+use crate::handle::{Failure, FinishReason, RequestId, Sequence};
+use crate::journal::Drawn;
 use crate::request::{Drawing, Request};
 
 /// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
@@ -106,13 +108,14 @@ impl Running {
 }
 
 /// Submits `common.n` sequences for each prompt, under the HTTP request's name. If one is refused,
-/// all are dropped.
+/// all are dropped. Sequences of a `resumable` request go on where they were.
 pub async fn submit(
     app: &App,
     name: &trace::Name,
     prompts: &[Vec<u32>],
     common: &Common,
     top_logprobs: Option<u32>,
+    resumable: Option<&Resumable>,
 ) -> Result<Vec<Running>, ApiError> {
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let mut requests = Vec::new();
@@ -134,15 +137,34 @@ pub async fn submit(
         }
     }
     let mut generations = Vec::new();
-    for request in requests {
-        let id = app.next_id();
+    for (i, request) in requests.into_iter().enumerate() {
         let n_prompt = request.tokens.len();
-        let sequence = app.engine.submit(id, request).await?;
+        let sequence = sequence(app, request, resumable, i).await?;
         let generation = Generation::new(app.text.clone(), sequence, &common.stops)?;
         name.tally.submitted(n_prompt);
         generations.push(Running { generation, tally: name.tally.clone(), drawn: 0 });
     }
     Ok(generations)
+}
+
+/// Submits sequence number `i` of a request, unless it is over already.
+async fn sequence(
+    app: &App,
+    request: Request,
+    resumable: Option<&Resumable>,
+    i: usize,
+) -> Result<Sequence, ApiError> {
+    let id = app.next_id();
+    let Some(resumable) = resumable else { return Ok(app.engine.submit(id, request).await?) };
+    if let Some(Drawn { tokens, finish }) = resumable.drawn(i) {
+        // Its last token may have been noted, and its end not.
+        let is_long = tokens.len() >= request.max_tokens() as usize;
+        let finish = finish.clone().or(is_long.then_some(FinishReason::Length));
+        if let Some(reason) = finish {
+            return Ok(Sequence::ended(id, tokens.clone(), reason));
+        }
+    }
+    Ok(app.engine.submit_with(id, request, resumable.past(i)).await?)
 }
 
 /// Waits for the end of a choice. Others meanwhile run on: their channels hold all they draw.

@@ -93,6 +93,13 @@ fn max_bytes(path: &str) -> usize {
     smaller.map_or(MAX_BODY_BYTES, |(_, bytes)| *bytes)
 }
 
+impl Taken {
+    /// One that was taken before, and is here.
+    pub(super) fn again(bytes: Vec<u8>) -> Self {
+        Self { bytes, room: None }
+    }
+}
+
 impl Bodies {
     /// Room for `max_bytes` in all beyond the free part of each.
     pub fn new(times: BodyTimes, max_bytes: usize) -> Self {

@@ -3,18 +3,29 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use super::again::Again;
 use super::answer::{self, Ended};
+use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
+use super::events::Of;
 use super::reply::{self, Replies, ReplyPart};
+use super::sse::Gone;
+use super::streams::{self, Resumable};
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
-use super::{App, Stamp, logprobs, sse, trace};
+use super::writer::{self, Writer};
+use super::{App, Stamp, logprobs, trace};
 use crate::generation::TokenPiece;
 use crate::handle::Failure;
+use crate::journal::Opened;
 use crate::request::Limits;
-use crate::text_model::TextModel;
+use crate::text_model::{Prompt, TextModel};
+
+/// Its address, and what the journal calls these requests.
+pub(super) const PATH: &str = "/v1/chat/completions";
 
 /// The endpoint.
 pub(super) async fn create(
@@ -22,13 +33,21 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if let Some(answer) = streams::came_back(&app, &name, request.headers())? {
+        return Ok(answer);
+    }
     let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
-    let Begun { request, prompt, more: () } = begun;
+    let Begun { request, prompt, body, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
+    if let Some(body) = body {
+        return resumable(app, &name, stamp, request, prompt, body).await;
+    }
     let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt).await?;
+    let replies = request.submit(&app, &name, &prompt, None).await?;
     if request.common.stream {
-        return Ok(stream(app, request, stamp, n_prompt, replies));
+        let (events, response) = writer::channel(&stamp.id, replies.len());
+        stream(app, request, stamp, n_prompt, replies, events);
+        return Ok(response);
     }
     let mut answer = whole(&app, &request, stamp, n_prompt, replies).await?;
     answer.prompt_token_ids = request.common.return_token_ids.then_some(prompt.tokens);
@@ -38,6 +57,67 @@ pub(super) async fn create(
 /// Reads a body, and no more.
 pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
     ChatRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
+}
+
+/// Answers with a stream that is kept.
+async fn resumable(
+    app: App,
+    name: &trace::Name,
+    stamp: Stamp,
+    request: ChatRequest,
+    prompt: Prompt,
+    body: String,
+) -> Result<Response, ApiError> {
+    let prompts = vec![prompt.tokens.clone()];
+    let opened = stamp.opened(name, PATH, &request.common);
+    let opened = Opened { prompts, sequences: request.common.n, body, ..opened };
+    let resumable = app.streams.begin(opened)?;
+    let kept = resumable.stream.clone();
+    let answer = kept.clone().follow(None)?;
+    match begin(app.clone(), request, stamp, &prompt, name, &resumable).await {
+        Ok(_) => Ok(answer),
+        Err(error) => {
+            app.streams.remove(&kept);
+            Err(error)
+        }
+    }
+}
+
+/// Goes on with a stream of the coordinator before this one, to its end.
+///
+/// # Errors
+/// It cannot run here.
+pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
+    let Again { app, name, stamp, opened, resumable } = again;
+    let limits = app.limits;
+    let body = Taken::again(opened.body.clone().into_bytes());
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let mut request = ChatRequest::read(bytes, &limits, text)?;
+        opened.restore(&mut request.common);
+        let mut prompt = request.prompt(text)?;
+        // A template may say what day it is: the prompt stays what it was.
+        prompt.tokens = opened.prompts.into_iter().next().unwrap_or_default();
+        Ok((request, prompt))
+    });
+    let ((request, prompt), _) = read.await?;
+    let writing = begin(app, request, stamp, &prompt, &name, &resumable).await?;
+    // A panic of it was reported when it happened.
+    let _ = writing.await;
+    Ok(())
+}
+
+/// Begins to write a stream that is kept.
+async fn begin(
+    app: App,
+    request: ChatRequest,
+    stamp: Stamp,
+    prompt: &Prompt,
+    name: &trace::Name,
+    resumable: &Resumable,
+) -> Result<JoinHandle<()>, ApiError> {
+    let replies = request.submit(&app, name, prompt, Some(resumable)).await?;
+    let events = Writer::kept(resumable.stream.clone());
+    Ok(stream(app, request, stamp, prompt.tokens.len(), replies, events))
 }
 
 async fn whole(
@@ -82,15 +162,14 @@ fn stream(
     stamp: Stamp,
     n_prompt: usize,
     replies: Replies,
-) -> Response {
-    let (events, response) = sse::channel();
+    events: Writer,
+) -> JoinHandle<()> {
     let chunks = Chunks { app, request, stamp, n_prompt };
     let sending = async move {
         // An error is a client that went away, which cancels the sequences.
         let _ = chunks.send(replies, &events).await;
     };
-    tokio::spawn(sending.in_current_span());
-    response
+    tokio::spawn(sending.in_current_span())
 }
 
 /// Writes the chunks of one streamed answer.
@@ -102,11 +181,11 @@ struct Chunks {
 }
 
 impl Chunks {
-    async fn send(&self, replies: Replies, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn send(&self, replies: Replies, out: &Writer) -> Result<(), Gone> {
         for index in 0..replies.len() {
             let content = Some(String::new());
             let delta = ChatDelta { role: Some(ROLE), content, ..ChatDelta::default() };
-            out.json(&self.chunk(index, delta)).await?;
+            out.json(Of::Choice(index), &self.chunk(index, delta)).await?;
         }
         let (mut open, mut n_generated) = (replies.len(), 0);
         let mut ended = Ended::default();
@@ -121,7 +200,7 @@ impl Chunks {
                     let mut chunk = self.chunk(index, ChatDelta::default());
                     chunk.choices[0].finish_reason = Some(finish_reason);
                     chunk.timings = Some(answer::timings(self.n_prompt, &end));
-                    out.json(&chunk).await?;
+                    out.json(Of::Choice(index), &chunk).await?;
                 }
                 Ok(ReplyPart::Piece { deltas, tokens }) => {
                     self.deltas(index, deltas, &tokens, out).await?;
@@ -136,7 +215,7 @@ impl Chunks {
             let mut chunk = self.chunk(0, ChatDelta::default());
             chunk.choices.clear();
             chunk.usage = Some(ended.usage(self.n_prompt as u32, n_generated));
-            out.json(&chunk).await?;
+            out.json(Of::End, &chunk).await?;
         }
         out.done().await
     }
@@ -147,8 +226,8 @@ impl Chunks {
         index: usize,
         mut deltas: Vec<ChatDelta>,
         tokens: &[TokenPiece],
-        out: &sse::Sender,
-    ) -> Result<(), sse::Gone> {
+        out: &Writer,
+    ) -> Result<(), Gone> {
         let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
         let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
         let mut ids = self.request.common.token_ids(tokens).filter(|ids| !ids.is_empty());
@@ -159,14 +238,18 @@ impl Chunks {
             let mut chunk = self.chunk(index, delta);
             chunk.choices[0].logprobs = logprobs.take();
             chunk.choices[0].token_ids = ids.take();
-            out.json(&chunk).await?;
+            out.json(Of::Choice(index), &chunk).await?;
         }
         Ok(())
     }
 
-    async fn fail(&self, failure: Failure, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn fail(&self, failure: Failure, out: &Writer) -> Result<(), Gone> {
+        if out.is_kept() && failure == Failure::Stopping {
+            // The next coordinator may go on with it.
+            return Err(Gone);
+        }
         tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-        out.json(&ApiError::from(failure).body()).await?;
+        out.json(Of::End, &ApiError::from(failure).body()).await?;
         out.done().await
     }
 

@@ -13,6 +13,7 @@ use super::fields::Fields;
 use super::messages::{self, reasoning, template_arguments};
 use super::params::Common;
 use super::reply::{Replies, Reply};
+use super::streams::Resumable;
 use super::tools::ToolRequest;
 use super::{App, trace};
 use crate::constrain::answer::{Wishes, of_chat};
@@ -41,6 +42,8 @@ pub struct Begun<T> {
     pub request: ChatRequest,
     /// As the model reads it.
     pub prompt: Prompt,
+    /// The request's body, where another coordinator may have to read it again.
+    pub body: Option<String>,
     /// What the endpoint keeps for its answer.
     pub more: T,
 }
@@ -57,7 +60,8 @@ pub async fn begin<T: Send + 'static>(
         let (body, more) = translate(bytes)?;
         let mut request = ChatRequest::read(&body, &limits, text)?;
         let prompt = request.prompt(text)?;
-        Ok(Begun { request, prompt, more })
+        let body = request.common.resumable.then(|| String::from_utf8_lossy(&body).into_owned());
+        Ok(Begun { request, prompt, body, more })
     });
     Ok(read.await?.0)
 }
@@ -103,16 +107,17 @@ impl ChatRequest {
         Ok(prompt)
     }
 
-    /// Submits the choices, each with what reads its text.
+    /// Submits the choices, each with what reads its text; those of a `resumable` request go on where they were.
     pub async fn submit(
         &self,
         app: &App,
         name: &trace::Name,
         prompt: &Prompt,
+        resumable: Option<&Resumable>,
     ) -> Result<Replies, ApiError> {
         let prompts = std::slice::from_ref(&prompt.tokens);
         let generations =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs).await?;
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await?;
         let markers = app.text.markers();
         let mut replies = Vec::new();
         for (mut generation, i) in generations.into_iter().zip(0..) {

@@ -4,22 +4,33 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::value::RawValue;
+use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use super::again::Again;
 use super::answer::{self, Choice, Ended, Running};
-use super::body::text_error;
+use super::body::{Taken, text_error};
 use super::error::ApiError;
+use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
+use super::sse::Gone;
+use super::streams::{self, Resumable};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
-use super::{App, Stamp, echo, logprobs, sse, trace};
+use super::writer::{self, Writer};
+use super::{App, Stamp, echo, logprobs, trace};
 use crate::constrain::answer::of_text;
 use crate::generation::{Part, TokenPiece};
+use crate::handle::Failure;
+use crate::journal::Opened;
 use crate::request::Limits;
 use crate::text_model::TextModel;
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+
+/// Its address, and what the journal calls these requests.
+pub(super) const PATH: &str = "/v1/completions";
 
 /// A prompt as it came.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,37 +62,31 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if let Some(answer) = streams::came_back(&app, &name, request.headers())? {
+        return Ok(answer);
+    }
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let mut request = CompletionRequest::read(bytes, &limits, text)?;
-        request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
-        let given = std::mem::take(&mut request.prompts);
-        let prompts = Prompts::new(text, given, request.echo, &limits)?;
-        Ok((request, prompts))
+        let (request, prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
+        Ok((request, prompts, body))
     });
-    let ((request, mut prompts), _) = read.await?;
+    let ((request, prompts, body), _) = read.await?;
     let stamp = Stamp::new(&app, "cmpl-");
-    if let Some(top) = request.top_logprobs.filter(|_| request.echo) {
-        for (tokens, pieces) in prompts.tokens.iter().zip(&mut prompts.pieces) {
-            *pieces = echo::pieces(&app, &name, tokens, top).await?;
-        }
-    }
+    let mut answer = Answer { app, request, stamp, prompts };
+    answer.compute_prompts(&name).await?;
     // Nothing but the prompt is wanted back.
-    if request.echo && request.common.max_tokens == 0 {
-        let answer = Answer { app, request, stamp, prompts };
+    if answer.request.echo && answer.request.common.max_tokens == 0 {
         return Ok(Json(answer.prompts_alone()).into_response());
     }
-    let generations =
-        answer::submit(&app, &name, &prompts.tokens, &request.common, request.top_logprobs).await?;
-    let answer = Answer { app, request, stamp, prompts };
+    if let Some(body) = body {
+        return answer.resumable(&name, body).await;
+    }
+    let generations = answer.submit(&name, None).await?;
     if answer.request.common.stream {
-        let (events, response) = sse::channel();
-        let sending = async move {
-            // An error is a client that went away, which cancels the sequences.
-            let _ = answer.stream(generations, &events).await;
-        };
-        tokio::spawn(sending.in_current_span());
+        let (events, response) = writer::channel(&answer.stamp.id, generations.len());
+        answer.send(generations, events);
         return Ok(response);
     }
     Ok(answer.whole(generations).await?.into_response())
@@ -92,7 +97,43 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
     CompletionRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
 }
 
+/// Goes on with a stream of the coordinator before this one, to its end.
+///
+/// # Errors
+/// It cannot run here.
+pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
+    let Again { app, name, stamp, opened, resumable } = again;
+    let limits = app.limits;
+    let body = Taken::again(opened.body.clone().into_bytes());
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        opened.restore(&mut request.common);
+        prompts.tokens = opened.prompts;
+        Ok((request, prompts))
+    });
+    let ((request, prompts), _) = read.await?;
+    let mut answer = Answer { app, request, stamp, prompts };
+    answer.compute_prompts(&name).await?;
+    let generations = answer.submit(&name, Some(&resumable)).await?;
+    // A panic of it was reported when it happened.
+    let _ = answer.send(generations, Writer::kept(resumable.stream.clone())).await;
+    Ok(())
+}
+
 impl CompletionRequest {
+    /// A request and its prompts.
+    fn with_prompts(
+        body: &[u8],
+        text: &TextModel,
+        limits: &Limits,
+    ) -> Result<(Self, Prompts), ApiError> {
+        let mut request = Self::read(body, limits, text)?;
+        request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
+        let given = std::mem::take(&mut request.prompts);
+        let prompts = Prompts::new(text, given, request.echo, limits)?;
+        Ok((request, prompts))
+    }
+
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
@@ -198,6 +239,57 @@ struct Answer {
 }
 
 impl Answer {
+    /// Log-probabilities of the prompts' tokens, where the answer repeats them.
+    async fn compute_prompts(&mut self, name: &trace::Name) -> Result<(), ApiError> {
+        let Some(top) = self.request.top_logprobs.filter(|_| self.request.echo) else {
+            return Ok(());
+        };
+        for (tokens, pieces) in self.prompts.tokens.iter().zip(&mut self.prompts.pieces) {
+            *pieces = echo::pieces(&self.app, name, tokens, top).await?;
+        }
+        Ok(())
+    }
+
+    async fn submit(
+        &self,
+        name: &trace::Name,
+        resumable: Option<&Resumable>,
+    ) -> Result<Vec<Running>, ApiError> {
+        let CompletionRequest { common, top_logprobs, .. } = &self.request;
+        let prompts = &self.prompts.tokens;
+        answer::submit(&self.app, name, prompts, common, *top_logprobs, resumable).await
+    }
+
+    /// Answers with a stream that is kept.
+    async fn resumable(self, name: &trace::Name, body: String) -> Result<Response, ApiError> {
+        let common = &self.request.common;
+        let (prompts, n) = (self.prompts.tokens.clone(), common.n);
+        let opened = self.stamp.opened(name, PATH, common);
+        let opened = Opened { sequences: prompts.len() * n, prompts, body, ..opened };
+        let resumable = self.app.streams.begin(opened)?;
+        let kept = resumable.stream.clone();
+        let answer = kept.clone().follow(None)?;
+        match self.submit(name, Some(&resumable)).await {
+            Ok(generations) => {
+                self.send(generations, Writer::kept(kept));
+                Ok(answer)
+            }
+            Err(error) => {
+                self.app.streams.remove(&kept);
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the stream, beside whoever reads it.
+    fn send(self, generations: Vec<Running>, events: Writer) -> JoinHandle<()> {
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequences.
+            let _ = self.stream(generations, &events).await;
+        };
+        tokio::spawn(sending.in_current_span())
+    }
+
     fn prompt_of(&self, choice: usize) -> usize {
         choice / self.request.common.n
     }
@@ -247,7 +339,7 @@ impl Answer {
         Ok(Json(answer))
     }
 
-    async fn stream(&self, generations: Vec<Running>, out: &sse::Sender) -> Result<(), sse::Gone> {
+    async fn stream(&self, generations: Vec<Running>, out: &Writer) -> Result<(), Gone> {
         let mut offsets = vec![0; generations.len()];
         for (index, offset) in offsets.iter_mut().enumerate() {
             let prompt = self.prompt_of(index);
@@ -258,7 +350,7 @@ impl Answer {
                 first.logprobs = self.logprobs(pieces, offset);
             }
             if !first.text.is_empty() || first.prompt_token_ids.is_some() {
-                out.json(&self.piece(vec![first])).await?;
+                out.json(Of::Choice(index), &self.piece(vec![first])).await?;
             }
         }
         let (mut open, mut n_generated) = (generations.len(), 0);
@@ -270,7 +362,7 @@ impl Answer {
                     let mut new = choice(index, piece.text, None);
                     new.logprobs = self.logprobs(&piece.tokens, &mut offsets[index]);
                     new.token_ids = self.request.common.token_ids(&piece.tokens);
-                    out.json(&self.piece(vec![new])).await?;
+                    out.json(Of::Choice(index), &self.piece(vec![new])).await?;
                 }
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
@@ -280,11 +372,13 @@ impl Answer {
                     let mut piece = self.piece(vec![last]);
                     let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
                     piece.timings = Some(answer::timings(n_prompt, &end));
-                    out.json(&piece).await?;
+                    out.json(Of::Choice(index), &piece).await?;
                 }
+                // The next coordinator may go on with it.
+                Err(Failure::Stopping) if out.is_kept() => return Err(Gone),
                 Err(failure) => {
                     tracing::warn!(id = self.stamp.id, %failure, "stream failed");
-                    out.json(&ApiError::from(failure).body()).await?;
+                    out.json(Of::End, &ApiError::from(failure).body()).await?;
                     return out.done().await;
                 }
             }
@@ -296,7 +390,7 @@ impl Answer {
             let mut piece = self.piece(Vec::new());
             let n_prompt = self.prompts.n_tokens();
             piece.usage = Some(ended.usage(n_prompt, n_generated));
-            out.json(&piece).await?;
+            out.json(Of::End, &piece).await?;
         }
         out.done().await
     }

@@ -60,7 +60,7 @@ fn mark(headers: &mut HeaderMap, origin: HeaderValue, wanted: Option<HeaderValue
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     if let Some(wanted) = wanted {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
-        let methods = HeaderValue::from_static("GET, POST, OPTIONS");
+        let methods = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }

@@ -107,6 +107,11 @@ impl ApiError {
         error
     }
 
+    /// 409 for an order that cannot be carried out as things are.
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
+    }
+
     /// 413 with the limit in the message.
     pub fn too_large(limit_bytes: usize) -> Self {
         Self::new(

@@ -35,7 +35,7 @@ pub(super) async fn create(
     let ((tokens, common), _) = read.await?;
     let stamp = Stamp::new(&app, "");
     let n_prompt = tokens.len();
-    let mut running = answer::submit(&app, &name, &[tokens], &common, None).await?;
+    let mut running = answer::submit(&app, &name, &[tokens], &common, None, None).await?;
     if common.stream {
         let (events, response) = sse::channel();
         let sending = async move {

@@ -7,6 +7,7 @@
 
 mod access;
 mod admin;
+mod again;
 mod answer;
 mod anthropic;
 mod audit;
@@ -19,6 +20,7 @@ mod cors;
 mod echo;
 mod embeddings;
 mod error;
+mod events;
 mod fields;
 mod form;
 mod https;
@@ -31,17 +33,20 @@ mod open;
 mod page;
 mod params;
 mod props;
+mod recover;
 mod reply;
 mod responses;
 mod serve;
 mod sse;
 mod status;
 mod stream;
+mod streams;
 mod tally;
 mod tokens;
 mod tools;
 mod trace;
 mod types;
+mod writer;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -61,7 +66,9 @@ pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
+pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
+pub use streams::Streams;
 pub use types::ModelMeta;
 
 use crate::clock;
@@ -101,13 +108,15 @@ pub struct App {
     pub access: Access,
     /// Where it is written down who asked.
     pub audit: Option<Audit>,
+    /// Streams that can be read on.
+    pub streams: Streams,
 }
 
 /// All addresses of the public listener.
 pub fn router(app: App) -> Router {
     Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
+        .route(chat::PATH, post(chat::create))
+        .route(completions::PATH, post(completions::create))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::create))
@@ -115,6 +124,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .merge(beside())
+        .route("/v1/streams/{id}", get(streams::read_on).delete(streams::cancel))
         .route("/health", get(status::health))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
@@ -160,8 +170,8 @@ fn beside() -> Router<App> {
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
      /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
-     /detokenize, and GET /, /v1/models, /props, /slots, /line, /version, /api/tags, /api/ps, /api/version and \
-     /health";
+     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /slots, /line, /version, /api/tags, /api/ps, \
+     /api/version and /health";
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();

@@ -53,6 +53,8 @@ pub struct Common {
     pub include_usage: bool,
     /// How long the client wants to wait for the whole answer.
     pub within: Option<Duration>,
+    /// Whether the stream goes on while its client is away, and can be read on.
+    pub resumable: bool,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -105,6 +107,12 @@ impl Common {
                 format!("{path} says when an answer ends: no min_tokens or ignore_eos with it");
             return Err(ApiError::field(path, message));
         }
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let resumable = fields.take("resumable")?.unwrap_or(false);
+        if resumable && !stream {
+            let message = "resumable is for streams: add \"stream\": true";
+            return Err(ApiError::field("resumable", message));
+        }
         Ok(Self {
             params: sampling(fields, limits, text)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
@@ -116,7 +124,8 @@ impl Common {
             constraint: None,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             n,
-            stream: fields.take("stream")?.unwrap_or(false),
+            stream,
+            resumable,
             include_usage: stream_options.include_usage.unwrap_or(false),
             within: timeout(fields)?,
         })

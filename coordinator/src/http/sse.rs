@@ -19,6 +19,9 @@ const EVENT_QUEUE: usize = 16;
 /// line is repaired), so that no proxy and no client gives up.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
+/// What a stream of OpenAI's ends with.
+pub const DONE: &str = "[DONE]";
+
 /// The client is not there any more.
 #[derive(Debug)]
 pub struct Gone;
@@ -38,25 +41,29 @@ pub fn channel() -> (Sender, Response) {
 impl Sender {
     /// Sends one object.
     pub async fn json(&self, value: &impl Serialize) -> Result<(), Gone> {
-        self.0.send(Event::default().data(json_text(value))).await.map_err(|_| Gone)
+        self.event(Event::default().data(json_text(value))).await
     }
 
     /// Sends one object under an event's name.
     pub async fn named(&self, name: &str, value: &impl Serialize) -> Result<(), Gone> {
-        let event = Event::default().event(name).data(json_text(value));
+        self.event(Event::default().event(name).data(json_text(value))).await
+    }
+
+    /// Sends an event as it is.
+    pub async fn event(&self, event: Event) -> Result<(), Gone> {
         self.0.send(event).await.map_err(|_| Gone)
     }
 
-    /// Sends the end mark.
-    pub async fn done(&self) -> Result<(), Gone> {
-        self.0.send(Event::default().data("[DONE]")).await.map_err(|_| Gone)
+    /// Ready when the client is not there any more.
+    pub async fn closed(&self) {
+        self.0.closed().await;
     }
 
     /// Waits for something, but not longer than the client does.
     pub async fn unless_gone<T>(&self, wait: impl Future<Output = T>) -> Result<T, Gone> {
         tokio::select! {
             value = wait => Ok(value),
-            () = self.0.closed() => Err(Gone),
+            () = self.closed() => Err(Gone),
         }
     }
 }

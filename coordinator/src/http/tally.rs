@@ -10,7 +10,7 @@ use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 use crate::clock;
 use crate::generation::End;
 use crate::handle::Failure;
-use crate::keys::{Account, Force, KeyEnd};
+use crate::keys::{Account, Force, KeyEnd, Ticket};
 use crate::sched::Share;
 
 /// A request's key, for those who count what it uses.
@@ -27,6 +27,8 @@ pub(super) struct Tally {
     sums: Mutex<Sums>,
     /// Whose request it is, if it needed a key.
     owner: OnceLock<Owner>,
+    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    ticket: OnceLock<Arc<Ticket>>,
     /// The body, for an audit log that has it.
     content: Option<OnceLock<String>>,
 }
@@ -61,6 +63,17 @@ impl Tally {
     pub(super) fn belongs_to(&self, owner: Owner) {
         // The guard asks once for each request.
         let _ = self.owner.set(owner);
+    }
+
+    /// The request counts among those of its key that run.
+    pub(super) fn runs(&self, ticket: Arc<Ticket>) {
+        // As above.
+        let _ = self.ticket.set(ticket);
+    }
+
+    /// What stands for the request's key, if it needed one.
+    pub(super) fn key_number(&self) -> Option<u64> {
+        self.owner.get().map(|owner| owner.account.number())
     }
 
     /// What the scheduler gives the request's key.

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use super::*;
+use crate::cluster::admin::Admin;
 use crate::handle::{Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError};
 use crate::health::{Loading, Roll};
 use crate::sched::Work;
@@ -85,8 +86,14 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         cors: Origins::default(),
         access: Access::Open,
         audit: None,
+        streams: super::Streams::default(),
     };
-    Server { admin: admin_router(app.clone(), None), router: router(app), cancelled, draining }
+    Server {
+        admin: admin_router(app.clone(), Admin::channel().0, None, false),
+        router: router(app),
+        cancelled,
+        draining,
+    }
 }
 
 async fn perform(
@@ -95,7 +102,7 @@ async fn perform(
     model: Arc<TextModel>,
     gone: mpsc::Sender<u64>,
 ) {
-    let Submission { id, request, events, verdict, counts } = submission;
+    let Submission { id, request, events, verdict, counts, .. } = submission;
     counts.set_reused(1 + id.0 as u32);
     if matches!(play, Play::Full) {
         let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };

@@ -114,7 +114,7 @@ impl Entry {
             Some(link) => return Err(fail(format!("link.latency_us is {}", link.latency_us))),
         };
         let (gbps, gops) = (positive("gbps", self.gbps)?, positive("gops", self.gops)?);
-        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link })
+        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link, holds: 0..0 })
     }
 }
 

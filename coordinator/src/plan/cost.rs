@@ -184,6 +184,23 @@ impl<'a> Costs<'a> {
         }
     }
 
+    /// Bytes of weights that a worker must load to have layers `range`: those that are not in its memory.
+    pub fn loads(&self, worker: usize, range: &Range<usize>) -> u64 {
+        if range.is_empty() {
+            return 0;
+        }
+        let (model, holds) = (self.model, &self.workers[worker].holds);
+        let has = !holds.is_empty();
+        let of = |range: Range<usize>| self.weights[range.end] - self.weights[range.start];
+        let both = range.start.max(holds.start)..range.end.min(holds.end);
+        let kept = if both.start < both.end { of(both) } else { 0 };
+        let first = range.start == 0 && !(has && holds.start == 0);
+        let last = range.end == self.n_layers() && !(has && holds.end == self.n_layers());
+        (of(range.clone()) - kept)
+            .saturating_add(if first { model.embedding_bytes } else { 0 })
+            .saturating_add(if last { model.head_bytes } else { 0 })
+    }
+
     /// What the whole model needs over so many stages, each with its process and work memory.
     pub fn memory_over(&self, stages: usize, capacity: Capacity) -> u64 {
         let (rows, n_layers) = (u64::from(self.settings.max_rows), self.n_layers());

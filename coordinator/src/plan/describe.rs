@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::cost::Costs;
 use super::facts::SequenceBytes;
+use super::held;
 use super::place::Placement;
 use super::units::format_bytes;
 use super::{Plan, StagePlan};
@@ -30,7 +31,8 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         .collect();
     let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
-    let notes = notes(costs, &placement, &unused);
+    let mut notes = notes(costs, &placement, &unused);
+    notes.extend(held::note(costs, &used));
     Plan {
         model: costs.model.name.clone(),
         stages,

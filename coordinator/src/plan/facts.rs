@@ -1,5 +1,7 @@
 //! What the planner is told: a model in bytes and operations, and workers in memory and speed.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::units::format_bytes;
@@ -136,6 +138,9 @@ pub struct WorkerFacts {
     pub gops: f64,
     /// To the next worker; `None`: not a limit.
     pub link: Option<LinkFacts>,
+    /// Layers whose weights are in its memory already; empty: none.
+    #[serde(skip)]
+    pub holds: Range<usize>,
 }
 
 /// A network link.

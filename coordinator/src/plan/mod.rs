@@ -18,6 +18,7 @@ mod explain;
 mod facts;
 mod from_gguf;
 mod hand;
+mod held;
 mod place;
 mod predict;
 mod room;
@@ -160,6 +161,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What a unit of work takes on the slowest stage, in microseconds.
+    pub fn slowest_us(&self) -> f64 {
+        self.stages.iter().map(|stage| stage.time.unit_us(&self.settings)).fold(0.0, f64::max)
+    }
+
     /// Ideal over slowest stage: the share of time that stages compute at best, `0.0..=1.0`.
     pub fn balance(&self) -> f64 {
         self.balance_in(self.settings.prompt_per_generated)

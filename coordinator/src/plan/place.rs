@@ -12,6 +12,7 @@ use super::advice::Case;
 use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
+use super::held;
 use super::room::{capacity, largest, least_and_wished};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
@@ -49,9 +50,34 @@ pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
         });
     }
     let keep = costs.settings.keep;
-    best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep))
-        .map(|(_, placement)| placement)
-        .ok_or_else(|| shortage(costs, &given))
+    let best = best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep));
+    let best = best.ok_or_else(|| shortage(costs, &given))?;
+    Ok(rather_held(costs, best, |order| best_in_order(costs, order, keep)))
+}
+
+/// The placement with the workers ordered by what they have in memory, if it is about as fast and as large as
+/// `best` and loads less; else `best`. `place` finds the best one in an order.
+fn rather_held(
+    costs: &Costs,
+    best: (f64, Placement),
+    place: impl Fn(&[usize]) -> Option<(f64, Placement)>,
+) -> Placement {
+    let (slowest, best) = best;
+    let order = held::held_order(costs);
+    if order == best.order || costs.workers.iter().all(|worker| worker.holds.is_empty()) {
+        return best;
+    }
+    let is_better = |(time, other): &(f64, Placement)| {
+        *time <= slowest * held::SPEED_FOR_KEPT
+            && other.capacity.n_blocks >= best.capacity.n_blocks
+            && loads(costs, other) < loads(costs, &best)
+    };
+    place(&order).filter(is_better).map_or(best, |(_, other)| other)
+}
+
+fn loads(costs: &Costs, placement: &Placement) -> u64 {
+    let stages = placement.order.iter().zip(&placement.ranges);
+    stages.map(|(worker, range)| costs.loads(*worker, range)).fold(0, u64::saturating_add)
 }
 
 /// Calls `visit` with `done` followed by every order of `rest`, in lexicographic order.
@@ -96,6 +122,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
     };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs.settings, n_blocks, n_kept);
+    let ranges = held::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);
     let (order, by_hand) = (order.to_vec(), None);
     let placement = Placement { order, ranges, capacity, wished_blocks: wished, by_hand };
     Some((slowest, placement))

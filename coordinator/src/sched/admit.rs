@@ -167,6 +167,19 @@ impl Waiting {
         }
     }
 
+    /// A request that had a place under another scheduler waits behind those that had one here, ahead of all others.
+    /// `fits`: whether the line can hold it, if there is one.
+    pub fn go_on(&mut self, now: Micros, mut pending: Pending, fits: Option<bool>) {
+        if fits != Some(true) {
+            pending.without_line_since = Some(now);
+        }
+        if fits == Some(false) {
+            return self.parked.push(pending);
+        }
+        let at = self.queue.iter().take_while(|other| other.interrupted).count();
+        self.queue.insert(at, pending);
+    }
+
     /// A line came up. Takes out those that can never run on it, with the reason; but those that waited
     /// for it since another one was lost go on waiting, for a larger one.
     pub fn line_came(&mut self, line: &LineSpec) -> Vec<(RequestId, Rejection)> {

@@ -110,6 +110,15 @@ pub enum Event {
     /// A request arrives. It ends with exactly one of [`Action::Finished`], [`Action::Failed`],
     /// [`Action::Rejected`], or with a [`Event::Cancel`] and silence.
     Submit(Request),
+    /// A request that another scheduler had begun, with the tokens that it had reported, fewer than all. It has its
+    /// place before those that never had one, waits for a line as if one had been lost under it, and ends as after
+    /// [`Event::Submit`]; its next token has the next index.
+    GoOn {
+        /// As it was submitted there.
+        request: Request,
+        /// Its tokens so far.
+        generated: Vec<u32>,
+    },
     /// Nobody wants it any more: no action names this request from now on, and its places are free
     /// for the next one. Unknown ids are ignored (the request may just have ended).
     Cancel(RequestId),
@@ -136,6 +145,8 @@ pub enum Event {
     LineDown {
         /// For the error message of those for whom no other comes.
         reason: String,
+        /// It was taken down in order: nobody on it can be what broke it.
+        planned: bool,
     },
     /// Every kept sequence is given up, but those somebody holds on to.
     ClearKept,

@@ -71,6 +71,7 @@ impl Scheduler {
         let mut out = Vec::new();
         match event {
             Event::Submit(request) => self.submit(request, &mut out),
+            Event::GoOn { request, generated } => self.go_on(now, request, generated, &mut out),
             Event::Cancel(request) => self.cancel(now, request),
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
@@ -78,7 +79,9 @@ impl Scheduler {
             Event::Restored { request, is_there } => {
                 self.restored(now, request, is_there, &mut out);
             }
-            Event::LineDown { reason } => self.line_down(now, reason, &mut out),
+            Event::LineDown { reason, planned } => {
+                self.line_down(now, reason, planned, &mut out);
+            }
             Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
@@ -134,6 +137,19 @@ impl Scheduler {
         Ok(())
     }
 
+    fn go_on(&mut self, now: Micros, request: Request, generated: Vec<u32>, out: &mut Vec<Action>) {
+        let id = request.id;
+        assert!(
+            self.live.find(id).is_none() && !self.waiting.contains(id),
+            "{id:?} goes on while it is live"
+        );
+        if let Err(why) = admit::check_sense(&request) {
+            return out.push(Action::Rejected { request: id, why });
+        }
+        let fits = self.line.as_ref().map(|l| admit::check_fits(&request, &l.spec).is_ok());
+        self.waiting.go_on(now, Pending::gone_on(request, generated), fits);
+    }
+
     fn cancel(&mut self, now: Micros, request: RequestId) {
         if self.waiting.remove(request).is_none()
             && let Some(no) = self.live.find(request)
@@ -184,7 +200,7 @@ impl Scheduler {
 
     fn line_up(&mut self, now: Micros, epoch: u64, spec: LineSpec, out: &mut Vec<Action>) {
         if self.line.is_some() {
-            self.line_down(now, "it was replaced by a new one".to_owned(), out);
+            self.line_down(now, "it was replaced by a new one".to_owned(), true, out);
         }
         assert!(
             spec.n_stages > 0 && spec.n_slots > 0 && spec.max_rows > 0,
@@ -198,11 +214,11 @@ impl Scheduler {
     }
 
     /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
-    fn line_down(&mut self, now: Micros, reason: String, out: &mut Vec<Action>) {
+    fn line_down(&mut self, now: Micros, reason: String, planned: bool, out: &mut Vec<Action>) {
         self.line = None;
         let mut interrupted = Vec::new();
         for sequence in self.live.drain() {
-            match Pending::interrupted(sequence, &reason) {
+            match Pending::interrupted(sequence, &reason, planned) {
                 Ok(pending) => interrupted.push(pending),
                 Err((request, error)) => out.push(Action::Failed { request, error }),
             }

@@ -58,13 +58,21 @@ impl Pending {
         }
     }
 
-    /// A sequence that was on the line when it was lost for `reason`; an error if it was so too often.
+    /// A request that another scheduler had begun.
+    pub fn gone_on(request: Request, generated: Vec<u32>) -> Self {
+        Self { generated, interrupted: true, ..Self::new(request) }
+    }
+
+    /// A sequence that was on the line when it was lost for `reason`, or taken down as planned; an error if lines
+    /// were lost under it too often.
     pub fn interrupted(
         sequence: Admitted,
         reason: &str,
+        planned: bool,
     ) -> Result<Self, (RequestId, RequestError)> {
         // Whoever had sent nothing has broken nothing.
-        let losses = sequence.losses + u32::from(sequence.opened && !sequence.restoring);
+        let broke = sequence.opened && !sequence.restoring && !planned;
+        let losses = sequence.losses + u32::from(broke);
         if losses >= MOST_LOSSES {
             let reason = format!("{reason}; it was on {losses} lines in a row that were lost");
             let error = RequestError::LineLost { reason, generated: sequence.generated() };

@@ -267,7 +267,7 @@ impl<'a> Run<'a> {
                 self.up = false;
                 self.line.lose_all();
                 self.in_flight.clear();
-                self.step(Event::LineDown { reason: "simulated outage".to_owned() })
+                self.step(Event::LineDown { reason: "simulated outage".to_owned(), planned: false })
             }
             World::Submit(index) => {
                 let request = self.clients.submit(self.now, index);

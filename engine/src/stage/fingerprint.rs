@@ -38,7 +38,7 @@ pub(super) fn of_layer(
 }
 
 /// Whether what a layer leaves behind depends on a tensor.
-fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
+pub(super) fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     match layer_of(tensor) {
         Some(of) => of == layer,
         None if tensor == TOKEN_EMBD => layer == 0,

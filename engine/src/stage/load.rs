@@ -7,9 +7,12 @@ use super::block_input::{BlockInput, Mix};
 use super::embedding::Embedding;
 use super::fingerprint;
 use super::head::Head;
+use super::kept::{self, Kept, KeptEmbedding, KeptLayer, KeptWeights, Names};
 use super::norm::Norm;
 use super::{LoadedBlock, Stage, StageFacts};
-use crate::arch::{self, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD};
+use crate::arch::{
+    self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD,
+};
 use crate::block::{Block, Scratch};
 use crate::constraint::{ConstraintError, Masks};
 use crate::error::ModelError;
@@ -49,53 +52,65 @@ impl Stage {
         compute: Compute,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
+        let mut nothing = KeptWeights::default();
+        Self::load_keeping(model, source, layers, config, compute, &mut nothing, progress)
+    }
+
+    /// As [`Stage::load`], of weights that are in `kept`, and of `source` those that are not. They are known to be
+    /// the source's ([`KeptWeights::retain`]). What the stage has no use for is dropped first, so that nothing is
+    /// in memory twice; after an error, `kept` has all that was loaded.
+    ///
+    /// # Errors
+    /// As [`Stage::load`].
+    pub fn load_keeping(
+        model: &Gguf,
+        source: Arc<dyn TensorSource>,
+        layers: Range<usize>,
+        config: StageConfig,
+        compute: Compute,
+        kept: &mut KeptWeights,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, ModelError> {
         let spec = Arc::new(arch::describe(model)?);
         if layers.is_empty() || layers.end > spec.n_layer() {
             let n = spec.n_layer();
             return Err(ModelError::Bad(format!("layers {layers:?} of a model with {n}")));
         }
-        let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
+        let model_hash = blake3::hash(&model.header_bytes());
+        kept.retain_for(model_hash, &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
+        kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
-        let embedding = match first {
-            false => None,
-            true => {
-                let tensor = loader.reference(TOKEN_EMBD, &[spec.n_embd, spec.n_vocab])?;
-                Some(Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?)
-            }
-        };
-        let embedding_norm = match first && spec.skeleton.embedding_norm {
-            true => {
-                let weight = format!("{EMBEDDING_NORM}weight");
-                Some(load_norm(&spec, &mut loader, &weight, spec.head.eps)?)
-            }
-            false => None,
-        };
         let tensors = arch::stage_tensors(model, &spec, &layers);
-        let (mut blocks, mut prints) = (Vec::new(), Vec::new());
-        for layer in layers.clone() {
-            load_layer(&spec, layer, &config, &mut loader, &mut blocks)?;
-            let print = fingerprint::of_layer(model, &spec, source.as_ref(), layer)?;
-            prints.push((layer as u32, print));
-            release(source.as_ref(), &tensors, Some(layer));
-        }
-        let head = if last { Some(load_head(&spec, &mut loader)?) } else { None };
+        load_weights(model, &spec, &layers, &source, &tensors, &mut loader, kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
-        let facts = StageFacts {
-            weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
-                + head.as_ref().map_or(0, |h| h.output.nbytes() as u64),
-            state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
-            kernels: compute.kernels().name,
-            threads: compute.pool().threads(),
-        };
+        let states = states(&spec, &layers, &config)?;
+        // From here on nothing fails.
+        let mut names = Names::default();
+        let (mut blocks, mut prints) = (Vec::new(), Vec::new());
+        for (layer, Kept { tensors, part }) in std::mem::take(&mut kept.layers) {
+            prints.push((layer as u32, part.print));
+            names.layers.insert(layer, tensors);
+            blocks.extend(part.blocks);
+        }
+        blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
+        let (mut embedding, mut embedding_norm, mut head) = (None, None, None);
+        if let Some(Kept { tensors, part }) = kept.embedding.take() {
+            (embedding, embedding_norm, names.embedding) = (Some(part.matrix), part.norm, tensors);
+        }
+        if let Some(Kept { tensors, part }) = kept.head.take() {
+            (head, names.head) = (Some(part), tensors);
+        }
+        let facts = facts(&blocks, head.as_ref(), &compute);
+        let last = layers.end == spec.n_layer();
         let sequences = Sequences::new(config.n_slots, config.n_blocks, spec.prefixes(), last);
-        let scratch = Scratch::default();
         Ok(Self {
             spec,
-            model_hash: blake3::hash(&model.header_bytes()),
+            model_hash,
             prints,
+            names,
             layers,
             config,
             facts,
@@ -107,13 +122,86 @@ impl Stage {
             rope,
             local_rope,
             sequences,
-            scratch,
+            scratch: Scratch::default(),
         })
     }
 }
 
 fn no_vocabulary() -> ConstraintError {
     ConstraintError::Vocabulary("its last stage was not told the tokens' texts".to_owned())
+}
+
+/// Loads into `kept` what a stage of `layers` lacks there.
+fn load_weights(
+    model: &Gguf,
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+    source: &Arc<dyn TensorSource>,
+    tensors: &[&TensorInfo],
+    loader: &mut WeightLoader<'_>,
+    kept: &mut KeptWeights,
+) -> Result<(), ModelError> {
+    if layers.start == 0 && kept.embedding.is_none() {
+        let part = load_embedding(spec, source, loader)?;
+        let tensors = kept::embedding_tensors(model, spec);
+        kept.embedding = Some(Kept { tensors, part });
+    }
+    for layer in layers.clone() {
+        if kept.layers.contains_key(&layer) {
+            continue;
+        }
+        let blocks = load_layer(spec, layer, loader)?;
+        let print = fingerprint::of_layer(model, spec, source.as_ref(), layer)?;
+        let tensors_of_it = kept::layer_tensors(model, spec, layer);
+        let part = KeptLayer { blocks, print };
+        kept.layers.insert(layer, Kept { tensors: tensors_of_it, part });
+        release(source.as_ref(), tensors, Some(layer));
+    }
+    if layers.end == spec.n_layer() && kept.head.is_none() {
+        let part = load_head(spec, loader)?;
+        kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
+    }
+    Ok(())
+}
+
+fn load_embedding(
+    spec: &ModelSpec,
+    source: &Arc<dyn TensorSource>,
+    loader: &mut WeightLoader<'_>,
+) -> Result<KeptEmbedding, ModelError> {
+    let tensor = loader.reference(TOKEN_EMBD, &[spec.n_embd, spec.n_vocab])?;
+    let matrix = Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?;
+    let norm = match spec.skeleton.embedding_norm {
+        true => {
+            let weight = format!("{EMBEDDING_NORM}weight");
+            Some(load_norm(spec, loader, &weight, spec.head.eps)?)
+        }
+        false => None,
+    };
+    Ok(KeptEmbedding { matrix, norm })
+}
+
+/// Room for the sequences of every block of `layers`, in order.
+fn states(
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+    config: &StageConfig,
+) -> Result<Vec<BlockState>, ModelError> {
+    let blocks = spec.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
+    let state = |block: &BlockSpec| {
+        BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)
+    };
+    blocks.map(state).collect()
+}
+
+fn facts(blocks: &[LoadedBlock], head: Option<&Head>, compute: &Compute) -> StageFacts {
+    StageFacts {
+        weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
+            + head.map_or(0, |h| h.output.nbytes() as u64),
+        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
+        kernels: compute.kernels().name,
+        threads: compute.pool().threads(),
+    }
 }
 
 /// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
@@ -123,13 +211,13 @@ fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usi
     mine.for_each(|tensor| source.release(tensor));
 }
 
+/// The blocks of a layer, without states.
 fn load_layer(
     spec: &ModelSpec,
     layer: usize,
-    config: &StageConfig,
     loader: &mut WeightLoader<'_>,
-    blocks: &mut Vec<LoadedBlock>,
-) -> Result<(), ModelError> {
+) -> Result<Vec<LoadedBlock>, ModelError> {
+    let mut blocks = Vec::new();
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
         let residual = &spec.skeleton.residual;
         let stem = format!("blk.{layer}.");
@@ -151,11 +239,11 @@ fn load_layer(
             post_norm,
             restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
-            state: BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)?,
+            state: BlockState::None,
             spec: block.clone(),
         });
     }
-    Ok(())
+    Ok(blocks)
 }
 
 fn load_norm(

@@ -10,6 +10,7 @@ mod copies;
 mod embedding;
 mod fingerprint;
 mod head;
+mod kept;
 mod load;
 mod norm;
 mod snapshot;
@@ -19,6 +20,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{BlockSpec, ModelSpec, Reads};
@@ -63,6 +65,8 @@ pub struct Stage {
     model_hash: blake3::Hash,
     /// Of its layers' weights.
     prints: Vec<LayerPrint>,
+    /// Of its tensors.
+    names: kept::Names,
     layers: Range<usize>,
     config: StageConfig,
     facts: StageFacts,

@@ -109,8 +109,9 @@ impl Worker {
             return Err(Failure::refusal(FailureKind::WrongPhase, why));
         }
         let resident = inner.resident.as_ref().filter(|r| r.executor.is_alive());
-        let resident = resident.ok_or_else(gone)?;
-        let (jobs, shape) = (resident.executor.jobs(), resident.shape);
+        let (resident, stage) =
+            resident.and_then(|r| Some((r, r.stage.as_ref()?))).ok_or_else(gone)?;
+        let (jobs, shape) = (resident.executor.jobs(), stage.shape);
         inner.meter = Arc::default();
         inner.session.advance(coordinator_id, *epoch, Phase::Running);
         Ok(LaneGrant {

@@ -13,6 +13,7 @@ pub use copies::Copies;
 pub use lanes::{LaneGrant, check_speaker};
 pub use snapshots::{STALL, StateTurn};
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,8 +28,8 @@ use brigade_proto::tls::party::is_of_key;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::StageShape;
-use crate::executor::{Executor, Stuck};
+use crate::backend::{KeptWeights, StageShape};
+use crate::executor::{Executor, Stuck, gone};
 use crate::load::{Loaded, Loader};
 use crate::metrics::Meter;
 use crate::order::{Order, StageKey};
@@ -62,10 +63,15 @@ struct Inner {
     meter: Arc<Meter>,
 }
 
-/// A loaded stage.
+/// What is in memory: a loaded stage, or the weights that loading had when it was given up.
 struct Resident {
     key: StageKey,
     executor: Executor,
+    stage: Option<ReadyStage>,
+}
+
+/// A stage that is loaded whole.
+struct ReadyStage {
     shape: StageShape,
     loaded: Loaded,
 }
@@ -139,7 +145,10 @@ impl Worker {
         let given_up = self.inner().epoch_over.clone();
         let located = match self.resident_serves(&order) {
             Some(reply) => Ok(reply),
-            None => self.locate(order.clone(), given_up).await,
+            None => {
+                let held = self.held_tensors(&order);
+                self.locate(order.clone(), held, given_up).await
+            }
         };
         let mut inner = self.inner();
         let current = inner.session.is_at(coordinator_id, epoch);
@@ -163,21 +172,30 @@ impl Worker {
         let inner = self.inner();
         let resident = inner.resident.as_ref();
         let resident = resident.filter(|r| r.serves(order, &self.loader.host_id))?;
+        let facts = &resident.stage.as_ref()?.loaded.facts;
         Some(PrepareReply {
             source: WeightSource::Resident.into(),
-            weight_bytes: resident.loaded.facts.weight_bytes,
-            state_bytes: resident.loaded.facts.state_bytes,
+            weight_bytes: facts.weight_bytes,
+            state_bytes: facts.state_bytes,
             ..PrepareReply::default()
         })
+    }
+
+    /// Tensors of an order whose weights are in memory.
+    fn held_tensors(&self, order: &Order) -> HashSet<String> {
+        let inner = self.inner();
+        let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive());
+        resident.map_or_else(HashSet::new, |r| r.key.same_tensors(order, &self.loader.host_id))
     }
 
     async fn locate(
         &self,
         order: Arc<Order>,
+        held: HashSet<String>,
         given_up: CancellationToken,
     ) -> Result<PrepareReply, Failure> {
         let loader = self.loader.clone();
-        let located = blocking(move || loader.locate(&order, &given_up)).await?;
+        let located = blocking(move || loader.locate(&order, &held, &given_up)).await?;
         let missing = located.missing.into_iter().map(|(hash, nbytes, offset)| {
             let blake3 = hash.as_bytes().to_vec().into();
             MissingBlob { blob: Some(Blob { blake3, nbytes }), offset }
@@ -230,59 +248,65 @@ impl Worker {
             (order, inner.epoch_over.clone())
         };
         let started = Instant::now();
-        let resident = match self.load_stage(&order, given_up, progress).await {
-            Ok(resident) => resident,
-            Err(failure) => {
-                tracing::error!(epoch, %failure, "loading failed");
-                self.inner().session.fail(coordinator_id, epoch, failure.clone());
-                return Err(failure);
-            }
-        };
-        let facts = resident.facts(&order, started.elapsed().as_secs_f64());
-        let unwanted = {
-            let mut inner = self.inner();
-            if inner.session.advance(coordinator_id, epoch, Phase::Ready) {
-                inner.resident = Some(resident);
-                None
-            } else {
-                Some((resident, over(epoch, &inner.session)))
-            }
-        };
-        if let Some((resident, failure)) = unwanted {
-            tracing::info!(epoch, %failure, "nobody wants the stage any more");
-            self.free(resident).await?;
+        if let Err(failure) = self.load_stage(&order, given_up, progress).await {
+            tracing::error!(epoch, %failure, "loading failed");
+            self.inner().session.fail(coordinator_id, epoch, failure.clone());
             return Err(failure);
         }
+        let mut unwanted = None;
+        let facts = {
+            let mut inner = self.inner();
+            let current = inner.session.advance(coordinator_id, epoch, Phase::Ready);
+            let stage = inner.resident.as_ref().and_then(|resident| resident.stage.as_ref());
+            let facts = stage.ok_or_else(gone)?.facts(&order, started.elapsed().as_secs_f64());
+            let failure = (!current).then(|| over(epoch, &inner.session));
+            // A new epoch may have begun meanwhile; what is here may serve it.
+            if failure.is_some() && inner.session.phase() == Phase::Idle {
+                unwanted = inner.resident.take();
+            }
+            failure.map_or(Ok(facts), Err)
+        };
+        if let Some(resident) = unwanted {
+            tracing::info!(epoch, "nobody wants the stage any more");
+            self.free(resident).await?;
+        }
+        let facts = facts?;
         tracing::info!(
             epoch,
             weight_bytes = facts.weight_bytes,
             state_bytes = facts.state_bytes,
             kernels = facts.kernels,
             threads = facts.threads,
+            read_bytes = facts.read_bytes,
+            kept_layers = facts.kept_layers,
             ms = (facts.seconds * 1e3) as u64,
             "loaded"
         );
         Ok(facts)
     }
 
+    /// Makes what is in memory the order's stage. After a failure, what is there may serve the next one.
     async fn load_stage(
         &self,
         order: &Arc<Order>,
         given_up: CancellationToken,
         progress: impl Fn(u64, u64) + Send + 'static,
-    ) -> Result<Resident, Failure> {
+    ) -> Result<(), Failure> {
         self.open_copies(order).await?;
-        let old = self.inner().resident.take();
-        if let Some(mut resident) = old {
-            if resident.serves(order, &self.loader.host_id) {
-                let reset = resident.executor.reset().await;
-                if reset.map_err(|stuck| self.end_with(stuck))?.is_ok() {
-                    resident.loaded.source = WeightSource::Resident;
-                    return Ok(resident);
-                }
+        let held = self.held_tensors(order);
+        let (loader, finding, in_memory, until) =
+            (self.loader.clone(), order.clone(), held.clone(), given_up.clone());
+        let Some(Emptied { executor, key }) = self.emptied(order).await? else { return Ok(()) };
+        let found = blocking(move || loader.find(&finding, &in_memory, &until)).await;
+        let found = match found {
+            Ok(found) => found,
+            Err(failure) => {
+                let rest = key.map(|key| Resident { key, executor, stage: None });
+                self.inner().resident = rest;
+                return Err(failure);
             }
-            self.free(resident).await?;
-        }
+        };
+        let key = order.key(found.content.clone());
         let (loader, loading) = (self.loader.clone(), order.clone());
         let total = order.tensor_bytes();
         let mut done = 0;
@@ -290,13 +314,53 @@ impl Worker {
             done += nbytes;
             progress(done, total);
         };
-        let build = move || {
-            let (runner, loaded) = loader.load(&loading, &given_up, Box::new(count))?;
+        let rest = Arc::new(Mutex::new(HashSet::new()));
+        let left = rest.clone();
+        let build = move |kept: &mut KeptWeights| {
+            let count = Box::new(count);
+            let loaded = loader.load(&loading, found, &held, &given_up, kept, count);
+            let (runner, loaded) = loaded.inspect_err(|_| {
+                let names = kept.tensors().map(str::to_owned).collect();
+                *left.lock().unwrap_or_else(PoisonError::into_inner) = names;
+            })?;
             let shape = runner.shape();
-            Ok((runner, (shape, loaded)))
+            Ok((runner, ReadyStage { shape, loaded }))
         };
-        let (executor, (shape, loaded)) = Executor::start(build).await?;
-        Ok(Resident { key: order.key(loaded.content.clone()), executor, shape, loaded })
+        let built = executor.build(build).await;
+        let (key, stage, failure) = match built {
+            Ok(stage) => (key, Some(stage), None),
+            Err(failure) => {
+                let left =
+                    std::mem::take(&mut *rest.lock().unwrap_or_else(PoisonError::into_inner));
+                (key.rest(&left), None, Some(failure))
+            }
+        };
+        self.inner().resident = Some(Resident { key, executor, stage });
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The thread of what is in memory, with no lane and no sequence left, or a new one; `None` where its stage
+    /// serves the order as it is.
+    async fn emptied(&self, order: &Order) -> Result<Option<Emptied>, Failure> {
+        let old = self.inner().resident.take();
+        let Some(mut resident) = old else {
+            return Ok(Some(Emptied { executor: Executor::start()?, key: None }));
+        };
+        let serves = resident.serves(order, &self.loader.host_id);
+        let reset = resident.executor.reset().await.map_err(|stuck| self.end_with(stuck))?;
+        if reset.is_err() {
+            self.free(resident).await?;
+            return Ok(Some(Emptied { executor: Executor::start()?, key: None }));
+        }
+        if serves && let Some(stage) = &mut resident.stage {
+            stage.loaded.source = WeightSource::Resident;
+            stage.loaded.read_bytes = 0;
+            stage.loaded.kept_layers = (order.spec.layer_end - order.spec.layer_begin) as usize;
+            self.inner().resident = Some(resident);
+            return Ok(None);
+        }
+        let Resident { key, executor, .. } = resident;
+        Ok(Some(Emptied { executor, key: Some(key) }))
     }
 
     /// Ends the epoch and frees its memory, that of a stage that is being loaded too.
@@ -402,11 +466,19 @@ impl Inner {
     }
 }
 
+/// A thread whose stage, if it has one, is at rest, and what its weights are known by.
+struct Emptied {
+    executor: Executor,
+    key: Option<StageKey>,
+}
+
 impl Resident {
     fn serves(&self, order: &Order, host_id: &str) -> bool {
-        self.executor.is_alive() && self.key.serves(order, host_id)
+        self.executor.is_alive() && self.stage.is_some() && self.key.serves(order, host_id)
     }
+}
 
+impl ReadyStage {
     fn facts(&self, order: &Order, seconds: f64) -> LoadedFacts {
         let facts = &self.loaded.facts;
         LoadedFacts {
@@ -419,6 +491,8 @@ impl Resident {
             metadata_hash: order.header.0.as_bytes().to_vec().into(),
             input_width: self.shape.input_width.unwrap_or(0),
             output_width: self.shape.output_width.unwrap_or(0),
+            read_bytes: self.loaded.read_bytes,
+            kept_layers: self.loaded.kept_layers as u32,
         }
     }
 }

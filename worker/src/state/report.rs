@@ -3,11 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use brigade_proto::control::{Capabilities, HealthReply, Phase, WireType};
+use brigade_proto::control::{Capabilities, HealthReply, HeldLayers, Phase, WireType};
 use brigade_proto::failure::Failure;
 
-use super::{Inner, Worker};
+use super::{Inner, ReadyStage, Worker};
 use crate::memory;
+use crate::order::StageKey;
 use crate::session::shown;
 
 /// How old a reading of the machine's memory may be: the files it comes from are read on the thread
@@ -88,6 +89,11 @@ impl Worker {
         inner.session.heartbeat(now, coordinator_id, epoch);
         let reading = inner.meter.read(now);
         let [weight_bytes, state_bytes] = held(&inner);
+        let held_layers = stage(&inner).map(|(key, _)| {
+            let (model, layers) = key.place();
+            let model = model.as_bytes().to_vec().into();
+            HeldLayers { model, begin: layers.start, end: layers.end }
+        });
         let resident = fresh(&self.readings.resident, now, memory::resident_bytes);
         let [memory_used, memory_peak] = resident.unwrap_or_default();
         let session = &inner.session;
@@ -112,13 +118,20 @@ impl Worker {
             memory_peak,
             weight_bytes,
             state_bytes,
+            held_layers,
         }
     }
 }
 
+/// The loaded stage, and what it is known by.
+fn stage(inner: &Inner) -> Option<(&StageKey, &ReadyStage)> {
+    let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive())?;
+    Some((&resident.key, resident.stage.as_ref()?))
+}
+
 /// Bytes of the loaded stage's weights and states; 0 where there is none.
 fn held(inner: &Inner) -> [u64; 2] {
-    let facts = inner.resident.as_ref().map(|r| &r.loaded.facts);
+    let facts = stage(inner).map(|(_, stage)| &stage.loaded.facts);
     facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])
 }
 

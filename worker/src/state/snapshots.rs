@@ -131,9 +131,10 @@ impl Worker {
             return Err(Failure::refusal(FailureKind::BadMessage, why));
         }
         let resident = inner.resident.as_ref().filter(|r| r.executor.is_alive());
-        let resident = resident.ok_or_else(gone)?;
+        let (resident, stage) =
+            resident.and_then(|r| Some((r, r.stage.as_ref()?))).ok_or_else(gone)?;
         let tokens = u64::from(order.spec.max_ctx) * size_of::<u32>() as u64;
-        let facts = &resident.loaded.facts;
+        let facts = &stage.loaded.facts;
         let limit = facts.sequence_bytes + tokens + SNAPSHOT_FRAME_BYTES;
         let held = facts.weight_bytes.saturating_add(facts.state_bytes);
         let room = self.loader.memory_limit.saturating_sub(held);

@@ -12,8 +12,8 @@ use brigade_engine::weights::TensorSource;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, StageBackend, StageError, StageNeeds, StageOutput,
-    StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds,
+    StageOutput, StageRunner, StageShape,
 };
 
 pub const WIDTH: usize = 8;
@@ -89,7 +89,11 @@ impl StageBackend for FakeBackend {
         Ok(StageNeeds { tensors: layers(spec).collect(), weight_bytes, state_bytes })
     }
 
-    fn build(&self, mut order: BuildOrder) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
+    fn build(
+        &self,
+        mut order: BuildOrder,
+        _: &mut KeptWeights,
+    ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let mut addends = Vec::new();
         for name in layers(&order.spec) {
             let tensor = order.model.require(&name).map_err(unsupported)?;
@@ -231,5 +235,9 @@ impl StageRunner for FakeStage {
     fn reset(&mut self) -> Result<(), StageError> {
         self.lengths.clear();
         Ok(())
+    }
+
+    fn into_kept(self: Box<Self>) -> KeptWeights {
+        KeptWeights::default()
     }
 }

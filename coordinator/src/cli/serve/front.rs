@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::args::LineArgs;
 use crate::cli::data_dir::DataDirArgs;
 use crate::clock;
+use crate::cluster::admin::Admin;
 use crate::http::{
     Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
     admin_router, router, serve,
@@ -66,6 +67,11 @@ pub struct FrontArgs {
 }
 
 impl FrontArgs {
+    /// Where clients are served.
+    pub fn listen(&self) -> &Address {
+        &self.listen
+    }
+
     /// Whether HTTPS is served: then SIGHUP is about certificates.
     pub fn has_tls(&self) -> bool {
         self.tls_cert.is_some()
@@ -77,8 +83,8 @@ impl FrontArgs {
 pub struct Front {
     public: Listening,
     admin: Listening,
-    /// For an admin listener beyond loopback.
-    admin_keys: Option<KeyRing>,
+    /// For the admin listener.
+    keys: Option<KeyRing>,
     /// Who may ask the public one.
     pub access: Access,
     /// Where it is written down who asked.
@@ -123,14 +129,14 @@ impl Front {
         let admin = admin_listener(args, plain, tls).await?;
         let ring = open_keys(data_dir, &stop)?;
         check_keys(args, data_dir, &public, &admin, ring.as_ref())?;
-        let admin_keys = ring.clone().filter(|_| !admin.is_local());
+        let keys = ring.clone();
         let access = match ring {
             Some(ring) if !args.no_auth => Access::Keys(ring),
             _ => Access::Open,
         };
         let audit = args.audit_log.as_ref().map(|path| open_audit(path, args)).transpose()?;
         let of_address = args.max_connections_per_address;
-        Ok(Self { public, admin, admin_keys, access, audit, of_address, stop })
+        Ok(Self { public, admin, keys, access, audit, of_address, stop })
     }
 
     /// Where clients connect.
@@ -144,12 +150,19 @@ impl Front {
     }
 
     /// Serves both listeners: the public one until `draining`, the admin one until the process ends. `requests` may
-    /// run and wait.
-    pub fn serve(self, app: App, requests: usize, draining: CancellationToken) -> Serving {
+    /// run and wait; orders to the cluster go to `cluster`.
+    pub fn serve(
+        self,
+        app: App,
+        cluster: Admin,
+        requests: usize,
+        draining: CancellationToken,
+    ) -> Serving {
         let mut limits = ConnectionLimits::of_server(requests);
         limits.of_address = self.of_address.unwrap_or(limits.of_address).max(1);
+        let needs_key = !self.admin.is_local();
         let Listening { listener, tls, .. } = self.admin;
-        let admin = admin_router(app.clone(), self.admin_keys);
+        let admin = admin_router(app.clone(), cluster, self.keys, needs_key);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
         let Listening { listener, tls, .. } = self.public;

@@ -28,7 +28,15 @@ fn connecting(id: MemberId, since: Duration) -> MemberSeen {
     MemberSeen { presence: Presence::Connecting { since }, missing_for: since, ..there(id) }
 }
 
-const START: Goal = Goal { expect: 1, all_named: false, joins: false, was_up: false, last_line: 0 };
+const WAIT_FOR_LOST: Duration = DEFAULT_REPLACE_AFTER;
+const START: Goal = Goal {
+    expect: 1,
+    all_named: false,
+    joins: false,
+    was_up: false,
+    last_line: 0,
+    replace_after: WAIT_FOR_LOST,
+};
 const AGAIN: Goal = Goal { was_up: true, last_line: 3, ..START };
 const DOWN: LineSeen = LineSeen::Down { retry_in: Duration::ZERO };
 

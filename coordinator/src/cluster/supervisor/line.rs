@@ -44,7 +44,7 @@ impl Supervisor {
                 "it claims an epoch that was never begun: ignored"
             );
         }
-        self.epoch += 1;
+        self.epoch = self.ends.own_name.next_epoch();
         let names = roll::names(&self.members, &who);
         tracing::info!(epoch = self.epoch, workers = names, "building a line");
         self.progress(format!("placing layers on {names}"));
@@ -71,6 +71,7 @@ impl Supervisor {
                 self.hearts.listen_on_line(placed.member, &placed.conn, self.epoch, stage);
             }
         }
+        let layers = stages.iter().map(|placed| placed.layers.clone()).collect();
         let stages: Vec<MemberId> = stages.into_iter().map(|placed| placed.member).collect();
         self.goal.was_up = true;
         self.goal.last_line = stages.len();
@@ -80,9 +81,11 @@ impl Supervisor {
         let roll = roll::roll(&self.members, Some(&stages));
         let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
         tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
-        self.line = Line::Up { stages, since: Instant::now() };
+        let n_stages = stages.len();
+        self.line = Line::Up { stages, layers, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
+        self.changed(n_stages);
     }
 
     pub(super) async fn not_built(&mut self, error: BuildError) -> Result<(), GiveUp> {
@@ -144,9 +147,11 @@ impl Supervisor {
     }
 
     pub(super) async fn heart_stopped(&mut self, id: MemberId, error: WorkerError) {
-        let WorkerError::StageFailed { .. } = &error else {
-            return self.member_gone(id, error.to_string()).await;
-        };
+        match &error {
+            WorkerError::StageFailed { .. } => {}
+            WorkerError::Busy { .. } => return self.wants_to_leave(id, error).await,
+            _ => return self.member_gone(id, error.to_string()).await,
+        }
         // Its neighbours' stages fail with it: who began is asked for.
         let reason = error.to_string();
         let (epoch, stage, stuck_after_us) = (self.epoch, None, None);
@@ -180,10 +185,10 @@ impl Supervisor {
         self.building.abort_all();
         self.building = JoinSet::new();
         let stood = match line {
-            Line::Up { since, stages } => {
+            Line::Up { since, stages, .. } => {
                 // The driver hears of it before a suspect is killed, which would look like another fault.
                 // An error means that the driver has ended; `stop` follows.
-                let _ = self.ends.events.send(LineEvent::Down { reason }).await;
+                let _ = self.ends.events.send(LineEvent::Down { reason, planned: false }).await;
                 self.off_the_line(&stages);
                 now.saturating_duration_since(since) >= STANDS_AFTER
             }

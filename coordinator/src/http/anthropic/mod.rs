@@ -73,10 +73,10 @@ pub(super) async fn create(
     request: Request,
 ) -> Result<Response, Refusal> {
     let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
-    let Begun { request, prompt, more: () } = begun.await?;
+    let Begun { request, prompt, more: (), .. } = begun.await?;
     let stamp = Stamp::new(&app, "msg_");
     let n_prompt = prompt.tokens.len() as u32;
-    let mut replies = request.submit(&app, &name, &prompt).await?;
+    let mut replies = request.submit(&app, &name, &prompt, None).await?;
     if request.common.stream {
         let (events, response) = sse::channel();
         let sending = async move {

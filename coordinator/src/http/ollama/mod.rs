@@ -121,10 +121,10 @@ pub(super) async fn chat(
     request: Request,
 ) -> Result<Response, Refusal> {
     let begun = chat_request::begin(&app, request, |bytes| Ok((request::chat(bytes)?, ()))).await?;
-    let Begun { request, prompt, more: () } = begun;
+    let Begun { request, prompt, more: (), .. } = begun;
     let stamp = Stamp::new(&app, "");
     let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt).await?;
+    let replies = request.submit(&app, &name, &prompt, None).await?;
     let stream = request.common.stream;
     Ok(answer::answer(stamp, Shape::Chat, n_prompt, replies, stream).await?)
 }
@@ -139,7 +139,7 @@ pub(super) async fn generate(
         let (body, is_empty) = request::generate(bytes)?;
         Ok((body, is_empty))
     });
-    let Begun { request, prompt, more: is_empty } = begun.await?;
+    let Begun { request, prompt, more: is_empty, .. } = begun.await?;
     let stamp = Stamp::new(&app, "");
     if is_empty {
         // Asks for the model to be loaded: it is.
@@ -150,7 +150,7 @@ pub(super) async fn generate(
         return Ok(Json(done).into_response());
     }
     let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt).await?;
+    let replies = request.submit(&app, &name, &prompt, None).await?;
     let stream = request.common.stream;
     Ok(answer::answer(stamp, Shape::Generate, n_prompt, replies, stream).await?)
 }

@@ -37,12 +37,12 @@ pub(super) async fn create(
         Ok((chat, echo))
     });
     let begun = begun.await?;
-    let Begun { request, prompt, more: echo } = begun;
+    let Begun { request, prompt, more: echo, .. } = begun;
     let stamp = Stamp::new(&app, "resp_");
     let n_prompt = prompt.tokens.len() as u32;
     let mut replies = match echo.is_empty {
         true => Vec::new(),
-        false => request.submit(&app, &name, &prompt).await?,
+        false => request.submit(&app, &name, &prompt, None).await?,
     };
     if request.common.stream {
         let (events, response) = sse::channel();

@@ -1,0 +1,102 @@
+//! What a server keeps in its data folder over restarts: under which name it holds workers, and its resumable requests.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use brigade_proto::address::Address;
+use clap::{Args, ValueEnum};
+
+use super::args::{KvArg, LineArgs};
+use super::data_dir::DataDirArgs;
+use crate::cluster::OwnName;
+use crate::journal::{Journal, Recovered};
+use crate::model::Model;
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
+/// Where a server keeps what it goes on from.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Restarts")]
+pub struct KeepArgs {
+    /// Keep resumable requests and their tokens in the data folder, to go on with them after this process was
+    /// killed, and take over the workers that it had. A server on a port that the system chooses does so only where
+    /// --data-dir names a folder
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    journal: Switch,
+}
+
+/// What was found in the folder of a server.
+#[derive(Debug)]
+pub struct Keeping {
+    /// Its name.
+    pub own_name: OwnName,
+    folder: PathBuf,
+}
+
+impl KeepArgs {
+    /// The folder of a server that listens at `listen`; `None` where it keeps nothing.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or another server has it.
+    pub fn find(&self, listen: &Address, data_dir: &DataDirArgs) -> Result<Option<Keeping>> {
+        if self.journal == Switch::Off {
+            return Ok(None);
+        }
+        let port = match listen {
+            Address::Tcp { port, .. } => *port,
+            Address::Unix(_) => 0,
+        };
+        let named = data_dir.data_dir.is_some();
+        if port == 0 && !named {
+            return Ok(None);
+        }
+        let Some(folder) = data_dir.find() else {
+            tracing::warn!(
+                "no journal: neither --data-dir nor HOME names a folder for it; requests do not survive a restart"
+            );
+            return Ok(None);
+        };
+        let folder = match port {
+            0 => folder.join("serve"),
+            port => folder.join(format!("serve-{port}")),
+        };
+        match OwnName::kept_in(&folder) {
+            Ok(own_name) => Ok(Some(Keeping { own_name, folder })),
+            // Nobody asked for this folder: a machine without a home can serve too.
+            Err(error) if !named => {
+                tracing::warn!(%error, "no journal: requests do not survive a restart");
+                Ok(None)
+            }
+            Err(error) => Err(error).context("--data-dir"),
+        }
+    }
+}
+
+impl Keeping {
+    /// Its name, and the folder that [`journal`] is in.
+    pub fn into_parts(self) -> (OwnName, PathBuf) {
+        (self.own_name, self.folder)
+    }
+}
+
+/// Opens the journal of requests to `model` in a server's folder; what it has of them.
+///
+/// # Errors
+/// It cannot be read or written.
+pub fn journal(
+    folder: &Path,
+    model: &Model,
+    kv_type: KvArg,
+    line: &LineArgs,
+) -> Result<(Journal, Vec<Recovered>)> {
+    // All that a token depends on beside its request.
+    let (header, kv, wire) = (model.header_hash, kv_type, line.wire_type);
+    Ok(Journal::open(folder, &format!("{header} {kv:?} {wire:?}"))?)
+}

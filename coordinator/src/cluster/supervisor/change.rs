@@ -1,0 +1,254 @@
+//! The supervisor's part about planned changes: an operator's orders, a worker that wants to leave, and a cut that pays.
+//!
+//! A planned change is a line that is taken down though nobody broke it, and the next one over others. Survivors keep
+//! the layers that they have, requests go on there, and nobody's doubts grow. Before the line is taken down it is
+//! certain that the others suffice.
+
+use std::time::{Duration, Instant};
+
+use brigade_proto::address::Address;
+
+use super::super::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
+use super::super::conn::WorkerError;
+use super::super::link::LineEvent;
+use super::super::member::Member;
+use super::super::place;
+use super::super::reconcile::MemberId;
+use super::super::roll;
+use super::{Line, Supervisor};
+
+/// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
+const PAYS: f64 = 1.15;
+
+/// ... and for one that an operator asked for.
+const PAYS_WHEN_ASKED: f64 = 1.02;
+
+/// How long a line and the workers beyond it must have stood before layers are cut anew by itself: who joins in a row
+/// is used at once, and who comes and goes is not.
+const STANDS: Duration = Duration::from_secs(30);
+
+/// Least time between two cuts that nobody asked for.
+const REBALANCE_EVERY: Duration = Duration::from_secs(300);
+
+/// An order that is under way: it is answered when there is a line again.
+#[derive(Debug)]
+pub(super) struct Change {
+    asked: Option<Asked>,
+    what: String,
+    begun: Instant,
+}
+
+/// What is remembered for cuts that nobody asks for.
+#[derive(Debug, Default)]
+pub(super) struct Rebalancing {
+    last: Option<Instant>,
+    /// Members, by their connections, of which it is known that a new cut does not pay.
+    in_vain: Vec<(MemberId, u64)>,
+}
+
+impl Supervisor {
+    /// An operator asks.
+    pub(super) async fn asked(&mut self, asked: Asked) {
+        let answer = match &asked.question {
+            Question::Status => Ok(Answer::Status(self.status())),
+            Question::Add { worker } => self.add(worker),
+            Question::Drain { worker } => match self.may_drain(&worker.clone()) {
+                Ok(Some(id)) => return self.drain(id, Some(asked)).await,
+                Ok(None) => Ok(Answer::Done(format!("{worker} has no layers, and gets none"))),
+                Err(refused) => Err(refused),
+            },
+            Question::Rebalance => match self.gain() {
+                Some(gain) if gain >= PAYS_WHEN_ASKED => {
+                    let what =
+                        format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
+                    return self.change(what, Some(asked)).await;
+                }
+                Some(gain) => Ok(Answer::Done(format!(
+                    "nothing is moved: the best cut would be {:.1} % faster",
+                    (gain - 1.0).max(0.0) * 1e2
+                ))),
+                None => Err(Refused("there is no line that could be cut anew".to_owned())),
+            },
+        };
+        // Whoever asked may have gone.
+        let _ = asked.reply.send(answer);
+    }
+
+    fn status(&self) -> ClusterStatus {
+        let name = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
+        let (ids, layers): (&[MemberId], &[_]) = match &self.line {
+            Line::Up { stages, layers, .. } => (stages.as_slice(), layers.as_slice()),
+            Line::Down { .. } | Line::Building { .. } => (&[], &[]),
+        };
+        let stages = ids.iter().zip(layers);
+        let stages = stages
+            .map(|(id, layers)| StageStatus { worker: name(id), layers: layers.clone() })
+            .collect();
+        let roll = roll::roll(&self.members, Some(ids));
+        let is_drained = |m: &&Member| m.is_drained() && m.conn().is_some();
+        let drained: Vec<String> =
+            self.members.values().filter(is_drained).map(Member::name).collect();
+        let spare = roll.spare.into_iter().filter(|name| !drained.contains(name)).collect();
+        let up = !ids.is_empty();
+        ClusterStatus { epoch: self.epoch, up, stages, spare, drained, missing: roll.missing }
+    }
+
+    fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
+        let address =
+            worker.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
+        self.joined(address);
+        let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
+        Ok(Answer::Done(text))
+    }
+
+    /// The member that is meant, if it is on the line and the others suffice without it.
+    fn may_drain(&mut self, worker: &str) -> Result<Option<MemberId>, Refused> {
+        let is_it = |m: &Member| {
+            let at = m.conn().map(|conn| conn.address().to_string());
+            m.name() == worker || m.origin.name() == worker || at.as_deref() == Some(worker)
+        };
+        let found = self.members.iter().find(|(_, m)| is_it(m)).map(|(id, _)| *id);
+        let Some(id) = found else {
+            let names = roll::list(self.members.values().map(Member::name));
+            return Err(Refused(format!("no worker is called {worker}; there are {names}")));
+        };
+        if self.ends.config.stage.cut.is_some() {
+            let why =
+                "the line is cut by hand, over workers that are named: start it with another cut";
+            return Err(Refused(why.to_owned()));
+        }
+        if !self.is_on_line(id) {
+            self.set_drained(id);
+            return Ok(None);
+        }
+        let others = self.others(id);
+        let enough = self.enough.ask(&self.members, &others);
+        enough.map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
+        Ok(Some(id))
+    }
+
+    /// Moves the layers of a member to others.
+    async fn drain(&mut self, id: MemberId, asked: Option<Asked>) {
+        let name = self.members.get(&id).map(Member::name).unwrap_or_default();
+        self.set_drained(id);
+        self.change(format!("{name} is drained"), asked).await;
+    }
+
+    /// A member that is on the line takes no new one: it is about to leave. Its layers move now if they can.
+    pub(super) async fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
+        let others = self.others(id);
+        let enough = self.enough.ask(&self.members, &others);
+        match enough {
+            Ok(()) if self.ends.config.stage.cut.is_none() => self.drain(id, None).await,
+            _ => {
+                let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
+                tracing::warn!(%error, why, "a worker is leaving, and nobody can take its layers");
+                self.listen_until_it_is_gone(id);
+            }
+        }
+    }
+
+    fn listen_until_it_is_gone(&mut self, id: MemberId) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        let stage = stages.iter().position(|on| *on == id);
+        if let Some((conn, stage)) = self.members.get(&id).and_then(Member::conn).zip(stage) {
+            self.hearts.listen_to_a_leaver(id, conn, self.epoch, stage);
+        }
+    }
+
+    /// Takes the line down in order, so that the next one is built.
+    async fn change(&mut self, what: String, asked: Option<Asked>) {
+        let down = Line::Down { again_at: Instant::now() };
+        let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
+        tracing::info!(what, "the line changes");
+        self.change = Some(Change { asked, what: what.clone(), begun: Instant::now() });
+        // An error means that the driver has ended; `stop` follows.
+        let _ = self.ends.events.send(LineEvent::Down { reason: what, planned: true }).await;
+        self.off_the_line(&stages);
+        while self.ends.faults.try_recv().is_ok() {}
+        self.goal.last_line = self.usable().len().min(self.goal.last_line);
+    }
+
+    /// A line is up: whoever waits for it is told.
+    pub(super) fn changed(&mut self, n_stages: usize) {
+        let Some(Change { asked, what, begun }) = self.change.take() else { return };
+        let ms = begun.elapsed().as_millis();
+        tracing::info!(what, ms, n_stages, "the line has changed");
+        if let Some(asked) = asked {
+            let text = format!("{what}; {n_stages} stages, streams paused for {ms} ms");
+            // Whoever asked may have gone.
+            let _ = asked.reply.send(Ok(Answer::Done(text)));
+        }
+    }
+
+    /// Cuts the layers anew where that pays, if the operator lets us.
+    pub(super) async fn rebalance_if_it_pays(&mut self) {
+        let Line::Up { stages, since, .. } = &self.line else { return };
+        let recent = |at: Instant, time: Duration| at.elapsed() < time;
+        if !self.ends.config.rebalance
+            || recent(*since, STANDS)
+            || self.rebalancing.last.is_some_and(|at| recent(at, REBALANCE_EVERY))
+        {
+            return;
+        }
+        let now = Instant::now();
+        let spare = |(id, m): &(&MemberId, &Member)| {
+            m.connected_for(now).is_some_and(|time| time >= STANDS)
+                && m.doubts(now) == 0
+                && !m.is_drained()
+                && !stages.contains(id)
+        };
+        let spares: Vec<(MemberId, u64)> =
+            self.members.iter().filter(spare).map(|(id, m)| (*id, m.serial())).collect();
+        if spares.is_empty() || spares == self.rebalancing.in_vain {
+            return;
+        }
+        match self.gain() {
+            Some(gain) if gain >= PAYS => {
+                self.rebalancing.last = Some(now);
+                let what = format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
+                self.change(what, None).await;
+            }
+            _ => self.rebalancing.in_vain = spares,
+        }
+    }
+
+    /// How many times as fast the slowest stage of the best cut over all who may be used is as that of the line;
+    /// `None` without a line, or where it is cut by hand.
+    fn gain(&self) -> Option<f64> {
+        let Line::Up { stages, .. } = &self.line else { return None };
+        let config = &self.ends.config.stage;
+        let slowest = |who: &[MemberId]| {
+            let conns = who.iter().filter_map(|id| self.members.get(id)?.conn());
+            let plan = place::plan_over(&self.ends.model, conns, config).ok()?;
+            Some(plan.slowest_us())
+        };
+        if config.cut.is_some() {
+            return None;
+        }
+        Some(slowest(stages)? / slowest(&self.usable())?)
+    }
+
+    /// Connected members that the next line may use.
+    fn usable(&self) -> Vec<MemberId> {
+        let now = Instant::now();
+        let may = |(_, m): &(&MemberId, &Member)| {
+            m.conn().is_some() && !m.is_drained() && m.doubts(now) == 0
+        };
+        self.members.iter().filter(may).map(|(id, _)| *id).collect()
+    }
+
+    fn others(&self, id: MemberId) -> Vec<MemberId> {
+        self.usable().into_iter().filter(|other| *other != id).collect()
+    }
+
+    fn is_on_line(&self, id: MemberId) -> bool {
+        matches!(&self.line, Line::Up { stages, .. } if stages.contains(&id))
+    }
+
+    fn set_drained(&mut self, id: MemberId) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.drain();
+        }
+    }
+}

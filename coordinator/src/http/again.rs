@@ -1,0 +1,50 @@
+//! What one coordinator leaves to the next of a resumable request, and what the next one makes of it.
+
+use std::time::Duration;
+
+use super::params::Common;
+use super::streams::Resumable;
+use super::{App, Stamp, trace};
+use crate::clock;
+use crate::journal::Opened;
+
+/// A request that goes on.
+pub(super) struct Again {
+    pub app: App,
+    pub name: trace::Name,
+    pub stamp: Stamp,
+    pub opened: Opened,
+    pub resumable: Resumable,
+}
+
+impl Opened {
+    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
+    /// passed.
+    pub(super) fn restore(&self, common: &mut Common) {
+        common.seed = self.seed;
+        let passed = Duration::from_secs(clock::unix_now().saturating_sub(self.created));
+        common.within = common.within.map(|within| within.saturating_sub(passed));
+    }
+}
+
+impl Stamp {
+    /// That of an answer which was begun by another coordinator.
+    pub(super) fn again(app: &App, opened: &Opened) -> Self {
+        Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
+    }
+
+    /// What the next coordinator must know of a request, to go on with its answer.
+    pub(super) fn opened(&self, name: &trace::Name, path: &str, common: &Common) -> Opened {
+        Opened {
+            id: self.id.clone(),
+            path: path.to_owned(),
+            owner: name.tally.key_number(),
+            label: name.id.to_string(),
+            created: self.created,
+            seed: common.seed,
+            prompts: Vec::new(),
+            sequences: 0,
+            body: String::new(),
+        }
+    }
+}

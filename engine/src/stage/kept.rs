@@ -1,0 +1,150 @@
+//! Weights that are in memory already: what is left of a stage that was taken apart, for the next one.
+//!
+//! When a cut moves, most layers of a stage stay where they are. They are kept as the kernels hold them, without
+//! their sequences' states, and [`Stage::load_keeping`] loads only what the new stage lacks. What it has loaded when
+//! it fails stays here too, so that the next attempt goes on from there.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::embedding::Embedding;
+use super::fingerprint;
+use super::head::Head;
+use super::norm::Norm;
+use super::{LoadedBlock, Stage};
+use crate::arch::{self, EMBEDDING_NORM, ModelSpec, TOKEN_EMBD};
+use crate::gguf::Gguf;
+use crate::state::BlockState;
+
+/// Weights of one model, by layer. Empty at first.
+#[derive(Default)]
+pub struct KeptWeights {
+    /// Of the model's metadata and tensor directory; `None`: nothing is kept.
+    pub(super) model: Option<blake3::Hash>,
+    pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
+    pub(super) embedding: Option<Kept<KeptEmbedding>>,
+    pub(super) head: Option<Kept<Head>>,
+}
+
+/// A part of a stage and the tensors that it was made of.
+pub(super) struct Kept<T> {
+    pub(super) tensors: Vec<String>,
+    pub(super) part: T,
+}
+
+/// A layer without the states of sequences.
+pub(super) struct KeptLayer {
+    pub(super) blocks: Vec<LoadedBlock>,
+    pub(super) print: blake3::Hash,
+}
+
+/// What makes rows of token ids.
+pub(super) struct KeptEmbedding {
+    pub(super) matrix: Embedding,
+    pub(super) norm: Option<Norm>,
+}
+
+impl KeptWeights {
+    /// Lets go of every part with a tensor of which `is_same` does not know that it has not changed.
+    pub fn retain(&mut self, is_same: &dyn Fn(&str) -> bool) {
+        let is_same = |tensors: &[String]| tensors.iter().all(|tensor| is_same(tensor));
+        self.layers.retain(|_, layer| is_same(&layer.tensors));
+        self.embedding.take_if(|embedding| !is_same(&embedding.tensors));
+        self.head.take_if(|head| !is_same(&head.tensors));
+    }
+
+    /// Lets go of what a stage of `layers` has no use for, and of all of another model.
+    pub(super) fn retain_for(
+        &mut self,
+        model: blake3::Hash,
+        spec: &ModelSpec,
+        layers: &Range<usize>,
+    ) {
+        if self.model != Some(model) {
+            *self = Self { model: Some(model), ..Self::default() };
+        }
+        self.layers.retain(|layer, _| layers.contains(layer));
+        self.embedding.take_if(|_| layers.start > 0);
+        self.head.take_if(|_| layers.end < spec.n_layer());
+    }
+
+    /// The layers that are here.
+    pub fn layers(&self) -> impl Iterator<Item = usize> {
+        self.layers.keys().copied()
+    }
+
+    /// Whether the embedding is here.
+    pub fn has_embedding(&self) -> bool {
+        self.embedding.is_some()
+    }
+
+    /// Names of all tensors that what is here was made of.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        let layers = self.layers.values().flat_map(|layer| &layer.tensors);
+        let embedding = self.embedding.iter().flat_map(|embedding| &embedding.tensors);
+        let head = self.head.iter().flat_map(|head| &head.tensors);
+        layers.chain(embedding).chain(head).map(String::as_str)
+    }
+}
+
+impl Stage {
+    /// The stage's weights, for [`Stage::load_keeping`]; its sequences are gone.
+    pub fn into_kept(self) -> KeptWeights {
+        let mut kept = KeptWeights { model: Some(self.model_hash), ..KeptWeights::default() };
+        let mut names = self.names;
+        for (layer, print) in self.prints {
+            let tensors = names.layers.remove(&(layer as usize)).unwrap_or_default();
+            let part = KeptLayer { blocks: Vec::new(), print };
+            kept.layers.insert(layer as usize, Kept { tensors, part });
+        }
+        for block in self.blocks {
+            if let Some(layer) = kept.layers.get_mut(&block.layer) {
+                layer.part.blocks.push(LoadedBlock { state: BlockState::None, ..block });
+            }
+        }
+        kept.embedding = self.embedding.map(|matrix| Kept {
+            tensors: std::mem::take(&mut names.embedding),
+            part: KeptEmbedding { matrix, norm: self.embedding_norm },
+        });
+        kept.head = self.head.map(|mut part| {
+            part.masks.clear();
+            Kept { tensors: names.head, part }
+        });
+        kept
+    }
+}
+
+/// The tensors that each part of a stage was made of.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) layers: BTreeMap<usize, Vec<String>>,
+    pub(super) embedding: Vec<String>,
+    pub(super) head: Vec<String>,
+}
+
+/// Tensors that layer `layer` is made of, or that its fingerprint depends on.
+pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec<String> {
+    let tensors = model.tensors().iter().map(|tensor| &tensor.name);
+    tensors.filter(|name| fingerprint::shapes(name, spec, layer)).cloned().collect()
+}
+
+/// Tensors that rows are made of.
+pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
+    let is_mine = |name: &str| {
+        name == TOKEN_EMBD || (spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
+    };
+    let tensors = model.tensors().iter().map(|tensor| &tensor.name);
+    tensors.filter(|name| is_mine(name)).cloned().collect()
+}
+
+/// Tensors of the head: all of the last stage's that are in no layer and no shared rotary factors.
+pub(super) fn head_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
+    let last = spec.n_layer() - 1..spec.n_layer();
+    let mut tensors = arch::stage_tensors(model, spec, &last);
+    let tied = model.tensor(arch::OUTPUT).is_none();
+    tensors.retain(|tensor| {
+        let rows = tensor.name == TOKEN_EMBD && !tied;
+        arch::layer_of(&tensor.name).is_none() && !tensor.name.starts_with("rope_") && !rows
+    });
+    tensors.into_iter().map(|tensor| tensor.name.clone()).collect()
+}

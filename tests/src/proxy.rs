@@ -1,0 +1,85 @@
+//! A TCP proxy on this machine whose connections a test can cut or hold up: faults of a network that need no rights.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Forwards every connection to one address.
+pub struct Proxy {
+    /// Where it listens.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    open: Mutex<Vec<TcpStream>>,
+    held_until: Mutex<Instant>,
+}
+
+impl Proxy {
+    /// Listens on a free port, for as long as the process lives.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared =
+            Arc::new(Shared { open: Mutex::default(), held_until: Mutex::new(Instant::now()) });
+        let of_connections = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // Nobody listens there: the client sees a connection that ends.
+                let Ok(server) = TcpStream::connect(target) else { continue };
+                connect(client, server, &of_connections);
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Closes all connections. New ones are made as before.
+    pub fn cut(&self) {
+        for stream in self.shared.open.lock().unwrap().drain(..) {
+            // One that has ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Passes nothing on for so long.
+    pub fn hold(&self, time: Duration) {
+        *self.shared.held_until.lock().unwrap() = Instant::now() + time;
+    }
+}
+
+fn connect(client: TcpStream, server: TcpStream, shared: &Arc<Shared>) {
+    let both = [(&client, &server), (&server, &client)];
+    for (from, to) in both {
+        // A connection that is gone already needs no pump.
+        let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { return };
+        let shared = shared.clone();
+        std::thread::spawn(move || pump(from, to, &shared));
+    }
+    let _ = client.set_nodelay(true);
+    let _ = server.set_nodelay(true);
+    let mut open = shared.open.lock().unwrap();
+    open.retain(|stream| stream.peer_addr().is_ok());
+    open.extend([client, server]);
+}
+
+/// Passes bytes on until one end is closed; then the other one is too.
+fn pump(mut from: TcpStream, mut to: TcpStream, shared: &Shared) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n) = from.read(&mut buffer) {
+        if n == 0 {
+            break;
+        }
+        let until = *shared.held_until.lock().unwrap();
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        if to.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
