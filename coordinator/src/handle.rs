@@ -377,6 +377,7 @@ impl Engine {
         let (events, receiver) = mpsc::channel(request.max_events());
         let (verdict, taken) = oneshot::channel();
         let counts = Arc::new(Counts::default());
+        let force = request.force.clone();
         let submission = Submission { id, request, events, verdict, counts: counts.clone(), past };
         let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
         self.submissions.send(submission).await.map_err(|_| gone())?;
@@ -409,7 +410,8 @@ impl Sequence {
             // There is room for all.
             let _ = events.try_send(event);
         }
-        Self { id, events: receiver, counts: Arc::default(), ended: false }
+        let (counts, force) = (Arc::default(), Force::default());
+        Self { id, events: receiver, counts, force, ended: false }
     }
 
     /// Its name.

@@ -16,8 +16,8 @@ use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend, StageError, StageNeeds,
-    StageOutput, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend,
+    StageError, StageNeeds, StageOutput, StageRunner, StageShape,
 };
 use crate::config::Config;
 use crate::host;
@@ -282,7 +282,42 @@ impl StageRunner for CpuStage {
         Ok(())
     }
 
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend, StageError, StageNeeds,
+    fn into_kept(self: Box<Self>) -> KeptWeights {
+        self.stage.into_kept()
+    }
+
+    fn copy_facts(&self) -> Option<CopyFacts> {
+        let layers = self.stage.layers();
+        Some(CopyFacts {
+            kind: self.stage.copy_kind(),
+            layers: layers.start as u32..layers.end as u32,
+            prints: self.stage.prints().iter().map(|(_, print)| *print).collect(),
+            has_slots: self.stage.has_slots(),
+        })
+    }
+
+    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
+        self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
+    }
+
+    fn copy_new(
+        &self,
+        slot: u32,
+        len: u32,
+        first_page: u32,
+        max_bytes: usize,
+    ) -> Result<StageCopy, SnapshotError> {
+        self.stage.copy_new(SlotId(slot), len, first_page, max_bytes)
+    }
+
+    fn put_back(
+        &mut self,
+        slot: u32,
+        len: u32,
+        tokens: &[u32],
+        source: FindSource<'_, '_>,
+    ) -> Result<(), SnapshotError> {
+        self.stage.put_back(SlotId(slot), len, tokens, source)
     }
 }
 
