@@ -12,4 +12,5 @@ pub mod modules;
 pub mod process;
 pub mod schemas;
 pub mod secure;
+pub mod talker;
 pub mod up_share;

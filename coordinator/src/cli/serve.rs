@@ -19,7 +19,7 @@ use super::{output, units};
 use crate::clock;
 use crate::cluster::Patience;
 use crate::handle::Status;
-use crate::http::{App, Bodies, Origins};
+use crate::http::{Access, App, Bodies, Origins};
 use crate::metrics;
 use crate::plan::{DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::DEFAULT_MAX_WAITING;
@@ -156,6 +156,21 @@ fn app(
     draining: CancellationToken,
 ) -> App {
     App {
+        cors: Origins::new(&args.cors),
+        access: front.access.clone(),
+        audit: front.audit.clone(),
+        ..app_of(session, metrics, draining, args.max_seqs)
+    }
+}
+
+/// The same for whoever is in this process: no keys, no pages.
+pub fn app_of(
+    session: &Session,
+    metrics: PrometheusHandle,
+    draining: CancellationToken,
+    max_seqs: u32,
+) -> App {
+    App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
         limits: session.limits,
@@ -166,10 +181,10 @@ fn app(
         sequences: Arc::default(),
         bodies: Bodies::default(),
         roll: session.roll.clone(),
-        max_seqs: args.max_seqs,
-        cors: Origins::new(&args.cors),
-        access: front.access.clone(),
-        audit: front.audit.clone(),
+        max_seqs,
+        cors: Origins::new(&[]),
+        access: Access::Open,
+        audit: None,
     }
 }
 
