@@ -116,6 +116,64 @@ fn ten_thousand_answers_fit_their_schemas() {
     }
 }
 
+/// Streams at once where the cost of masks is measured.
+const STREAMS: usize = 32;
+
+/// Tokens of each.
+const STREAM_TOKENS: usize = 16;
+
+/// Pairs of runs, with and without.
+const PAIRS: usize = 5;
+
+/// Milliseconds a token of many streams at once, each held to a form of its own, or free.
+fn ms_a_token(server: &Server, held: bool) -> f64 {
+    let one = |seed: usize| {
+        let mut body =
+            json!({ "prompt": "In the beginning", "seed": seed, "max_tokens": STREAM_TOKENS });
+        if held {
+            body["guided_regex"] = json!(format!("([a-z]{{1,8}}[ ,.]){{{}}}", 10_000 + seed));
+        } else {
+            body["ignore_eos"] = json!(true);
+        }
+        let reply = json_of(&server.post("/v1/completions", &body).body);
+        assert_eq!(reply["usage"]["completion_tokens"], STREAM_TOKENS, "{reply}");
+        reply["timings"]["predicted_ms"].as_f64().unwrap() / (STREAM_TOKENS - 1) as f64
+    };
+    let all: Vec<f64> = thread::scope(|scope| {
+        let streams: Vec<_> = (0..STREAMS).map(|seed| scope.spawn(move || one(seed))).collect();
+        streams.into_iter().map(|stream| stream.join().unwrap()).collect()
+    });
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// `cargo test --release -p brigade-tests --test constrained masks -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement: on a machine that does nothing else"]
+fn masks_cost_little_beside_decode() {
+    let model = synth("qwen3", "0.6b");
+    let streams = STREAMS.to_string();
+    let args =
+        ["-m", model.to_str().unwrap(), "--workers", "2", "--max-seqs", &streams, "--ctx", "128"];
+    let server = Server::start(&args);
+    // The first runs compile the forms and touch all memory.
+    ms_a_token(&server, true);
+    let mut costs: Vec<f64> = (0..PAIRS)
+        .map(|_| {
+            let (free, held) = (ms_a_token(&server, false), ms_a_token(&server, true));
+            println!(
+                "{STREAMS} streams: free {free:.2} ms a token, held {held:.2}, {:+.2} %",
+                (held / free - 1.0) * 100.0
+            );
+            held / free - 1.0
+        })
+        .collect();
+    costs.sort_by(f64::total_cmp);
+    println!("cost of masks, median of {PAIRS} pairs: {:+.2} %", costs[PAIRS / 2] * 100.0);
+    drop(server);
+    std::fs::remove_file(model).unwrap();
+    assert!(costs[PAIRS / 2] <= 0.03, "masks may cost 3 % of decode: {costs:?}");
+}
+
 #[test]
 fn other_forms_hold_too_and_are_the_same_on_any_line() {
     let prompt = |more: Value| {
