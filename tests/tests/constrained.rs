@@ -125,8 +125,29 @@ const STREAM_TOKENS: usize = 16;
 /// Pairs of runs, with and without.
 const PAIRS: usize = 5;
 
-/// Milliseconds a token of many streams at once, each held to a form of its own, or free.
-fn ms_a_token(server: &Server, held: bool) -> f64 {
+/// What a token costs.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Milliseconds from one to the next of the same stream.
+    wall: f64,
+    /// Milliseconds of all workers' processors: what a machine that does other things too shows rightly.
+    busy: f64,
+}
+
+/// Milliseconds that the workers have computed.
+fn busy_ms(server: &Server) -> f64 {
+    let of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks = |at: usize| fields[at].parse::<f64>().unwrap();
+        // In hundredths of a second on Linux, for user and system.
+        (ticks(11) + ticks(12)) * 10.0
+    };
+    server.process.children().into_iter().map(of).sum()
+}
+
+/// A token of many streams at once, each held to a form of its own, or free.
+fn cost_of(server: &Server, held: bool) -> Cost {
     let one = |seed: usize| {
         let mut body =
             json!({ "prompt": "In the beginning", "seed": seed, "max_tokens": STREAM_TOKENS });
@@ -139,11 +160,14 @@ fn ms_a_token(server: &Server, held: bool) -> f64 {
         assert_eq!(reply["usage"]["completion_tokens"], STREAM_TOKENS, "{reply}");
         reply["timings"]["predicted_ms"].as_f64().unwrap() / (STREAM_TOKENS - 1) as f64
     };
+    let before = busy_ms(server);
     let all: Vec<f64> = thread::scope(|scope| {
+        let one = &one;
         let streams: Vec<_> = (0..STREAMS).map(|seed| scope.spawn(move || one(seed))).collect();
         streams.into_iter().map(|stream| stream.join().unwrap()).collect()
     });
-    all.iter().sum::<f64>() / all.len() as f64
+    let busy = (busy_ms(server) - before) / (STREAMS * STREAM_TOKENS) as f64;
+    Cost { wall: all.iter().sum::<f64>() / all.len() as f64, busy }
 }
 
 /// `cargo test --release -p brigade-tests --test constrained masks -- --ignored --nocapture`
@@ -152,26 +176,30 @@ fn ms_a_token(server: &Server, held: bool) -> f64 {
 fn masks_cost_little_beside_decode() {
     let model = synth("qwen3", "0.6b");
     let streams = STREAMS.to_string();
-    let args =
-        ["-m", model.to_str().unwrap(), "--workers", "2", "--max-seqs", &streams, "--ctx", "128"];
-    let server = Server::start(&args);
+    let line = ["--workers", "2", "--max-seqs", &streams, "--ctx", "128"];
+    let server = Server::start(&[&["-m", model.to_str().unwrap()], &line[..]].concat());
     // The first runs compile the forms and touch all memory.
-    ms_a_token(&server, true);
-    let mut costs: Vec<f64> = (0..PAIRS)
-        .map(|_| {
-            let (free, held) = (ms_a_token(&server, false), ms_a_token(&server, true));
-            println!(
-                "{STREAMS} streams: free {free:.2} ms a token, held {held:.2}, {:+.2} %",
-                (held / free - 1.0) * 100.0
-            );
-            held / free - 1.0
-        })
-        .collect();
-    costs.sort_by(f64::total_cmp);
-    println!("cost of masks, median of {PAIRS} pairs: {:+.2} %", costs[PAIRS / 2] * 100.0);
+    cost_of(&server, true);
+    let (mut walls, mut busy) = (Vec::new(), Vec::new());
+    for _ in 0..PAIRS {
+        let (free, held) = (cost_of(&server, false), cost_of(&server, true));
+        let more = |held: f64, free: f64| (held / free - 1.0) * 100.0;
+        walls.push(more(held.wall, free.wall));
+        busy.push(more(held.busy, free.busy));
+        println!(
+            "{STREAMS} streams, ms a token: free {:.1}, held {:.1}; of processors {:.2} and {:.2}",
+            free.wall, held.wall, free.busy, held.busy
+        );
+    }
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[PAIRS / 2]
+    };
+    let (walls, busy) = (median(&mut walls), median(&mut busy));
+    println!("masks cost, medians of {PAIRS} pairs: time {walls:+.2} %, processors {busy:+.2} %");
     drop(server);
     std::fs::remove_file(model).unwrap();
-    assert!(costs[PAIRS / 2] <= 0.03, "masks may cost 3 % of decode: {costs:?}");
+    assert!(busy <= 3.0, "masks may cost 3 % of decode");
 }
 
 #[test]

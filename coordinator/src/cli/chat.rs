@@ -35,6 +35,36 @@ const HISTORY: &str = "chat-history";
 /// The history is what somebody said: for nobody else.
 const HISTORY_FOLDER_MODE: u32 = 0o700;
 
+/// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
+const OF_OWN_LINE: [&str; 26] = [
+    "chat_template",
+    "ctx",
+    "kv_type",
+    "workers",
+    "worker",
+    "worker_cpus",
+    "threads",
+    "memory",
+    "kernels",
+    "wire_type",
+    "insecure_network",
+    "ubatch",
+    "balance",
+    "tensor_split",
+    "cuts",
+    "temp",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+];
+
 /// Chat with a model at a terminal.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -51,7 +81,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Chat with an OpenAI-compatible server instead of starting workers
-    #[arg(long, value_name = "URL", conflicts_with_all = ["LineArgs", "SamplingArgs", "ctx", "kv_type", "chat_template"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
     url: Option<String>,
     /// The server's key
     #[arg(

@@ -217,7 +217,8 @@ mod tests {
         assert_eq!((behind.host.as_str(), behind.port), ("::1", 80));
         assert_eq!(behind.base.path(), "/brigade");
         for wrong in ["h:81", "ftp://h", "", "http://"] {
-            assert!(server(wrong).unwrap_err().to_string().contains("--url"), "{wrong}");
+            let error = server(wrong).err().expect("no address of a server").to_string();
+            assert!(error.contains("--url"), "{wrong}: {error}");
         }
     }
 
