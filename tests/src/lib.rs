@@ -13,4 +13,5 @@ pub mod process;
 pub mod proxy;
 pub mod schemas;
 pub mod secure;
+pub mod talker;
 pub mod up_share;

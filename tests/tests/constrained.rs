@@ -116,6 +116,92 @@ fn ten_thousand_answers_fit_their_schemas() {
     }
 }
 
+/// Streams at once where the cost of masks is measured.
+const STREAMS: usize = 32;
+
+/// Tokens of each.
+const STREAM_TOKENS: usize = 16;
+
+/// Pairs of runs, with and without.
+const PAIRS: usize = 5;
+
+/// What a token costs.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Milliseconds from one to the next of the same stream.
+    wall: f64,
+    /// Milliseconds of all workers' processors: what a machine that does other things too shows rightly.
+    busy: f64,
+}
+
+/// Milliseconds that the workers have computed.
+fn busy_ms(server: &Server) -> f64 {
+    let of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks = |at: usize| fields[at].parse::<f64>().unwrap();
+        // In hundredths of a second on Linux, for user and system.
+        (ticks(11) + ticks(12)) * 10.0
+    };
+    server.process.children().into_iter().map(of).sum()
+}
+
+/// A token of many streams at once, each held to a form of its own, or free.
+fn cost_of(server: &Server, held: bool) -> Cost {
+    let one = |seed: usize| {
+        let mut body =
+            json!({ "prompt": "In the beginning", "seed": seed, "max_tokens": STREAM_TOKENS });
+        if held {
+            body["guided_regex"] = json!(format!("([a-z]{{1,8}}[ ,.]){{{}}}", 10_000 + seed));
+        } else {
+            body["ignore_eos"] = json!(true);
+        }
+        let reply = json_of(&server.post("/v1/completions", &body).body);
+        assert_eq!(reply["usage"]["completion_tokens"], STREAM_TOKENS, "{reply}");
+        reply["timings"]["predicted_ms"].as_f64().unwrap() / (STREAM_TOKENS - 1) as f64
+    };
+    let before = busy_ms(server);
+    let all: Vec<f64> = thread::scope(|scope| {
+        let one = &one;
+        let streams: Vec<_> = (0..STREAMS).map(|seed| scope.spawn(move || one(seed))).collect();
+        streams.into_iter().map(|stream| stream.join().unwrap()).collect()
+    });
+    let busy = (busy_ms(server) - before) / (STREAMS * STREAM_TOKENS) as f64;
+    Cost { wall: all.iter().sum::<f64>() / all.len() as f64, busy }
+}
+
+/// `cargo test --release -p brigade-tests --test constrained masks -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement: on a machine that does nothing else"]
+fn masks_cost_little_beside_decode() {
+    let model = synth("qwen3", "0.6b");
+    let streams = STREAMS.to_string();
+    let line = ["--workers", "2", "--max-seqs", &streams, "--ctx", "128"];
+    let server = Server::start(&[&["-m", model.to_str().unwrap()], &line[..]].concat());
+    // The first runs compile the forms and touch all memory.
+    cost_of(&server, true);
+    let (mut walls, mut busy) = (Vec::new(), Vec::new());
+    for _ in 0..PAIRS {
+        let (free, held) = (cost_of(&server, false), cost_of(&server, true));
+        let more = |held: f64, free: f64| (held / free - 1.0) * 100.0;
+        walls.push(more(held.wall, free.wall));
+        busy.push(more(held.busy, free.busy));
+        println!(
+            "{STREAMS} streams, ms a token: free {:.1}, held {:.1}; of processors {:.2} and {:.2}",
+            free.wall, held.wall, free.busy, held.busy
+        );
+    }
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[PAIRS / 2]
+    };
+    let (walls, busy) = (median(&mut walls), median(&mut busy));
+    println!("masks cost, medians of {PAIRS} pairs: time {walls:+.2} %, processors {busy:+.2} %");
+    drop(server);
+    std::fs::remove_file(model).unwrap();
+    assert!(busy <= 3.0, "masks may cost 3 % of decode");
+}
+
 #[test]
 fn other_forms_hold_too_and_are_the_same_on_any_line() {
     let prompt = |more: Value| {

@@ -88,6 +88,38 @@ fn answers_agree_with_each_other() {
 }
 
 #[test]
+fn the_best_of_several_answers_are_those_with_the_most_probable_tokens() {
+    let server = Server::start(&["--workers", "2"]);
+    let body = |more: Value| {
+        let mut body =
+            json!({ "prompt": "And the LORD said", "max_tokens": 12, "seed": 3, "logprobs": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let choices = |more: Value| -> Vec<Value> {
+        serde_json::from_value(completion(&server, &body(more))["choices"].clone()).unwrap()
+    };
+    let mean = |choice: &Value| {
+        let logprobs: Vec<f64> =
+            serde_json::from_value(choice["logprobs"]["token_logprobs"].clone()).unwrap();
+        logprobs.iter().sum::<f64>() / logprobs.len() as f64
+    };
+    let mut all = choices(json!({ "n": 6 }));
+    all.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+    let best = choices(json!({ "n": 2, "best_of": 6 }));
+    assert!(mean(&all[0]) > mean(&all[5]), "the answers differ");
+    for (i, (best, all)) in best.iter().zip(&all).enumerate() {
+        assert_eq!((&best["text"], &best["index"]), (&all["text"], &json!(i)));
+    }
+    assert_eq!(best.len(), 2);
+    // All that was drawn is counted, and what nobody asked for is not shown.
+    let reply = completion(&server, &body(json!({ "best_of": 3, "logprobs": null })));
+    assert_eq!(reply["choices"].as_array().unwrap().len(), 1);
+    assert!(reply["choices"][0]["logprobs"].is_null());
+    assert!(reply["usage"]["completion_tokens"].as_u64().unwrap() > 12, "{reply}");
+}
+
+#[test]
 fn an_unfinished_answer_goes_on_where_it_stands() {
     let server = Server::start(&["--workers", "2"]);
     let messages = json!([{ "role": "user", "content": "Go on" },

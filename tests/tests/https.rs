@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, is_alive, signal};
+use brigade_tests::process::{Running, is_alive, run, signal};
+use brigade_tests::talker::Talker;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
@@ -93,6 +94,37 @@ fn https_is_served_and_a_new_certificate_is_taken() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(get(address, &third, "/health").is_ok(), "a damaged one changes nothing");
     assert_eq!(server.stop(PATIENCE), Some(0), "SIGHUP did not end it");
+}
+
+#[test]
+fn a_chat_shows_its_key_to_a_server_that_it_trusts() {
+    let folder = folder("chat");
+    certificate(&folder);
+    let data = folder.join("data");
+    let data = data.to_str().unwrap();
+    let made = run(&["key", "create", "me", "--data-dir", data]);
+    let key = String::from_utf8(made.stdout).unwrap();
+    let key = key.trim();
+    let (server, address) = serve(&folder, &["--listen", "127.0.0.1:0", "--data-dir", data]);
+    let url = format!("https://localhost:{}", address.port());
+    let ca = folder.join("server.crt");
+    let chat = ["--url", &url, "--set", "max_tokens=4"];
+    let says = |more: &[&str]| {
+        let mut talk = Talker::piped(&[&chat, more].concat());
+        talk.types("Hello\n");
+        let ended = talk.ends();
+        (ended.success(), talk.remarks())
+    };
+    let trusted = ["--ca", ca.to_str().unwrap(), "--api-key"];
+    let (ended, remarks) = says(&[&trusted[..], &[key]].concat());
+    assert!(ended && remarks.contains("; prompt "), "{remarks}");
+    let (ended, remarks) = says(&[&trusted[..], &["brg_other"]].concat());
+    assert!(!ended && remarks.contains("not known here"), "{remarks}");
+    let (ended, remarks) = says(&["--api-key", key]);
+    assert!(!ended && remarks.contains("cannot reach https://localhost"), "{remarks}");
+    assert!(!remarks.contains(key), "{remarks}");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 pub mod args;
 mod bench;
+mod chat;
 mod cluster;
 mod completions;
 mod data_dir;
@@ -38,6 +39,7 @@ const AFTER_HELP: &str = "\
 Examples:
   brigade run                                  the built-in demo model over two local workers
   brigade run -m model.gguf -p 'Once upon'     your model, two local workers
+  brigade chat -m model.gguf                   talk with it
   brigade serve -m model.gguf --workers 4      an OpenAI-compatible server on 127.0.0.1:8080
   brigade plan -m model.gguf --workers 3 --explain
 
@@ -60,6 +62,8 @@ pub struct Cli {
 pub enum Command {
     /// Generate text from one prompt
     Run(run::RunArgs),
+    /// Chat with a model at a terminal
+    Chat(chat::ChatArgs),
     /// Serve an OpenAI-compatible HTTP API
     Serve(serve::ServeArgs),
     /// Run one stage of a line for a coordinator
@@ -107,6 +111,7 @@ impl Command {
     pub async fn execute(self) -> Result<()> {
         match self {
             Self::Run(args) => run::execute(args).await,
+            Self::Chat(args) => chat::execute(args).await,
             Self::Serve(args) => serve::execute(args).await,
             Self::Worker(args) => worker::execute(args).await,
             Self::Key(args) => key::execute(args),
@@ -162,6 +167,8 @@ mod tests {
             "brigade serve -m m.gguf --listen 127.0.0.1:0 --control 127.0.0.1:0 --max-seqs 8 --ctx 4096",
             "brigade worker --listen 127.0.0.1:0 --join 127.0.0.1:7 --advertise 127.0.0.1:8 --memory 12G --threads 2 --kernels avx2",
             "brigade plan -m m.gguf --cluster c.toml --explain --json",
+            "brigade chat -m m.gguf --system s --set max_tokens=9 --temp 0 --workers 3 --ctx 64 --no-history",
+            "brigade chat --url http://127.0.0.1:8080/v1 --api-key k --ca c.pem --model-name m",
             "brigade inspect m.gguf --json",
             "brigade logits -m m.gguf --tokens 1,2,3 --workers 3 --ubatch 7 --out x.npy",
             "brigade tokenize -m m.gguf hello --no-bos --no-special",

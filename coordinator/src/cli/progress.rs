@@ -65,10 +65,10 @@ impl Bar {
             return self.line(what);
         }
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
+        self.bar.set_style(style);
+        self.bar.set_message(what.to_string());
         self.bar.set_length(total);
         self.bar.set_position(done);
-        self.bar.set_message(what.to_string());
-        self.bar.set_style(style);
     }
 
     /// Shows a sentence.

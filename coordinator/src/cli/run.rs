@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use super::chat::{self, Talk};
 use super::input;
 use super::output;
 use super::progress::Bar;
@@ -48,6 +49,7 @@ Examples:
   brigade run                                         the built-in demo over two local workers
   brigade run -m model.gguf -p 'Once upon a time' -n 64
   brigade run -m model.gguf --chat -p 'What is a bucket brigade?'
+  brigade run -m model.gguf --chat                    a chat at the terminal, as brigade chat
   brigade run -m model.gguf --tokens 1,15043 -n 8 --temp 0 --ids
   brigade run -m model.gguf 'Once upon a time'
   echo 'A haiku:' | brigade run -m model.gguf
@@ -126,6 +128,10 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);
     }
+    if args.is_talk() {
+        let talk = args.talk();
+        return chat::near(options, talk, chat::history(&args.line, false)?).await;
+    }
     // Nobody types a prompt for a model that is not there.
     input::open_model(&args.model.path()?, |path| Gguf::open(path))?;
     let prompt = args.prompt()?;
@@ -139,6 +145,27 @@ enum Prompt {
 }
 
 impl RunArgs {
+    /// Whether somebody sits there who wants to chat: no prompt, and nothing that only one prompt can have.
+    fn is_talk(&self) -> bool {
+        let has_prompt = self.text.is_some() || self.prompt.is_some() || self.file.is_some();
+        let of_one_prompt =
+            self.json || self.ids || self.state_in.is_some() || self.state_out.is_some();
+        self.chat && !has_prompt && !of_one_prompt && io::stdin().is_terminal()
+    }
+
+    /// A chat as these arguments want it.
+    fn talk(&self) -> Talk {
+        let mut settings = chat::sampling_fields(&self.sampling);
+        settings.insert("max_tokens".to_string(), json!(self.n_predict));
+        if !self.stop.is_empty() {
+            settings.insert("stop".to_string(), json!(self.stop));
+        }
+        if self.ignore_eos {
+            settings.insert("ignore_eos".to_string(), json!(true));
+        }
+        Talk::new(self.system.clone(), settings)
+    }
+
     fn prompt(&self) -> Result<Prompt> {
         if let Some(TokenIds(ids)) = &self.tokens {
             return Ok(Prompt::Tokens(ids.clone()));

@@ -21,7 +21,7 @@ use super::{output, units};
 use crate::clock;
 use crate::cluster::{OwnName, Patience, admin};
 use crate::handle::Status;
-use crate::http::{self, App, Bodies, Origins, Streams};
+use crate::http::{self, Access, App, Bodies, Origins, Streams};
 use crate::metrics;
 use crate::plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use crate::sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
@@ -194,6 +194,22 @@ fn app(
     draining: CancellationToken,
 ) -> App {
     App {
+        cors: Origins::new(&args.cors),
+        access: front.access.clone(),
+        audit: front.audit.clone(),
+        streams,
+        ..app_of(session, metrics, draining, args.max_seqs)
+    }
+}
+
+/// The same for whoever is in this process: no keys, no pages.
+pub fn app_of(
+    session: &Session,
+    metrics: PrometheusHandle,
+    draining: CancellationToken,
+    max_seqs: u32,
+) -> App {
+    App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
         limits: session.limits,
@@ -204,11 +220,11 @@ fn app(
         sequences: Arc::default(),
         bodies: Bodies::default(),
         roll: session.roll.clone(),
-        max_seqs: args.max_seqs,
-        cors: Origins::new(&args.cors),
-        access: front.access.clone(),
-        audit: front.audit.clone(),
-        streams,
+        max_seqs,
+        cors: Origins::new(&[]),
+        access: Access::Open,
+        audit: None,
+        streams: Streams::default(),
     }
 }
 

@@ -167,11 +167,40 @@ pub async fn with_session<T>(
     options: SessionOptions,
     body: impl AsyncFnOnce(&Session) -> Result<T>,
 ) -> Result<T> {
+    with_session_until(options, CtrlC::Ends, body).await
+}
+
+/// What SIGINT means once the body runs. Before that it ends everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CtrlC {
+    /// The end.
+    Ends,
+    /// What the body makes of it.
+    OfTheBody,
+}
+
+/// As [`with_session`].
+///
+/// # Errors
+/// As [`with_session`].
+pub async fn with_session_until<T>(
+    options: SessionOptions,
+    ctrl_c: CtrlC,
+    body: impl AsyncFnOnce(&Session) -> Result<T>,
+) -> Result<T> {
     let mut interrupt = Interrupt::listen()?;
     let session = Session::start(options).await?;
-    let result = tokio::select! {
-        result = async { session.ready().await?; body(&session).await } => result,
+    let ready = tokio::select! {
+        ready = session.ready() => ready.map(|_| ()),
         () = interrupt.received() => Err(Interrupted.into()),
+    };
+    interrupt.without_ctrl_c = ctrl_c == CtrlC::OfTheBody;
+    let result = match ready {
+        Ok(()) => tokio::select! {
+            result = body(&session) => result,
+            () = interrupt.received() => Err(Interrupted.into()),
+        },
+        Err(error) => Err(error),
     };
     let ended = session.end().await;
     result.and_then(|value| ended.map(|()| value))
@@ -417,6 +446,8 @@ pub struct Interrupt {
     signals: [tokio::signal::unix::Signal; 3],
     /// SIGHUP means something else.
     without_hangup: bool,
+    /// And so does SIGINT.
+    without_ctrl_c: bool,
 }
 
 impl Interrupt {
@@ -428,7 +459,7 @@ impl Interrupt {
         let on = |kind| signal(kind).context("cannot listen for signals");
         let signals =
             [on(SignalKind::interrupt())?, on(SignalKind::terminate())?, on(SignalKind::hangup())?];
-        Ok(Self { signals, without_hangup: false })
+        Ok(Self { signals, without_hangup: false, without_ctrl_c: false })
     }
 
     /// Leaves SIGHUP to others.
@@ -445,7 +476,7 @@ impl Interrupt {
     pub async fn is_terminate(&mut self) -> bool {
         let [int, term, hup] = &mut self.signals;
         tokio::select! {
-            _ = int.recv() => false,
+            _ = int.recv(), if !self.without_ctrl_c => false,
             _ = term.recv() => true,
             _ = hup.recv(), if !self.without_hangup => false,
         }

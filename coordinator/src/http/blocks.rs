@@ -3,7 +3,50 @@
 
 use serde_json::Value;
 
-use super::types::{ChatDelta, ChatMessage};
+use super::reply::{self, Replies, ReplyPart};
+use super::sse::{Gone, Sender};
+use super::types::{ChatDelta, ChatMessage, FinishWord};
+use crate::generation::End;
+use crate::handle::Failure;
+
+/// Who writes blocks as a stream of events.
+pub trait BlockWriter {
+    /// Where they go.
+    fn out(&self) -> &Sender;
+
+    /// Writes what is new.
+    async fn bit(&mut self, bit: Bit) -> Result<(), Gone>;
+
+    /// Ends the block that is open, if one is.
+    async fn close(&mut self) -> Result<(), Gone>;
+}
+
+async fn write(deltas: Vec<ChatDelta>, writer: &mut impl BlockWriter) -> Result<(), Gone> {
+    for bit in deltas.into_iter().flat_map(bits) {
+        writer.bit(bit).await?;
+    }
+    Ok(())
+}
+
+/// Writes all blocks of an answer as they come, and says how it ended. No answer, no end.
+pub async fn follow(
+    replies: Replies,
+    writer: &mut impl BlockWriter,
+) -> Result<Option<Result<(End, FinishWord), Failure>>, Gone> {
+    let mut parts = reply::merge(replies);
+    while let Some((_, part)) = writer.out().unless_gone(parts.recv()).await? {
+        match part {
+            Ok(ReplyPart::Piece { deltas, .. }) => write(deltas, writer).await?,
+            Ok(ReplyPart::End { deltas, end, finish_reason }) => {
+                write(deltas, writer).await?;
+                writer.close().await?;
+                return Ok(Some(Ok((end, finish_reason))));
+            }
+            Err(failure) => return Ok(Some(Err(failure))),
+        }
+    }
+    Ok(None)
+}
 
 /// A piece of an answer that is being drawn.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,8 @@ use tokio_stream::StreamExt;
 
 use super::error::ApiError;
 use super::open::Peer;
-use super::trace;
+use super::{App, trace};
+use crate::request::Limits;
 use crate::text_model::TextModel;
 
 /// Largest request body: a prompt of a million tokens and room to spare.
@@ -206,6 +207,19 @@ impl Bodies {
             Ok(result) => result,
             Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
         }
+    }
+}
+
+impl App {
+    /// The request's body, read by `work` ([`Bodies::read`]) within this server's limits.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        request: Request,
+        work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (limits, text) = (self.limits, self.text.clone());
+        let body = self.bodies.take(request).await?;
+        Ok(self.bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
     }
 }
 

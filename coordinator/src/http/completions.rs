@@ -44,7 +44,12 @@ enum Prompt {
 struct CompletionRequest {
     prompts: Vec<Prompt>,
     common: Common,
+    /// Alternatives a token.
     top_logprobs: Option<u32>,
+    /// Log-probabilities are for the choice among answers, not for the client.
+    hides_logprobs: bool,
+    /// Of the `common.n` answers that are drawn for a prompt, the client gets so many: the most probable ones.
+    n: usize,
     echo: bool,
 }
 
@@ -148,11 +153,12 @@ impl CompletionRequest {
         let echo: bool = fields.take("echo")?.unwrap_or(false);
         let best_of: Option<usize> = fields.take("best_of")?;
         let mut left = MAX_TEMPLATE_VALUES;
-        let common = Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
-        if best_of.is_some_and(|best_of| best_of != common.n) {
-            let message = "best_of is not supported: leave it out or make it equal to n";
-            return Err(ApiError::unsupported("best_of", message));
-        }
+        let mut common =
+            Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
+        let n = common.n;
+        common.n = drawn(best_of, &common)?;
+        let hides_logprobs = common.n > n && top_logprobs.is_none();
+        let top_logprobs = if hides_logprobs { Some(0) } else { top_logprobs };
         let n_choices = prompts.len() * common.n;
         if n_choices > MAX_CHOICES {
             let n = prompts.len();
@@ -160,8 +166,41 @@ impl CompletionRequest {
                 format!("{n} prompts times n are {n_choices} choices: at most {MAX_CHOICES}");
             return Err(ApiError::field("prompt", message));
         }
-        Ok(Self { prompts, common, top_logprobs, echo })
+        Ok(Self { prompts, common, top_logprobs, hides_logprobs, n, echo })
     }
+}
+
+/// How many answers are drawn for each prompt.
+fn drawn(best_of: Option<usize>, common: &Common) -> Result<usize, ApiError> {
+    let (n, bad) = (common.n, |message: String| Err(ApiError::field("best_of", message)));
+    match best_of {
+        None => Ok(n),
+        Some(best_of) if !(n..=MAX_CHOICES).contains(&best_of) => {
+            bad(format!("best_of is {best_of}: a number from n ({n}) to {MAX_CHOICES} is needed"))
+        }
+        Some(best_of) if best_of > n && common.stream => {
+            bad("best_of cannot be streamed: the best answer is known at the end".to_string())
+        }
+        Some(best_of) => Ok(best_of),
+    }
+}
+
+/// The mean log-probability of an answer's tokens; that of an empty one is below all.
+fn mean_logprob(choice: &Choice) -> f64 {
+    let logprobs = choice.tokens.iter().filter_map(|token| token.logprob).map(f64::from);
+    match choice.tokens.len() {
+        0 => f64::NEG_INFINITY,
+        n => logprobs.sum::<f64>() / n as f64,
+    }
+}
+
+/// The `n` most probable of a prompt's answers, best first; all of them stay as they came.
+fn best(mut choices: Vec<Choice>, n: usize) -> Vec<Choice> {
+    if choices.len() > n {
+        choices.sort_by(|a, b| mean_logprob(b).total_cmp(&mean_logprob(a)));
+        choices.truncate(n);
+    }
+    choices
 }
 
 fn prompts(value: &RawValue) -> Result<Vec<Prompt>, ApiError> {
@@ -312,28 +351,35 @@ impl Answer {
     }
 
     fn logprobs(&self, tokens: &[TokenPiece], offset: &mut usize) -> Option<TextLogprobs> {
-        self.request.top_logprobs.map(|_| logprobs::text(&self.app.text, tokens, offset))
+        let wanted = self.request.top_logprobs.filter(|_| !self.request.hides_logprobs);
+        wanted.map(|_| logprobs::text(&self.app.text, tokens, offset))
     }
 
     async fn whole(&self, generations: Vec<Running>) -> Result<Json<TextCompletion>, ApiError> {
         let mut answer = self.piece(Vec::new());
         let (mut n_generated, mut ended) = (0, Ended::default());
+        let mut drawn: Vec<Vec<Choice>> = self.prompts.tokens.iter().map(|_| Vec::new()).collect();
         for (index, generation) in generations.into_iter().enumerate() {
-            let Choice { text, tokens, end } = answer::collect(generation).await?;
-            n_generated += end.n_generated;
+            let choice = answer::collect(generation).await?;
+            n_generated += choice.end.n_generated;
             let prompt = self.prompt_of(index);
-            ended.note(prompt, &end);
+            ended.note(prompt, &choice.end);
             let n_prompt = self.prompts.tokens[prompt].len();
-            answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
-            answer.choices.push(TextChoice {
-                index,
-                text: format!("{}{text}", self.prompts.echoed[prompt]),
-                logprobs: self
-                    .logprobs(&[self.prompts.pieces[prompt].as_slice(), &tokens].concat(), &mut 0),
-                finish_reason: Some(answer::finish_word(&end)),
-                prompt_token_ids: self.prompt_ids(prompt),
-                token_ids: self.request.common.token_ids(&tokens),
-            });
+            answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &choice.end));
+            drawn[prompt].push(choice);
+        }
+        for (prompt, choices) in drawn.into_iter().enumerate() {
+            for Choice { text, tokens, end } in best(choices, self.request.n) {
+                let pieces = self.prompts.pieces[prompt].as_slice();
+                answer.choices.push(TextChoice {
+                    index: answer.choices.len(),
+                    text: format!("{}{text}", self.prompts.echoed[prompt]),
+                    logprobs: self.logprobs(&[pieces, &tokens].concat(), &mut 0),
+                    finish_reason: Some(answer::finish_word(&end)),
+                    prompt_token_ids: self.prompt_ids(prompt),
+                    token_ids: self.request.common.token_ids(&tokens),
+                });
+            }
         }
         answer.usage = Some(ended.usage(self.prompts.n_tokens(), n_generated));
         Ok(Json(answer))
@@ -422,7 +468,10 @@ fn choice(index: usize, text: String, finish_reason: Option<FinishWord>) -> Text
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::generation::{End, EndReason};
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
         let limits = Limits { n_ctx: 64, n_vocab: 100 };
@@ -455,13 +504,54 @@ mod tests {
     }
 
     #[test]
+    fn best_of_draws_more_than_it_shows() {
+        let request = read(r#"{"prompt": "a", "best_of": 5, "n": 2}"#).unwrap();
+        assert_eq!((request.common.n, request.n, request.top_logprobs), (5, 2, Some(0)));
+        assert!(request.hides_logprobs);
+        let shown = read(r#"{"prompt": "a", "best_of": 5, "logprobs": 3}"#).unwrap();
+        assert!(shown.top_logprobs == Some(3) && !shown.hides_logprobs);
+        let same = read(r#"{"prompt": "a", "best_of": 2, "n": 2, "stream": true}"#).unwrap();
+        assert_eq!((same.common.n, same.n, same.top_logprobs), (2, 2, None));
+    }
+
+    #[test]
+    fn the_most_probable_answers_by_token_are_the_best() {
+        let choice = |text: &str, logprobs: &[f32]| Choice {
+            text: text.to_string(),
+            tokens: logprobs
+                .iter()
+                .map(|l| TokenPiece { id: 1, bytes: vec![], logprob: Some(*l), top: vec![] })
+                .collect(),
+            end: End {
+                reason: EndReason::Stop,
+                stop: None,
+                n_generated: logprobs.len() as u32,
+                n_reused: 0,
+                n_recomputed: 0,
+                to_first: Duration::ZERO,
+                after_first: Duration::ZERO,
+            },
+        };
+        let drawn = || {
+            let long = choice("long", &[-1.0, -1.0, -1.0]);
+            vec![choice("none", &[]), choice("bad", &[-2.0]), long, choice("good", &[-0.5, -1.0])]
+        };
+        let texts = |n| best(drawn(), n).into_iter().map(|c| c.text).collect::<Vec<_>>();
+        assert_eq!(texts(2), ["good", "long"], "not the one with the highest sum");
+        assert_eq!(texts(4), ["none", "bad", "long", "good"], "nothing to choose: as they came");
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (json, word) in [
             (r#"{}"#, "prompt is required"),
             (r#"{"prompt": 3}"#, "a number"),
             (r#"{"prompt": [1, "a"]}"#, "token ids"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
-            (r#"{"prompt": "a", "best_of": 3}"#, "best_of"),
+            (r#"{"prompt": "a", "best_of": 3, "stream": true}"#, "best_of cannot be streamed"),
+            (r#"{"prompt": "a", "best_of": 1, "n": 2}"#, "from n (2) to 64"),
+            (r#"{"prompt": "a", "best_of": 65}"#, "best_of is 65"),
+            (r#"{"prompt": ["a", "b"], "best_of": 33}"#, "66"),
             (r#"{"prompt": ["a", "b"], "n": 64}"#, "128"),
             (r#"{"prompt": "a", "logprobs": "x"}"#, "logprobs"),
             (r#"{"prompt": []}"#, "prompt is empty"),

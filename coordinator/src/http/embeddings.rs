@@ -64,23 +64,28 @@ pub(super) async fn create(
         .into_response())
 }
 
+/// `POST /v1/rerank`. A reranker's file has a head of its own, which judges a text instead of continuing it
+/// (`cls.output.weight`), and no architecture here has one.
+pub(super) async fn rerank(State(app): State<App>) -> ApiError {
+    let (model, arch) = (app.text.name(), &app.meta.architecture);
+    ApiError::not_implemented(format!(
+        "{model} ({arch}) has no head that judges texts: brigade runs no rerankers yet. Compare the vectors of \
+         /v1/embeddings instead"
+    ))
+}
+
 /// Reads a request and computes its vectors.
 pub(super) async fn make(
     app: &App,
     name: &trace::Name,
     request: Request,
 ) -> Result<Made, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let limits = app.limits;
-    let read = app
-        .bodies
-        .read(body, app.text.clone(), move |bytes, text| Wanted::read(bytes, &limits, text));
-    let (wanted, _) = read.await?;
+    let wanted = app.read(request, Wanted::read).await?;
     let n_tokens = wanted.inputs.iter().map(Vec::len).sum();
     let mut vectors = Vec::new();
     // One text after the other: each brings rows as large as its tokens are many.
     for tokens in &wanted.inputs {
-        let request = SeqRequest::hidden(tokens.clone(), &limits)?.named(&name.id);
+        let request = SeqRequest::hidden(tokens.clone(), &app.limits)?.named(&name.id);
         let request = request.owned(name.tally.share(), name.tally.force(), None);
         name.tally.submitted(tokens.len());
         let sequence = app.engine.submit(app.next_id(), request).await?;

@@ -60,6 +60,14 @@ impl ApiError {
         error
     }
 
+    /// 501 for what the model that is served, or any that runs here, cannot do.
+    pub fn not_implemented(message: impl Into<String>) -> Self {
+        let status = StatusCode::NOT_IMPLEMENTED;
+        let mut error = Self::new(status, "not_supported_error", message);
+        error.0.code = Some("not_supported");
+        error
+    }
+
     /// 404 for an address or a model that does not exist here.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)

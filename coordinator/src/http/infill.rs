@@ -28,11 +28,7 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let limits = app.limits;
-    let read =
-        app.bodies.read(body, app.text.clone(), move |bytes, text| read(bytes, &limits, text));
-    let ((tokens, common), _) = read.await?;
+    let (tokens, common) = app.read(request, read).await?;
     let stamp = Stamp::new(&app, "");
     let n_prompt = tokens.len();
     let mut running = answer::submit(&app, &name, &[tokens], &common, None, None).await?;

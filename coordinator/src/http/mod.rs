@@ -128,6 +128,7 @@ pub fn router(app: App) -> Router {
         .route("/health", get(status::health))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::info))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(app.clone(), access::guard))
@@ -150,6 +151,8 @@ fn page() -> Router<App> {
 fn beside() -> Router<App> {
     Router::new()
         .route("/line", get(props::line))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
         .route("/infill", post(infill::create))
         .route("/apply-template", post(props::apply_template))
         .route("/props", get(props::props))
@@ -170,7 +173,7 @@ fn beside() -> Router<App> {
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
      /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
-     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /slots, /line, /version, /api/tags, /api/ps, \
+     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
      /api/version and /health";
 
 async fn no_such_address(request: Request) -> ApiError {

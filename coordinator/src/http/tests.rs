@@ -479,6 +479,9 @@ async fn models_tokens_and_request_ids() {
     let list: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(list["data"][0]["id"], "sample");
     let (_, tokens) = post(&server, "/tokenize", json!({ "content": "ab" })).await;
+    let (_, bare) =
+        post(&server, "/tokenize", json!({ "prompt": "ab", "add_special_tokens": false })).await;
+    assert_eq!(bare, tokens, "as vLLM's clients say it");
     let (_, text) = post(&server, "/detokenize", json!({ "tokens": tokens["tokens"] })).await;
     assert_eq!(text["content"], "ab");
 }

@@ -1,10 +1,13 @@
-//! `POST /tokenize` and `POST /detokenize`, with the same JSON as llama.cpp's server.
+//! `POST /tokenize` and `POST /detokenize`, with the same JSON as llama.cpp's server; what vLLM's clients ask is
+//! understood too (lm-eval's `local-completions` does).
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response};
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::App;
@@ -29,7 +32,8 @@ struct Content {
     content: String,
 }
 
-/// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool}` to `{"tokens": [...]}`.
+/// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool}`, or as vLLM has it `{"prompt": TEXT,
+/// "add_special_tokens"?: bool}`, to `{"tokens": [...]}`.
 pub(super) async fn tokenize(
     State(app): State<App>,
     request: Request,
@@ -37,18 +41,31 @@ pub(super) async fn tokenize(
     let body = app.bodies.take(request).await?;
     let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = Fields::parse(bytes)?;
-        let content: String = fields.require("content")?;
+        // Where special tokens are not spoken of, llama.cpp adds none and vLLM does.
+        let prompt: Option<String> = fields.take("prompt")?;
+        let add = fields.take_any(&["add_special", "add_special_tokens"])?;
+        let add = add.unwrap_or(prompt.is_some());
+        let content = prompt.map_or_else(|| fields.require("content"), Ok)?;
         if content.len() > MAX_TOKENIZE_BYTES {
             let message =
                 format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
             return Err(ApiError::field("content", message));
         }
-        let add = fields.take("add_special")?.unwrap_or(false);
         let parse = fields.take("parse_special")?.unwrap_or(true);
         let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
         Ok(json_text(&Tokens { tokens }))
     });
     read.await.map(answer)
+}
+
+/// `GET /tokenizer_info`, as vLLM has it: tokens with a meaning, and the chat template.
+pub(super) async fn info(State(app): State<App>) -> Json<Value> {
+    let tokenizer = app.text.tokenizer();
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
+    Json(json!({
+        "tokenizer_class": "brigade", "bos_token": token(tokenizer.bos()), "eos_token": token(tokenizer.eos()),
+        "pad_token": null, "chat_template": tokenizer.chat_template(None),
+    }))
 }
 
 /// `{"tokens": [...]}` to `{"content": TEXT}`.

@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 use super::{Refusal, message, stop_reason, usage};
 use crate::handle::Failure;
 use crate::http::Stamp;
-use crate::http::blocks::{Bit, bits};
+use crate::http::blocks::{Bit, BlockWriter, follow};
 use crate::http::error::ApiError;
-use crate::http::reply::{self, Replies, ReplyPart};
+use crate::http::reply::Replies;
 use crate::http::sse::{Gone, Sender};
-use crate::http::types::ChatDelta;
 
 /// What the open block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,24 +30,18 @@ pub async fn send(stamp: Stamp, n_prompt: u32, replies: Replies, out: &Sender) -
     let mut writer = Writer { out, index: 0, open: None };
     writer.event("message_start", json!({ "message": message(&stamp, n_prompt) })).await?;
     writer.event("ping", json!({})).await?;
-    let mut parts = reply::merge(replies);
-    while let Some((_, part)) = out.unless_gone(parts.recv()).await? {
-        match part {
-            Ok(ReplyPart::Piece { deltas, .. }) => writer.deltas(deltas).await?,
-            Ok(ReplyPart::End { deltas, end, finish_reason }) => {
-                writer.deltas(deltas).await?;
-                writer.close().await?;
-                let delta = json!({
-                    "stop_reason": stop_reason(finish_reason, &end), "stop_sequence": end.stop,
-                });
-                let last = json!({ "delta": delta, "usage": usage(n_prompt, &end) });
-                writer.event("message_delta", last).await?;
-                return writer.event("message_stop", json!({})).await;
-            }
-            Err(failure) => return writer.fail(failure).await,
+    match follow(replies, &mut writer).await? {
+        None => Ok(()),
+        Some(Ok((end, finish_reason))) => {
+            let delta = json!({
+                "stop_reason": stop_reason(finish_reason, &end), "stop_sequence": end.stop,
+            });
+            let last = json!({ "delta": delta, "usage": usage(n_prompt, &end) });
+            writer.event("message_delta", last).await?;
+            writer.event("message_stop", json!({})).await
         }
+        Some(Err(failure)) => writer.fail(failure).await,
     }
-    Ok(())
 }
 
 impl Writer<'_> {
@@ -59,31 +52,6 @@ impl Writer<'_> {
 
     async fn fail(&self, failure: Failure) -> Result<(), Gone> {
         self.out.named("error", &Refusal(ApiError::from(failure)).body()).await
-    }
-
-    async fn deltas(&mut self, deltas: Vec<ChatDelta>) -> Result<(), Gone> {
-        for bit in deltas.into_iter().flat_map(bits) {
-            match bit {
-                Bit::Reasoning(text) => {
-                    let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-                    self.enter(Open::Thinking, block).await?;
-                    self.delta(json!({ "type": "thinking_delta", "thinking": text })).await?;
-                }
-                Bit::Text(text) => {
-                    self.enter(Open::Text, json!({ "type": "text", "text": "" })).await?;
-                    self.delta(json!({ "type": "text_delta", "text": text })).await?;
-                }
-                Bit::Call { id, name } => {
-                    self.close().await?;
-                    let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
-                    self.enter(Open::Call, block).await?;
-                }
-                Bit::Arguments(text) => {
-                    self.delta(json!({ "type": "input_json_delta", "partial_json": text })).await?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Begins a block, unless one of this kind is open.
@@ -99,6 +67,35 @@ impl Writer<'_> {
 
     async fn delta(&self, delta: Value) -> Result<(), Gone> {
         self.event("content_block_delta", json!({ "index": self.index, "delta": delta })).await
+    }
+}
+
+impl BlockWriter for Writer<'_> {
+    fn out(&self) -> &Sender {
+        self.out
+    }
+
+    async fn bit(&mut self, bit: Bit) -> Result<(), Gone> {
+        match bit {
+            Bit::Reasoning(text) => {
+                let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
+                self.enter(Open::Thinking, block).await?;
+                self.delta(json!({ "type": "thinking_delta", "thinking": text })).await?;
+            }
+            Bit::Text(text) => {
+                self.enter(Open::Text, json!({ "type": "text", "text": "" })).await?;
+                self.delta(json!({ "type": "text_delta", "text": text })).await?;
+            }
+            Bit::Call { id, name } => {
+                self.close().await?;
+                let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+                self.enter(Open::Call, block).await?;
+            }
+            Bit::Arguments(text) => {
+                self.delta(json!({ "type": "input_json_delta", "partial_json": text })).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn close(&mut self) -> Result<(), Gone> {

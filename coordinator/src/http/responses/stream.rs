@@ -5,11 +5,10 @@ use serde_json::{Value, json};
 use super::{Echo, finish, item, response, text_part};
 use crate::handle::Failure;
 use crate::http::Stamp;
-use crate::http::blocks::{Bit, Block, bits};
+use crate::http::blocks::{Bit, Block, BlockWriter, follow};
 use crate::http::error::ApiError;
-use crate::http::reply::{self, Replies, ReplyPart};
+use crate::http::reply::Replies;
 use crate::http::sse::{Gone, Sender};
-use crate::http::types::ChatDelta;
 
 struct Writer<'a> {
     out: &'a Sender,
@@ -37,23 +36,17 @@ pub async fn send(
         response["status"] = json!("completed");
         return writer.event("response.completed", json!({ "response": response })).await;
     }
-    let mut parts = reply::merge(replies);
-    while let Some((_, part)) = out.unless_gone(parts.recv()).await? {
-        match part {
-            Ok(ReplyPart::Piece { deltas, .. }) => writer.deltas(deltas).await?,
-            Ok(ReplyPart::End { deltas, end, finish_reason }) => {
-                writer.deltas(deltas).await?;
-                writer.close().await?;
-                finish(&mut response, finish_reason, n_prompt, &end);
-                response["output"] = Value::Array(std::mem::take(&mut writer.output));
-                let complete = response["status"] == "completed";
-                let name = if complete { "response.completed" } else { "response.incomplete" };
-                return writer.event(name, json!({ "response": response })).await;
-            }
-            Err(failure) => return writer.fail(response, failure).await,
+    match follow(replies, &mut writer).await? {
+        None => Ok(()),
+        Some(Ok((end, finish_reason))) => {
+            finish(&mut response, finish_reason, n_prompt, &end);
+            response["output"] = Value::Array(std::mem::take(&mut writer.output));
+            let complete = response["status"] == "completed";
+            let name = if complete { "response.completed" } else { "response.incomplete" };
+            writer.event(name, json!({ "response": response })).await
         }
+        Some(Err(failure)) => writer.fail(response, failure).await,
     }
-    Ok(())
 }
 
 impl Writer<'_> {
@@ -70,34 +63,6 @@ impl Writer<'_> {
         response["error"] = json!({ "code": "server_error", "message": error["message"] });
         response["output"] = Value::Array(std::mem::take(&mut self.output));
         self.event("response.failed", json!({ "response": response })).await
-    }
-
-    async fn deltas(&mut self, deltas: Vec<ChatDelta>) -> Result<(), Gone> {
-        for bit in deltas.into_iter().flat_map(bits) {
-            match bit {
-                Bit::Reasoning(text) => {
-                    if !matches!(self.open, Some((_, Block::Reasoning(_)))) {
-                        self.begin(Block::Reasoning(String::new())).await?;
-                    }
-                    self.grow("response.reasoning_text.delta", &text).await?;
-                }
-                Bit::Text(text) => {
-                    if !matches!(self.open, Some((_, Block::Text(_)))) {
-                        self.begin(Block::Text(String::new())).await?;
-                        let part = json!({ "part": text_part("") });
-                        self.placed("response.content_part.added", part, true).await?;
-                    }
-                    self.grow("response.output_text.delta", &text).await?;
-                }
-                Bit::Call { id, name } => {
-                    self.begin(Block::Call { id, name, arguments: String::new() }).await?;
-                }
-                Bit::Arguments(text) => {
-                    self.grow("response.function_call_arguments.delta", &text).await?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Ends the open item and adds another.
@@ -140,6 +105,38 @@ impl Writer<'_> {
             body["logprobs"] = json!([]);
         }
         self.event(kind, body).await
+    }
+}
+
+impl BlockWriter for Writer<'_> {
+    fn out(&self) -> &Sender {
+        self.out
+    }
+
+    async fn bit(&mut self, bit: Bit) -> Result<(), Gone> {
+        match bit {
+            Bit::Reasoning(text) => {
+                if !matches!(self.open, Some((_, Block::Reasoning(_)))) {
+                    self.begin(Block::Reasoning(String::new())).await?;
+                }
+                self.grow("response.reasoning_text.delta", &text).await?;
+            }
+            Bit::Text(text) => {
+                if !matches!(self.open, Some((_, Block::Text(_)))) {
+                    self.begin(Block::Text(String::new())).await?;
+                    let part = json!({ "part": text_part("") });
+                    self.placed("response.content_part.added", part, true).await?;
+                }
+                self.grow("response.output_text.delta", &text).await?;
+            }
+            Bit::Call { id, name } => {
+                self.begin(Block::Call { id, name, arguments: String::new() }).await?;
+            }
+            Bit::Arguments(text) => {
+                self.grow("response.function_call_arguments.delta", &text).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn close(&mut self) -> Result<(), Gone> {

@@ -1,0 +1,274 @@
+//! `brigade chat` talks with a model at a terminal: over a line of its own, or with a server.
+//!
+//! Both are asked by OpenAI's requests (`door`), so that an answer here is the one that any client would get.
+
+mod door;
+mod events;
+mod reader;
+mod repl;
+mod talk;
+mod typed;
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use brigade_engine::gguf::Gguf;
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use super::session::{CtrlC, SessionOptions, with_session_until};
+use super::{input, serve};
+use crate::http::router;
+use crate::metrics;
+use door::{Door, Server};
+use reader::Reader;
+use repl::Repl;
+pub use talk::Talk;
+use typed::Typed;
+
+/// The history's file in the data folder.
+const HISTORY: &str = "chat-history";
+
+/// The history is what somebody said: for nobody else.
+const HISTORY_FOLDER_MODE: u32 = 0o700;
+
+/// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
+const OF_OWN_LINE: [&str; 26] = [
+    "chat_template",
+    "ctx",
+    "kv_type",
+    "workers",
+    "worker",
+    "worker_cpus",
+    "threads",
+    "memory",
+    "kernels",
+    "wire_type",
+    "insecure_network",
+    "ubatch",
+    "balance",
+    "tensor_split",
+    "cuts",
+    "temp",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+];
+
+/// Chat with a model at a terminal.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade chat                                        the built-in demo over two local workers
+  brigade chat -m model.gguf --system 'Answer briefly.'
+  brigade chat --url http://127.0.0.1:8080
+  brigade chat --url https://brigade.example --api-key brg_... --ca ca.pem
+  echo 'What is a bucket brigade?' | brigade chat -m model.gguf
+
+Ctrl-C ends an answer, Ctrl-D the chat. /help lists the commands. Where standard input is no terminal, each line is
+a message. Answers go to standard output, everything else to standard error.")]
+pub struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Chat with an OpenAI-compatible server instead of starting workers
+    #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
+    url: Option<String>,
+    /// The server's key
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "BRIGADE_API_KEY",
+        hide_env_values = true,
+        requires = "url"
+    )]
+    api_key: Option<String>,
+    /// Certificates of the authorities that may vouch for the server [default: this system's]
+    #[arg(long, value_name = "FILE", requires = "url")]
+    ca: Option<PathBuf>,
+    /// Which of the server's models [default: the first]
+    #[arg(long, value_name = "NAME", requires = "url")]
+    model_name: Option<String>,
+    /// A system message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Set a field of the requests, such as temperature=0.3 or max_tokens=200; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = field)]
+    set: Vec<Field>,
+    /// Do not read or write the history of what was typed [it is chat-history in the data folder]
+    #[arg(long)]
+    no_history: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// Positions of the context [default: what the model was trained on, at most 4096]
+    #[arg(long, value_name = "N")]
+    ctx: Option<u32>,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    kv_type: KvArg,
+    #[command(flatten)]
+    line: LineArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// A field of the requests.
+type Field = (String, Value);
+
+fn field(text: &str) -> Result<Field, String> {
+    let split = text.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+    let (name, value) = split.ok_or("NAME=VALUE is needed")?;
+    match typed::setting(name, Some(value)).map_err(|error| error.to_string())? {
+        Typed::Set(name, Some(value)) => Ok((name, value)),
+        _ => Err("NAME=VALUE is needed".to_string()),
+    }
+}
+
+/// Runs the command.
+pub async fn execute(args: ChatArgs) -> Result<()> {
+    match &args.url {
+        Some(url) => far(&args, url).await,
+        None => {
+            let mut settings = sampling_fields(&args.sampling);
+            settings.extend(args.set.iter().cloned());
+            let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
+            options.ctx = args.ctx;
+            options.chat_template = args.template.source()?;
+            let talk = Talk::new(args.system.clone(), settings);
+            near(options, talk, history(&args.line, args.no_history)?).await
+        }
+    }
+}
+
+/// Chats with a server.
+async fn far(args: &ChatArgs, url: &str) -> Result<()> {
+    let server = Server::new(url, args.api_key.as_deref(), args.ca.as_deref())?;
+    if server.is_plain_beyond_this_machine() {
+        eprintln!("warning: {url} is plain HTTP: the chat and its key can be read on the way");
+    }
+    let door = Door::There(Box::new(server));
+    let models = door.models().await?;
+    let model = match &args.model_name {
+        Some(name) if !models.is_empty() && !models.contains(name) => {
+            bail!("--model-name {name}: the server has {}", models.join(", "))
+        }
+        Some(name) => Some(name.clone()),
+        None => models.into_iter().next(),
+    };
+    let settings = args.set.iter().cloned().collect();
+    let mut talk = Talk::new(args.system.clone(), settings);
+    talk.model = model;
+    let reader = Reader::start(history(&args.line, args.no_history)?)?;
+    Repl::new(door, talk, reader)?.run().await
+}
+
+/// Chats over a line of this process. The next turn begins where the last one ended.
+pub async fn near(
+    mut options: SessionOptions,
+    mut talk: Talk,
+    history: Option<PathBuf>,
+) -> Result<()> {
+    options.keep = None;
+    input::open_model(&options.model.path()?, |path| Gguf::open(path))?;
+    let max_seqs = options.max_seqs;
+    with_session_until(options, CtrlC::OfTheBody, async |session| {
+        let metrics = metrics::install().context("cannot install the metrics recorder")?;
+        let app = serve::app_of(session, metrics, CancellationToken::new(), max_seqs);
+        talk.model = Some(session.model.text.name().to_string());
+        Repl::new(Door::Here(router(app)), talk, Reader::start(history)?)?.run().await
+    })
+    .await
+}
+
+/// Where the history is kept; `None`: nowhere.
+pub fn history(line: &LineArgs, not: bool) -> Result<Option<PathBuf>> {
+    let Some(folder) = line.data_dir.find().filter(|_| !not) else { return Ok(None) };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(HISTORY_FOLDER_MODE).create(&folder);
+    made.with_context(|| format!("cannot make {}: give --no-history", folder.display()))?;
+    Ok(Some(folder.join(HISTORY)))
+}
+
+/// The arguments of sampling as fields of a request.
+pub fn sampling_fields(args: &SamplingArgs) -> Map<String, Value> {
+    let mut fields = Map::new();
+    for (name, value) in [
+        ("temperature", number(args.temp)),
+        ("top_k", json!(args.top_k)),
+        ("top_p", number(args.top_p)),
+        ("min_p", number(args.min_p)),
+        ("typical_p", number(args.typical_p)),
+        ("repeat_penalty", number(args.repeat_penalty)),
+        ("repeat_last_n", json!(args.repeat_last_n)),
+        ("presence_penalty", number(args.presence_penalty)),
+        ("frequency_penalty", number(args.frequency_penalty)),
+    ] {
+        fields.insert(name.to_string(), value);
+    }
+    if !args.logit_bias.is_empty() {
+        fields.insert("logit_bias".to_string(), biases(&args.logit_bias));
+    }
+    fields.extend(args.seed.map(|seed| ("seed".to_string(), json!(seed))));
+    fields
+}
+
+/// As it was typed: 0.95 and not the nearest number of four bytes.
+fn number(value: f32) -> Value {
+    value.to_string().parse().map_or(Value::Null, |value: f64| json!(value))
+}
+
+/// JSON has no infinity: `false` bans a token.
+fn biases(biases: &[(u32, f32)]) -> Value {
+    let value = |bias: f32| if bias == f32::NEG_INFINITY { json!(false) } else { number(bias) };
+    biases.iter().map(|(id, bias)| json!([id, value(*bias)])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        chat: ChatArgs,
+    }
+
+    fn parse(line: &str) -> Result<ChatArgs, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| line.chat)
+    }
+
+    #[test]
+    fn a_server_has_its_own_line_and_sampling() {
+        let args = parse("chat --url http://h --api-key k --set temperature=0.5 --system s");
+        assert_eq!(args.unwrap().set, [("temperature".to_string(), json!(0.5))]);
+        for wrong in [
+            "chat --url http://h --workers 2",
+            "chat --url http://h --temp 0.5",
+            "chat --url http://h --ctx 64",
+            "chat --api-key k",
+            "chat --set temperature",
+            "chat --set stream=false",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_typed_for_run_means_the_same_here() {
+        let args = parse("chat --temp 0 --top-k 3 --seed 7 --logit-bias 5=-inf").unwrap();
+        let fields = sampling_fields(&args.sampling);
+        assert_eq!((&fields["temperature"], &fields["top_k"]), (&json!(0.0), &json!(3)));
+        assert_eq!(fields["top_p"].to_string(), "0.95");
+        assert_eq!((&fields["seed"], &fields["logit_bias"]), (&json!(7), &json!([[5, false]])));
+    }
+}
