@@ -47,7 +47,8 @@ const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
 /// the stream alone is slower than that: five tokens a second are about reading speed.
 const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
 
-/// Beside decode rows, prompt rows may always stretch a ubatch this many times: those of an owner that is ahead no more.
+/// Beside decode rows, prompt rows may always stretch a ubatch this many times. Those of an owner that is ahead may do
+/// no more.
 const MIXED_STRETCH: f64 = 2.0;
 
 /// The inputs of every choice.
