@@ -103,6 +103,27 @@ fn one_keys_overload_does_not_make_another_wait() {
     assert!(waits[waits.len() * 95 / 100] > 10.0 * p95_alone, "else this test shows nothing");
 }
 
+/// A row takes 40 us on a stage here: what is on its way before a newcomer's prompt weighs more than the prompt does,
+/// unless it has few rows.
+#[test]
+fn nor_on_a_line_that_is_fast() {
+    let stage = StageModel { fixed_us: 500.0, per_row_us: 40.0, jitter: 0.05 };
+    let fast = Sim { stages: vec![stage; 2], ..line() };
+    let usual = (1..100).map(|i| request(i * 370_000, 240, 64, USUAL));
+    let beside = |greedy: Vec<SimRequest>| {
+        let mut requests: Vec<SimRequest> = usual.clone().chain(greedy).collect();
+        requests.sort_by_key(|request| request.at);
+        first_tokens(&fast.run(&Workload { requests, stop_every: 0 }).unwrap()).0
+    };
+    let alone = beside(Vec::new());
+    for (name, prompt, max_tokens) in [("like these", 240, 64), ("of 2000 tokens for 8", 2000, 8)] {
+        let burst = |at: u64| (0..100).map(move |_| request(at, prompt, max_tokens, GREEDY));
+        let p95 = beside((0..18).flat_map(|i| burst(i * 2_000_000)).collect());
+        println!("100 requests {name}, every 2 s: {p95:.0} ms after {alone:.0} alone");
+        assert!(p95 <= ALLOWED * alone, "{name}: {p95} ms after {alone} ms");
+    }
+}
+
 /// As the usual key's requests fare where nobody is told apart: those that were not turned away.
 fn usual_waits(outcome: &Outcome) -> Vec<f64> {
     let times: Vec<u64> = usual().iter().map(|request| request.at).collect();

@@ -49,6 +49,7 @@ pub(super) fn compose(
             group_rows: groups.rows,
             in_flight: limit,
             is_ahead: live.next_prompt_is_ahead(),
+            leaves_room: live.leaves_room(),
         };
         if line.prefill_owed {
             draft.take_prompts(live, sizing.mixed_rows(0, beside));

@@ -3,27 +3,56 @@
 
 use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{ARCHES, FileType, Shape, Spec, write};
 use brigade_engine::state::SnapshotWriter;
+use brigade_engine::synth::{ARCHES, FileType, Shape, Spec, write};
 use brigade_proto::control::{self, Blob, PrepareRequest, StageSpec, TensorRef, WireType};
 use brigade_proto::pipeline::{self as pb, lane_frame::Body};
+use brigade_proto::tls::authority::{Validity, newcomer_certificate};
+use brigade_proto::tls::{Authority, NodeKey, Role, Token};
 use prost::Message;
 use std::error::Error;
 use std::path::Path;
+use std::time::Duration;
+
+/// Architectures whose headers differ most: a few, since the corpus is kept in the repository.
+const MODELS: [&str; 4] = ["llama", "deepseek2", "rwkv7", "qwen3next"];
+
+/// When the certificates were made.
+const NOW: u64 = 1_800_000_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     gguf()?;
     frame()?;
-    texts()
+    texts()?;
+    cluster()
+}
+
+fn save(target: &str, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    std::fs::create_dir_all(&corpus)?;
+    std::fs::write(corpus.join(name), bytes)
+}
+
+/// A token, a name, an id; certificates of an authority, of a node and of a newcomer, a key, a list of revoked keys.
+/// All of them are thrown away: they open nothing.
+fn cluster() -> Result<(), Box<dyn Error>> {
+    let key = NodeKey::generate()?;
+    save("tokens", "token", Token::generate(key.id())?.to_string().as_bytes())?;
+    save("tokens", "name", b"gpu-1.rack2")?;
+    save("tokens", "id", key.id().to_string().as_bytes())?;
+    save("tokens", "coordinator", format!("desk:{}:17", key.id()).as_bytes())?;
+    let (of, pem) = Authority::create(NOW)?;
+    save("certificates", "authority.pem", pem.as_bytes())?;
+    let of = Authority::load(of, "ca", &pem)?;
+    let validity = Validity::from_now(NOW, Duration::from_secs(3600));
+    let node = of.issue_to(&key, Role::Worker, "lab", validity)?;
+    save("certificates", "node", &node)?;
+    save("certificates", "newcomer", &newcomer_certificate(&key, "lab", NOW)?)?;
+    Ok(save("certificates", "revoked", key.id().as_bytes())?)
 }
 
 /// Bodies, templates, messages, a snapshot, a file of keys.
 fn texts() -> Result<(), Box<dyn Error>> {
-    let save = |target: &str, name: &str, bytes: &[u8]| {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-        std::fs::create_dir_all(&corpus)?;
-        std::fs::write(corpus.join(name), bytes)
-    };
     save("http", "chat", CHAT.as_bytes())?;
     save("http", "completion", COMPLETION.as_bytes())?;
     save("template", "chatml", TEMPLATE.as_bytes())?;
@@ -46,7 +75,8 @@ const CHAT: &str = r#"{"messages": [{"role": "system", "content": [{"type": "tex
  "temperature": 0.5, "max_tokens": 3, "stop": ["c"], "logit_bias": {"7": -1}, "n": 2, "stream": true,
  "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 2, "timeout": 9.5}"#;
 
-const COMPLETION: &str = r#"{"prompt": [[1, 2], [3]], "max_tokens": -1, "seed": 4, "echo": false, "logprobs": 1}"#;
+const COMPLETION: &str =
+    r#"{"prompt": [[1, 2], [3]], "max_tokens": -1, "seed": 4, "echo": false, "logprobs": 1}"#;
 
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -63,7 +93,7 @@ fn gguf() -> Result<(), Box<dyn Error>> {
     let small = small(&mut GgufWriter::with_alignment(8)?)?;
     save("small", &small)?;
     save("small-headers", &Gguf::from_bytes(small.into(), "small")?.header_bytes())?;
-    for arch in ARCHES {
+    for arch in ARCHES.iter().filter(|arch| MODELS.contains(&arch.name())) {
         // Headers only: weights would be most of the bytes, and nothing looks at them.
         let path = corpus.join(arch.name());
         let header = |shape| {
