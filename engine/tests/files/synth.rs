@@ -46,11 +46,17 @@ fn tiny(arch: &str) -> &'static str {
     }
 }
 
+/// Of the file types, each architecture but `llama` is written in every eighth, beginning with another one: all of
+/// them in all would take minutes, most of which fit codebooks.
+const TYPES_STEP: usize = 8;
+
 #[test]
-fn every_architecture_in_every_type_is_written_and_decodes() {
+fn every_architecture_and_every_type_is_written_and_decodes() {
     let arches = ARCHES.iter().map(|arch| (arch.name(), tiny(arch.name())));
-    for (arch, size) in arches.chain([("llama", "tiny-moe"), ("jamba", "tiny-moe")]) {
-        for quant in FileType::ALL {
+    let sizes = arches.chain([("llama", "tiny-moe"), ("jamba", "tiny-moe")]);
+    for (i, (arch, size)) in sizes.enumerate() {
+        let (first, step) = if arch == "llama" { (0, 1) } else { (i % TYPES_STEP, TYPES_STEP) };
+        for quant in FileType::ALL.iter().skip(first).step_by(step) {
             let path = TempPath::new(&format!("{arch}-{size}-{}.gguf", quant.name()));
             let bytes = synth::write(&spec(arch, size, *quant), &path.0).unwrap();
             let model = Gguf::open(&path.0).unwrap();
