@@ -6,6 +6,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -171,8 +172,11 @@ pub fn children_of(parent: u32) -> Vec<u32> {
 /// # Panics
 /// If it cannot be written.
 pub fn synth(arch: &str, size: &str) -> PathBuf {
-    let path =
-        std::env::temp_dir().join(format!("brigade-{}-{arch}-{size}.gguf", std::process::id()));
+    // Tests of one program run at the same time, and each removes its own.
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let name = format!("brigade-{}-{number}-{arch}-{size}.gguf", std::process::id());
+    let path = std::env::temp_dir().join(name);
     // One that a killed test of the same process id has left is replaced.
     let file = path.to_str().unwrap();
     let output = run(&["synth", "--arch", arch, "--size", size, "--force", "--out", file]);
