@@ -4,7 +4,8 @@
 //! window), a gate where there is one, and the output projection.
 
 use super::BlockCx;
-use super::qkv::{Projection, QkNorms, load_gated, load_qkv};
+use super::linear::Linear;
+use super::qkv::{QkNorms, load_gated, load_qkv};
 use crate::arch::{AttentionSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, AttendVariant, MatmulJob, PackedMatrix};
@@ -14,12 +15,12 @@ use crate::weights::WeightLoader;
 /// Weights of one attention block.
 pub struct Attention {
     spec: AttentionSpec,
-    q: Projection,
+    q: Linear,
     /// To the gate of each head's output, `[n_head * head_dim_v, n_embd]`.
     gate: Option<Box<PackedMatrix>>,
-    k: Projection,
-    v: Projection,
-    output: Projection,
+    k: Linear,
+    v: Linear,
+    output: Linear,
     qk_norms: Option<QkNorms>,
     /// A score without a value for each query head.
     sinks: Option<Vec<f32>>,
@@ -39,13 +40,13 @@ impl Attention {
         let name = |part: &str| format!("{stem}.attn_{part}");
         let ([q, k, v], gate) = if spec.gated {
             let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
-            let k = Projection::load(loader, &name("k"), n_k, n_embd)?;
-            let v = Projection::load(loader, &name("v"), n_v, n_embd)?;
-            ([Projection { weight: q, bias: None }, k, v], Some(Box::new(gate)))
+            let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
+            let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
+            ([Linear { weight: q, bias: None }, k, v], Some(Box::new(gate)))
         } else {
             (load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?, None)
         };
-        let mut output = Projection::load(loader, &name("output"), n_embd, n_o)?;
+        let mut output = Linear::load(loader, &name("output"), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
         let sinks = match spec.sinks {
             true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
@@ -69,19 +70,15 @@ impl Attention {
         let mut k = cx.scratch.take(n * self.k.weight.rows());
         let mut v = cx.scratch.take(n * self.v.weight.rows());
         let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
-        let mut jobs = vec![
-            MatmulJob { w: &self.q.weight, x, rows: 0..n, out: &mut q },
-            MatmulJob { w: &self.k.weight, x, rows: 0..n, out: &mut k },
-            MatmulJob { w: &self.v.weight, x, rows: 0..n, out: &mut v },
-        ];
+        let mut jobs = vec![self.q.job(x, &mut q), self.k.job(x, &mut k), self.v.job(x, &mut v)];
         if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
             jobs.push(MatmulJob { w, x, rows: 0..n, out: gate });
         }
         cx.compute.matmul(&mut jobs);
         drop(jobs);
-        cx.add_bias(&mut q, self.q.bias.as_deref());
-        cx.add_bias(&mut k, self.k.bias.as_deref());
-        cx.add_bias(&mut v, self.v.bias.as_deref());
+        self.q.add_bias(cx, &mut q);
+        self.k.add_bias(cx, &mut k);
+        self.v.add_bias(cx, &mut v);
         if let Some(bound) = spec.clamp {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
         }
@@ -98,11 +95,7 @@ impl Attention {
             cx.compute.sigmoid_mul(&mut heads, &gate);
             cx.scratch.give_all([gate]);
         }
-        let output = &self.output.weight;
-        let x = ActRows::new(cx.compute, &heads, output.cols(), &[output]);
-        cx.compute.matmul(&mut [MatmulJob { w: output, x: &x, rows: 0..n, out }]);
-        cx.add_bias(out, self.output.bias.as_deref());
-        drop(x);
+        self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, k, v, heads]);
     }
 

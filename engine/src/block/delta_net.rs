@@ -132,9 +132,7 @@ impl DeltaNet {
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.silu_mul_inplace(&mut y, &gate);
-        let x = ActRows::new(cx.compute, &y, n_head * d, &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
-        drop(x);
+        cx.compute.multiply(&self.output, &y, out);
         cx.scratch.give_all([raw, gate, beta, decay, qk, v, y]);
     }
 

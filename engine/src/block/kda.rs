@@ -152,9 +152,7 @@ impl Kda {
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
-        let x = ActRows::new(cx.compute, &y, inner, &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
-        drop(x);
+        cx.compute.multiply(&self.output, &y, out);
         cx.scratch.give_all([y, spare_k, spare_v, q, k, v, decay, gate, beta]);
     }
 

@@ -88,9 +88,7 @@ impl Mamba {
         let mut y = cx.scratch.take(n * d_inner);
         let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
         cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
-        let x = ActRows::new(cx.compute, &y, d_inner, &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
-        drop(x);
+        cx.compute.multiply(&self.output, &y, out);
         cx.scratch.give_all([both, u, dt, b, c, y]);
     }
 
@@ -99,9 +97,7 @@ impl Mamba {
         let MambaSpec { d_inner, n_state, dt_rank, .. } = self.spec;
         let n = u.len() / d_inner;
         let mut all = cx.scratch.take(n * self.select.rows());
-        let x = ActRows::new(cx.compute, u, d_inner, &[&self.select]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.select, x: &x, rows: 0..n, out: &mut all }]);
-        drop(x);
+        cx.compute.multiply(&self.select, u, &mut all);
         let mut part = |first_col: usize, width: usize| {
             let mut part = cx.scratch.take(n * width);
             copy_columns(&all, self.select.rows(), first_col, width, &mut part);
@@ -116,9 +112,7 @@ impl Mamba {
             }
         }
         let mut dt = cx.scratch.take(n * d_inner);
-        let x = ActRows::new(cx.compute, &low, dt_rank, &[&self.dt]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.dt, x: &x, rows: 0..n, out: &mut dt }]);
-        drop(x);
+        cx.compute.multiply(&self.dt, &low, &mut dt);
         cx.scratch.give_all([all, low]);
         [dt, b, c]
     }

@@ -94,9 +94,7 @@ impl Mamba2 {
         if let Some((weights, eps)) = &self.norm {
             cx.compute.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
         }
-        let y_rows = ActRows::new(cx.compute, &y, n_inner, &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &y_rows, rows: 0..n, out }]);
-        drop(y_rows);
+        cx.compute.multiply(&self.output, &y, out);
         cx.scratch.give_all([z, raw, dt, xbc, y]);
     }
 

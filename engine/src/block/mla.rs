@@ -113,10 +113,8 @@ impl Mla {
         drop(jobs);
         if let Query::LowRank { norm, b, .. } = &self.query {
             cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
-            let narrow = ActRows::new(cx.compute, &q, b.cols(), &[b]);
             let mut wide = cx.scratch.take(n * b.rows());
-            cx.compute.matmul(&mut [MatmulJob { w: b, x: &narrow, rows: 0..n, out: &mut wide }]);
-            drop(narrow);
+            cx.compute.multiply(b, &q, &mut wide);
             cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
         }
         self.finish_keys(cx, n, &mut key);
@@ -129,9 +127,7 @@ impl Mla {
         if self.gate.is_some() {
             cx.compute.sigmoid_mul(&mut heads, &gate);
         }
-        let x = ActRows::new(cx.compute, &heads, self.output.cols(), &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &x, rows: 0..n, out }]);
-        drop(x);
+        cx.compute.multiply(&self.output, &heads, out);
         cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
     }
 

@@ -1,38 +1,19 @@
 //! The dense FFN: a way up, an activation that may have a gate, and a way down. Each may have a bias.
 
 use super::BlockCx;
+use super::linear::Linear;
 use crate::arch::{Activation, MlpSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, Compute, PackedMatrix};
 use crate::weights::WeightLoader;
 
 /// Weights of one dense FFN.
 pub struct Mlp {
     activation: Activation,
     /// Where the activation has one.
-    gate: Option<Affine>,
-    up: Affine,
-    down: Affine,
-}
-
-/// A matrix with its optional bias.
-struct Affine {
-    weight: PackedMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-impl Affine {
-    fn load(
-        loader: &mut WeightLoader<'_>,
-        stem: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, ModelError> {
-        Ok(Self {
-            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
-            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
-        })
-    }
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
 }
 
 impl Mlp {
@@ -48,19 +29,19 @@ impl Mlp {
         let (gate, up) = if spec.fused {
             let both = format!("{}.weight", name("up"));
             let [gate, up] = loader.row_blocks(&both, [spec.n_ff; 2], n_embd)?;
-            (Some(Affine { weight: gate, bias: None }), Affine { weight: up, bias: None })
+            (Some(Linear { weight: gate, bias: None }), Linear { weight: up, bias: None })
         } else {
             let gate = match spec.activation.is_gated() {
-                true => Some(Affine::load(loader, &name("gate"), spec.n_ff, n_embd)?),
+                true => Some(Linear::load(loader, &name("gate"), spec.n_ff, n_embd)?),
                 false => None,
             };
-            (gate, Affine::load(loader, &name("up"), spec.n_ff, n_embd)?)
+            (gate, Linear::load(loader, &name("up"), spec.n_ff, n_embd)?)
         };
         Ok(Self {
             activation: spec.activation,
             gate,
             up,
-            down: Affine::load(loader, &name("down"), n_embd, spec.n_ff)?,
+            down: Linear::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
 
@@ -69,20 +50,18 @@ impl Mlp {
         let n = x.n_rows();
         let mut up = cx.scratch.take(n * self.up.weight.rows());
         let mut gate = cx.scratch.take(self.gate.as_ref().map_or(0, |_| up.len()));
-        let mut jobs = vec![MatmulJob { w: &self.up.weight, x, rows: 0..n, out: &mut up }];
-        if let Some(Affine { weight, .. }) = &self.gate {
-            jobs.push(MatmulJob { w: weight, x, rows: 0..n, out: &mut gate });
+        let mut jobs = vec![self.up.job(x, &mut up)];
+        if let Some(w) = &self.gate {
+            jobs.push(w.job(x, &mut gate));
         }
         cx.compute.matmul(&mut jobs);
         drop(jobs);
-        cx.add_bias(&mut gate, self.gate.as_ref().and_then(|gate| gate.bias.as_deref()));
-        cx.add_bias(&mut up, self.up.bias.as_deref());
+        if let Some(w) = &self.gate {
+            w.add_bias(cx, &mut gate);
+        }
+        self.up.add_bias(cx, &mut up);
         activate(cx.compute, self.activation, &gate, &mut up);
-        let down = &self.down.weight;
-        let x = ActRows::new(cx.compute, &up, down.cols(), &[down]);
-        cx.compute.matmul(&mut [MatmulJob { w: down, x: &x, rows: 0..n, out }]);
-        cx.add_bias(out, self.down.bias.as_deref());
-        drop(x);
+        self.down.forward(cx, &up, out);
         cx.scratch.give_all([gate, up]);
     }
 

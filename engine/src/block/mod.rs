@@ -8,6 +8,7 @@ mod attention;
 mod channel_mix;
 mod delta_net;
 mod kda;
+mod linear;
 mod mamba;
 mod mamba2;
 mod mla;
@@ -35,7 +36,7 @@ pub use time_mix::TimeMix;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix, RopeTable};
+use crate::kernels::{ActRows, Compute, PackedMatrix, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use token_shift::TokenShift;
@@ -206,8 +207,7 @@ impl Block {
 fn project(cx: &mut BlockCx<'_>, w: &PackedMatrix, x: &[f32]) -> Vec<f32> {
     let n = x.len() / w.cols();
     let mut out = cx.scratch.take(n * w.rows());
-    let x = ActRows::new(cx.compute, x, w.cols(), &[w]);
-    cx.compute.matmul(&mut [MatmulJob { w, x: &x, rows: 0..n, out: &mut out }]);
+    cx.compute.multiply(w, x, &mut out);
     out
 }
 

@@ -136,11 +136,10 @@ impl Moe {
         if let Some((weight, eps)) = norm {
             cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
         }
-        let sum_x = ActRows::new(cx.compute, &sum, widen.cols(), &[widen]);
         let mut wide = cx.scratch.take(out.len());
-        cx.compute.matmul(&mut [MatmulJob { w: widen, x: &sum_x, rows: 0..n, out: &mut wide }]);
+        cx.compute.multiply(widen, &sum, &mut wide);
         cx.compute.add(out, &wide);
-        drop((narrow_x, sum_x));
+        drop(narrow_x);
         cx.scratch.give_all([input, sum, wide]);
     }
 

@@ -2,31 +2,11 @@
 //! they are rotated and kept.
 
 use super::BlockCx;
+use super::linear::Linear;
 use crate::arch::{AttentionSpec, NormOver};
 use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
 use crate::weights::WeightLoader;
-
-/// A matrix with its optional bias.
-pub(super) struct Projection {
-    pub(super) weight: PackedMatrix,
-    pub(super) bias: Option<Vec<f32>>,
-}
-
-impl Projection {
-    /// Loads `<stem>.weight` and, where the file has it, `<stem>.bias`.
-    pub(super) fn load(
-        loader: &mut WeightLoader<'_>,
-        stem: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, ModelError> {
-        Ok(Self {
-            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
-            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
-        })
-    }
-}
 
 /// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
 /// file has them below each other in one tensor (the bias may be in one or in three then).
@@ -35,14 +15,14 @@ pub(super) fn load_qkv(
     stem: &str,
     rows: [usize; 3],
     n_embd: usize,
-) -> Result<[Projection; 3], ModelError> {
+) -> Result<[Linear; 3], ModelError> {
     let name = |part: &str| format!("{stem}.attn_{part}");
     let fused = format!("{}.weight", name("qkv"));
     if !loader.has(&fused) {
         return Ok([
-            Projection::load(loader, &name("q"), rows[0], n_embd)?,
-            Projection::load(loader, &name("k"), rows[1], n_embd)?,
-            Projection::load(loader, &name("v"), rows[2], n_embd)?,
+            Linear::load(loader, &name("q"), rows[0], n_embd)?,
+            Linear::load(loader, &name("k"), rows[1], n_embd)?,
+            Linear::load(loader, &name("v"), rows[2], n_embd)?,
         ]);
     }
     let weights = loader.row_blocks(&fused, rows, n_embd)?;
@@ -57,7 +37,7 @@ pub(super) fn load_qkv(
         start += rows;
     }
     let mut biases = biases.into_iter();
-    Ok(weights.map(|weight| Projection { weight, bias: biases.next().flatten() }))
+    Ok(weights.map(|weight| Linear { weight, bias: biases.next().flatten() }))
 }
 
 /// The weights of the norms of q and k.

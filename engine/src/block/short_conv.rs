@@ -55,9 +55,7 @@ impl ShortConv {
         let parts = SlotStates::parts(cx.parts);
         cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.compute.mul(&mut c, &x);
-        let y = ActRows::new(cx.compute, &c, d, &[&self.output]);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.output, x: &y, rows: 0..n, out }]);
-        drop(y);
+        cx.compute.multiply(&self.output, &c, out);
         cx.scratch.give_all([all, b, c, x]);
     }
 

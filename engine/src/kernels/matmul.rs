@@ -109,6 +109,15 @@ struct JobChunks {
 }
 
 impl Compute {
+    /// One product of rows that no other matrix multiplies: `out[n_rows, w.rows()]` from `x[n_rows, w.cols()]`.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn multiply(&self, w: &PackedMatrix, x: &[f32], out: &mut [f32]) {
+        let x = ActRows::new(self, x, w.cols(), &[w]);
+        self.matmul(&mut [MatmulJob { w, x: &x, rows: 0..x.n_rows(), out }]);
+    }
+
     /// Runs several products in one fork-join.
     ///
     /// # Panics

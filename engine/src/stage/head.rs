@@ -7,7 +7,7 @@ use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, Want};
 use crate::block::Scratch;
 use crate::constraint::{Mask, Masks};
-use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
+use crate::kernels::{Compute, PackedMatrix};
 use crate::sample::Sampler;
 use crate::state::{PartRows, Sequences};
 
@@ -79,10 +79,8 @@ impl Head {
         normed: &[f32],
         n: usize,
     ) -> Vec<f32> {
-        let x = ActRows::new(compute, normed, self.output.cols(), &[&self.output]);
         let mut logits = scratch.take(n * self.output.rows());
-        let job = MatmulJob { w: &self.output, x: &x, rows: 0..n, out: &mut logits };
-        compute.matmul(&mut [job]);
+        compute.multiply(&self.output, normed, &mut logits);
         if let Some(bias) = &self.bias {
             compute.add_bias(&mut logits, bias);
         }
@@ -92,7 +90,6 @@ impl Head {
         if let Some(cap) = self.spec.softcap {
             compute.softcap(&mut logits, cap);
         }
-        drop(x);
         logits
     }
 
