@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
@@ -18,7 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    fn follow(&self, mut source: impl Read + Send + 'static) {
+    /// Reads on until the source ends.
+    fn follow(&self, mut source: impl Read + Send + 'static) -> JoinHandle<()> {
         let said = self.0.clone();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
@@ -26,7 +28,7 @@ impl Said {
             while let Ok(n @ 1..) = source.read(&mut buffer) {
                 said.lock().unwrap().extend_from_slice(&buffer[..n]);
             }
-        });
+        })
     }
 
     fn text(&self) -> String {
@@ -42,6 +44,8 @@ pub struct Talker {
     out: Said,
     /// What was written to standard error.
     remarks: Said,
+    /// Who reads what it writes to pipes.
+    readers: Vec<JoinHandle<()>>,
     /// Lines typed at the terminal.
     lines: usize,
 }
@@ -57,10 +61,12 @@ impl Talker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (out, remarks) = (Said::default(), Said::default());
-        out.follow(child.stdout.take().unwrap());
-        remarks.follow(child.stderr.take().unwrap());
+        let readers = vec![
+            out.follow(child.stdout.take().unwrap()),
+            remarks.follow(child.stderr.take().unwrap()),
+        ];
         let input = child.stdin.take().map(|input| Box::new(input) as Box<dyn Write>);
-        Self { child, input, out, remarks, lines: 0 }
+        Self { child, input, out, remarks, readers, lines: 0 }
     }
 
     /// Runs `brigade ARGS` at a terminal, with its data in a folder.
@@ -76,7 +82,8 @@ impl Talker {
         let master = File::from(terminal.master);
         let out = Said::default();
         out.follow(master.try_clone().unwrap());
-        Self { child, input: Some(Box::new(master)), remarks: out.clone(), out, lines: 0 }
+        let (input, remarks) = (Some(Box::new(master) as Box<dyn Write>), out.clone());
+        Self { child, input, out, remarks, readers: Vec::new(), lines: 0 }
     }
 
     /// Types.
@@ -139,6 +146,8 @@ impl Talker {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                // What it wrote last may not have been read yet.
+                self.readers.drain(..).for_each(|reader| reader.join().unwrap());
                 return status;
             }
             assert!(Instant::now() < deadline, "it does not end:\n{}", self.out());

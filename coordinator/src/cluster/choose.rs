@@ -162,11 +162,12 @@ mod tests {
 
     #[test]
     fn one_row_is_left_and_other_tokens_are_another_sequence() {
+        let stage = std::slice::from_ref(&(0..1));
         let all = [held(0, 0..1, 300)];
-        assert_eq!(chosen(&[0..1], &all).unwrap().len, 299);
+        assert_eq!(chosen(stage, &all).unwrap().len, 299);
         let mut other = at(0, 0..1, &[64, 128]);
         other.positions.insert(128, TokenMark([0; 16]));
-        assert_eq!(chosen(&[0..1], &[other]).unwrap().len, 64);
-        assert_eq!(chosen(&[0..1], &[at(0, 0..1, &[300])]), None);
+        assert_eq!(chosen(stage, &[other]).unwrap().len, 64);
+        assert_eq!(chosen(stage, &[at(0, 0..1, &[300])]), None);
     }
 }

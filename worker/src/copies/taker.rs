@@ -71,9 +71,8 @@ impl Taken {
     /// Its parts, one by one; its room is free again when they are all gone.
     pub fn into_items(self) -> impl Iterator<Item = (Item, Bytes)> + Send {
         let Self { items, _room: room, .. } = self;
-        items.into_iter().map(move |item| {
+        items.into_iter().inspect(move |_| {
             let _held = &room;
-            item
         })
     }
 }
