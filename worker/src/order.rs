@@ -446,6 +446,23 @@ mod tests {
     }
 
     #[test]
+    fn of_a_stage_that_was_loaded_in_part_only_that_part_is_in_memory() {
+        let mut both = request();
+        let second = TensorRef {
+            name: "b".into(),
+            blob: Some(Blob { blake3: vec![8; HASH_BYTES].into(), nbytes: 20 }),
+        };
+        both.tensors.push(second);
+        let order = Order::parse(both).unwrap();
+        let key = order.key(order.content("here"));
+        let all = HashSet::from(["a".to_owned(), "b".to_owned()]);
+        assert_eq!(key.same_tensors(&order, "here"), all);
+        let one = HashSet::from(["b".to_owned()]);
+        assert_eq!(key.clone().rest(&one).same_tensors(&order, "here"), one);
+        assert!(key.rest(&HashSet::new()).same_tensors(&order, "here").is_empty());
+    }
+
+    #[test]
     fn equal_headers_do_not_make_equal_weights() {
         let host_id = "here".to_string();
         let hint = FileHint { path: "/m".into(), nbytes: 9, host_id, ..FileHint::default() };

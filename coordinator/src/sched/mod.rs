@@ -146,6 +146,7 @@ impl Scheduler {
         if let Err(why) = admit::check_sense(&request) {
             return out.push(Action::Rejected { request: id, why });
         }
+        self.live.owners.arrive(request.share, &self.waiting.owners());
         let fits = self.line.as_ref().map(|l| admit::check_fits(&request, &l.spec).is_ok());
         self.waiting.go_on(now, Pending::gone_on(request, generated), fits);
     }
