@@ -18,6 +18,8 @@ const SERVING: &str = "brigade serve listening on https://";
 
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("https-{name}"));
+    // One that a failed run has left has the keys of that run.
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
@@ -75,6 +77,15 @@ fn until_ok(address: SocketAddr, trusted: &CertificateDer<'static>) -> Duration 
     began.elapsed()
 }
 
+/// Waits until requests can be answered.
+fn until_up(address: SocketAddr, trusted: &CertificateDer<'static>) {
+    let began = Instant::now();
+    while !get(address, trusted, "/health").is_ok_and(|status| status.contains(" 200 ")) {
+        assert!(began.elapsed() < PATIENCE, "the line does not come up");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 #[test]
 fn https_is_served_and_a_new_certificate_is_taken() {
     let folder = folder("renew");
@@ -99,13 +110,15 @@ fn https_is_served_and_a_new_certificate_is_taken() {
 #[test]
 fn a_chat_shows_its_key_to_a_server_that_it_trusts() {
     let folder = folder("chat");
-    certificate(&folder);
+    let trusted = certificate(&folder);
     let data = folder.join("data");
     let data = data.to_str().unwrap();
     let made = run(&["key", "create", "me", "--data-dir", data]);
+    assert!(made.status.success(), "{made:?}");
     let key = String::from_utf8(made.stdout).unwrap();
     let key = key.trim();
     let (server, address) = serve(&folder, &["--listen", "127.0.0.1:0", "--data-dir", data]);
+    until_up(address, &trusted);
     let url = format!("https://localhost:{}", address.port());
     let ca = folder.join("server.crt");
     let chat = ["--url", &url, "--set", "max_tokens=4"];
