@@ -309,13 +309,6 @@ fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
     let Some(wanted) = &spec.checkpoints else { return Ok(None) };
     let (mode, memory_bytes) = (wanted.mode(), wanted.memory_bytes);
     limit("spec.checkpoints.memory_bytes", memory_bytes, MAX_MEMORY_BYTES)?;
-    let is_buddy = mode == CheckpointMode::Buddy;
-    let buddy_key = key("spec.checkpoints.buddy_key", &wanted.buddy_key, is_buddy)?;
-    let kept_key = key("spec.checkpoints.kept_key", &wanted.kept_key, is_buddy)?;
-    let field = "spec.checkpoints.line_keys";
-    limit(field, wanted.line_keys.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
-    let line_keys = wanted.line_keys.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
-    let line_keys = line_keys.filter_map(Result::transpose).collect::<Result<_, _>>()?;
     let buddy = match mode {
         CheckpointMode::Unspecified => {
             return Err(bad("spec.checkpoints.mode is not one we know"));
@@ -326,6 +319,13 @@ fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
             Some(parsed.map_err(|e| bad(format!("spec.checkpoints.buddy: {e}")))?)
         }
     };
+    let is_buddy = buddy.is_some();
+    let buddy_key = key("spec.checkpoints.buddy_key", &wanted.buddy_key, is_buddy)?;
+    let kept_key = key("spec.checkpoints.kept_key", &wanted.kept_key, is_buddy)?;
+    let field = "spec.checkpoints.line_keys";
+    limit(field, wanted.line_keys.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
+    let line_keys = wanted.line_keys.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
+    let line_keys = line_keys.filter_map(Result::transpose).collect::<Result<_, _>>()?;
     Ok(Some(CheckpointOrder { mode, buddy, buddy_key, kept_key, line_keys, memory_bytes }))
 }
 
