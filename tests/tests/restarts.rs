@@ -13,7 +13,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A worker that outlives its coordinator.
 fn worker() -> Running {
-    Running::start(&["worker", "--listen", "127.0.0.1:0"], brigade_worker::run::READY_PREFIX)
+    // All are told the same speed: what else this machine does must not decide the cut.
+    let args = ["worker", "--listen", "127.0.0.1:0", "--speed", "20,200"];
+    Running::start(&args, brigade_worker::run::READY_PREFIX)
 }
 
 fn folder(name: &str) -> PathBuf {

@@ -7,6 +7,8 @@ use brigade_proto::address::{Address, AddressError};
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
 
+use crate::measure::Speeds;
+
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
 /// Where a worker that joins listens unless `--listen` says otherwise.
@@ -33,6 +35,8 @@ pub struct RawConfig {
     pub kernels: Option<String>,
     /// `--cpus`: a list as in 0-3,8.
     pub cpus: Option<String>,
+    /// `--speed`: GB/s and GOP/s, as in 40,900.
+    pub speed: Option<String>,
     /// `--cache-dir`.
     pub cache_dir: Option<PathBuf>,
     /// `--cache-limit`: bytes with an optional suffix.
@@ -76,7 +80,7 @@ pub enum Secured {
 }
 
 /// A worker's settings, all of them valid.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Where to listen; `None`: on [`DEFAULT_PORT`] of the address by which this machine reaches the coordinator.
     pub listen: Option<Address>,
@@ -92,6 +96,8 @@ pub struct Config {
     pub kernels: Option<String>,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,
+    /// Speeds to tell the planner; `None`: those measured at start.
+    pub speeds: Option<Speeds>,
     /// Where pushed weights and hashes are kept.
     pub cache_dir: PathBuf,
     /// Bound of the cache's size.
@@ -184,6 +190,7 @@ impl Config {
             threads: raw.threads,
             kernels: raw.kernels,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
+            speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
             cache_dir: match raw.cache_dir {
                 Some(dir) => dir,
                 None => default_cache_dir(env)?,
@@ -314,6 +321,20 @@ pub fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
     Ok(cpus)
 }
 
+/// Speeds as typed: 10^9 bytes a second and 10^9 operations a second.
+///
+/// # Errors
+/// [`ConfigError::Value`].
+pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
+    let both = text.split_once(',').and_then(|(read, products)| {
+        Some(Speeds { gb_per_second: number(read)?, gop_per_second: number(products)? })
+    });
+    let problem = "is no pair of speeds: write GB/s of memory and GOP/s of int8 products (40,900), \
+                   as a worker's log has them";
+    both.ok_or_else(|| bad("--speed", text, problem))
+}
+
 fn bad(option: &'static str, value: impl Into<String>, problem: impl Into<String>) -> ConfigError {
     ConfigError::Value { option, value: value.into(), problem: problem.into() }
 }
@@ -363,6 +384,12 @@ mod tests {
         for text in ["", "a", "3-1", "1-", "0-99999999"] {
             assert!(parse_cpus(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn speeds() {
+        let speeds = Speeds { gb_per_second: 40.5, gop_per_second: 900.0 };
+        assert_eq!(parse_speeds("40.5, 900").unwrap(), speeds);
     }
 
     #[test]
@@ -417,6 +444,9 @@ mod tests {
             (RawConfig { threads: Some(0), ..raw() }, "--threads"),
             (RawConfig { cpus: Some("x".into()), ..raw() }, "--cpus"),
             (RawConfig { cache_limit: Some("0".into()), ..raw() }, "--cache-limit"),
+            (RawConfig { speed: Some("40".into()), ..raw() }, "--speed"),
+            (RawConfig { speed: Some("40,0".into()), ..raw() }, "--speed"),
+            (RawConfig { speed: Some("inf,900".into()), ..raw() }, "--speed"),
         ];
         for (raw, option) in cases {
             let reason = Config::validate(raw, &home).unwrap_err().to_string();

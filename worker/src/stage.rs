@@ -36,8 +36,8 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Chooses the op table and the threads, and measures both. Blocks for some tens of
-    /// milliseconds.
+    /// Chooses the op table and the threads, and measures both unless the settings say their speeds. Blocks for
+    /// some tens of milliseconds.
     ///
     /// # Errors
     /// The op table named in the settings does not run here; the system refuses threads.
@@ -48,8 +48,10 @@ impl CpuBackend {
             (None, 0) => host::cores(),
             (None, cpus) => cpus,
         };
-        let Speeds { gb_per_second, gop_per_second } =
-            measure_apart(kernels, threads, &config.cpus)?;
+        let Speeds { gb_per_second, gop_per_second } = match config.speeds {
+            Some(told) => told,
+            None => measure_apart(kernels, threads, &config.cpus)?,
+        };
         tracing::info!(
             kernels = kernels.name,
             threads,

@@ -69,6 +69,10 @@ pub struct WorkerArgs {
     /// CPUs that threads are pinned to, e.g. 0-3,8 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
+    /// Speeds for the plan, GB/s of memory and GOP/s of int8 products, e.g. 40,900: the cut is then the same at every
+    /// start, whatever else the machine does [default: measured at start, and logged]
+    #[arg(long, value_name = "GBPS,GOPS")]
+    speed: Option<String>,
     /// Where pushed weights are kept [default: ~/.cache/brigade]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
@@ -113,6 +117,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         threads: args.threads,
         kernels: args.kernels,
         cpus: args.cpus,
+        speed: args.speed,
         cache_dir: args.cache_dir,
         cache_limit: args.cache_limit,
         no_model_files: args.no_model_files,
