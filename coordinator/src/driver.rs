@@ -271,7 +271,7 @@ impl Driver {
         let request = SchedRequest { id, label, prompt: tokens, work, share, deadline };
         self.step(match generated {
             None => Event::Submit(request),
-            Some(generated) => Event::GoOn { request, generated },
+            Some((generated, mu)) => Event::GoOn { request, generated, mu },
         });
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();

@@ -288,7 +288,12 @@ mod tests {
     }
 
     fn token(id: u32) -> SampledToken {
-        SampledToken { id, logprob: Some(-0.1 - id as f32), top: vec![(id, f32::NEG_INFINITY)] }
+        SampledToken {
+            id,
+            logprob: Some(-0.1 - id as f32),
+            top: vec![(id, f32::NEG_INFINITY)],
+            mu: None,
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::batch::{Constraint, NotBefore, SamplerSetup, SamplingParams};
+use brigade_engine::batch::{Constraint, Mirostat, NotBefore, SamplerSetup, SamplingParams};
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
 
@@ -266,6 +266,13 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
     for (field, value, low, high) in ranges {
         if !(low..=high).contains(&value) {
             return Err(setting(field, value, format!("a number from {low} to {high} is needed")));
+        }
+    }
+    if let Some(Mirostat { tau, eta }) = params.mirostat {
+        for (field, value, high) in [("mirostat_tau", tau, 100.0), ("mirostat_eta", eta, 1.0)] {
+            if !(0.0..=high).contains(&value) {
+                return Err(setting(field, value, format!("a number from 0 to {high} is needed")));
+            }
         }
     }
     let window = MAX_PENALTY_LAST_N.max(limits.n_ctx);

@@ -10,7 +10,7 @@ use brigade_proto::pipeline as pb;
 use thiserror::Error;
 
 /// What is wrong with a result frame.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq)]
 pub enum ResultError {
     /// A row without a value.
     #[error("a result row of slot {slot} at position {pos} has no value")]
@@ -27,6 +27,12 @@ pub enum ResultError {
         token: u32,
         /// Size of the vocabulary.
         n_vocab: u32,
+    },
+    /// Mirostat's mu that is no number.
+    #[error("a result row has a mu of {mu}: a finite number is needed")]
+    Mu {
+        /// What came.
+        mu: f32,
     },
     /// A hidden row that is no row of f32 values.
     #[error("a hidden row has {nbytes} bytes: at least one value of 4 bytes is needed")]
@@ -96,7 +102,8 @@ fn part(part: SeqPart) -> pb::SeqPart {
         Want::Logits => pb::Want::Logits,
         Want::Hidden => pb::Want::Hidden,
     };
-    pb::SeqPart { slot: part.slot.0, pos: part.pos, tokens: part.tokens, want: want.into() }
+    let SeqPart { slot, pos, tokens, mu, .. } = part;
+    pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu }
 }
 
 fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
@@ -130,6 +137,7 @@ fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
         xtc_threshold: p.xtc_threshold,
         dynatemp_range: p.dynatemp_range,
         dynatemp_exponent: p.dynatemp_exponent,
+        mirostat: p.mirostat.map(|m| pb::Mirostat { tau: m.tau, eta: m.eta }),
         not_before: (!setup.not_before.tokens.is_empty()).then(|| pb::NotBefore {
             pos: setup.not_before.pos,
             tokens: setup.not_before.tokens.to_vec(),
@@ -196,7 +204,10 @@ fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, Res
             return Err(ResultError::Token { token, n_vocab });
         }
     }
-    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top })
+    if let Some(mu) = sampled.mu.filter(|mu| !mu.is_finite()) {
+        return Err(ResultError::Mu { mu });
+    }
+    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top, mu: sampled.mu })
 }
 
 #[cfg(test)]
@@ -226,6 +237,7 @@ mod tests {
                 pos: 0,
                 tokens: vec![8, 9],
                 want: Want::Sample,
+                mu: None,
             }],
         };
         let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0).body else {
@@ -251,10 +263,13 @@ mod tests {
         let good = result(pb::row_result::Value::Logits(bytes.into()));
         assert_eq!(rows(good.clone(), 2).unwrap()[0].value, RowValue::Logits(vec![1.0, -2.0]));
         assert_eq!(rows(good, 3).unwrap_err(), ResultError::RowSize { nbytes: 8, expected: 12 });
-        let sampled = pb::Sampled { token: 10, logprob: None, top: Vec::new() };
+        let sampled = pb::Sampled { token: 10, ..pb::Sampled::default() };
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row.clone(), 11).unwrap().len(), 1);
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Token { token: 10, n_vocab: 10 });
+        let sampled = pb::Sampled { mu: Some(f32::INFINITY), ..pb::Sampled::default() };
+        let row = result(pb::row_result::Value::Sampled(sampled));
+        assert_eq!(rows(row, 10).unwrap_err(), ResultError::Mu { mu: f32::INFINITY });
         let failed = result(pb::row_result::Value::Failed("NaN".into()));
         assert_eq!(rows(failed, 10).unwrap()[0].value, RowValue::Failed("NaN".into()));
         let empty = vec![pb::RowResult { slot: 1, pos: 2, value: None }];

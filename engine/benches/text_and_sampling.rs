@@ -9,7 +9,7 @@ use std::path::Path;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams};
 use brigade_engine::gguf::Gguf;
-use brigade_engine::sample::{Sampler, uniform};
+use brigade_engine::sample::{Next, Sampler, uniform};
 use brigade_engine::text::Tokenizer;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -69,7 +69,9 @@ fn sampling(c: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| {
                 pos += 1;
-                sampler.sample(black_box(&row), &setup, &history, pos, None).expect("a token")
+                sampler
+                    .sample(black_box(&row), &setup, &history, Next { pos, ..Next::default() })
+                    .expect("a token")
             });
         });
     }

@@ -125,6 +125,8 @@ pub struct SeqPart {
     pub tokens: Vec<u32>,
     /// What the last stage returns for this part.
     pub want: Want,
+    /// For a draw with [`Mirostat`]: what came back with the sequence's last token; `None`: it begins.
+    pub mu: Option<f32>,
 }
 
 /// Which rows of a part pass through the head, and what becomes of them.
@@ -234,6 +236,26 @@ pub struct SamplingParams {
     pub dynatemp_range: f32,
     /// How it grows with the entropy.
     pub dynatemp_exponent: f32,
+    /// In the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature; `None`: off.
+    pub mirostat: Option<Mirostat>,
+}
+
+/// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise
+/// `-log2 p` is above mu are left out, and mu follows the surprise of what is drawn. Whoever composes ubatches keeps
+/// mu, so that a stage has no state of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mirostat {
+    /// Surprise aimed at, in bits.
+    pub tau: f32,
+    /// Share of the difference by which mu moves.
+    pub eta: f32,
+}
+
+impl Mirostat {
+    /// mu of a text's first token.
+    pub fn first_mu(&self) -> f32 {
+        2.0 * self.tau
+    }
 }
 
 /// "Don't repeat yourself": a token that would go on with a run of tokens that has been there before is made
@@ -278,6 +300,7 @@ impl Default for SamplingParams {
             xtc_threshold: 0.1,
             dynatemp_range: 0.0,
             dynatemp_exponent: 1.0,
+            mirostat: None,
         }
     }
 }
@@ -323,6 +346,8 @@ pub struct SampledToken {
     pub logprob: Option<f32>,
     /// The most probable tokens, descending, of the same distribution.
     pub top: Vec<(u32, f32)>,
+    /// For the next draw with [`Mirostat`]; `None` without.
+    pub mu: Option<f32>,
 }
 
 /// Hidden rows between two stages: for each tensor of the cut's

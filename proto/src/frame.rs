@@ -182,7 +182,8 @@ fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), Fra
         sampler.dynatemp_exponent,
     ];
     let dry = sampler.dry.iter().flat_map(|dry| [dry.multiplier, dry.base]);
-    if !numbers.into_iter().chain(dry).all(f32::is_finite) {
+    let mirostat = sampler.mirostat.iter().flat_map(|mirostat| [mirostat.tau, mirostat.eta]);
+    if !numbers.into_iter().chain(dry).chain(mirostat).all(f32::is_finite) {
         return Err(FrameError::Invalid { field: "sampler", why: "a setting is not finite" });
     }
     let top = sampler.top_logprobs.unwrap_or(0);
@@ -240,6 +241,9 @@ fn check_part(part: &SeqPart, limits: &FrameLimits) -> Result<(), FrameError> {
     }
     let end = u64::from(part.pos) + part.tokens.len() as u64;
     at_most("part.pos + tokens", end, limits.max_ctx.into())?;
+    if part.mu.is_some_and(|mu| !mu.is_finite()) {
+        return Err(FrameError::Invalid { field: "part.mu", why: "it is not finite" });
+    }
     if Want::try_from(part.want).is_err() {
         return Err(FrameError::Invalid { field: "part.want", why: "unknown value" });
     }

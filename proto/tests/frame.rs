@@ -50,8 +50,8 @@ fn full() -> Ubatch {
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
         ],
         parts: vec![
-            SeqPart { slot: 0, pos: 99, tokens: vec![49], want: Want::Logits.into() },
-            SeqPart { slot: 1, pos: 0, tokens: vec![0], want: Want::Nothing.into() },
+            SeqPart { slot: 0, pos: 99, tokens: vec![49], want: Want::Logits.into(), mu: None },
+            SeqPart { slot: 1, pos: 0, tokens: vec![0], want: Want::Nothing.into(), mu: None },
         ],
         boundary: Some(Boundary {
             dtype: WireType::F32.into(),

@@ -160,7 +160,7 @@ impl Line {
         for (i, chunk) in tokens.chunks(n_ubatch).enumerate() {
             let ops = if i == 0 { vec![Self::open_slot(0, None)] } else { Vec::new() };
             let pos = (i * n_ubatch) as u32;
-            let part = SeqPart { slot, pos, tokens: chunk.to_vec(), want: Want::Logits };
+            let part = SeqPart { slot, pos, tokens: chunk.to_vec(), want: Want::Logits, mu: None };
             rows.extend(self.run(ops, vec![part]).into_iter().map(into_logits));
         }
         self.run(vec![SeqOp::Close { slot }], Vec::new());
@@ -177,13 +177,14 @@ impl Line {
             let ops = if i == 0 { vec![open()] } else { Vec::new() };
             let want = if i + 1 == n_chunks { Want::Sample } else { Want::Nothing };
             let pos = (i * n_ubatch) as u32;
-            let rows = self.run(ops, vec![SeqPart { slot, pos, tokens: chunk.to_vec(), want }]);
+            let rows =
+                self.run(ops, vec![SeqPart { slot, pos, tokens: chunk.to_vec(), want, mu: None }]);
             sampled.extend(rows.into_iter().map(|r| into_token(r).id));
         }
         while sampled.len() < n {
             let pos = (prompt.len() + sampled.len() - 1) as u32;
             let tokens = vec![sampled[sampled.len() - 1]];
-            let part = SeqPart { slot, pos, tokens, want: Want::Sample };
+            let part = SeqPart { slot, pos, tokens, want: Want::Sample, mu: None };
             sampled.extend(self.run(Vec::new(), vec![part]).into_iter().map(|r| into_token(r).id));
         }
         self.run(vec![SeqOp::Close { slot }], Vec::new());

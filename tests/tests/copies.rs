@@ -26,7 +26,7 @@ fn copy(len: usize) -> SeqOp {
 
 fn part(slot: u32, pos: usize, tokens: &[u32]) -> SeqPart {
     let (slot, pos) = (SlotId(slot), pos as u32);
-    SeqPart { slot, pos, tokens: tokens.to_vec(), want: Want::Logits }
+    SeqPart { slot, pos, tokens: tokens.to_vec(), want: Want::Logits, mu: None }
 }
 
 fn close(slot: u32) -> SeqOp {

@@ -160,7 +160,7 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
                 if chunk > 0 {
                     let tokens = prompt[done[i]..done[i] + chunk].to_vec();
                     let (slot, pos) = (SlotId(i as u32), done[i] as u32);
-                    parts.push(SeqPart { slot, pos, tokens, want: Want::Logits });
+                    parts.push(SeqPart { slot, pos, tokens, want: Want::Logits, mu: None });
                     done[i] += chunk;
                 }
             }
@@ -188,6 +188,7 @@ fn generate_together(line: &mut Line, prompts: &[Vec<u32>], n: usize) -> Vec<Vec
         pos: pos as u32,
         tokens: tokens.to_vec(),
         want: Want::Sample,
+        mu: None,
     };
     let parts = prompts.iter().enumerate().map(|(i, p)| part(i, 0, p)).collect();
     let mut rows = line.run(open_all(prompts.len(), true), parts);
@@ -227,6 +228,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
             pos: pos as u32,
             tokens: tokens.to_vec(),
             want: Want::Logits,
+            mu: None,
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
         // A copy, made shorter than what it was copied from.
@@ -266,6 +268,7 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
             pos: pos as u32,
             tokens: tokens.to_vec(),
             want: Want::Logits,
+            mu: None,
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
         let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();

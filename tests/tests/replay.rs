@@ -44,6 +44,7 @@ fn requests() -> Vec<(&'static str, Value)> {
             json!({"dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.4,
                        "top_n_sigma": 2.0, "min_tokens": 9}),
         ),
+        chat(9, json!({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2, "logprobs": true})),
         (
             "/v1/completions",
             json!({"prompt": long, "max_tokens": 40, "temperature": 0, "logprobs": 2}),

@@ -140,7 +140,9 @@ impl Script {
         let row = |(value, (slot, pos)): (&&str, (SlotId, u32))| {
             let value = match value.parse() {
                 Err(_) if *value == NO_TOKEN => RowValue::Failed("logits are NaN".into()),
-                Ok(id) => RowValue::Sampled(SampledToken { id, logprob: None, top: vec![] }),
+                Ok(id) => {
+                    RowValue::Sampled(SampledToken { id, logprob: None, top: vec![], mu: None })
+                }
                 Err(_) => RowValue::Logits(vec![0.0]),
             };
             RowOutput { slot, pos, value }

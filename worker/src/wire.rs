@@ -8,8 +8,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, NotBefore, RowOutput,
-    RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
+    BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, Mirostat, NotBefore,
+    RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch,
+    Want,
 };
 use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
@@ -203,7 +204,9 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
         Ok(pb::Want::Hidden) => Want::Hidden,
         Err(_) => return Err(FrameError::Invalid { field: "part.want", why: "unknown value" }),
     };
-    Ok(SeqPart { slot: SlotId(part.slot), pos: part.pos, tokens: part.tokens.clone(), want })
+    let pb::SeqPart { slot, pos, mu, .. } = part;
+    let (slot, tokens) = (SlotId(*slot), part.tokens.clone());
+    Ok(SeqPart { slot, pos: *pos, tokens, want, mu: *mu })
 }
 
 fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
@@ -225,6 +228,7 @@ fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
             xtc_threshold: s.xtc_threshold,
             dynatemp_range: s.dynatemp_range,
             dynatemp_exponent: s.dynatemp_exponent,
+            mirostat: s.mirostat.map(|m| Mirostat { tau: m.tau, eta: m.eta }),
         },
         seed: s.seed,
         top_logprobs: s.top_logprobs,
@@ -273,6 +277,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
                 token: token.id,
                 logprob: token.logprob,
                 top: token.top.iter().map(top).collect(),
+                mu: token.mu,
             })
         }
         RowValue::Logits(values) => {

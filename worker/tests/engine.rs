@@ -38,7 +38,7 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         Stage::load(&model, model.clone(), layers, config, compute, &mut |_| ()).unwrap();
     let blocks = vec![BlockId(0)];
     let slot = SlotId(0);
-    let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits };
+    let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits, mu: None };
     let ops = vec![SeqOp::Open { slot, blocks, sampler: None, request: "r".into() }];
     let ubatch = UBatch { id: 0, ops, parts: vec![part] };
     let StageOutput::Rows(rows) = stage.forward(&ubatch, None).unwrap() else { panic!("rows") };

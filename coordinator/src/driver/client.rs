@@ -51,19 +51,20 @@ impl Client {
         }
     }
 
-    /// It is noted from here on, and gets what it had drawn before; the tokens' ids.
-    pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<Vec<u32>> {
+    /// It is noted from here on, and gets what it had drawn before; the tokens' ids, and mirostat's mu after them.
+    pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<(Vec<u32>, Option<f32>)> {
         self.recorder = Some(past.recorder);
         let drawn = past.drawn?;
         if !drawn.is_empty() {
             self.first = Some(now);
         }
+        let mu = drawn.last().and_then(|token| token.mu);
         let ids = drawn.iter().map(|token| token.id).collect();
         for token in drawn {
             // There is room for all; an error is a reader that left.
             let _ = self.events.try_send(SeqEvent::Token(token));
         }
-        Some(ids)
+        Some((ids, mu))
     }
 
     /// Its first tokens need not be computed.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use brigade_engine::batch::{Constraint, DryParams, SamplingParams};
+use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
 use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -66,13 +66,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Sampling settings that are not implemented, and why; zero turns each off.
-const REFUSED_UNLESS_ZERO: &[(&str, &str)] = &[
-    (
-        "mirostat",
-        "what it has learnt of a text would be lost with a worker, and the answer would change",
-    ),
-    ("length_penalty", "there is no beam search"),
-];
+const REFUSED_UNLESS_ZERO: &[(&str, &str)] = &[("length_penalty", "there is no beam search")];
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -240,7 +234,24 @@ fn sampling(
         xtc_threshold: fields.take("xtc_threshold")?.unwrap_or(d.xtc_threshold),
         dynatemp_range: fields.take("dynatemp_range")?.unwrap_or(d.dynatemp_range),
         dynatemp_exponent: fields.take("dynatemp_exponent")?.unwrap_or(d.dynatemp_exponent),
+        mirostat: mirostat(fields)?,
     })
+}
+
+/// llama.cpp's goal of surprise, in bits, and its step.
+const MIROSTAT: Mirostat = Mirostat { tau: 5.0, eta: 0.1 };
+
+fn mirostat(fields: &mut Fields<'_>) -> Result<Option<Mirostat>, ApiError> {
+    let tau = fields.take("mirostat_tau")?.unwrap_or(MIROSTAT.tau);
+    let eta = fields.take("mirostat_eta")?.unwrap_or(MIROSTAT.eta);
+    match fields.take::<i64>("mirostat")?.unwrap_or(0) {
+        0 => Ok(None),
+        2 => Ok(Some(Mirostat { tau, eta })),
+        other => {
+            let message = format!("mirostat is {other}: 2 is version 2, 0 is off");
+            Err(ApiError::field("mirostat", message))
+        }
+    }
 }
 
 /// Texts that no repeated run goes across, where a request names none: llama.cpp's.
@@ -412,7 +423,7 @@ mod tests {
         for (json, word) in [
             (r#"{"tools": [{"type": "function"}]}"#, "tools"),
             (r#"{"response_format": {"type": "json_schema"}}"#, "response_format.schema"),
-            (r#"{"mirostat": 2}"#, "mirostat"),
+            (r#"{"mirostat": 1}"#, "mirostat is 1"),
             (r#"{"n": 0}"#, "n is 0"),
             (r#"{"n": 1000}"#, "1000"),
             (r#"{"max_tokens": -2}"#, "max_tokens"),

@@ -54,6 +54,9 @@ pub(super) struct Token {
     /// Token and bits of its log-probability.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     top: Vec<(u32, u32)>,
+    /// Bits of mirostat's mu after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mu: Option<u32>,
 }
 
 impl From<&SampledToken> for Token {
@@ -62,14 +65,17 @@ impl From<&SampledToken> for Token {
             id: token.id,
             logprob: token.logprob.map(f32::to_bits),
             top: token.top.iter().map(|(id, value)| (*id, value.to_bits())).collect(),
+            mu: token.mu.map(f32::to_bits),
         }
     }
 }
 
 impl From<Token> for SampledToken {
     fn from(token: Token) -> Self {
+        let value = |bits: Option<u32>| bits.map(f32::from_bits);
         let top = token.top.into_iter().map(|(id, bits)| (id, f32::from_bits(bits)));
-        Self { id: token.id, logprob: token.logprob.map(f32::from_bits), top: top.collect() }
+        let (logprob, mu) = (value(token.logprob), value(token.mu));
+        Self { id: token.id, logprob, top: top.collect(), mu }
     }
 }
 

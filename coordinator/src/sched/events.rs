@@ -118,6 +118,8 @@ pub enum Event {
         request: Request,
         /// Its tokens so far.
         generated: Vec<u32>,
+        /// Mirostat's, after the last of them.
+        mu: Option<f32>,
     },
     /// Nobody wants it any more: no action names this request from now on, and its places are free
     /// for the next one. Unknown ids are ignored (the request may just have ended).

@@ -71,7 +71,10 @@ impl Scheduler {
         let mut out = Vec::new();
         match event {
             Event::Submit(request) => self.submit(request, &mut out),
-            Event::GoOn { request, generated } => self.go_on(now, request, generated, &mut out),
+            Event::GoOn { request, generated, mu } => {
+                let pending = Pending::gone_on(request, generated, mu);
+                self.go_on(now, pending, &mut out);
+            }
             Event::Cancel(request) => self.cancel(now, request),
             Event::Results(results) => self.results(now, results, &mut out),
             Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
@@ -137,18 +140,19 @@ impl Scheduler {
         Ok(())
     }
 
-    fn go_on(&mut self, now: Micros, request: Request, generated: Vec<u32>, out: &mut Vec<Action>) {
+    fn go_on(&mut self, now: Micros, pending: Pending, out: &mut Vec<Action>) {
+        let request = &pending.request;
         let id = request.id;
         assert!(
             self.live.find(id).is_none() && !self.waiting.contains(id),
             "{id:?} goes on while it is live"
         );
-        if let Err(why) = admit::check_sense(&request) {
+        if let Err(why) = admit::check_sense(request) {
             return out.push(Action::Rejected { request: id, why });
         }
         self.live.owners.arrive(request.share, &self.waiting.owners());
-        let fits = self.line.as_ref().map(|l| admit::check_fits(&request, &l.spec).is_ok());
-        self.waiting.go_on(now, Pending::gone_on(request, generated), fits);
+        let fits = self.line.as_ref().map(|l| admit::check_fits(request, &l.spec).is_ok());
+        self.waiting.go_on(now, pending, fits);
     }
 
     fn cancel(&mut self, now: Micros, request: RequestId) {
@@ -335,7 +339,7 @@ impl Scheduler {
     fn token(&mut self, now: Micros, no: SeqNo, token: SampledToken, out: &mut Vec<Action>) {
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
-        sequence.awaiting = false;
+        (sequence.awaiting, sequence.mu) = (false, token.mu);
         let (request, index) = (sequence.request, sequence.generated());
         let reason = if stop_tokens.contains(&token.id) {
             FinishReason::Stop(token)

@@ -38,6 +38,8 @@ pub(super) struct Pending {
     pub blocks: Vec<BlockId>,
     /// Every stage of the line that came can go back to this position.
     pub restorable: Option<u32>,
+    /// Mirostat's, after its last token.
+    pub mu: Option<f32>,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
 }
@@ -48,6 +50,7 @@ impl Pending {
             name: request.copy_name(),
             blocks: Vec::new(),
             restorable: None,
+            mu: None,
             request,
             generated: Vec::new(),
             rows_returned: 0,
@@ -59,8 +62,8 @@ impl Pending {
     }
 
     /// A request that another scheduler had begun.
-    pub fn gone_on(request: Request, generated: Vec<u32>) -> Self {
-        Self { generated, interrupted: true, ..Self::new(request) }
+    pub fn gone_on(request: Request, generated: Vec<u32>, mu: Option<f32>) -> Self {
+        Self { generated, mu, interrupted: true, ..Self::new(request) }
     }
 
     /// A sequence that was on the line when it was lost for `reason`, or taken down as planned; an error if lines
@@ -100,6 +103,7 @@ impl Pending {
             name: sequence.name,
             blocks: sequence.blocks,
             restorable: None,
+            mu: sequence.mu,
             without_line_since: None,
         }
     }

@@ -47,7 +47,15 @@ impl Line {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
         let Pending {
-            request, rows_returned, furthest, losses, name, blocks: had, restorable, ..
+            request,
+            rows_returned,
+            furthest,
+            losses,
+            name,
+            blocks: had,
+            restorable,
+            mu,
+            ..
         } = pending;
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
@@ -84,6 +92,7 @@ impl Line {
             name,
             checkpointed: reused,
             restoring: false,
+            mu,
         }
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Admitted {
     pub checkpointed: u32,
     /// Its state is being put back: nothing is sent before it is there.
     pub restoring: bool,
+    /// Mirostat's, after its last token.
+    pub mu: Option<f32>,
     /// Whose it is beside others.
     pub share: Share,
     /// When nobody wants it any more.
@@ -141,7 +143,7 @@ impl Admitted {
         self.sent = end;
         self.awaiting = want == Want::Sample;
         let tokens = self.tokens[pos as usize..end as usize].to_vec();
-        SeqPart { slot: self.slot, pos, tokens, want }
+        SeqPart { slot: self.slot, pos, tokens, want, mu: self.mu }
     }
 }
 

@@ -252,7 +252,8 @@ impl Mirror {
         if part.want == Want::Sample {
             slot.awaiting = Some(ubatch);
             let id = next_token(&slot.tokens, self.stop_every);
-            let value = RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new() });
+            let value =
+                RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
             out.push(RowOutput { slot: name, pos: end as u32 - 1, value });
             self.read_back(name)?;
         }

@@ -10,6 +10,11 @@ pub(super) struct Candidate {
     pub logit: f32,
 }
 
+/// Surprise of a weight's share of `sum`.
+fn bits(weight: f32, sum: f64) -> f32 {
+    -libm::log2(f64::from(weight) / sum) as f32
+}
+
 /// Best first; equal logits by id.
 fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
@@ -195,6 +200,32 @@ impl Candidates {
         let entropy: f64 = p.map(|p| -p * libm::log(p)).sum();
         let share = (entropy / libm::log(self.list.len() as f64)).clamp(0.0, 1.0);
         low + (high - low) * libm::powf(share as f32, exponent)
+    }
+
+    /// Divides the logits by `temperature`, measured from the largest: a tiny one must not overflow them.
+    pub fn at_temperature(&mut self, temperature: f32) {
+        let max = self.best().logit;
+        for candidate in &mut self.list {
+            candidate.logit = (candidate.logit - max) / temperature;
+        }
+    }
+
+    /// Keeps the candidates whose `-log2 p` is at most `limit`. The best always stays.
+    pub fn no_more_surprising_than(&mut self, limit: f32) {
+        let sum = self.weigh();
+        let best = self.best();
+        let mut weights = self.weights.iter();
+        self.list.retain(|candidate| {
+            let weight = weights.next().copied().unwrap_or(0.0);
+            bits(weight, sum) <= limit || candidate.id == best.id
+        });
+    }
+
+    /// `-log2 p` of a candidate.
+    pub fn surprise(&mut self, id: u32) -> f32 {
+        let sum = self.weigh();
+        let of = self.list.iter().zip(&self.weights).find(|(candidate, _)| candidate.id == id);
+        of.map_or(f32::INFINITY, |(_, weight)| bits(*weight, sum))
     }
 
     /// Divides the logits by `temperature`, and takes the first candidate at which the running sum

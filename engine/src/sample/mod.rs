@@ -1,22 +1,24 @@
 //! Draws a token from a row of logits.
 //!
-//! The result depends on the row, the settings, the history and the position alone: not on other rows,
-//! earlier calls, threads or the machine. So every exponential and logarithm goes through `libm`, sums run in
+//! The result depends on the row, the settings, the history, the position and mirostat's mu alone: not on other
+//! rows, earlier calls, threads or the machine. So every exponential and logarithm goes through `libm`, sums run in
 //! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
 //! from a stream.
 //!
 //! The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
-//! min-p, XTC, temperature, draw. Nothing here knows text, stop conditions or sequences.
+//! min-p, XTC, temperature, draw. Mirostat takes the place of what is between DRY and the draw. Nothing here knows
+//! text, stop conditions or sequences.
 
 mod dry;
 mod filters;
 mod logprobs;
+mod mirostat;
 mod penalties;
 mod rng;
 #[cfg(test)]
 mod tests;
 
-use crate::batch::{NotBefore, SampledToken, SamplerSetup, SamplingParams};
+use crate::batch::{Mirostat, NotBefore, SampledToken, SamplerSetup, SamplingParams};
 use crate::constraint::Mask;
 use dry::Dry;
 use filters::Candidates;
@@ -82,8 +84,7 @@ impl Sampler {
     /// Draws the token that follows `history`.
     ///
     /// `logits`: `[n_vocab]`, raw. `history`: the sequence's tokens so far, prompt included.
-    /// `pos`: position of the new token, which with the seed fixes the random number. `mask`: tokens that may
-    /// follow; `None`: all.
+    /// `next`: where the new token goes, and what may be there.
     ///
     /// # Errors
     /// A logit is NaN or `+inf`, nothing is left to choose, or an id of the bias is out of range.
@@ -92,10 +93,10 @@ impl Sampler {
         logits: &[f32],
         setup: &SamplerSetup,
         history: &[u32],
-        pos: u32,
-        mask: Option<&Mask>,
+        next: Next<'_>,
     ) -> Result<SampledToken, SampleError> {
         check_row(logits)?;
+        let Next { pos, mask, mu } = next;
         let params = &setup.params;
         let penalised = self.penalties.count(params, history, logits.len())?;
         let repeats = self.dry.find(&params.dry, history, logits.len())?;
@@ -118,7 +119,15 @@ impl Sampler {
             check_row(&self.row)?;
             &self.row
         };
-        let id = choose(&mut self.candidates, row, params, setup.seed, pos)?;
+        let (id, mu) = match &params.mirostat {
+            Some(mirostat) if params.temperature > 0.0 => {
+                let u = uniform(setup.seed, pos);
+                let candidates = &mut self.candidates;
+                let (id, mu) = mirostat.draw(candidates, row, params.temperature, mu, u)?;
+                (id, Some(mu))
+            }
+            _ => (choose(&mut self.candidates, row, params, setup.seed, pos)?, None),
+        };
         let (logprob, top) = match setup.top_logprobs {
             None => (None, Vec::new()),
             Some(n) => {
@@ -126,8 +135,19 @@ impl Sampler {
                 (Some(own), top)
             }
         };
-        Ok(SampledToken { id, logprob, top })
+        Ok(SampledToken { id, logprob, top, mu })
     }
+}
+
+/// The place of a token that is to be drawn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Next<'a> {
+    /// Its position, which with the seed fixes the random number.
+    pub pos: u32,
+    /// Tokens that may be there; `None`: all.
+    pub mask: Option<&'a Mask>,
+    /// Mirostat's mu after the token before it; `None`: this is the first one.
+    pub mu: Option<f32>,
 }
 
 /// Refuses settings that have no meaning, before a request is admitted.
@@ -159,6 +179,13 @@ pub fn check_params(params: &SamplingParams) -> Result<(), SampleError> {
     if !(r.is_finite() && r > 0.0) {
         let (name, wanted) = ("repeat_penalty", "a number above 0");
         return Err(SampleError::BadSetting { name, value: r, wanted });
+    }
+    if let Some(Mirostat { tau, eta }) = params.mirostat {
+        for (name, value) in [("mirostat_tau", tau), ("mirostat_eta", eta)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(SampleError::BadSetting { name, value, wanted: "a number from 0" });
+            }
+        }
     }
     match params.logit_bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
         Some(&(_, value)) => {

@@ -21,8 +21,12 @@ fn plain() -> SamplingParams {
     }
 }
 
+fn at(pos: u32) -> Next<'static> {
+    Next { pos, ..Next::default() }
+}
+
 fn sample(row: &[f32], params: SamplingParams, seed: u64, pos: u32) -> u32 {
-    Sampler::new().sample(row, &setup(params, seed), &[], pos, None).unwrap().id
+    Sampler::new().sample(row, &setup(params, seed), &[], at(pos)).unwrap().id
 }
 
 /// Ids that can be drawn at all, found by drawing often.
@@ -30,7 +34,7 @@ fn reachable(row: &[f32], params: &SamplingParams) -> Vec<u32> {
     let mut sampler = Sampler::new();
     let setup = setup(params.clone(), 5);
     let mut ids: Vec<u32> =
-        (0..4000).map(|pos| sampler.sample(row, &setup, &[], pos, None).unwrap().id).collect();
+        (0..4000).map(|pos| sampler.sample(row, &setup, &[], at(pos)).unwrap().id).collect();
     ids.sort_unstable();
     ids.dedup();
     ids
@@ -81,7 +85,7 @@ fn penalties_follow_their_formula_over_the_window_only() {
 fn prompt_tokens_are_penalised_like_generated_ones() {
     let params = SamplingParams { repeat_penalty: 10.0, ..SamplingParams::greedy() };
     let drawn = |history: &[u32]| {
-        Sampler::new().sample(&[3.0, 2.0], &setup(params.clone(), 0), history, 1, None).unwrap().id
+        Sampler::new().sample(&[3.0, 2.0], &setup(params.clone(), 0), history, at(1)).unwrap().id
     };
     assert_eq!(drawn(&[]), 0);
     assert_eq!(drawn(&[0]), 1);
@@ -157,10 +161,56 @@ fn a_dynamic_temperature_follows_the_entropy() {
 }
 
 #[test]
+fn mirostat_leaves_out_what_surprises_too_much_and_moves_mu() {
+    // Of 1, 2, 3 and 3 bits.
+    let row = [0.5_f32, 0.25, 0.125, 0.125].map(f32::ln);
+    let mirostat = Mirostat { tau: 1.25, eta: 0.4 };
+    let params = SamplingParams { mirostat: Some(mirostat), top_k: 1, ..plain() };
+    let draw = |pos, mu| {
+        let next = Next { pos, mu, mask: None };
+        Sampler::new().sample(&row, &setup(params.clone(), 3), &[], next).unwrap()
+    };
+    let reached = |mu| (0..200).map(|pos| draw(pos, mu).id).max().unwrap();
+    assert_eq!([reached(Some(0.1)), reached(Some(1.5)), reached(Some(2.1))], [0, 0, 1]);
+    assert_eq!(reached(Some(3.5)), 3, "top-k has no say");
+    // The first mu is twice tau: two tokens are left, of 2/3 and 1/3.
+    for pos in 0..50 {
+        let token = draw(pos, None);
+        let surprise = [1.5_f32.log2(), 3.0_f32.log2()][token.id as usize];
+        let mu = 2.5 - 0.4 * (surprise - 1.25);
+        assert!((token.mu.unwrap() - mu).abs() < 1e-5, "{token:?}");
+    }
+    let greedy = SamplingParams { temperature: 0.0, ..params.clone() };
+    let token = Sampler::new().sample(&row, &setup(greedy, 3), &[], at(0)).unwrap();
+    assert_eq!((token.id, token.mu), (0, None));
+}
+
+#[test]
+fn mirostat_keeps_the_surprise_near_its_goal() {
+    // Zipf's distribution, as a text's.
+    let row: Vec<f32> = (1..=5000).map(|rank| -(rank as f32).ln()).collect();
+    let mean = |tau: f32| {
+        let mirostat = Some(Mirostat { tau, eta: 0.1 });
+        let setup = setup(SamplingParams { mirostat, ..plain() }, 9);
+        let (mut mu, mut sum, mut sampler) = (None, 0.0, Sampler::new());
+        for pos in 0..2000 {
+            let before = mu.unwrap_or(2.0 * tau);
+            let next = Next { pos, mu, mask: None };
+            mu = sampler.sample(&row, &setup, &[], next).unwrap().mu;
+            sum += (before - mu.unwrap()) / 0.1 + tau;
+        }
+        sum / 2000.0
+    };
+    for tau in [2.0, 4.0, 6.0] {
+        assert!((mean(tau) - tau).abs() < 0.1, "{tau}: {}", mean(tau));
+    }
+}
+
+#[test]
 fn what_may_not_come_yet_comes_later() {
     let not_before = NotBefore { pos: 5, tokens: [0].into() };
     let setup = SamplerSetup { not_before, ..setup(SamplingParams::greedy(), 0) };
-    let drawn = |pos| Sampler::new().sample(&[2.0, 1.0], &setup, &[], pos, None).unwrap().id;
+    let drawn = |pos| Sampler::new().sample(&[2.0, 1.0], &setup, &[], at(pos)).unwrap().id;
     assert_eq!((drawn(4), drawn(5)), (1, 0));
 }
 
@@ -184,7 +234,7 @@ fn bias_comes_first_and_minus_infinity_bans() {
     };
     // (1 + 7) / 2 = 4 beats 3; 1 / 2 + 7 would as well, but (-2 + 7) / 2 = 2.5 does not.
     let with = |first: f32| {
-        Sampler::new().sample(&[first, 3.0], &setup(params.clone(), 0), &[0], 1, None).unwrap().id
+        Sampler::new().sample(&[first, 3.0], &setup(params.clone(), 0), &[0], at(1)).unwrap().id
     };
     assert_eq!((with(1.0), with(-2.0)), (0, 1));
 }
@@ -226,7 +276,7 @@ fn drawn_frequencies_follow_the_probabilities() {
         let mut sampler = Sampler::new();
         let setup = setup(params, 99);
         for pos in 0..N {
-            counts[sampler.sample(&row, &setup, &[], pos, None).unwrap().id as usize] += 1.0;
+            counts[sampler.sample(&row, &setup, &[], at(pos)).unwrap().id as usize] += 1.0;
         }
         let chi2: f64 = counts
             .iter()
@@ -246,11 +296,8 @@ fn the_result_depends_on_seed_and_position_alone() {
     let alone: Vec<u32> = (0..64).map(|pos| sample(&row, plain(), 11, pos)).collect();
     let mut busy = Sampler::new();
     for pos in (0..64).rev() {
-        busy.sample(&other, &setup_of(3), &[1, 2], pos * 7, None).unwrap();
-        assert_eq!(
-            busy.sample(&row, &setup_of(11), &[], pos, None).unwrap().id,
-            alone[pos as usize]
-        );
+        busy.sample(&other, &setup_of(3), &[1, 2], at(pos * 7)).unwrap();
+        assert_eq!(busy.sample(&row, &setup_of(11), &[], at(pos)).unwrap().id, alone[pos as usize]);
     }
     let reseeded: Vec<u32> = (0..64).map(|pos| sample(&row, plain(), 12, pos)).collect();
     assert_ne!(alone, reseeded);
@@ -259,7 +306,7 @@ fn the_result_depends_on_seed_and_position_alone() {
 #[test]
 fn unusable_rows_and_settings_are_errors() {
     let draw = |row: &[f32], params: SamplingParams| {
-        Sampler::new().sample(row, &setup(params, 0), &[], 0, None)
+        Sampler::new().sample(row, &setup(params, 0), &[], at(0))
     };
     for params in [plain(), SamplingParams::greedy(), SamplingParams::default()] {
         let nan = draw(&[0.0, f32::NAN], params.clone()).unwrap_err();
@@ -271,7 +318,7 @@ fn unusable_rows_and_settings_are_errors() {
     let params = SamplingParams { logit_bias: vec![(2, 1.0)], ..plain() };
     assert!(matches!(draw(&[0.0, 1.0], params), Err(SampleError::BadToken { id: 2, .. })));
     let params = SamplingParams { repeat_penalty: 2.0, ..plain() };
-    let far = Sampler::new().sample(&[0.0], &setup(params, 0), &[9], 0, None);
+    let far = Sampler::new().sample(&[0.0], &setup(params, 0), &[9], at(0));
     assert!(matches!(far, Err(SampleError::BadToken { id: 9, .. })));
     assert_eq!(check_params(&SamplingParams::default()), Ok(()));
     for bad in [
@@ -297,7 +344,7 @@ fn log_probabilities_are_those_of_the_raw_row() {
     let row = [1.0, 3.0, 3.0, -2.0];
     let mut setup = setup(SamplingParams { logit_bias: vec![(0, 100.0)], ..plain() }, 0);
     setup.top_logprobs = Some(3);
-    let token = Sampler::new().sample(&row, &setup, &[], 0, None).unwrap();
+    let token = Sampler::new().sample(&row, &setup, &[], at(0)).unwrap();
     let p = softmax(&row);
     let close = |a: f32, b: f64| (f64::from(a) - b.ln()).abs() < 1e-6;
     assert_eq!(token.id, 0);
@@ -305,9 +352,9 @@ fn log_probabilities_are_those_of_the_raw_row() {
     assert_eq!(token.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2, 0]);
     assert!(token.top.iter().all(|(id, l)| close(*l, p[*id as usize])));
     setup.top_logprobs = Some(99);
-    assert_eq!(Sampler::new().sample(&row, &setup, &[], 0, None).unwrap().top.len(), 4);
+    assert_eq!(Sampler::new().sample(&row, &setup, &[], at(0)).unwrap().top.len(), 4);
     setup.top_logprobs = Some(0);
-    let token = Sampler::new().sample(&row, &setup, &[], 0, None).unwrap();
+    let token = Sampler::new().sample(&row, &setup, &[], at(0)).unwrap();
     assert!(token.top.is_empty() && token.logprob.is_some());
     assert!((log_prob(&row, 3).unwrap() - p[3].ln()).abs() < 1e-6);
     assert!(log_prob(&row, 4).is_err());
@@ -404,7 +451,7 @@ proptest! {
             frequency_penalty: 0.1, presence_penalty: 0.1, penalty_last_n: 3, logit_bias: vec![(0, 0.5)], ..SamplingParams::default()
         };
         let setup = SamplerSetup { params, seed, top_logprobs: Some(5), ..SamplerSetup::default() };
-        let draw = || Sampler::new().sample(&row, &setup, &history, pos, None).unwrap();
+        let draw = || Sampler::new().sample(&row, &setup, &history, at(pos)).unwrap();
         let token = draw();
         prop_assert!(row[token.id as usize].is_finite());
         prop_assert_eq!(draw(), token);

@@ -100,7 +100,13 @@ mod tests {
         };
         let embedding = Embedding::new(source.clone(), tensor, N_EMBD, N_VOCAB).unwrap();
         let tokens: Vec<u32> = (0..4096).map(|i| i % N_VOCAB as u32).collect();
-        let part = SeqPart { slot: SlotId(0), pos: 0, tokens: tokens.clone(), want: Want::Nothing };
+        let part = SeqPart {
+            slot: SlotId(0),
+            pos: 0,
+            tokens: tokens.clone(),
+            want: Want::Nothing,
+            mu: None,
+        };
         let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
         for threads in [1, 3] {
             let compute = Compute::new(kernels::select(None).unwrap(), threads, None).unwrap();

@@ -8,7 +8,7 @@ use crate::batch::{RowOutput, RowValue, SampledToken, Want};
 use crate::block::Scratch;
 use crate::constraint::{Mask, Masks};
 use crate::kernels::{Compute, PackedMatrix};
-use crate::sample::Sampler;
+use crate::sample::{Next, Sampler};
 use crate::state::{PartRows, Sequences};
 
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
@@ -104,11 +104,13 @@ impl Head {
         let setup = setup.expect("a part that wants a sample was checked to have a sampler");
         let history = sequences.history(part.slot);
         let sampler = &mut self.sampler;
+        let next = Next { pos: pos + 1, mask: None, mu: part.mu };
         let drawn = match &setup.constraint {
-            None => sampler.sample(logits, setup, history, pos + 1, None),
+            None => sampler.sample(logits, setup, history, next),
             Some(rule) => {
-                let draw =
-                    |mask: Option<&Mask>| sampler.sample(logits, setup, history, pos + 1, mask);
+                let draw = |mask: Option<&Mask>| {
+                    sampler.sample(logits, setup, history, Next { mask, ..next })
+                };
                 let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
                 match self.masks.draw(part.slot, rule, history, draw, token) {
                     Ok(drawn) => drawn,
@@ -172,8 +174,13 @@ mod tests {
             sampler: Some(setup.clone()),
             request: "r".into(),
         };
-        let part =
-            |slot| SeqPart { slot: SlotId(slot), pos: 0, tokens: vec![0], want: Want::Sample };
+        let part = |slot| SeqPart {
+            slot: SlotId(slot),
+            pos: 0,
+            tokens: vec![0],
+            want: Want::Sample,
+            mu: None,
+        };
         let ops = vec![open(0), open(1)];
         sequences.apply(&UBatch { id: 0, ops, parts: vec![part(0), part(1)] }).unwrap().parts
     }

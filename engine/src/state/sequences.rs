@@ -49,6 +49,8 @@ pub struct PartRows {
     pub rows: Range<usize>,
     /// What is wanted of them.
     pub want: Want,
+    /// As in [`SeqPart::mu`](crate::batch::SeqPart::mu).
+    pub mu: Option<f32>,
 }
 
 /// Where one sequence's state is copied from and to.
@@ -148,7 +150,8 @@ impl Sequences {
                 return Err(BatchError::Malformed(format!("two parts for slot {slot}")));
             }
             draft.extend(part.slot, part.pos, &part.tokens, part.want)?;
-            applied.parts.push(PartRows { slot: part.slot, pos: part.pos, rows, want: part.want });
+            let crate::batch::SeqPart { slot, pos, want, mu, .. } = *part;
+            applied.parts.push(PartRows { slot, pos, rows, want, mu });
         }
         let changed = draft.changed;
         for (slot, sequence) in changed {
@@ -349,7 +352,7 @@ mod tests {
     }
 
     fn part(slot: u32, pos: u32, n: usize) -> SeqPart {
-        SeqPart { slot: SlotId(slot), pos, tokens: vec![7; n], want: Want::Nothing }
+        SeqPart { slot: SlotId(slot), pos, tokens: vec![7; n], want: Want::Nothing, mu: None }
     }
 
     fn apply(

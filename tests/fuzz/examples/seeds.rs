@@ -160,8 +160,8 @@ fn ubatch() -> pb::Ubatch {
     pb::Ubatch {
         ops: ops.into_iter().map(|op| pb::SeqOp { op: Some(op) }).collect(),
         parts: vec![
-            pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1 },
-            pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2 },
+            pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1, mu: None },
+            pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2, mu: None },
         ],
         timings: vec![pb::StageTiming {
             queue_us: 1,

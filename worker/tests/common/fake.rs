@@ -213,7 +213,12 @@ impl StageRunner for FakeStage {
                     }
                     Want::Sample if is_last => {
                         let id = row[0] as u32;
-                        RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new() })
+                        RowValue::Sampled(SampledToken {
+                            id,
+                            logprob: None,
+                            top: Vec::new(),
+                            mu: None,
+                        })
                     }
                     Want::Logits => RowValue::Logits(row.to_vec()),
                     _ => continue,

@@ -20,6 +20,9 @@ const SAME: &[&str] = &[
     "repeat_last_n",
     "presence_penalty",
     "frequency_penalty",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
 ];
 
 /// `/api/chat`.

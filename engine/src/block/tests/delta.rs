@@ -11,7 +11,7 @@ const N_EMBD: usize = 48;
 const TAPS: usize = 3;
 
 fn part(pos: u32, n_rows: usize) -> PartRows {
-    PartRows { slot: SlotId(1), pos, rows: 0..n_rows, want: crate::batch::Want::Nothing }
+    PartRows { slot: SlotId(1), pos, rows: 0..n_rows, want: crate::batch::Want::Nothing, mu: None }
 }
 
 /// Outputs of `n` rows in one piece and in two; both must be the same bits.
