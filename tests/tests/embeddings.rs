@@ -1,11 +1,11 @@
-//! `/v1/embeddings` of decoder models: the vectors of another implementation, at any cut; and what reranking says.
+//! `/v1/embeddings` of decoder models: the vectors of llama.cpp, at any cut; and what reranking says.
 
 use std::path::Path;
 
 use brigade_tests::process::Server;
 use serde_json::{Value, json};
 
-/// How far a component of a vector of length 1 may be from the other implementation's.
+/// How far a component of a vector of length 1 may be from llama.cpp's.
 const TOLERANCE: f64 = 1e-4;
 
 fn vectors(server: &Server, tokens: &Value) -> Vec<Vec<f64>> {
@@ -20,7 +20,7 @@ fn vectors(server: &Server, tokens: &Value) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn pooled_vectors_are_those_of_another_implementation_at_any_cut() {
+fn pooled_vectors_are_those_of_llama_cpp_at_any_cut() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let golden: Value =
         serde_json::from_slice(&std::fs::read(data.join("embeddings.json")).unwrap()).unwrap();

@@ -54,13 +54,15 @@ pub fn of_chat(
         return form.map(of_text).transpose();
     };
     let literals = TextLiterals(text.tokenizer());
-    let grammars = CallGrammars { dialect, facts, tools, literals: &literals };
+    let grammars = CallGrammars { dialect, facts, tools, literals: &literals, single };
     let mut held = Held::default();
     let calls_held = any_strict || *force != Force::Free;
     let bare =
         dialect.calls.as_ref().is_some_and(|calls| calls.bare) && grammars.marker().is_none();
+    // One call that must be made is held from the start.
+    let first_only = single && *force != Force::Free;
     if calls_held
-        && !single
+        && !first_only
         && let Some((marker, grammar)) = grammars.behind_markers()?
     {
         let grammar = held.add(&check_size(grammar)?, true);
@@ -92,6 +94,16 @@ pub fn of_chat(
         held.result.first = Some(held.add(&either, true));
     }
     let holds = held.result.first.is_some() || !held.result.markers.is_empty();
+    if let Some(at) = tools.iter().position(|tool| tool.strict)
+        && !holds
+    {
+        let path = format!("tools[{at}].function.strict");
+        let message = format!(
+            "{path}: this model's calls begin with nothing that tells them from text, so that they cannot be held: \
+             use tool_choice \"required\", or leave strict out"
+        );
+        return Err(Refused::new(path, message));
+    }
     Ok(holds.then_some(held.result))
 }
 
@@ -148,8 +160,8 @@ impl Held {
         };
         if may_call && bare.is_none() {
             let literals = TextLiterals(text.tokenizer());
-            let grammars =
-                CallGrammars { dialect, facts, tools: wishes.tools, literals: &literals };
+            let Wishes { tools, single, .. } = wishes;
+            let grammars = CallGrammars { dialect, facts, tools, literals: &literals, single };
             let openers = dialect.calls.as_ref().map(|calls| calls.openers()).unwrap_or_default();
             let opens: Vec<u32> =
                 openers.iter().filter_map(|o| token(text.tokenizer(), o)).collect();

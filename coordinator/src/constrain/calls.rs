@@ -3,13 +3,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::grammar::{Grammar, quote};
+use super::grammar::{Grammar, Parts};
+use super::parameters::{self, Writing};
 use super::schema::{self, Strictness};
 use super::{MAX_GRAMMAR_BYTES, Refused};
 use crate::dialect::opening::opening;
 use crate::dialect::probe::Facts;
-use crate::dialect::tools::{Types, types_of};
-use crate::dialect::{Calls, Dialect, Shape, TaggedShape, Tool, Tools};
+use crate::dialect::{Calls, Dialect, Shape, Tool, Tools, TypedBy};
 
 /// How texts are written as grammar: names of control tokens in them are those tokens.
 pub trait Literals {
@@ -18,9 +18,6 @@ pub trait Literals {
     /// Whether all of `text` is text.
     fn is_plain(&self, text: &str) -> bool;
 }
-
-/// Most parameters of a tool whose call is written as tags or as Python.
-const MAX_PARAMETERS: usize = 64;
 
 /// Writes calls of one request's tools.
 pub struct CallGrammars<'a> {
@@ -32,6 +29,8 @@ pub struct CallGrammars<'a> {
     pub tools: &'a Tools,
     /// Writes literals.
     pub literals: &'a dyn Literals,
+    /// One call is enough.
+    pub single: bool,
 }
 
 impl CallGrammars<'_> {
@@ -45,7 +44,8 @@ impl CallGrammars<'_> {
         };
         let mut parts = Parts::default();
         let Some(body) = self.arguments(at, tool, &mut parts)? else { return Ok(None) };
-        Ok(Some(parts.into_grammar(format!("start: {body}"))))
+        let rest = self.rest_of_list(&mut parts)?;
+        Ok(Some(parts.into_grammar(format!("start: {body} {rest}"))))
     }
 
     /// What follows `before`, a text behind which the name of any tool may stand, up to the end of the call's
@@ -57,6 +57,35 @@ impl CallGrammars<'_> {
         let mut parts = Parts::default();
         let body = self.alternatives(&mut parts, n_before, Cut::Prefix(before))?;
         Ok(body.map(|body| parts.into_grammar(format!("start: {body}"))))
+    }
+
+    /// Where the model writes its calls as a list: what ends a call in it, further calls, and the list's end.
+    fn rest_of_list(&self, parts: &mut Parts) -> Result<String, Refused> {
+        let Some((first, close)) = self.list() else { return Ok(String::new()) };
+        if self.single {
+            return Ok(format!("{close} {END_OF_LIST}"));
+        }
+        let Some(calls) = self.one_of(parts, 1, Cut::Prefix(&first))? else {
+            return Ok(format!("{close} {END_OF_LIST}"));
+        };
+        let next = parts.rule(&format!(": {NEXT_IN_LIST} {calls} {close}"));
+        Ok(format!("{close} {next}* {END_OF_LIST}"))
+    }
+
+    /// Where the model writes its calls as a list: what stands before the first one, and what ends each.
+    fn list(&self) -> Option<(String, &'static str)> {
+        let (opens, close) = match &self.dialect.calls.as_ref()?.shape {
+            Shape::Json(_) => ('{', END_OF_OBJECT),
+            // Arguments end with the call.
+            Shape::Python => ('[', ""),
+            Shape::Named(_) | Shape::Tagged(_) => return None,
+        };
+        let before = opening(self.dialect, self.facts, None, 0)?;
+        let first = match opens {
+            '[' => before.strip_suffix('[').map(|_| before.as_str())?,
+            _ => &before[..before.rfind(opens)?],
+        };
+        first.trim_end().ends_with('[').then(|| (first.to_owned(), close))
     }
 
     /// The texts behind which a call can begin, with the grammar of what follows.
@@ -97,8 +126,20 @@ impl CallGrammars<'_> {
         self.tools.iter().enumerate()
     }
 
-    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments.
+    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments; and the rest of the list.
     fn alternatives(
+        &self,
+        parts: &mut Parts,
+        n_before: usize,
+        cut: Cut<'_>,
+    ) -> Result<Option<String>, Refused> {
+        let Some(calls) = self.one_of(parts, n_before, cut)? else { return Ok(None) };
+        let rest = self.rest_of_list(parts)?;
+        Ok(Some(format!("{calls} {rest}")))
+    }
+
+    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments.
+    fn one_of(
         &self,
         parts: &mut Parts,
         n_before: usize,
@@ -120,22 +161,30 @@ impl CallGrammars<'_> {
 
     /// The beginning of a call, up to its arguments.
     fn begin(&self, begin: &str, tool: &Tool, n_before: usize) -> String {
-        let counted = match self.dialect.calls.as_ref().map(|calls| &calls.shape) {
-            Some(Shape::Named(shape)) => shape.name_is_id,
-            _ => false,
-        };
-        let id = format!("{}:{n_before}", tool.name);
-        match begin.split_once(&id).filter(|_| counted) {
-            // The model counts its calls.
-            Some((before, behind)) => {
-                let before = self.literals.literal(&format!("{before}{}:", tool.name));
-                format!("{before} /[0-9]{{1,4}}/ {}", self.literals.literal(behind))
+        // Some models count their calls.
+        let counter = match self.dialect.calls.as_ref().map(|calls| &calls.shape) {
+            Some(Shape::Named(shape)) if shape.name_is_id => {
+                Some((format!("{}:", tool.name), n_before.to_string()))
             }
-            None => self.literals.literal(begin),
+            Some(Shape::Tagged(shape)) if shape.typed_by == TypedBy::TypeName => {
+                Some((INDEX.to_owned(), "1".to_owned()))
+            }
+            _ => None,
+        };
+        let literal = |text: &str| self.literals.literal(text);
+        let split = counter.and_then(|(before, number)| {
+            let at = begin.find(&format!("{before}{number}"))? + before.len();
+            Some((&begin[..at], &begin[at + number.len()..]))
+        });
+        match split {
+            Some((before, behind)) => {
+                format!("{} /[0-9]{{1,4}}/ {}", literal(before), literal(behind))
+            }
+            None => literal(begin),
         }
     }
 
-    /// The arguments of a tool; `None`: this form cannot be held.
+    /// The arguments of a tool; `None`: this form cannot be held, and need not be.
     fn arguments(
         &self,
         at: usize,
@@ -145,97 +194,24 @@ impl CallGrammars<'_> {
         let path = format!("tools[{at}].function.parameters");
         let shape = match &self.dialect.calls {
             _ if self.dialect.channels => None,
-            Some(Calls { shape: Shape::Tagged(shape), .. }) => Some(Form::Tagged(shape)),
-            Some(Calls { shape: Shape::Python, .. }) => Some(Form::Python),
+            Some(calls @ Calls { shape: Shape::Tagged(shape), .. }) => {
+                let literals = self.literals;
+                Some(Writing::Tags { shape, call: calls.call.as_ref(), literals })
+            }
+            Some(Calls { shape: Shape::Python, .. }) => Some(Writing::Python),
             _ => None,
         };
         let strictness = if tool.strict { Strictness::Strict } else { Strictness::Lenient };
-        let schema = parameters(&tool.parameters);
-        let Some(form) = shape else {
+        let schema = object_of(&tool.parameters);
+        let Some(writing) = shape else {
             let grammar = held(&path, &schema, strictness)?;
             return Ok(Some(parts.add(grammar)));
         };
-        // Schemas that say more than which parameters there are cannot be written as tags.
-        let Some(list) = Parameter::all(&schema) else { return Ok(None) };
-        let mut items = Vec::new();
-        for parameter in &list {
-            let path = format!("{path}.properties.{}", parameter.name);
-            let defs = ["$defs", "definitions"].map(|word| (word, schema.get(word)));
-            let alone = parameter.alone(defs);
-            let Some(item) = self.parameter(&form, &path, &alone, parameter, strictness, parts)?
-            else {
-                return Ok(None);
-            };
-            items.push((item, parameter.required));
+        match parameters::written(&writing, &path, &schema, strictness, parts) {
+            Ok(text) => Ok(Some(text)),
+            Err(refused) if tool.strict => Err(refused),
+            Err(_) => Ok(None),
         }
-        Ok(match form {
-            Form::Tagged(shape) => self.tags(shape, &items),
-            Form::Python => Some(python(&items)),
-        })
-    }
-
-    /// One parameter with its value.
-    fn parameter(
-        &self,
-        form: &Form<'_>,
-        path: &str,
-        schema: &Value,
-        parameter: &Parameter,
-        strictness: Strictness,
-        parts: &mut Parts,
-    ) -> Result<Option<String>, Refused> {
-        let grammar = held(path, schema, strictness)?;
-        let shape = match form {
-            Form::Python => {
-                let value = parts.add(grammar);
-                return Ok(Some(format!("{} {value}", quote(&format!("{}=", parameter.name)))));
-            }
-            Form::Tagged(shape) => shape,
-        };
-        if shape.tag_end.is_some() || shape.value.close.is_empty() {
-            return Ok(None);
-        }
-        let literal = |text: &str| self.literals.literal(text);
-        let pad = if shape.padded { "\n" } else { "" };
-        let open = format!(
-            "{}{}{}{}{pad}",
-            shape.key.open, parameter.name, shape.key.close, shape.value.open
-        );
-        let close = format!("{pad}{}", shape.value.close);
-        let is_string = types_of(schema, schema).is_some_and(Types::is_string);
-        let value = match parameter.schema.get("enum").and_then(Value::as_array) {
-            Some(values) if is_string => {
-                let texts: Vec<String> =
-                    values.iter().filter_map(Value::as_str).map(quote).collect();
-                format!("({})", texts.join(" | "))
-            }
-            _ if is_string => {
-                // Free text up to the closing tag; one that is a control token cannot be in it.
-                let text = match self.literals.is_plain(&close) {
-                    true => format!("[suffix={}]: /(.|\\n)*/", quote(&close)),
-                    false => ": /(.|\\n)*/".to_string(),
-                };
-                let rule = parts.rule(&text);
-                let plain = self.literals.is_plain(&close);
-                let close = if plain { String::new() } else { literal(&close) };
-                return Ok(Some(format!("{} {rule} {close}", literal(&open))));
-            }
-            _ => parts.add(grammar),
-        };
-        Ok(Some(format!("{} {value} {}", literal(&open), literal(&close))))
-    }
-
-    /// Parameters in the schema's order, those that need not be there left out or not, and the closing tag.
-    fn tags(&self, shape: &TaggedShape, items: &[(String, bool)]) -> Option<String> {
-        let call = self.dialect.calls.as_ref()?.call.as_ref();
-        let end = [shape.end.as_str(), call.map_or("", |call| call.close.as_str())];
-        let end = end.into_iter().find(|end| !end.trim().is_empty())?;
-        let mut all = String::new();
-        for (item, required) in items {
-            let mark = if *required { "" } else { "?" };
-            all.push_str(&format!("({SPACE}? {item}){mark} "));
-        }
-        Some(format!("{all}{SPACE}? {}", self.literals.literal(end.trim())))
     }
 }
 
@@ -257,80 +233,22 @@ impl Cut<'_> {
     }
 }
 
+/// Before the number of a call in a tag's attributes.
+const INDEX: &str = "index=\"";
+
 /// White space that models put between the parts of a call.
-const SPACE: &str = r"/[ \n]{1,8}/";
+pub const SPACE: &str = r"/[ \n]{1,8}/";
 
-enum Form<'a> {
-    Tagged(&'a TaggedShape),
-    Python,
-}
+/// Between two calls of a list, and behind the last.
+const NEXT_IN_LIST: &str = r"/[ \n]{0,8},[ \n]{0,8}/";
+const END_OF_LIST: &str = r"/[ \n]{0,8}\]/";
 
-/// `KEY=VALUE, ...)`: what is required first, as calls are written.
-fn python(items: &[(String, bool)]) -> String {
-    let required: Vec<&str> =
-        items.iter().filter(|(_, r)| *r).map(|(item, _)| item.as_str()).collect();
-    let optional: Vec<&str> =
-        items.iter().filter(|(_, r)| !*r).map(|(item, _)| item.as_str()).collect();
-    let behind = |from: usize| -> String {
-        optional[from..].iter().map(|item| format!("(/, ?/ {item})? ")).collect()
-    };
-    let list = match required.is_empty() {
-        false => format!("{} {}", required.join(" /, ?/ "), behind(0)),
-        true => {
-            let from = |at: usize| format!("{} {}", optional[at], behind(at + 1));
-            let all: Vec<String> = (0..optional.len()).map(from).collect();
-            if all.is_empty() { String::new() } else { format!("({})?", all.join(" | ")) }
-        }
-    };
-    format!("{list} \")\"")
-}
-
-/// One parameter of a tool.
-struct Parameter {
-    name: String,
-    schema: Value,
-    required: bool,
-}
-
-impl Parameter {
-    /// Those of an object's schema; `None` if it says more than that, or there are too many.
-    fn all(schema: &Value) -> Option<Vec<Self>> {
-        let properties = schema.get("properties").and_then(Value::as_object);
-        let required = schema.get("required").and_then(Value::as_array);
-        let is_required =
-            |name: &str| required.into_iter().flatten().any(|r| r.as_str() == Some(name));
-        let other = ["anyOf", "oneOf", "allOf", "$ref", "patternProperties"];
-        if other.iter().any(|word| schema.get(word).is_some()) {
-            return None;
-        }
-        let all: Vec<Self> = properties
-            .into_iter()
-            .flatten()
-            .map(|(name, schema)| Self {
-                name: name.clone(),
-                schema: schema.clone(),
-                required: is_required(name),
-            })
-            .collect();
-        (all.len() <= MAX_PARAMETERS).then_some(all)
-    }
-
-    /// Its schema with the definitions that it may refer to.
-    fn alone(&self, defs: [(&str, Option<&Value>); 2]) -> Value {
-        let mut alone = self.schema.clone();
-        if let Some(words) = alone.as_object_mut() {
-            for (word, defs) in defs {
-                if let Some(defs) = defs {
-                    words.entry(word).or_insert_with(|| defs.clone());
-                }
-            }
-        }
-        alone
-    }
-}
+/// Behind the arguments of a call that is a JSON object; the model may give it an id.
+const END_OF_OBJECT: &str =
+    r#"/[ \n]{0,8}(,[ \n]{0,8}"[a-z_]{1,16}":[ \n]{0,8}"[a-zA-Z0-9_-]{1,64}"[ \n]{0,8})?\}/"#;
 
 /// The grammar of a value; of a tool that is not strict any value where the schema cannot be held.
-fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
+pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
     match schema::grammar(path, schema, strictness) {
         Err(_) if strictness == Strictness::Lenient => {
             let any = match schema.get("type").and_then(Value::as_str) {
@@ -344,7 +262,7 @@ fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, R
 }
 
 /// A tool's schema; one without any takes an empty object.
-fn parameters(schema: &Value) -> Value {
+fn object_of(schema: &Value) -> Value {
     match schema {
         Value::Object(words) if !words.is_empty() => {
             let mut words = words.clone();
@@ -359,38 +277,6 @@ fn parameters(schema: &Value) -> Value {
             ("type".to_string(), json!("object")),
             ("additionalProperties".to_string(), json!(false)),
         ])),
-    }
-}
-
-/// Grammars of values, and rules, beside the one that is written.
-#[derive(Default)]
-struct Parts {
-    grammars: Vec<Grammar>,
-    rules: Vec<String>,
-}
-
-impl Parts {
-    /// Adds a grammar; what calls it.
-    fn add(&mut self, grammar: Grammar) -> String {
-        let same = self.grammars.iter().position(|other| *other == grammar);
-        let at = same.unwrap_or_else(|| {
-            self.grammars.push(grammar);
-            self.grammars.len() - 1
-        });
-        format!("@part_{at}")
-    }
-
-    /// Adds a rule, given from behind its name on; what calls it.
-    fn rule(&mut self, text: &str) -> String {
-        let name = format!("text_{}", self.rules.len());
-        self.rules.push(format!("{name}{text}"));
-        name
-    }
-
-    fn into_grammar(self, start: String) -> Grammar {
-        let text = std::iter::once(start).chain(self.rules).collect::<Vec<_>>().join("\n");
-        let numbered = self.grammars.into_iter().enumerate();
-        numbered.fold(Grammar::lark(text), |all, (at, part)| all.with(&format!("part_{at}"), part))
     }
 }
 

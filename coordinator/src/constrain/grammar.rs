@@ -36,6 +36,39 @@ impl Grammar {
     }
 }
 
+/// Grammars of values, and rules, beside the one that is written.
+#[derive(Default)]
+pub struct Parts {
+    grammars: Vec<Grammar>,
+    rules: Vec<String>,
+}
+
+impl Parts {
+    /// Adds a grammar; what calls it.
+    pub fn add(&mut self, grammar: Grammar) -> String {
+        let same = self.grammars.iter().position(|other| *other == grammar);
+        let at = same.unwrap_or_else(|| {
+            self.grammars.push(grammar);
+            self.grammars.len() - 1
+        });
+        format!("@part_{at}")
+    }
+
+    /// Adds a rule, given from behind its name on; what calls it.
+    pub fn rule(&mut self, text: &str) -> String {
+        let name = format!("text_{}", self.rules.len());
+        self.rules.push(format!("{name}{text}"));
+        name
+    }
+
+    /// The grammar with this rule first.
+    pub fn into_grammar(self, start: String) -> Grammar {
+        let text = std::iter::once(start).chain(self.rules).collect::<Vec<_>>().join("\n");
+        let numbered = self.grammars.into_iter().enumerate();
+        numbered.fold(Grammar::lark(text), |all, (at, part)| all.with(&format!("part_{at}"), part))
+    }
+}
+
 /// A text as a literal of Lark.
 pub fn quote(text: &str) -> String {
     // JSON's escapes are Lark's, but that the last control character of ASCII needs one too.

@@ -2,13 +2,15 @@
 //!
 //! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
 //! refuses by its path what a schema uses and cannot be held; [`gbnf`] translates llama.cpp's grammars;
-//! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas; [`answer`] puts them
+//! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
+//! arguments in tags or as Python; [`answer`] puts them
 //! together with the model's way of thinking and calling ([`crate::dialect`]). Knows nothing of HTTP.
 
 pub mod answer;
 pub mod calls;
 pub mod gbnf;
 pub mod grammar;
+pub mod parameters;
 pub mod schema;
 
 use brigade_engine::constraint::{check_grammar, regex_for_lark};

@@ -1,5 +1,9 @@
 //! Forms and calls as grammars: what they say is checked by answers that fit, and by the paths of complaints.
 
+use std::sync::Arc;
+
+use brigade_engine::batch::{Constraint, SlotId};
+use brigade_engine::constraint::{Mask, Masks, Vocabulary};
 use serde_json::{Value, json};
 
 use super::answer::{Wishes, of_chat};
@@ -176,4 +180,162 @@ fn a_strict_tool_is_refused_by_the_path_of_its_keyword() {
     };
     assert_eq!(of(true).unwrap_err().path, "tools[0].function.parameters.properties.a.not");
     assert!(of(false).unwrap().is_some());
+}
+
+/// Names of control tokens of [`model`].
+const CONTROLS: [&str; 8] = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "[TOOL_CALLS]",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+];
+
+/// The bytes' first token in the sample vocabulary.
+const FIRST_BYTE: u32 = 3;
+
+/// Tokens of a text: names of control tokens, and bytes.
+fn tokens(text: &TextModel, answer: &str) -> Vec<u32> {
+    let (mut rest, mut ids) = (answer.as_bytes(), Vec::new());
+    while let Some(byte) = rest.first() {
+        let name = CONTROLS.iter().find(|name| rest.starts_with(name.as_bytes()));
+        let control = name.and_then(|name| Some((text.tokenizer().find(name)?, name.len())));
+        let (id, n) = control.unwrap_or((FIRST_BYTE + u32::from(*byte), 1));
+        ids.push(id);
+        rest = &rest[n..];
+    }
+    ids
+}
+
+/// Whether an answer may be written to its end.
+fn passes(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
+    let vocabulary = Vocabulary::new(text.tokenizer());
+    let mut masks = Masks::new(Box::new(move || vocabulary));
+    let ids = tokens(text, answer);
+    (0..ids.len()).all(|n| {
+        let may = |mask: Option<&Mask>| mask.is_none_or(|mask| mask.allows(ids[n]));
+        masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap()
+    })
+}
+
+/// What a free answer of a model has to fit where one tool is strict.
+fn strict_tool(template: &str, parameters: Value) -> (TextModel, Result<Arc<Constraint>, Refused>) {
+    let text = TextModel::sample_with(template, &CONTROLS);
+    let tools = Tools::new(vec![Tool { name: "f".to_string(), parameters, strict: true }]);
+    let prompt = prompt(&text, Force::Free);
+    let held = of_chat(&text, &prompt, wishes(None, &Force::Free, &tools));
+    (text, held.map(|held| Arc::new(held.expect("it is held"))))
+}
+
+fn number_and_text() -> Value {
+    json!({
+        "type": "object", "required": ["n"], "additionalProperties": false,
+        "properties": { "n": { "type": "integer" }, "s": { "type": "string", "pattern": "^[a-c]+$" } },
+    })
+}
+
+#[test]
+fn every_call_of_a_list_is_held() {
+    let lists = [
+        (
+            include_str!("../../../tests/data/dialects/mistral_list.jinja"),
+            "[TOOL_CALLS][",
+            r#"{"name": "f", "arguments": {"n": 1}}"#,
+            r#"{"name": "f", "arguments": {"n": 1}, "id": "abcdefghi"}"#,
+            [r#"{"name": "f", "arguments": {"n": "1"}}"#, r#"{"name": "g", "arguments": {}}"#],
+        ),
+        (
+            include_str!("../../../tests/data/dialects/lfm.jinja"),
+            "<|tool_call_start|>[",
+            "f(n=1)",
+            r#"f(n=12, s="ab")"#,
+            ["f(n=x)", r#"f(n=1, s="d")"#],
+        ),
+    ];
+    for (template, open, one, two, wrong) in lists {
+        let (text, held) = strict_tool(template, number_and_text());
+        let held = held.unwrap();
+        for list in [one.to_string(), format!("{one}, {two}"), format!("{two},\n{one}, {one}")] {
+            assert!(passes(&text, &held, &format!("Well. {open}{list}] And more.")), "{list}");
+        }
+        for wrong in wrong {
+            assert!(!passes(&text, &held, &format!("{open}{wrong}]")), "{wrong}");
+            assert!(!passes(&text, &held, &format!("{open}{one}, {wrong}]")), "second: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn tags_with_attributes_say_the_type_of_what_they_hold() {
+    let dsml = |value: &str| {
+        format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"n\" {value}\
+             </｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )
+    };
+    let (text, held) =
+        strict_tool(include_str!("../../../tests/data/dialects/dsml.jinja"), number_and_text());
+    let held = held.unwrap();
+    let with_text =
+        "string=\"false\">1</｜DSML｜parameter>\n<｜DSML｜parameter name=\"s\" string=\"true\">";
+    for value in ["string=\"false\">12".to_string(), format!("{with_text}abc")] {
+        assert!(passes(&text, &held, &dsml(&value)), "{value}");
+    }
+    for value in
+        ["string=\"true\">1".to_string(), "string=\"false\">x".into(), format!("{with_text}d")]
+    {
+        assert!(!passes(&text, &held, &dsml(&value)), "{value}");
+    }
+    let kimi = |index: u32, kind: &str, value: &str| {
+        format!(
+            "<|open|>call tool=\"f\" index=\"{index}\"<|sep|><|open|>argument key=\"n\" type=\"{kind}\"<|sep|>{value}\
+             <|close|>argument<|sep|><|close|>call<|sep|>"
+        )
+    };
+    let either =
+        json!({ "type": "object", "properties": { "n": { "type": ["integer", "string"] } } });
+    let (text, held) =
+        strict_tool(include_str!("../../../tests/data/dialects/kimi3.jinja"), either);
+    let held = held.unwrap();
+    let begin = "<|open|>tools<|sep|>";
+    let two = kimi(1, "number", "7") + &kimi(2, "string", "seven");
+    assert!(passes(&text, &held, &format!("{begin}{two}")));
+    for wrong in [kimi(1, "number", "x"), kimi(1, "null", "null")] {
+        assert!(!passes(&text, &held, &format!("{begin}{wrong}")), "{wrong}");
+    }
+}
+
+#[test]
+fn unions_are_held_in_tags_and_as_python() {
+    let schema = json!({
+        "type": "object", "additionalProperties": false,
+        "properties": { "n": { "type": "integer" }, "s": { "type": "string" } },
+        "anyOf": [{ "required": ["n"] }, { "required": ["s"] }],
+    });
+    let (text, held) =
+        strict_tool(include_str!("../../../tests/data/dialects/lfm.jinja"), schema.clone());
+    let held = held.unwrap();
+    for (arguments, may) in [("n=1", true), ("s=\"x\"", true), ("n=1, s=\"x\"", true), ("", false)]
+    {
+        let answer = format!("<|tool_call_start|>[f({arguments})]");
+        assert_eq!(passes(&text, &held, &answer), may, "{arguments}");
+    }
+    let qwen = include_str!("../../../tests/data/dialects/qwen_coder.jinja");
+    let (text, held) = strict_tool(qwen, schema);
+    let held = held.unwrap();
+    for (parameters, may) in [
+        ("<parameter=n>\n1\n</parameter>\n", true),
+        ("<parameter=s>\nfree text\n</parameter>\n", true),
+        ("<parameter=n>\none\n</parameter>\n", false),
+        ("", false),
+    ] {
+        let answer = format!("<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>");
+        assert_eq!(passes(&text, &held, &answer), may, "{parameters}");
+    }
+    let dated = json!({ "properties": { "d": { "type": "string", "format": "date" } } });
+    let refused = strict_tool(qwen, dated).1.unwrap_err();
+    assert_eq!(refused.path, "tools[0].function.parameters.properties.d.format");
 }

@@ -8,7 +8,7 @@ use super::json::Scan;
 use super::probe::{
     self, FIRST, FIRST_ID, Facts, KEY, SECOND, VALUE, common_prefix, common_suffix,
 };
-use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, known};
+use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy, known};
 
 /// The dialect of a template, and what the template does with calls of earlier answers. A model whose template
 /// knows of no tools gets the most common form, which it is then told to write.
@@ -265,6 +265,7 @@ fn tagged(one: &str, two: Option<&str>) -> Option<Calls> {
         key: Pair::new(key_open, key_close),
         value: Pair::new(value_open, value_close),
         tag_end: None,
+        typed_by: TypedBy::Nothing,
         padded: value_open.is_empty() && rest_has_break(key_to_value),
     };
     let call = (!call.open.is_empty()).then_some(call);

@@ -3,7 +3,7 @@
 
 use brigade_engine::text::ChatTemplate;
 
-use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape};
+use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy};
 
 /// Around reasoning, in templates that mention it and do not render it.
 const REASONING: [(&str, &str); 6] = [
@@ -130,6 +130,7 @@ fn kimi_k3() -> Dialect {
         key: Pair { open: open("argument key=\""), close: "\"".to_string() },
         value: Pair { open: String::new(), close: close("argument") },
         tag_end: Some("<|sep|>".to_string()),
+        typed_by: TypedBy::TypeName,
         padded: false,
     };
     let calls = Calls {
@@ -174,6 +175,7 @@ fn deepseek_tags(section: &str) -> Calls {
         key: Pair::new("<｜DSML｜parameter name=\"", "\""),
         value: Pair::new("", "</｜DSML｜parameter>"),
         tag_end: Some(">".to_string()),
+        typed_by: TypedBy::StringFlag,
         padded: false,
     };
     Calls {

@@ -147,8 +147,22 @@ pub struct TaggedShape {
     pub value: Pair,
     /// Tags have attributes behind name and key, up to this.
     pub tag_end: Option<String>,
+    /// What the attributes behind a key say of its value.
+    pub typed_by: TypedBy,
     /// Values stand on lines of their own: one line break on each side is not theirs.
     pub padded: bool,
+}
+
+/// An attribute that says of which type a value is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TypedBy {
+    /// There is none.
+    #[default]
+    Nothing,
+    /// `string="true"` for text, `string="false"` for JSON.
+    StringFlag,
+    /// `type="number"`, and so on.
+    TypeName,
 }
 
 /// What ids of calls look like.

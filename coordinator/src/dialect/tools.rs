@@ -44,11 +44,28 @@ impl Types {
         self == Self::STRING
     }
 
+    /// Any.
+    pub fn all() -> Self {
+        Self { string: true, number: true, boolean: true, null: true, nested: true }
+    }
+
+    /// Whether a value may have the type that JSON Schema calls so.
+    pub fn has(self, name: &str) -> bool {
+        let mut one = Self::default();
+        one.add(name);
+        (self.string && one.string)
+            || (self.number && one.number)
+            || (self.boolean && one.boolean)
+            || (self.null && one.null)
+            || (self.nested && one.nested)
+    }
+
     fn is_empty(self) -> bool {
         self == Self::default()
     }
 
-    fn add(&mut self, name: &str) {
+    /// Adds the one that JSON Schema calls so.
+    pub fn add(&mut self, name: &str) {
         match name {
             "string" => self.string = true,
             "number" | "integer" => self.number = true,
@@ -104,8 +121,9 @@ impl Tools {
     /// The types that argument `key` of tool `name` may have; none if that is not known.
     pub fn types(&self, name: &str, key: &str) -> Option<Types> {
         let schema = &self.get(name)?.parameters;
-        let property = properties(schema)?.get(key)?;
-        types_of(property, schema)
+        let mut types = Types::default();
+        collect_of(key, schema, schema, &mut types, &mut MAX_SCHEMA_STEPS.clone());
+        (!types.is_empty()).then_some(types)
     }
 
     /// The name of argument number `at` of tool `name`, for calls that name none.
@@ -138,6 +156,26 @@ pub fn types_of_attributes(attributes: &str) -> Option<Types> {
 
 fn properties(schema: &Value) -> Option<&Map<String, Value>> {
     schema.get("properties")?.as_object()
+}
+
+/// Adds what an object's schema allows for its property `key`, in any of its unions.
+fn collect_of(key: &str, schema: &Value, root: &Value, types: &mut Types, steps: &mut usize) {
+    if *steps == 0 {
+        return;
+    }
+    *steps -= 1;
+    if let Some(property) = properties(schema).and_then(|all| all.get(key)) {
+        collect(property, root, types, steps);
+    }
+    if let Some(path) = schema.get("$ref").and_then(Value::as_str)
+        && let Some(target) = path.strip_prefix('#').and_then(|p| root.pointer(p))
+    {
+        collect_of(key, target, root, types, steps);
+    }
+    for list in ["anyOf", "oneOf", "allOf"] {
+        let schemas = schema.get(list).and_then(Value::as_array).into_iter().flatten();
+        schemas.for_each(|inner| collect_of(key, inner, root, types, steps));
+    }
 }
 
 /// Adds what `schema` allows; `root` is where its `$ref`s point into.
