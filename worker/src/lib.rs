@@ -14,6 +14,7 @@
 //!   [`requests`] knows which request a slot is for. [`output`] sends frames on. [`wire`] converts messages
 //!   to engine types and back.
 //! - [`copies`] are checkpoints: taken, sent, kept, put back.
+//! - `sandbox` is what the process may do to files.
 //! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
 
 pub mod backend;
@@ -39,6 +40,8 @@ pub mod pool;
 pub mod push;
 pub mod requests;
 pub mod run;
+#[cfg(target_os = "linux")]
+pub mod sandbox;
 pub mod session;
 pub mod stage;
 pub mod state;

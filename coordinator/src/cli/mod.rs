@@ -99,6 +99,13 @@ pub enum Command {
 }
 
 impl Command {
+    /// What has to be done before the process has threads.
+    pub fn prepare(&self) {
+        if let Self::Worker(args) = self {
+            worker::confine(args);
+        }
+    }
+
     /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
     pub fn default_log(&self) -> &'static str {
         match self {

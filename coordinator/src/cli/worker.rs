@@ -1,10 +1,10 @@
 //! `brigade worker` runs one stage of a line, for whichever coordinator asks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use brigade_proto::tls::files;
-use brigade_worker::config::{Config, RawConfig};
+use brigade_worker::config::{Config, RawConfig, default_cache_dir};
 use clap::Args;
 use tokio::sync::oneshot;
 
@@ -97,6 +97,30 @@ fn token(args: &WorkerArgs) -> Result<Option<String>> {
         Some(path) => files::read(path).context("--token-file")?,
     };
     Ok(text.and_then(|text| Some(text.split_whitespace().last()?.to_owned())))
+}
+
+/// Confines the process to what a worker does to files, before it has threads.
+pub fn confine(args: &WorkerArgs) {
+    let listen = args.listen.as_deref().and_then(|text| text.strip_prefix("unix:"));
+    let socket = listen.and_then(|path| Path::new(path).parent()).map(|folder| {
+        // A socket without a folder is beside the caller.
+        if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder.to_owned() }
+    });
+    let env = |name: &str| std::env::var(name).ok();
+    let cache = args.cache_dir.clone().or_else(|| default_cache_dir(&env).ok());
+    let joins = args.token.is_some() || args.token_file.is_some();
+    let data = match joins {
+        true => args.data_dir.find(),
+        false => args.data_dir.data_dir.clone(),
+    };
+    let writable: Vec<PathBuf> = [cache, data, socket].into_iter().flatten().collect();
+    #[cfg(target_os = "linux")]
+    match brigade_worker::sandbox::enter(&writable) {
+        Ok(how) => tracing::info!(?how, ?writable, "confined: it reads files, and writes to these"),
+        Err(error) => tracing::warn!(%error, "not confined: the kernel takes no rules for files"),
+    }
+    #[cfg(not(target_os = "linux"))]
+    tracing::debug!(?writable, "not confined: this system has no rules for it");
 }
 
 /// Runs the command.

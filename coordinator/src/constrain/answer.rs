@@ -3,8 +3,8 @@
 use brigade_engine::batch::{self, Constraint, Marker};
 use brigade_engine::text::Tokenizer;
 
-use super::calls::{CallGrammars, Literals, check_size};
-use super::grammar::{Grammar, quote};
+use super::calls::{CallGrammars, check_size};
+use super::grammar::{Grammar, Literals, quote};
 use super::{Form, Refused};
 use crate::dialect::opening::opening;
 use crate::dialect::{Shape, Tools};

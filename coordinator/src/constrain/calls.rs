@@ -3,21 +3,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::grammar::{Grammar, Parts};
+use super::grammar::{Grammar, Literals, Parts, SPACE};
 use super::parameters::{self, Writing};
-use super::schema::{self, Strictness};
+use super::schema::{Strictness, held};
 use super::{MAX_GRAMMAR_BYTES, Refused};
 use crate::dialect::opening::opening;
 use crate::dialect::probe::Facts;
 use crate::dialect::{Calls, Dialect, Shape, Tool, Tools, TypedBy};
-
-/// How texts are written as grammar: names of control tokens in them are those tokens.
-pub trait Literals {
-    /// `text` as a sequence of literals and tokens.
-    fn literal(&self, text: &str) -> String;
-    /// Whether all of `text` is text.
-    fn is_plain(&self, text: &str) -> bool;
-}
 
 /// Writes calls of one request's tools.
 pub struct CallGrammars<'a> {
@@ -236,9 +228,6 @@ impl Cut<'_> {
 /// Before the number of a call in a tag's attributes.
 const INDEX: &str = "index=\"";
 
-/// White space that models put between the parts of a call.
-pub const SPACE: &str = r"/[ \n]{1,8}/";
-
 /// Between two calls of a list, and behind the last.
 const NEXT_IN_LIST: &str = r"/[ \n]{0,8},[ \n]{0,8}/";
 const END_OF_LIST: &str = r"/[ \n]{0,8}\]/";
@@ -246,20 +235,6 @@ const END_OF_LIST: &str = r"/[ \n]{0,8}\]/";
 /// Behind the arguments of a call that is a JSON object; the model may give it an id.
 const END_OF_OBJECT: &str =
     r#"/[ \n]{0,8}(,[ \n]{0,8}"[a-z_]{1,16}":[ \n]{0,8}"[a-zA-Z0-9_-]{1,64}"[ \n]{0,8})?\}/"#;
-
-/// The grammar of a value; of a tool that is not strict any value where the schema cannot be held.
-pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
-    match schema::grammar(path, schema, strictness) {
-        Err(_) if strictness == Strictness::Lenient => {
-            let any = match schema.get("type").and_then(Value::as_str) {
-                Some("object") => json!({ "type": "object" }),
-                _ => json!({}),
-            };
-            schema::grammar(path, &any, Strictness::Lenient)
-        }
-        other => other,
-    }
-}
 
 /// A tool's schema; one without any takes an empty object.
 fn object_of(schema: &Value) -> Value {

@@ -36,6 +36,17 @@ impl Grammar {
     }
 }
 
+/// White space that models put between the parts of a call.
+pub const SPACE: &str = r"/[ \n]{1,8}/";
+
+/// How texts are written as grammar: names of control tokens in them are those tokens.
+pub trait Literals {
+    /// `text` as a sequence of literals and tokens.
+    fn literal(&self, text: &str) -> String;
+    /// Whether all of `text` is text.
+    fn is_plain(&self, text: &str) -> bool;
+}
+
 /// Grammars of values, and rules, beside the one that is written.
 #[derive(Default)]
 pub struct Parts {

@@ -5,9 +5,8 @@ use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Map, Value, json};
 
 use super::Refused;
-use super::calls::{Literals, SPACE, held};
-use super::grammar::{Parts, quote};
-use super::schema::Strictness;
+use super::grammar::{Literals, Parts, SPACE, quote};
+use super::schema::{self, Strictness, held};
 use crate::dialect::tools::{Types, types_of};
 use crate::dialect::{Pair, TaggedShape, TypedBy};
 
@@ -52,7 +51,7 @@ pub fn written(
 ) -> Result<String, Refused> {
     // What no answer could be held to is refused by its own path.
     if strictness == Strictness::Strict {
-        super::schema::grammar(path, schema, strictness)?;
+        schema::grammar(path, schema, strictness)?;
     }
     let mut ways = Vec::new();
     for object in combinations(path, schema, schema, MAX_DEPTH)? {

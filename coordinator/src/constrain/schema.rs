@@ -95,6 +95,20 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     }
 }
 
+/// The grammar of a value; of a tool that is not strict any value where the schema cannot be held.
+pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
+    match grammar(path, schema, strictness) {
+        Err(_) if strictness == Strictness::Lenient => {
+            let any = match schema.get("type").and_then(Value::as_str) {
+                Some("object") => json!({ "type": "object" }),
+                _ => json!({}),
+            };
+            grammar(path, &any, Strictness::Lenient)
+        }
+        other => other,
+    }
+}
+
 /// The schema with what the library has to know beside it.
 fn with_options(schema: &Value, strictness: Strictness) -> Value {
     let mut schema = match schema {
