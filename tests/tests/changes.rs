@@ -58,10 +58,13 @@ impl Cluster {
         self.status()["stages"].as_array().unwrap().len()
     }
 
-    /// Runs `change` while all streams draw; they must get what they got without it.
+    /// Runs `change` while all streams draw; they must get what they got without it, and nothing is computed again.
     fn during_streams(&self, what: &str, change: impl FnOnce()) {
         let drawn = || self.server.metric("brigade_generated_tokens_total");
         let begin = drawn();
+        let put_back = || self.server.metric("brigade_sequences_put_back_total{outcome=\"done\"}");
+        let again = || self.server.metric("brigade_tokens_replayed_total");
+        let before = (put_back(), again());
         let clients: Vec<_> = (0..STREAMS)
             .map(|seed| {
                 let server = self.server.clone();
@@ -75,6 +78,10 @@ impl Cluster {
         for (client, expected) in clients.into_iter().zip(&self.expected) {
             assert_eq!(client.join().unwrap(), *expected, "{what}");
         }
+        let moved = put_back() - before.0;
+        assert!(moved > 0.0, "{what}: no state was moved");
+        assert_eq!(again() - before.1, 0.0, "{what}: positions computed again");
+        println!("{what}: {moved} states were moved");
     }
 }
 
@@ -95,7 +102,14 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn workers_are_drained_added_and_used_while_streams_run() {
-    for (arch, size) in [("llama", "tiny"), ("granitehybrid", "tiny")] {
+    let kinds = [
+        ("llama", "tiny"),
+        ("granitehybrid", "tiny"),
+        ("kimi-linear", "tiny-moe"),
+        ("rwkv7", "tiny"),
+    ];
+    for (arch, size) in kinds {
+        println!("{arch}:");
         let model = synth(arch, size);
         let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
         let cluster = Cluster::start(arch, model.to_str().unwrap(), &workers);
@@ -105,6 +119,10 @@ fn workers_are_drained_added_and_used_while_streams_run() {
             let said = cluster.ask(&["drain", address(1)]).unwrap();
             println!("{}", said.trim());
             assert!(said.contains("2 stages"), "{said}");
+            assert!(
+                said.contains("of weights loaded") && said.contains("of states moved"),
+                "{said}"
+            );
         });
         let status = cluster.status();
         assert_eq!(cluster.stages(), 2, "{status}");

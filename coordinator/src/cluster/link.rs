@@ -1,7 +1,7 @@
 //! What the supervisor and the driver tell each other, and their only common words. The supervisor says how
 //! far a line is, and when it is up or down. The driver says that its line is faulty.
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::lane::OpenLine;
 use crate::handle::Status;
@@ -14,6 +14,11 @@ pub enum LineEvent {
     Progress(Status),
     /// A new line: loaded, empty, ready for ubatch 0.
     Up(Box<OpenLine>),
+    /// The line will be taken down as planned: its stages are to keep the states of their sequences.
+    Part {
+        /// Told when they do; dropped where they will not.
+        done: oneshot::Sender<()>,
+    },
     /// The line is gone and a new one is being built.
     Down {
         /// Why.
@@ -26,6 +31,15 @@ pub enum LineEvent {
         /// Why.
         reason: String,
     },
+}
+
+/// What came back of sequences that were on a line before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Sequences whose states were put back.
+    pub sequences: usize,
+    /// Bytes of states that went from one worker to another.
+    pub bytes: u64,
 }
 
 /// A fault of the line that the driver found, for the supervisor to act on.

@@ -55,7 +55,7 @@ pub use config::{ClusterConfig, Patience, Source, StageOptions};
 pub use conn::WorkerError;
 pub use facts::worker_facts;
 pub use lane::OpenLine;
-pub use link::{ClusterLink, Fault, LineEvent};
+pub use link::{ClusterLink, Fault, LineEvent, Moved};
 pub use local::LocalOptions;
 pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;

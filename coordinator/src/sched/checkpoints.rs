@@ -12,11 +12,11 @@
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
 use brigade_engine::state::Prefixes;
 
+use super::Scheduler;
 use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
 use super::replay::Pending;
 use super::sequence::{Admitted, Live};
-use super::{SchedConfig, Scheduler};
 
 /// A request whose line was lost, as far as its copies matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,14 +48,13 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
     }
     sequence.checkpointed = len;
     let mark = TokenMark::of(&sequence.tokens[..len as usize]);
-    Some(SeqOp::Checkpoint { slot, len, mark })
+    Some(SeqOp::Checkpoint { slot, len, mark, parting: false })
 }
 
 impl Line {
-    /// Gives a sequence that was just admitted its name, if copies are taken and no other one has it.
-    pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
-        let takes_copies = config.checkpoint_every.is_some();
-        sequence.name = sequence.name.filter(|name| takes_copies && !live.has_name(*name));
+    /// Gives a sequence that was just admitted its name, if no other one has it.
+    pub fn name(&mut self, live: &Live, sequence: &mut Admitted) {
+        sequence.name = sequence.name.filter(|name| !live.has_name(*name));
         // One that begins with a kept sequence is opened by a copy, which was just decided.
         if let (Some(name), true) = (sequence.name, sequence.opened) {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
@@ -74,11 +73,8 @@ impl Line {
 }
 
 impl Scheduler {
-    /// Requests whose line was lost and that have copies, for whoever looks for these before the next line is used.
+    /// Requests whose line was lost and that may have copies, for whoever looks for these before the next line is used.
     pub fn interrupted(&self) -> Vec<Interrupted> {
-        if self.config.checkpoint_every.is_none() {
-            return Vec::new();
-        }
         let of = |pending: &Pending| {
             let name = pending.name?;
             let (request, tokens) = (pending.request.id, pending.tokens());
@@ -101,7 +97,8 @@ impl Scheduler {
         };
         if is_there {
             sequence.restoring = false;
-            out.push(Action::Replayed { request, tokens: sequence.prompt_left() });
+            let tokens = sequence.furthest.saturating_sub(sequence.sent);
+            out.push(Action::Replayed { request, tokens });
             self.live.prefilling.push_back(no);
             return;
         }

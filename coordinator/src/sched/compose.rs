@@ -80,6 +80,11 @@ pub(super) fn compose(
     Some(draft.send(now, line))
 }
 
+/// A ubatch of the copies, closes and other changes that the line has, noted as in flight.
+pub(super) fn only_ops(now: Micros, config: &SchedConfig, line: &mut Line) -> UBatch {
+    Draft::new(line.spec, config).send(now, line)
+}
+
 /// A ubatch being filled.
 struct Draft {
     spec: LineSpec,

@@ -10,6 +10,7 @@ use super::groups::Chosen;
 use super::in_flight::InFlight;
 use super::kept::KeptPool;
 use super::pages::Pages;
+use super::parting::Parting;
 use super::pool::Pool;
 use super::sequence::Live;
 use super::timing::LineTimes;
@@ -48,6 +49,8 @@ pub(super) struct Line {
     pub burst_rows: u64,
     /// It broke a promise: nothing is sent or believed until the driver takes it down.
     pub faulted: bool,
+    /// It is about to be taken down.
+    pub parting: Parting,
 }
 
 impl Line {
@@ -68,6 +71,7 @@ impl Line {
             prefill_owed: false,
             burst_rows: 0,
             faulted: false,
+            parting: Parting::No,
         }
     }
 

@@ -16,6 +16,7 @@ mod in_flight;
 mod kept;
 mod line;
 mod pages;
+mod parting;
 mod pool;
 mod replay;
 mod reuse;
@@ -79,6 +80,7 @@ impl Scheduler {
             Event::Restored { request, is_there } => {
                 self.restored(now, request, is_there, &mut out);
             }
+            Event::Part => self.part(),
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
@@ -120,6 +122,7 @@ impl Scheduler {
                 other.interrupted || rank(other.request.share) <= rank(request.share)
             };
             !line.faulted
+                && !line.is_parting()
                 && !live.has_suspect()
                 && !ahead.is_some_and(is_ahead)
                 && line.has_room(&request)
@@ -128,7 +131,7 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            admit(&self.config, line, &mut self.live, Pending::new(request), out);
+            admit(line, &mut self.live, Pending::new(request), out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(request)? {
@@ -380,6 +383,9 @@ impl Scheduler {
 
     /// Admits who fits and sends until the line is full or nothing is left to send.
     fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.line.as_ref().is_some_and(Line::is_parting) {
+            return self.go_on_parting(now, out);
+        }
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
         while let Some(at) = self.waiting.turn(&self.live.owners, line)
             && let Some(next) = self.waiting.get(at)
@@ -388,7 +394,7 @@ impl Scheduler {
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
             && let Some(next) = self.waiting.take(at)
         {
-            admit(&self.config, line, &mut self.live, next, out);
+            admit(line, &mut self.live, next, out);
         }
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
@@ -442,6 +448,11 @@ impl Scheduler {
         stats
     }
 
+    /// Whether a sequence of a line before this one waits for its state, or for a place where it is put back.
+    pub fn is_restoring(&self) -> bool {
+        self.live.is_restoring() || self.waiting.interrupted().any(|p| p.restorable.is_some())
+    }
+
     /// Whether nothing is live, waiting or in flight.
     pub fn is_idle(&self) -> bool {
         let in_flight = self.line.as_ref().map_or(0, |line| line.in_flight.len());
@@ -472,19 +483,13 @@ impl Scheduler {
 }
 
 /// Gives a request its places and the end of the prefill queue.
-fn admit(
-    config: &SchedConfig,
-    line: &mut Line,
-    live: &mut Live,
-    pending: Pending,
-    out: &mut Vec<Action>,
-) {
+fn admit(line: &mut Line, live: &mut Live, pending: Pending, out: &mut Vec<Action>) {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
     let (again, restorable) = (pending.interrupted, pending.restorable);
     let mut sequence = line.admit(pending);
-    line.name(config, live, &mut sequence);
+    line.name(live, &mut sequence);
     if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
         return checkpoints::begin_restore(line, live, sequence, (name, len), out);
     }

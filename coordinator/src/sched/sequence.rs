@@ -59,7 +59,7 @@ pub(super) struct Admitted {
     pub furthest: u32,
     /// Lines lost under it since it last got further than ever.
     pub losses: u32,
-    /// What copies of its state are called; `None`: none are taken.
+    /// What copies of its state are called; `None`: none can be.
     pub name: Option<CopyName>,
     /// Up to which position its state was last copied, or what it began with.
     pub checkpointed: u32,
@@ -178,6 +178,16 @@ impl Live {
     /// Whether a sequence has this name.
     pub fn has_name(&self, name: CopyName) -> bool {
         self.seqs.values().any(|sequence| sequence.name == Some(name))
+    }
+
+    /// All, oldest first.
+    pub fn all(&self) -> impl Iterator<Item = &Admitted> {
+        self.seqs.values()
+    }
+
+    /// Whether the state of one is being put back.
+    pub fn is_restoring(&self) -> bool {
+        self.seqs.values().any(|sequence| sequence.restoring)
     }
 
     pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Admitted> {

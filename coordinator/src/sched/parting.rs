@@ -1,0 +1,74 @@
+//! Leaving a line in order. Before a line is taken down as planned, nothing more is begun on it. When all ubatches are
+//! back, one more names the position at which each sequence leaves, so that the stages keep exactly that state for the
+//! next line. Whoever takes the line down waits for it, but not for long.
+
+use brigade_engine::batch::{SeqOp, TokenMark};
+
+use super::Scheduler;
+use super::compose;
+use super::events::{Action, Micros};
+use super::line::Line;
+use super::sequence::{Admitted, Live};
+
+/// How far a line is with its parting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Parting {
+    /// It stays.
+    #[default]
+    No,
+    /// It runs empty.
+    Asked,
+    /// The ubatch that names positions is on its way.
+    Sent,
+    /// The stages know.
+    Done,
+}
+
+impl Line {
+    /// Whether nothing is begun on it any more.
+    pub fn is_parting(&self) -> bool {
+        self.parting != Parting::No
+    }
+}
+
+impl Scheduler {
+    /// The line is about to be taken down.
+    pub(super) fn part(&mut self) {
+        self.with_line(|line| line.parting = Parting::Asked);
+    }
+
+    /// The next step of a line that parts, once all it had is back.
+    pub(super) fn go_on_parting(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
+        // States that are on their way have to be there first.
+        if !line.in_flight.is_empty() || self.live.is_restoring() {
+            return;
+        }
+        if line.parting == Parting::Asked {
+            // A sequence must be open before its position is named.
+            if line.ops.is_empty() {
+                line.ops = positions(&self.live);
+                line.parting = Parting::Sent;
+            }
+            if !line.ops.is_empty() {
+                out.push(Action::Send(compose::only_ops(now, &self.config, line)));
+                return;
+            }
+        }
+        if line.parting == Parting::Sent {
+            line.parting = Parting::Done;
+            out.push(Action::Parted);
+        }
+    }
+}
+
+/// Names the position of every sequence that has computed something and has a name.
+fn positions(live: &Live) -> Vec<SeqOp> {
+    let leaves = |sequence: &Admitted| {
+        let Admitted { slot, sent: len, .. } = *sequence;
+        let has_state = sequence.opened && len > 0 && sequence.name.is_some();
+        let mark = || TokenMark::of(&sequence.tokens[..len as usize]);
+        has_state.then(|| SeqOp::Checkpoint { slot, len, mark: mark(), parting: true })
+    };
+    live.all().filter_map(leaves).collect()
+}
