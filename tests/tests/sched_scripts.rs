@@ -6,7 +6,7 @@
 //! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others |
 //! | `down REASON`, `planned REASON` | it is lost; it is taken down as planned |
 //! | `part` | it will be taken down as planned |
-//! | `restorable ID LEN`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
+//! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
@@ -110,8 +110,8 @@ impl Script {
             "down" => Event::LineDown { reason: rest.to_owned(), planned: false },
             "planned" => Event::LineDown { reason: rest.to_owned(), planned: true },
             "restorable" => {
-                let found = (RequestId(number(words[0])), number(words[1]) as u32);
-                Event::Restorable(BTreeMap::from([found]))
+                let found = |pair: &[&str]| (RequestId(number(pair[0])), number(pair[1]) as u32);
+                Event::Restorable(words.chunks(2).map(found).collect())
             }
             "restored" | "spoilt" => {
                 let request = RequestId(number(words[0]));
@@ -245,16 +245,15 @@ fn show_ubatch(ubatch: &UBatch) -> String {
             format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
+        SeqOp::Name { slot, .. } => format!("name {}", slot.0),
         SeqOp::Checkpoint { slot, len, parting: true, .. } => format!("{} leaves at {len}", slot.0),
         other => format!("{other:?}"),
     };
-    // Every sequence that generates has a name: scripts do without them.
-    let ops = ubatch.ops.iter().filter(|op| !matches!(op, SeqOp::Name { .. }));
     let part = |part: &brigade_engine::batch::SeqPart| {
         let (slot, pos, tokens, want) = (part.slot.0, part.pos, &part.tokens, part.want);
         format!("slot {slot} at {pos} {tokens:?} {want:?}")
     };
-    let items: Vec<_> = ops.map(op).chain(ubatch.parts.iter().map(part)).collect();
+    let items: Vec<_> = ubatch.ops.iter().map(op).chain(ubatch.parts.iter().map(part)).collect();
     format!("ubatch {}: {}", ubatch.id, items.join(", "))
 }
 

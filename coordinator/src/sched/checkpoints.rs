@@ -12,11 +12,11 @@
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
 use brigade_engine::state::Prefixes;
 
-use super::Scheduler;
 use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
 use super::replay::Pending;
 use super::sequence::{Admitted, Live};
+use super::{SchedConfig, Scheduler};
 
 /// A request whose line was lost, as far as its copies matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,12 +52,13 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
 }
 
 impl Line {
-    /// Gives a sequence that was just admitted its name, if no other one has it.
-    pub fn name(&mut self, live: &Live, sequence: &mut Admitted) {
+    /// Gives a sequence that was just admitted its name, if no other one has it. Where copies are taken the stages hear of
+    /// it at once, else when they are to keep its state.
+    pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
         sequence.name = sequence.name.filter(|name| !live.has_name(*name));
         // One that begins with a kept sequence is opened by a copy, which was just decided.
-        if let (Some(name), true) = (sequence.name, sequence.opened) {
-            self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
+        if config.checkpoint_every.is_some() && sequence.opened {
+            self.ops.extend(sequence.tell_name());
         }
     }
 
@@ -67,7 +68,8 @@ impl Line {
         let (sampler, request) = (sequence.sampler(), sequence.label.clone());
         self.ops.push(SeqOp::Open { slot, blocks, sampler, request });
         self.ops.push(SeqOp::Name { slot, name: Some(name) });
-        (sequence.opened, sequence.sent, sequence.checkpointed) = (true, len, len);
+        (sequence.opened, sequence.named) = (true, true);
+        (sequence.sent, sequence.checkpointed) = (len, len);
         sequence.restoring = true;
     }
 }

@@ -174,7 +174,9 @@ impl Draft {
             let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
             let (sampler, request) = (sequence.sampler(), sequence.label.clone());
             self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
-            self.opens.extend(sequence.name.map(|name| SeqOp::Name { slot, name: Some(name) }));
+            if self.checkpoint_every.is_some() {
+                self.opens.extend(sequence.tell_name());
+            }
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
         let part = live.next_part(no, rows);

@@ -131,7 +131,7 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            admit(line, &mut self.live, Pending::new(request), out);
+            admit(&self.config, line, &mut self.live, Pending::new(request), out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(request)? {
@@ -394,7 +394,7 @@ impl Scheduler {
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
             && let Some(next) = self.waiting.take(at)
         {
-            admit(line, &mut self.live, next, out);
+            admit(&self.config, line, &mut self.live, next, out);
         }
         while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
             out.push(Action::Send(ubatch));
@@ -483,13 +483,19 @@ impl Scheduler {
 }
 
 /// Gives a request its places and the end of the prefill queue.
-fn admit(line: &mut Line, live: &mut Live, pending: Pending, out: &mut Vec<Action>) {
+fn admit(
+    config: &SchedConfig,
+    line: &mut Line,
+    live: &mut Live,
+    pending: Pending,
+    out: &mut Vec<Action>,
+) {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
     let (again, restorable) = (pending.interrupted, pending.restorable);
     let mut sequence = line.admit(pending);
-    line.name(live, &mut sequence);
+    line.name(config, live, &mut sequence);
     if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
         return checkpoints::begin_restore(line, live, sequence, (name, len), out);
     }

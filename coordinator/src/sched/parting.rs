@@ -8,7 +8,7 @@ use super::Scheduler;
 use super::compose;
 use super::events::{Action, Micros};
 use super::line::Line;
-use super::sequence::{Admitted, Live};
+use super::sequence::Admitted;
 
 /// How far a line is with its parting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,9 +45,11 @@ impl Scheduler {
             return;
         }
         if line.parting == Parting::Asked {
-            // A sequence must be open before its position is named.
+            // A sequence must be open and have a name before its position can be said.
+            line.ops
+                .extend(self.live.all_mut().filter(|s| leaves(s)).filter_map(Admitted::tell_name));
             if line.ops.is_empty() {
-                line.ops = positions(&self.live);
+                line.ops = self.live.all_mut().filter_map(|s| position(s)).collect();
                 line.parting = Parting::Sent;
             }
             if !line.ops.is_empty() {
@@ -62,13 +64,14 @@ impl Scheduler {
     }
 }
 
-/// Names the position of every sequence that has computed something and has a name.
-fn positions(live: &Live) -> Vec<SeqOp> {
-    let leaves = |sequence: &Admitted| {
-        let Admitted { slot, sent: len, .. } = *sequence;
-        let has_state = sequence.opened && len > 0 && sequence.name.is_some();
-        let mark = || TokenMark::of(&sequence.tokens[..len as usize]);
-        has_state.then(|| SeqOp::Checkpoint { slot, len, mark: mark(), parting: true })
-    };
-    live.all().filter_map(leaves).collect()
+/// Whether a sequence has a state that can move.
+fn leaves(sequence: &Admitted) -> bool {
+    sequence.opened && sequence.sent > 0 && sequence.name.is_some()
+}
+
+/// Says at which position a sequence leaves.
+fn position(sequence: &Admitted) -> Option<SeqOp> {
+    let Admitted { slot, sent: len, .. } = *sequence;
+    let mark = || TokenMark::of(&sequence.tokens[..len as usize]);
+    leaves(sequence).then(|| SeqOp::Checkpoint { slot, len, mark: mark(), parting: true })
 }

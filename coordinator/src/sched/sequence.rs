@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqPart, SlotId, Want};
+use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 
 use super::events::{Micros, RequestId, Share, Work};
 use super::fair::Owners;
@@ -61,6 +61,8 @@ pub(super) struct Admitted {
     pub losses: u32,
     /// What copies of its state are called; `None`: none can be.
     pub name: Option<CopyName>,
+    /// Whether the stages know its name.
+    pub named: bool,
     /// Up to which position its state was last copied, or what it began with.
     pub checkpointed: u32,
     /// Its state is being put back: nothing is sent before it is there.
@@ -78,6 +80,13 @@ impl Admitted {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
             Work::Logits | Work::Hidden => None,
         }
+    }
+
+    /// What tells the stages its name, if it has one that they do not know.
+    pub fn tell_name(&mut self) -> Option<SeqOp> {
+        let name = self.name.filter(|_| !self.named)?;
+        self.named = true;
+        Some(SeqOp::Name { slot: self.slot, name: Some(name) })
     }
 
     pub fn n_tokens(&self) -> u32 {
@@ -181,8 +190,8 @@ impl Live {
     }
 
     /// All, oldest first.
-    pub fn all(&self) -> impl Iterator<Item = &Admitted> {
-        self.seqs.values()
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Admitted> {
+        self.seqs.values_mut()
     }
 
     /// Whether the state of one is being put back.
