@@ -179,7 +179,7 @@ impl Supervisor {
         let begun = Instant::now();
         self.part().await;
         // Sequences have the states of the change before this one: a line that parts waits for them.
-        let moved = self.settling.try_join_next().map(finished).flatten();
+        let moved = self.settling.try_join_next().and_then(finished);
         self.settled(Some(moved.unwrap_or_default()));
         let down = Line::Down { again_at: Instant::now() };
         let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
