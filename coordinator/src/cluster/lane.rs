@@ -21,7 +21,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::conn::WorkerError;
-use super::link::Moved;
 use super::reach::Reach;
 use super::states::StateAccess;
 use crate::handle::LineInfo;
@@ -79,6 +78,15 @@ impl OpenLine {
         let ended = timeout(CLOSE_WITHIN, ended).await;
         ended.is_err().then_some(self)
     }
+}
+
+/// What came back of sequences that were on a line before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Sequences whose states were put back.
+    pub sequences: usize,
+    /// Bytes of states that went from one worker to another.
+    pub bytes: u64,
 }
 
 /// The two ends of a line.

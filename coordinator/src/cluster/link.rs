@@ -33,15 +33,6 @@ pub enum LineEvent {
     },
 }
 
-/// What came back of sequences that were on a line before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Sequences whose states were put back.
-    pub sequences: usize,
-    /// Bytes of states that went from one worker to another.
-    pub bytes: u64,
-}
-
 /// A fault of the line that the driver found, for the supervisor to act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {

@@ -10,7 +10,6 @@ use super::groups::Chosen;
 use super::in_flight::InFlight;
 use super::kept::KeptPool;
 use super::pages::Pages;
-use super::parting::Parting;
 use super::pool::Pool;
 use super::sequence::Live;
 use super::timing::LineTimes;
@@ -24,6 +23,20 @@ const OVERDUE_SLACK_US: f64 = 3e6;
 
 /// Allowance before anything was measured: the first ubatch may read all weights from a disk.
 const OVERDUE_UNMEASURED_US: Micros = 600_000_000;
+
+/// How far a line is with its parting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Parting {
+    /// It stays.
+    #[default]
+    No,
+    /// It runs empty.
+    Asked,
+    /// The ubatch that names positions is on its way.
+    Sent,
+    /// The stages know.
+    Done,
+}
 
 /// One epoch of the line.
 #[derive(Debug)]
@@ -73,6 +86,11 @@ impl Line {
             faulted: false,
             parting: Parting::No,
         }
+    }
+
+    /// Whether nothing is begun on it any more.
+    pub fn is_parting(&self) -> bool {
+        self.parting != Parting::No
     }
 
     /// Decode groups on their way; one whose sequences were all cancelled leaves its place to others.

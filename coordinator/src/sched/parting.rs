@@ -7,29 +7,8 @@ use brigade_engine::batch::{SeqOp, TokenMark};
 use super::Scheduler;
 use super::compose;
 use super::events::{Action, Micros};
-use super::line::Line;
+use super::line::Parting;
 use super::sequence::Admitted;
-
-/// How far a line is with its parting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Parting {
-    /// It stays.
-    #[default]
-    No,
-    /// It runs empty.
-    Asked,
-    /// The ubatch that names positions is on its way.
-    Sent,
-    /// The stages know.
-    Done,
-}
-
-impl Line {
-    /// Whether nothing is begun on it any more.
-    pub fn is_parting(&self) -> bool {
-        self.parting != Parting::No
-    }
-}
 
 impl Scheduler {
     /// The line is about to be taken down.

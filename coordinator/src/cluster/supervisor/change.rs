@@ -15,7 +15,8 @@ use tokio::time::timeout;
 
 use super::super::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
 use super::super::conn::{Conn, WorkerError};
-use super::super::link::{LineEvent, Moved};
+use super::super::lane::Moved;
+use super::super::link::LineEvent;
 use super::super::member::Member;
 use super::super::place;
 use super::super::reconcile::MemberId;
