@@ -187,6 +187,7 @@ impl Driver {
             match action {
                 Action::Send(ubatch) => self.send(ubatch),
                 Action::LineFault(fault) => self.line_faulted(&fault),
+                Action::Parted => self.checkpoints.parted(),
                 Action::Restore { request, slot, name, tokens } => {
                     self.checkpoints.wanted(request, slot, name, tokens);
                 }
@@ -241,7 +242,7 @@ impl Driver {
                     live.reject(why);
                 }
             }
-            Action::Send(_) | Action::LineFault(_) | Action::Restore { .. } => {}
+            Action::Send(_) | Action::LineFault(_) | Action::Parted | Action::Restore { .. } => {}
         }
     }
 
@@ -429,22 +430,16 @@ impl Driver {
                 self.status.send_replace(self.repairing(status));
             }
             LineEvent::Up(line) => {
-                let (epoch, spec, info) = (line.epoch, line.spec, line.info.clone());
+                let info = line.info.clone();
                 if let Some(mut trace) = self.meter.trace() {
                     trace.name_stages(info.stages.iter().map(StageInfo::describe).collect());
                 }
-                let takes_copies = line.state_access.takes_copies();
-                if takes_copies {
-                    self.checkpoints.look(&line, self.sched.interrupted());
-                }
-                self.line = Some(*line);
                 self.broken = None;
                 self.down_because = None;
                 self.status.send_replace(Status::Ready(info));
-                if !takes_copies {
-                    self.step(Event::LineUp { epoch, line: spec });
-                }
+                self.line_opened(*line);
             }
+            LineEvent::Part { done } => self.part(done),
             LineEvent::Down { reason, planned } => self.line_down(reason, planned),
             LineEvent::Failed { reason } => {
                 self.line_down(reason.clone(), false);
@@ -531,6 +526,7 @@ impl Driver {
         for (request, end) in ended {
             self.fail(request, Failure::KeyEnded(end));
         }
+        self.settle();
         metrics::scheduler(&self.sched.stats());
     }
 

@@ -34,6 +34,7 @@ const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
 const REUSED_TOKENS: &str = "brigade_prompt_tokens_reused_total";
 const REPLAYS: &str = "brigade_sequences_replayed_total";
 const REPLAYED_TOKENS: &str = "brigade_tokens_replayed_total";
+const MOVED_BYTES: &str = "brigade_state_bytes_moved_total";
 const PUT_BACK: &str = "brigade_sequences_put_back_total";
 const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
 const REQUESTS: &str = "brigade_requests_total";
@@ -87,7 +88,9 @@ const STATUSES: [u16; 6] = [200, 400, 404, 429, 500, 503];
 /// see that event.
 fn begin() {
     gauge!(LINE_UP).set(0.0);
-    for name in [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN] {
+    let replays = [REPLAYS, REPLAYED_TOKENS, MOVED_BYTES];
+    let others = [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN];
+    for name in replays.into_iter().chain(others) {
         counter!(name).increment(0);
     }
     for outcome in OUTCOMES {
@@ -147,6 +150,10 @@ fn describe() {
     describe_counter!(REUSED_TOKENS, "Prompt tokens that a kept sequence stood for");
     describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
     describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
+    describe_counter!(
+        MOVED_BYTES,
+        "Bytes of states that went from one worker to another when they were put back"
+    );
     describe_counter!(GENERATED_TOKENS, "Tokens drawn");
     describe_counter!(REQUESTS, "Sequences by how they ended");
     describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
@@ -196,10 +203,12 @@ pub fn replayed(tokens: u32) {
     counter!(REPLAYED_TOKENS).increment(tokens.into());
 }
 
-/// A sequence's state was put back from a checkpoint, or could not be.
-pub fn put_back(is_there: bool) {
-    let outcome = if is_there { "done" } else { "failed" };
+/// A sequence's state was put back from copies, of which so many bytes went from one worker to another; `None`: it could
+/// not be.
+pub fn put_back(moved_bytes: Option<u64>) {
+    let outcome = if moved_bytes.is_some() { "done" } else { "failed" };
     counter!(PUT_BACK, "outcome" => outcome).increment(1);
+    counter!(MOVED_BYTES).increment(moved_bytes.unwrap_or(0));
 }
 
 /// A request drew another token.

@@ -87,9 +87,9 @@ fn op(op: SeqOp) -> pb::SeqOp {
             slot: slot.0,
             name: name.map(|name| name.0.to_vec()).unwrap_or_default().into(),
         }),
-        SeqOp::Checkpoint { slot, len, mark } => {
+        SeqOp::Checkpoint { slot, len, mark, parting } => {
             let mark = mark.0.to_vec().into();
-            Op::Checkpoint(pb::CheckpointOp { slot: slot.0, len, mark })
+            Op::Checkpoint(pb::CheckpointOp { slot: slot.0, len, mark, parting })
         }
     };
     pb::SeqOp { op: Some(op) }

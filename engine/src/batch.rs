@@ -111,6 +111,8 @@ pub enum SeqOp {
         len: u32,
         /// Of the tokens up to there.
         mark: TokenMark,
+        /// The line is about to be taken down: the stage keeps the state itself until the next line has it.
+        parting: bool,
     },
 }
 

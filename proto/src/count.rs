@@ -151,6 +151,8 @@ flat!(
     c::UnloadReply,
     c::HealthRequest,
     c::HealthReply,
+    c::RetireRequest,
+    c::RetireReply,
     c::DrainRequest,
     c::DrainReply,
     c::SnapshotRequest,
@@ -166,6 +168,8 @@ flat!(
     k::FindRequest,
     k::FetchRequest,
     k::PutBackReply,
+    k::SettleRequest,
+    k::SettleReply,
 );
 
 const CAPABILITIES: Shape = Shape(&[

@@ -33,7 +33,8 @@ pub mod tls;
 ///   newcomers enrol.
 /// - 6: answers held to a grammar, more settings of the sampling chain, rows for embeddings.
 /// - 7: sequences have names, and copies of their states are taken, kept and put back.
-/// - 8: draws with mirostat.
+/// - 8: draws with mirostat; layers move with the states of their sequences: parting copies, and workers that retire
+///   from a line.
 pub const WIRE_VERSION: u32 = 8;
 
 /// Program version, for logs and refusals; it never decides anything.

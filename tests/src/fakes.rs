@@ -15,8 +15,8 @@ use brigade_proto::control::worker_server::{Worker, WorkerServer};
 use brigade_proto::control::{
     Capabilities, DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest,
     JoinReply, JoinRequest, LoadEvent, LoadRequest, PrepareReply, PrepareRequest, PushReply,
-    RestoreReply, RestoreRequest, SnapshotRequest, StateChunk, TensorChunk, UnloadReply,
-    UnloadRequest,
+    RestoreReply, RestoreRequest, RetireReply, RetireRequest, SnapshotRequest, StateChunk,
+    TensorChunk, UnloadReply, UnloadRequest,
 };
 use brigade_proto::net::{Listener, dial, server};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
@@ -208,6 +208,10 @@ impl Worker for Calls {
         &self,
         _: Request<Streaming<RestoreRequest>>,
     ) -> Result<Response<RestoreReply>, Status> {
+        refused()
+    }
+
+    async fn retire(&self, _: Request<RetireRequest>) -> Result<Response<RetireReply>, Status> {
         refused()
     }
 

@@ -13,5 +13,6 @@ pub mod process;
 pub mod proxy;
 pub mod schemas;
 pub mod secure;
+pub mod streams;
 pub mod talker;
 pub mod up_share;

@@ -101,6 +101,10 @@ async fn says_hello(who: &Somebody, to: &Address) -> Seen {
     calls(who, to, "Hello").await
 }
 
+/// The calls of the control service.
+const ALL_CALLS: [&str; 9] =
+    ["Hello", "Health", "Prepare", "Load", "Unload", "Snapshot", "PushTensors", "Drain", "Retire"];
+
 /// One call of the control service by `who`.
 async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
     let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
@@ -127,6 +131,10 @@ async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
             answer(client.push_tensors(tokio_stream::once(chunk)).await)
         }
         "Drain" => answer(client.drain(DrainRequest {}).await),
+        "Retire" => {
+            let request = RetireRequest { epoch: 99, coordinator_id, ..Default::default() };
+            answer(client.retire(request).await)
+        }
         other => panic!("no call {other}"),
     }
 }
@@ -363,8 +371,7 @@ async fn with_a_bad_certificate(scene: &Scene, table: &mut Table) {
 async fn with_the_wrong_role(scene: &Scene, table: &mut Table) {
     let worker = scene.worker();
     let neighbour = scene.member(Role::Worker, "cellar");
-    for call in ["Hello", "Health", "Prepare", "Load", "Unload", "Snapshot", "PushTensors", "Drain"]
-    {
+    for call in ALL_CALLS {
         let seen = calls(&neighbour, &worker, call).await;
         table.enter(&format!("a worker calls {call} of another worker"), "Forbidden", seen);
     }
@@ -395,9 +402,12 @@ async fn as_another_coordinator(scene: &Scene, table: &mut Table) {
     let (worker, second) = (scene.worker(), scene.member(Role::Coordinator, "second"));
     let seen = calls(&second, &worker, "Prepare").await;
     table.enter("a second coordinator wants the worker", "(key ", seen);
-    for (call, words) in
-        [("Unload", "does not hold"), ("Drain", "Forbidden"), ("Load", "does not hold")]
-    {
+    for (call, words) in [
+        ("Unload", "does not hold"),
+        ("Drain", "Forbidden"),
+        ("Load", "does not hold"),
+        ("Retire", "does not hold"),
+    ] {
         let seen = calls(&second, &worker, call).await;
         table.enter(&format!("a second coordinator calls {call}"), words, seen);
     }

@@ -1,25 +1,37 @@
 //! Planned changes while streams run: workers are drained, added and asked to leave; every stream goes on with the bytes
-//! of an undisturbed run, and only what moves is loaded.
+//! of an undisturbed run, only what moves is loaded, and no position is computed again.
+//!
+//! The table of pauses takes minutes:
+//! `cargo test --release -p brigade-tests --test changes -- --ignored --nocapture pauses`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_tests::process::{Running, Server, get, post, post_with, run, signal, synth};
+use brigade_tests::secure;
+use brigade_tests::streams::Streams;
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const STREAMS: usize = 4;
 
+/// Tokens that each stream draws.
+const TOKENS: usize = 400;
+
 fn worker() -> Running {
+    worker_at("127.0.0.1:0")
+}
+
+fn worker_at(address: &str) -> Running {
     // All are told the same speed: what else this machine does must not decide the cut.
-    let args = ["worker", "--listen", "127.0.0.1:0", "--speed", "20,200"];
+    let args = ["worker", "--listen", address, "--speed", "20,200"];
     Running::start(&args, brigade_worker::run::READY_PREFIX)
 }
 
 fn answer(server: &Server, seed: usize) -> Value {
     let body = json!({
-        "prompt": "In the", "max_tokens": 400, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
+        "prompt": "In the", "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
     });
     let reply = server.post("/v1/completions", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
@@ -33,12 +45,17 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(name: &str, model: &str, workers: &[Running]) -> Self {
+    fn start(name: &str, model: &str, workers: &[Running], more: &[&str]) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("changes-{name}-{}", std::process::id()));
         let mut args = vec!["-m", model, "--keep", "0", "--data-dir", folder.to_str().unwrap()];
         workers.iter().for_each(|worker| args.extend(["--worker", worker.ready.trim()]));
-        let server = Arc::new(Server::start(&args));
+        args.extend(more);
+        Self::of(Server::start(&args), folder)
+    }
+
+    fn of(server: Server, folder: PathBuf) -> Self {
+        let server = Arc::new(server);
         let expected = (0..STREAMS).map(|seed| answer(&server, seed)).collect();
         Self { server, folder, expected }
     }
@@ -60,23 +77,41 @@ impl Cluster {
         self.status()["stages"].as_array().unwrap().len()
     }
 
-    /// Runs `change` while all streams draw; they must get what they got without it.
+    fn drawn(&self) -> f64 {
+        self.server.metric("brigade_generated_tokens_total")
+    }
+
+    fn put_back(&self) -> f64 {
+        self.server.metric("brigade_sequences_put_back_total{outcome=\"done\"}")
+    }
+
+    /// Runs `change` while all streams draw; they must get what they got without it, and nothing is computed again.
     fn during_streams(&self, what: &str, change: impl FnOnce()) {
-        let drawn = || self.server.metric("brigade_generated_tokens_total");
-        let begin = drawn();
+        let again = || self.server.metric("brigade_tokens_replayed_total");
+        let before = again();
+        self.disturb(what, change);
+        assert_eq!(again() - before, 0.0, "{what}: positions computed again");
+    }
+
+    /// As [`Self::during_streams`], where something may be computed again.
+    fn disturb(&self, what: &str, change: impl FnOnce()) {
+        let (begin, put_back) = (self.drawn(), self.put_back());
         let clients: Vec<_> = (0..STREAMS)
             .map(|seed| {
                 let server = self.server.clone();
                 std::thread::spawn(move || answer(&server, seed))
             })
             .collect();
-        until("tokens are drawn", || drawn() > begin + 40.0);
+        until("tokens are drawn", || self.drawn() > begin + 40.0);
         let changed = Instant::now();
         change();
         println!("{what}: {:?}", changed.elapsed());
         for (client, expected) in clients.into_iter().zip(&self.expected) {
             assert_eq!(client.join().unwrap(), *expected, "{what}");
         }
+        let moved = self.put_back() - put_back;
+        assert!(moved > 0.0, "{what}: no state was moved");
+        println!("{what}: {moved} states were moved");
     }
 }
 
@@ -97,16 +132,27 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn workers_are_drained_added_and_used_while_streams_run() {
-    for (arch, size) in [("llama", "tiny"), ("granitehybrid", "tiny")] {
+    let kinds = [
+        ("llama", "tiny"),
+        ("granitehybrid", "tiny"),
+        ("kimi-linear", "tiny-moe"),
+        ("rwkv7", "tiny"),
+    ];
+    for (arch, size) in kinds {
+        println!("{arch}:");
         let model = synth(arch, size);
         let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
-        let cluster = Cluster::start(arch, model.to_str().unwrap(), &workers);
+        let cluster = Cluster::start(arch, model.to_str().unwrap(), &workers, &[]);
         assert_eq!(cluster.stages(), 3);
         let address = |i: usize| workers[i].ready.trim();
         cluster.during_streams("drain", || {
             let said = cluster.ask(&["drain", address(1)]).unwrap();
             println!("{}", said.trim());
             assert!(said.contains("2 stages"), "{said}");
+            assert!(
+                said.contains("of weights loaded") && said.contains("of states moved"),
+                "{said}"
+            );
         });
         let status = cluster.status();
         assert_eq!(cluster.stages(), 2, "{status}");
@@ -135,11 +181,100 @@ fn workers_are_drained_added_and_used_while_streams_run() {
     }
 }
 
+/// Parting copies do not stay: after a change, checkpoints begin with the first page again.
+#[test]
+fn checkpoints_go_on_after_a_planned_change() {
+    let model = synth("granitehybrid", "tiny");
+    let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+    let more = ["--checkpoint", "buddy", "--checkpoint-every", "16", "--replace-after", "60"];
+    let cluster = Cluster::start("checkpoints", model.to_str().unwrap(), &workers, &more);
+    cluster.disturb("drain, and a loss", || {
+        let said = cluster.ask(&["drain", workers[1].ready.trim()]).unwrap();
+        println!("{}", said.trim());
+        let drawn = cluster.drawn();
+        until("checkpoints are taken", || cluster.drawn() > drawn + 60.0 * STREAMS as f64);
+        let address = workers[2].ready.trim().to_owned();
+        let begun = cluster.put_back();
+        assert_eq!(begun, STREAMS as f64);
+        workers[2] = {
+            signal("KILL", workers[2].pid());
+            until("it is gone", || cluster.stages() == 0);
+            worker_at(&address)
+        };
+        until("streams go on from checkpoints", || cluster.put_back() > begun);
+    });
+    assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+    std::fs::remove_file(model).unwrap();
+}
+
+/// Who fetches a state shows its key, to a worker beside the line too.
+#[test]
+fn over_tls_states_move_from_a_worker_that_leaves() {
+    let model = synth("llama", "tiny");
+    let desk = secure::Cluster::new();
+    let args = ["--expect", "3", "--keep", "0", "-m", model.to_str().unwrap()];
+    let server = Server { process: desk.serve(&args) };
+    let token = desk.token(&["--uses", "3"]);
+    let workers = ["lab", "attic", "cellar"].map(|name| desk.worker(name, &token));
+    server.wait_healthy(PATIENCE);
+    let cluster = Cluster::of(server, PathBuf::from(desk.data("desk")));
+    cluster.during_streams("drain", || {
+        let said = cluster.ask(&["drain", workers[1].ready.trim()]).unwrap();
+        println!("{}", said.trim());
+    });
+    assert!(cluster.server.metric("brigade_state_bytes_moved_total") > 0.0);
+    std::fs::remove_file(model).unwrap();
+}
+
+/// Positions of each stream when its line changes; `BRIGADE_PAUSES_CONTEXT` sets others.
+const CONTEXT: u64 = 512;
+
+/// Drains a worker, and takes it in again as a new one; the longest gap in any stream each time.
+fn gaps(arch: &str, context: u64) -> [Duration; 2] {
+    let model = synth(arch, "0.6b");
+    let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+    let ctx = (context + 2048).to_string();
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("changes-{arch}-gaps"));
+    let mut args = vec!["-m", model.to_str().unwrap(), "--max-seqs", "4", "--keep", "0"];
+    args.extend(["--ctx", &ctx, "--data-dir", folder.to_str().unwrap()]);
+    workers.iter().for_each(|worker| args.extend(["--worker", worker.ready.trim()]));
+    let server = Arc::new(Server::start(&args));
+    let cluster = Cluster { server: server.clone(), folder, expected: Vec::new() };
+    let mut streams = Streams::start(&server.process.ready, STREAMS, context, 2000);
+    streams.wait(Instant::now(), 10);
+    let mut during = |question: &[&str]| {
+        let begun = Instant::now();
+        println!("{arch}: {}", cluster.ask(question).unwrap().trim());
+        streams.wait(Instant::now(), 3);
+        streams.longest_gap(begun)
+    };
+    let drained = during(&["drain", workers[1].ready.trim()]);
+    let fourth = worker();
+    cluster.ask(&["add", fourth.ready.trim()]).unwrap();
+    until("the new one is there", || cluster.status()["spare"].to_string().contains("127"));
+    let taken_in = during(&["rebalance"]);
+    assert_eq!(server.metric("brigade_tokens_replayed_total"), 0.0);
+    std::fs::remove_file(model).unwrap();
+    [drained, taken_in]
+}
+
+#[test]
+#[ignore = "takes minutes: prints the table of pauses"]
+fn pauses_of_planned_changes() {
+    let context = std::env::var("BRIGADE_PAUSES_CONTEXT").map_or(CONTEXT, |n| n.parse().unwrap());
+    let rows = ["llama", "granitehybrid"].map(|arch| (arch, gaps(arch, context)));
+    println!("| 0.6b model | {STREAMS} streams behind | drain | rebalance |");
+    println!("|---|---|---|---|");
+    for (arch, [drained, taken_in]) in rows {
+        println!("| {arch} | {context} tokens | {drained:.2?} | {taken_in:.2?} |");
+    }
+}
+
 #[test]
 fn orders_that_cannot_be_are_refused_with_the_reason() {
     let model = synth("llama", "tiny");
     let workers: Vec<Running> = (0..2).map(|_| worker()).collect();
-    let cluster = Cluster::start("refused", model.to_str().unwrap(), &workers);
+    let cluster = Cluster::start("refused", model.to_str().unwrap(), &workers, &[]);
     let error = cluster.ask(&["drain", "10.1.1.1:1"]).unwrap_err();
     assert!(error.contains("no worker is called 10.1.1.1:1"), "{error}");
     cluster.ask(&["drain", workers[0].ready.trim()]).unwrap();

@@ -4,11 +4,8 @@
 //! The table of pauses takes minutes:
 //! `cargo test --release -p brigade-tests --test checkpoints -- --ignored --nocapture pauses`.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
@@ -19,6 +16,7 @@ use brigade_proto::tls::Role;
 use brigade_tests::fakes::runtime;
 use brigade_tests::process::{Running, Server, brigade, get, post, signal, synth};
 use brigade_tests::secure::{Cluster, Somebody};
+use brigade_tests::streams::{Streams, prompt};
 use brigade_tests::up_share::{free_address, wait_up};
 use serde_json::{Value, json};
 
@@ -43,11 +41,6 @@ const UNDER_WAY: f64 = 70.0;
 
 /// Tokens of a stream between two checkpoints of recurrent states.
 const EVERY: &str = "32";
-
-/// A prompt of `n` tokens, another one for each `seed`.
-fn prompt(seed: u64, n: u64) -> Vec<u64> {
-    (0..n).map(|i| 3 + (i * i + seed * 31 + i * seed) % 200).collect()
-}
 
 /// Requests of every kind.
 fn requests() -> Vec<Value> {
@@ -347,66 +340,6 @@ const CONTEXT: u64 = 8192;
 /// Tokens that a stream draws between two losses: at least one more checkpoint.
 const BETWEEN: usize = 140;
 
-/// Streams that are read while workers are lost: when each of them had an event.
-struct Streams {
-    heard: mpsc::Receiver<(usize, Instant)>,
-    /// Events of each so far.
-    events: Vec<Vec<Instant>>,
-}
-
-impl Streams {
-    fn start(url: &str, context: u64) -> Self {
-        let (tell, heard) = mpsc::channel();
-        for i in 0..STREAMS as usize {
-            let body = json!({
-                "prompt": prompt(i as u64, context), "max_tokens": 2000, "seed": i, "stream": true,
-                "ignore_eos": true,
-            });
-            let (tell, address) = (tell.clone(), url.trim_start_matches("http://").to_owned());
-            std::thread::spawn(move || {
-                let mut link = TcpStream::connect(&address).unwrap();
-                let body = body.to_string();
-                let head = format!(
-                    "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: \
-                     application/json\r\ncontent-length: {}\r\n\r\n",
-                    body.len()
-                );
-                link.write_all(head.as_bytes())
-                    .and_then(|()| link.write_all(body.as_bytes()))
-                    .unwrap();
-                for line in BufReader::new(link).lines().map_while(Result::ok) {
-                    assert!(!line.contains("\"error\""), "stream {i}: {line}");
-                    if line.starts_with("data: ") && tell.send((i, Instant::now())).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        Self { heard, events: vec![Vec::new(); STREAMS as usize] }
-    }
-
-    /// Waits until every stream has had `n` events since `since`.
-    fn wait(&mut self, since: Instant, n: usize) {
-        let deadline = Instant::now() + 30 * PATIENCE;
-        let has = |events: &Vec<Instant>| events.iter().filter(|at| **at > since).count() >= n;
-        while !self.events.iter().all(has) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (i, at) = self.heard.recv_timeout(left).expect("a stream waits for ever");
-            self.events[i].push(at);
-        }
-    }
-
-    /// The longest time from `lost` to the end of a stream's pause. Tokens that were on their way come after the loss
-    /// too: the pause is a stream's longest time without one.
-    fn pause(&self, lost: Instant) -> Duration {
-        let of = |events: &Vec<Instant>| {
-            let gaps = events.windows(2).filter(|pair| pair[1] > lost);
-            gaps.max_by_key(|pair| pair[1] - pair[0]).map_or(Duration::ZERO, |pair| pair[1] - lost)
-        };
-        self.events.iter().map(of).max().unwrap()
-    }
-}
-
 /// Bytes that a process has in memory.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -422,7 +355,7 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     let mut joined = Joined::start_alone(3, &[&args[..], &model_args[..], &CUT[..]].concat());
     let control = joined.control.clone();
     let begin = Instant::now();
-    let mut streams = Streams::start(&joined.server.ready, context);
+    let mut streams = Streams::start(&joined.server.ready, STREAMS as usize, context, 2000);
     streams.wait(begin, BETWEEN);
     let memory: u64 = joined.workers.iter().map(|worker| resident(worker.pid())).sum();
     let prefill = begin.elapsed();

@@ -4,7 +4,9 @@
 //! | event | |
 //! |---|---|
 //! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others |
-//! | `down REASON` | it is lost |
+//! | `down REASON`, `planned REASON` | it is lost; it is taken down as planned |
+//! | `part` | it will be taken down as planned |
+//! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
@@ -104,7 +106,17 @@ impl Script {
                 self.wanted.clear();
                 Event::LineUp { epoch: self.epoch, line: line_spec(self.n_stages, field, find) }
             }
+            "part" => Event::Part,
             "down" => Event::LineDown { reason: rest.to_owned(), planned: false },
+            "planned" => Event::LineDown { reason: rest.to_owned(), planned: true },
+            "restorable" => {
+                let found = |pair: &[&str]| (RequestId(number(pair[0])), number(pair[1]) as u32);
+                Event::Restorable(words.chunks(2).map(found).collect())
+            }
+            "restored" | "spoilt" => {
+                let request = RequestId(number(words[0]));
+                Event::Restored { request, is_there: verb == "restored" }
+            }
             "submit" => Event::Submit(Request {
                 id: RequestId(number(words[0])),
                 label: words[0].into(),
@@ -185,6 +197,7 @@ impl Script {
             }
             Action::Failed { request, error } => format!("request {} failed: {error}", request.0),
             Action::Rejected { request, why } => format!("request {} rejected: {why}", request.0),
+            Action::Parted => "the line has parted".to_owned(),
             Action::LineFault(fault) => format!("line fault: {fault}"),
         }
     }
@@ -234,6 +247,8 @@ fn show_ubatch(ubatch: &UBatch) -> String {
             format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
+        SeqOp::Name { slot, .. } => format!("name {}", slot.0),
+        SeqOp::Checkpoint { slot, len, parting: true, .. } => format!("{} leaves at {len}", slot.0),
         other => format!("{other:?}"),
     };
     let part = |part: &brigade_engine::batch::SeqPart| {

@@ -133,6 +133,36 @@ fn lines_that_are_lost_again_and_again_lose_no_request() {
     assert!(failed * 10 < finished, "only who gets no further on three lines in a row may fail");
 }
 
+/// Changes again and again, and nothing else goes wrong.
+fn with_many_changes(mut sim: Sim, seed: u64) -> Sim {
+    let mut rng = Rng::new(seed ^ 0xc4a6);
+    let (mut at, every) = (0, [500_000, 2_000_000, 9_000_000][rng.between(0, 2) as usize]);
+    sim.outages.clear();
+    for _ in 0..rng.between(1, 20) {
+        at += 1 + rng.between(0, every);
+        sim.changes.push(at);
+    }
+    sim
+}
+
+#[test]
+fn sequences_move_with_their_states_when_a_line_changes_as_planned() {
+    let (mut moved, mut again, mut put_back) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let sim = with_many_changes(random_sim(seed), seed);
+        // The simulator checks that a sequence goes back to where it was, and that its tokens are the undisturbed run's.
+        let outcome = sim
+            .run(&Workload::random(seed, 1 + seed as usize % 60))
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
+        let failed = outcome.endings.get("failed");
+        assert_eq!(failed, None, "seed {seed}: a planned change ends nothing");
+        (moved, put_back) = (moved + outcome.n_moved, put_back + outcome.n_put_back);
+        again += outcome.clients.iter().map(|client| client.replays).sum::<u32>();
+    }
+    println!("{moved} states moved, of {again} sequences that went on, {put_back} put back in all");
+    assert!(moved > 3 * SEEDS, "{moved}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_bytes() {
     for seed in [3, 14, 15, 92, 65] {

@@ -9,8 +9,8 @@ use brigade_proto::control::worker_server;
 use brigade_proto::control::{
     DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest, LoadEvent,
     LoadProgress, LoadRequest, PrepareReply, PrepareRequest, PushReply, RestoreReply,
-    RestoreRequest, SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
-    load_event,
+    RestoreRequest, RetireReply, RetireRequest, SnapshotRequest, StateChunk, TensorChunk,
+    UnloadReply, UnloadRequest, load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::{Caller, Intake, NetError};
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::order::Order;
+use crate::order::{Order, keys_from_wire};
 use crate::pace::Pace;
 use crate::push;
 use crate::state::{Worker, check_speaker};
@@ -218,6 +218,18 @@ impl worker_server::Worker for ControlService {
         let received = transfer::receive(&self.worker, parts, intake, &from.who()).await;
         self.ended(&from, received).await?;
         Ok(Response::new(RestoreReply {}))
+    }
+
+    async fn retire(
+        &self,
+        request: Request<RetireRequest>,
+    ) -> Result<Response<RetireReply>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let RetireRequest { epoch, coordinator_id, line_keys } = request;
+        self.turn(&from, &coordinator_id).await?;
+        let line_keys = keys_from_wire("retire.line_keys", &line_keys)?;
+        self.worker.retire(&coordinator_id, epoch, line_keys).await?;
+        Ok(Response::new(RetireReply {}))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::backend::{CopyFacts, KeptWeights, StageError, StageOutput, StageRunner};
+use crate::copies::parting::{COPY_WITHIN, Keep};
 use crate::copies::taker::{PutBack, Taker};
 use crate::output::LaneRun;
 use crate::requests::Requests;
@@ -96,7 +97,12 @@ pub enum Job {
         answer: Answer<()>,
     },
     /// Forget all sequences.
-    Reset(Answer<()>),
+    Reset {
+        /// What is kept of their states; `None`: nothing.
+        keep: Option<Keep>,
+        /// Told when it is done.
+        done: Answer<()>,
+    },
     /// Build another stage out of the one there is.
     Build(Build),
 }
@@ -205,18 +211,18 @@ impl Executor {
         !self.thread.is_finished()
     }
 
-    /// Forgets all sequences, after whatever is queued. Lanes must have been cancelled. The inner
-    /// result says whether the stage can be used again.
+    /// Forgets all sequences, after whatever is queued, and keeps parting copies of their states. Lanes must have been
+    /// cancelled. The inner result says whether the stage can be used again.
     ///
     /// # Errors
     /// [`Stuck`].
-    pub async fn reset(&self) -> Result<Result<(), Failure>, Stuck> {
+    pub async fn reset(&self, keep: Option<Keep>) -> Result<Result<(), Failure>, Stuck> {
         let (done, answer) = oneshot::channel();
         let reset = async {
-            self.jobs.send(Job::Reset(done)).await.map_err(|_| gone())?;
+            self.jobs.send(Job::Reset { keep, done }).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
-        let waited = self.patience();
+        let waited = self.patience() + COPY_WITHIN;
         timeout(waited, reset).await.map_err(|_| Stuck { waited })
     }
 
@@ -266,7 +272,7 @@ fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
         match queue.blocking_recv()? {
             Job::Build(build) => return Some(build),
             // There is nothing to forget.
-            Job::Reset(done) => drop(done.send(Ok(()))),
+            Job::Reset { done, .. } => drop(done.send(Ok(()))),
             _ => {}
         }
     }
@@ -328,10 +334,9 @@ fn run_stage(
                     return None;
                 }
             }
-            Job::Reset(done) => {
+            Job::Reset { keep, done } => {
                 lane = None;
-                taker.reset(runner);
-                let result = reset(runner);
+                let result = reset(runner, &mut taker, keep.as_ref());
                 let usable = result.is_ok();
                 let _ = done.send(result);
                 if !usable {
@@ -379,9 +384,17 @@ fn written(done: Result<(), Failure>, answer: Answer<()>, lane: &mut Option<Lane
     false
 }
 
-fn reset(runner: &mut dyn StageRunner) -> Result<(), Failure> {
+fn reset(
+    runner: &mut dyn StageRunner,
+    taker: &mut Taker,
+    keep: Option<&Keep>,
+) -> Result<(), Failure> {
     let failed = |why: String| Failure::refusal(FailureKind::Compute, why);
-    match catch_unwind(AssertUnwindSafe(|| runner.reset())) {
+    let reset = || {
+        taker.reset(runner, keep);
+        runner.reset()
+    };
+    match catch_unwind(AssertUnwindSafe(reset)) {
         Ok(result) => result.map_err(|error| failed(error.to_string())),
         Err(panic) => Err(failed(panic_text("resetting", &*panic))),
     }

@@ -28,6 +28,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::copies::sender;
+use crate::copies::taker::LaneCopies;
 use crate::executor::{Job, Work, gone};
 use crate::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
 use crate::pace::Pace;
@@ -185,6 +186,11 @@ async fn run_lane(
         opened = open_downstream(worker, grant) => opened?,
     };
     let (failed, mut failure) = oneshot::channel();
+    let copies = LaneCopies {
+        outbox: sender::start(worker, grant),
+        parting: worker.copies().parting.clone(),
+        wire_type: grant.order.wire_type.into(),
+    };
     let run = LaneRun {
         stage: grant.stage(),
         out: downstream.out(),
@@ -194,7 +200,7 @@ async fn run_lane(
         failed,
         meter: grant.meter.clone(),
         pool: grant.pool.clone(),
-        copies: sender::start(worker, grant),
+        copies,
         opened: Instant::now(),
     };
     grant.jobs.send(Job::Begin(run)).await.map_err(|_| gone())?;

@@ -66,6 +66,8 @@ pub struct Found {
     weights: Source,
     /// What its weights are known by.
     pub content: Content,
+    /// What the stage takes.
+    pub needs: StageNeeds,
 }
 
 /// A model's header and its open files.
@@ -127,7 +129,7 @@ impl Loader {
         };
         let needs = self.needs(order, &found.model)?;
         self.check_memory(order, &needs)?;
-        Ok(found)
+        Ok(Found { needs, ..found })
     }
 
     /// Builds the stage of an order: of weights in `kept` whose tensors are all in `held`, and of what was found.
@@ -148,7 +150,7 @@ impl Loader {
         kept.retain(&|tensor| held.contains(tensor));
         let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
         let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
-        let Found { source, model, weights, content } = found;
+        let Found { source, model, weights, content, .. } = found;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
             weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
@@ -287,7 +289,8 @@ impl Loader {
         };
         let weights = Source::Blobs(found);
         let content = Content { files: Vec::new(), hashes };
-        Ok(Search::Found(Found { source: WeightSource::Cache, model, weights, content }))
+        let (source, needs) = (WeightSource::Cache, StageNeeds::default());
+        Ok(Search::Found(Found { source, model, weights, content, needs }))
     }
 
     fn cached_header(&self, order: &Order) -> Result<Option<Arc<Gguf>>, Failure> {
@@ -357,7 +360,8 @@ pub struct Loaded {
 
 fn found(source: WeightSource, (model, files): Opened, hashes: Vec<Hash>) -> Found {
     let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
-    Found { source, model, weights: Source::Files(files), content }
+    let needs = StageNeeds::default();
+    Found { source, model, weights: Source::Files(files), content, needs }
 }
 
 /// Progress that is added up on its way.

@@ -32,6 +32,8 @@ pub struct Order {
     pub wire_type: WireType,
     /// Where copies of states go; `None`: none are taken.
     pub checkpoints: Option<CheckpointOrder>,
+    /// Keys of all workers of the line, where they speak TLS: these may fetch copies.
+    pub line_keys: Vec<KeyId>,
     /// For logs.
     pub model_name: String,
     /// The header: its hash names the model.
@@ -53,8 +55,6 @@ pub struct CheckpointOrder {
     pub buddy_key: Option<KeyId>,
     /// Key of the worker whose copies this one keeps, where that speaks TLS.
     pub kept_key: Option<KeyId>,
-    /// Keys of all workers of the line, where they speak TLS: these may fetch copies.
-    pub line_keys: Vec<KeyId>,
     /// Bytes that copies may take in this worker's memory.
     pub memory_bytes: u64,
 }
@@ -148,6 +148,7 @@ impl Order {
         let previous_key = key("spec.previous_key", &spec.previous_key, spec.stage > 0)?;
         let next_key = key("spec.next_key", &spec.next_key, next_hop.is_some())?;
         let checkpoints = checkpoints(&spec)?;
+        let line_keys = keys_from_wire("spec.line_keys", &spec.line_keys)?;
         name_fits("prepare.model_name", &model_name)?;
         let header = blob("prepare.header", header)?;
         let Some(header_hash) = header.0 else {
@@ -182,6 +183,7 @@ impl Order {
             next_key,
             wire_type,
             checkpoints,
+            line_keys,
             model_name,
             header,
             tensors,
@@ -199,6 +201,7 @@ impl Order {
             next_key: Bytes::new(),
             wire_type: 0,
             checkpoints: None,
+            line_keys: Bytes::new(),
             ..self.spec.clone()
         };
         let tensors = self.tensors.iter().map(|t| t.name.clone()).collect();
@@ -305,6 +308,16 @@ pub fn key_from_wire(field: &str, bytes: &[u8]) -> Result<Option<KeyId>, Failure
     KeyId::from_bytes(bytes).ok_or_else(why).map(Some)
 }
 
+/// The ids of the keys of a line's workers as they came over the wire.
+///
+/// # Errors
+/// BadMessage, naming `field`.
+pub fn keys_from_wire(field: &'static str, bytes: &[u8]) -> Result<Vec<KeyId>, Failure> {
+    limit(field, bytes.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
+    let keys = bytes.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
+    keys.filter_map(Result::transpose).collect()
+}
+
 fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
     let Some(wanted) = &spec.checkpoints else { return Ok(None) };
     let (mode, memory_bytes) = (wanted.mode(), wanted.memory_bytes);
@@ -322,11 +335,7 @@ fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
     let is_buddy = buddy.is_some();
     let buddy_key = key("spec.checkpoints.buddy_key", &wanted.buddy_key, is_buddy)?;
     let kept_key = key("spec.checkpoints.kept_key", &wanted.kept_key, is_buddy)?;
-    let field = "spec.checkpoints.line_keys";
-    limit(field, wanted.line_keys.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
-    let line_keys = wanted.line_keys.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
-    let line_keys = line_keys.filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    Ok(Some(CheckpointOrder { mode, buddy, buddy_key, kept_key, line_keys, memory_bytes }))
+    Ok(Some(CheckpointOrder { mode, buddy, buddy_key, kept_key, memory_bytes }))
 }
 
 fn blob(field: &str, blob: Option<Blob>) -> Result<(Option<Hash>, u64), Failure> {
@@ -399,18 +408,20 @@ mod tests {
             memory_bytes: 1 << 20,
             buddy_key: key(1),
             kept_key: key(2),
-            line_keys: [[2; KEY_ID_BYTES], [3; KEY_ID_BYTES], [1; KEY_ID_BYTES]].concat().into(),
         }
     }
 
     #[test]
     fn an_order_says_whose_copies_are_kept_and_who_has_them() {
         let mut request = request();
-        request.spec.as_mut().unwrap().checkpoints = Some(copies());
-        let order = Order::parse(request).unwrap().checkpoints.unwrap();
+        let spec = request.spec.as_mut().unwrap();
+        spec.checkpoints = Some(copies());
+        spec.line_keys = [2, 3, 1].map(|n| [n; KEY_ID_BYTES]).concat().into();
+        let order = Order::parse(request).unwrap();
         let key = |n: u8| KeyId::from_bytes(&[n; KEY_ID_BYTES]).unwrap();
-        assert_eq!((order.buddy_key, order.kept_key), (Some(key(1)), Some(key(2))));
         assert_eq!(order.line_keys, [key(2), key(3), key(1)]);
+        let copies = order.checkpoints.unwrap();
+        assert_eq!((copies.buddy_key, copies.kept_key), (Some(key(1)), Some(key(2))));
     }
 
     #[test]
@@ -510,8 +521,7 @@ mod tests {
                 s.checkpoints = Some(Checkpoints { mode, ..copies() });
             }),
             ("line_keys has 1", |_, s| {
-                let line_keys = vec![1; KEY_ID_BYTES + 1].into();
-                s.checkpoints = Some(Checkpoints { line_keys, ..copies() });
+                s.line_keys = vec![1; KEY_ID_BYTES + 1].into();
             }),
             ("header", |r, _| r.header = None),
             ("tensor a", |r, _| r.tensors[0].blob.as_mut().unwrap().nbytes = 0),

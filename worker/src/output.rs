@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::backend::StageOutput;
-use crate::copies::taker::Outbox;
+use crate::copies::taker::LaneCopies;
 use crate::metrics::Meter;
 use crate::wire::{BufferPool, boundary_to_wire, row_to_wire};
 
@@ -54,8 +54,8 @@ pub struct LaneRun {
     pub meter: Arc<Meter>,
     /// Boundary buffers.
     pub pool: BufferPool,
-    /// Where checkpoints go, if any are taken.
-    pub copies: Option<Outbox>,
+    /// Where copies of states go.
+    pub copies: LaneCopies,
     /// What this stage's times count from.
     pub opened: Instant,
 }

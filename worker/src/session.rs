@@ -116,6 +116,31 @@ impl Session {
             self.hear(now);
             return Ok(Taken::Again);
         }
+        self.begin(now, coordinator_id, epoch, Phase::Prepared)?;
+        Ok(Taken::NewEpoch)
+    }
+
+    /// Takes the worker that `coordinator_id` holds into `epoch` without layers; it may drain.
+    ///
+    /// # Errors
+    /// Busy where it does not hold it; StaleEpoch or BadMessage as [`Self::prepare`]'s.
+    pub fn retire(
+        &mut self,
+        now: Instant,
+        coordinator_id: &str,
+        epoch: u64,
+    ) -> Result<(), Failure> {
+        self.check_owner(coordinator_id)?;
+        self.begin(now, coordinator_id, epoch, Phase::Closed)
+    }
+
+    fn begin(
+        &mut self,
+        now: Instant,
+        coordinator_id: &str,
+        epoch: u64,
+        phase: Phase,
+    ) -> Result<(), Failure> {
         let last = self.last_epoch(coordinator_id);
         if epoch <= last {
             return Err(self.stale(coordinator_id, epoch));
@@ -130,9 +155,9 @@ impl Session {
         self.owner = Some(Owner { coordinator_id: coordinator_id.to_owned(), heard: now });
         self.remember(coordinator_id, epoch);
         self.epoch = epoch;
-        self.phase = Phase::Prepared;
+        self.phase = phase;
         self.failure = None;
-        Ok(Taken::NewEpoch)
+        Ok(())
     }
 
     fn remember(&mut self, coordinator_id: &str, epoch: u64) {
@@ -174,20 +199,25 @@ impl Session {
     /// # Errors
     /// Busy or StaleEpoch.
     pub fn check(&mut self, now: Instant, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
-        if self.owner() != Some(coordinator_id) {
-            let holder = self.owner().map_or_else(|| "no one".to_owned(), shown);
-            let why = format!(
-                "coordinator {} does not hold this worker ({holder} does): \
-                 call Prepare first",
-                shown(coordinator_id)
-            );
-            return Err(refuse(FailureKind::Busy, why));
-        }
+        self.check_owner(coordinator_id)?;
         if epoch != self.epoch {
             return Err(self.stale(coordinator_id, epoch));
         }
         self.hear(now);
         Ok(())
+    }
+
+    fn check_owner(&self, coordinator_id: &str) -> Result<(), Failure> {
+        if self.owner() == Some(coordinator_id) {
+            return Ok(());
+        }
+        let holder = self.owner().map_or_else(|| "no one".to_owned(), shown);
+        let why = format!(
+            "coordinator {} does not hold this worker ({holder} does): \
+             call Prepare first",
+            shown(coordinator_id)
+        );
+        Err(refuse(FailureKind::Busy, why))
     }
 
     /// As [`Session::check`], and the phase must be `phase`.
@@ -373,6 +403,19 @@ mod tests {
         session.prepare(t0, "a", 7).unwrap();
         assert_eq!(kind(session.prepare(t0, "a", u64::MAX)), FailureKind::BadMessage);
         assert_eq!(session.prepare(t0, "a", 7 + MAX_EPOCH_STEP), Ok(Taken::NewEpoch));
+    }
+
+    #[test]
+    fn only_its_holder_takes_a_worker_out_of_a_line_though_it_drains() {
+        let (mut session, t0) = (Session::default(), Instant::now());
+        assert_eq!(kind(session.retire(t0, "a", 1)), FailureKind::Busy);
+        session.prepare(t0, "a", 1).unwrap();
+        session.drain();
+        assert_eq!(kind(session.retire(t0 + LEASE, "b", 2)), FailureKind::Busy);
+        assert_eq!(kind(session.retire(t0, "a", 1)), FailureKind::StaleEpoch);
+        session.retire(t0, "a", 2).unwrap();
+        assert!(session.is_at("a", 2) && session.phase() == Phase::Closed);
+        assert_eq!(kind(session.check(t0, "a", 1)), FailureKind::StaleEpoch);
     }
 
     #[test]

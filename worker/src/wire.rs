@@ -188,6 +188,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             slot: SlotId(taken.slot),
             len: taken.len,
             mark: TokenMark(sixteen("checkpoint.mark", &taken.mark)?),
+            parting: taken.parting,
         },
     })
 }

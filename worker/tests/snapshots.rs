@@ -4,100 +4,18 @@
 
 mod common;
 
-use std::ops::Range;
-
 use brigade_engine::state::{merge_snapshots, select_layers};
 use brigade_proto::control::{
     RestoreHead, RestoreRequest, SnapshotRequest, WeightSource, restore_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{CHUNK_BYTES, SNAPSHOT_FRAME_BYTES};
-use brigade_proto::pipeline::{self as pb, ResultFrame, row_result};
 use common::model::Model;
-use common::real::{real_line, synth_model};
+use common::real::{Line, real_line, real_workers, synth_model};
 use common::*;
-use tonic::{Status, Streaming};
-
-/// More than one KV page of them.
-const PROMPT: Range<u32> = 3..83;
-/// Rows of a ubatch.
-const ROWS: usize = 40;
-/// What the line is asked for next, in the order of the positions.
-const MORE: &[u32] = &[42, 9, 250, 250];
-
-/// A line with an open lane.
-struct Line {
-    clients: Vec<Client>,
-    results: Streaming<ResultFrame>,
-    lane: Lane,
-    next_id: u64,
-}
+use tonic::Status;
 
 impl Line {
-    async fn open(workers: &[TestWorker], model: &Model, cuts: &[u32], epoch: u64) -> Self {
-        let (clients, _) = real_line(workers, model, cuts, epoch, false).await;
-        Self::over(clients).await
-    }
-
-    /// A line of loaded stages.
-    async fn over(mut clients: Vec<Client>) -> Self {
-        let results = clients.last_mut().unwrap().results().await.unwrap();
-        let lane = clients[0].open_lane(0).await.unwrap();
-        Self { clients, results, lane, next_id: 0 }
-    }
-
-    /// Sends a ubatch and waits for all of its rows: the line is at rest then.
-    async fn run(&mut self, ops: Vec<pb::SeqOp>, parts: Vec<pb::SeqPart>) -> Vec<pb::RowResult> {
-        self.lane.send(ubatch(self.next_id, ops, parts)).await;
-        self.next_id += 1;
-        let mut rows = Vec::new();
-        loop {
-            let frame = next(&mut self.results).await;
-            rows.extend(frame.rows);
-            if frame.last {
-                return rows;
-            }
-        }
-    }
-
-    /// Opens `slot` with two pages and a sampler that looks back at all tokens.
-    async fn open_slot(&mut self, slot: u32) {
-        let sampler = pb::SamplerSetup {
-            top_p: 1.0,
-            typical_p: 1.0,
-            repeat_penalty: 1.7,
-            penalty_last_n: 512,
-            top_logprobs: Some(3),
-            ..pb::SamplerSetup::default()
-        };
-        let open = pb::OpenOp {
-            slot,
-            blocks: vec![2 * slot, 2 * slot + 1],
-            sampler: Some(sampler),
-            request: format!("req-{slot}"),
-        };
-        self.run(vec![pb::SeqOp { op: Some(pb::seq_op::Op::Open(open)) }], vec![]).await;
-    }
-
-    /// The prompt, in an open slot.
-    async fn prefill(&mut self, slot: u32) {
-        let prompt: Vec<u32> = PROMPT.collect();
-        for (i, tokens) in prompt.chunks(ROWS).enumerate() {
-            let part = part(slot, (i * ROWS) as u32, tokens, pb::Want::Nothing);
-            assert!(self.run(vec![], vec![part]).await.is_empty());
-        }
-    }
-
-    /// Logits of all but the last of [`MORE`], and the token drawn after it, with its neighbours.
-    async fn go_on(&mut self, slot: u32) -> Vec<row_result::Value> {
-        let (pos, n) = (PROMPT.len() as u32, MORE.len() - 1);
-        let mut rows = self.run(vec![], vec![part(slot, pos, &MORE[..n], pb::Want::Logits)]).await;
-        let last = part(slot, pos + n as u32, &MORE[n..], pb::Want::Sample);
-        rows.extend(self.run(vec![], vec![last]).await);
-        assert_eq!(rows.len(), MORE.len());
-        rows.into_iter().map(|row| row.value.unwrap()).collect()
-    }
-
     async fn snapshots(&mut self, slot: u32) -> Vec<Vec<u8>> {
         let mut parts = Vec::new();
         for client in &mut self.clients {
@@ -220,10 +138,6 @@ async fn states_are_read_and_written_one_at_a_time() {
     drop(parts);
     restoring.await.unwrap().unwrap();
     assert_eq!(client.snapshot(0).await.unwrap(), whole);
-}
-
-fn real_workers(n: usize) -> Vec<TestWorker> {
-    (0..n).map(|_| TestWorker::real(&scratch(), |raw| raw.threads = Some(1))).collect()
 }
 
 #[tokio::test]

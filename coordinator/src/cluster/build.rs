@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::config::StageOptions;
 use super::conn::{Conn, WorkerError};
 use super::lane::{self, OpenLine};
 use super::link::LineEvent;
 use super::load;
-use super::place::{self, PlaceError};
+use super::place::{self, PlaceError, Placement};
 use super::placed_stage::{Identity, PlacedStage};
 use super::progress::Progress;
 use super::reconcile::MemberId;
@@ -29,6 +30,8 @@ pub struct Order {
     pub options: StageOptions,
     /// Who builds, in which epoch.
     pub identity: Identity,
+    /// Workers of the last line, which have the states of its sequences.
+    pub before: Vec<(MemberId, Conn)>,
     /// Where progress goes.
     pub events: mpsc::Sender<LineEvent>,
 }
@@ -40,6 +43,8 @@ pub struct Built {
     pub line: OpenLine,
     /// Who is in it, first stage first.
     pub stages: Vec<PlacedStage>,
+    /// Bytes of weights that were read for it.
+    pub read_bytes: u64,
 }
 
 /// Why there is no line.
@@ -58,7 +63,7 @@ pub enum BuildError {
 /// # Errors
 /// [`BuildError`]; stages that have loaded stay so, for the next attempt.
 pub async fn build(order: Order) -> Result<Built, BuildError> {
-    let Order { conns, model, options, identity, events } = order;
+    let Order { conns, model, options, identity, before, events } = order;
     let Identity { epoch, coordinator_id } = identity.clone();
     let progress = Progress::new(events);
     let placed = place::place(&model, conns, &options, identity, &progress).await;
@@ -66,12 +71,33 @@ pub async fn build(order: Order) -> Result<Built, BuildError> {
         PlaceError::Workers(failed) => BuildError::Workers(failed),
         error => BuildError::Other(error.to_string()),
     })?;
-    let loaded = load::load(&placement, &model, &progress).await;
-    loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
+    let loading = load::load(&placement, &model, &progress);
+    let (loaded, beside) = tokio::join!(loading, retire(&placement, before));
+    let read_bytes = loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
     let info = Arc::new(placement.info());
-    let (ends, state_access) = (placement.ends(), placement.state_access());
+    let (ends, state_access) = (placement.ends(), placement.state_access(beside));
     let opened =
         lane::open(&ends, epoch, &coordinator_id, placement.line, info, state_access).await;
     let line = opened.map_err(BuildError::Open)?;
-    Ok(Built { line, stages: placement.stages })
+    Ok(Built { line, stages: placement.stages, read_bytes })
+}
+
+/// Takes those that have no layers any more out of the line; whoever keeps the states that it had comes back.
+async fn retire(placement: &Placement, before: Vec<(MemberId, Conn)>) -> Vec<Conn> {
+    let is_on_line = |id: &MemberId| placement.stages.iter().any(|stage| stage.member == *id);
+    let mut retiring = JoinSet::new();
+    for (_, conn) in before.into_iter().filter(|(id, _)| !is_on_line(id)) {
+        let (epoch, line_keys) = (placement.identity.epoch, placement.line_keys());
+        retiring.spawn(async move { (conn.retire(epoch, line_keys).await, conn) });
+    }
+    let mut beside = Vec::new();
+    while let Some(retired) = retiring.join_next().await {
+        match retired {
+            Ok((Ok(()), conn)) => beside.push(conn),
+            Ok((Err(error), _)) => tracing::warn!(%error, "its states do not move"),
+            // A task that was ended early, with this one.
+            Err(_) => {}
+        }
+    }
+    beside
 }

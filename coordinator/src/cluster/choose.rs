@@ -9,12 +9,14 @@ use brigade_engine::batch::TokenMark;
 /// What one worker has of a sequence: some layers, at some positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Has {
-    /// The stage whose worker it is.
-    pub stage: usize,
+    /// Its number: that of its stage; workers beside the line come after all stages.
+    pub worker: usize,
     /// The layers.
     pub layers: Range<u32>,
     /// Its loaded stage holds them: of use to itself only.
     pub in_place: bool,
+    /// They are parting copies, which do not stay.
+    pub parting: bool,
     /// Every position up to this one.
     pub up_to: u32,
     /// Single positions, with the marks of their tokens.
@@ -24,8 +26,8 @@ pub struct Has {
 /// Where a stage's layers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct From {
-    /// The stage whose worker has them.
-    pub stage: usize,
+    /// The worker that has them, as in [`Has`].
+    pub worker: usize,
     /// Those.
     pub layers: Range<u32>,
 }
@@ -68,8 +70,10 @@ pub fn choose(
         let of = |(stage, layers): (usize, &Range<u32>)| sources(stage, layers, &there);
         let sources: Vec<Vec<From>> = stages.iter().enumerate().map(of).collect::<Option<_>>()?;
         let kept = |(stage, layers): (usize, &Range<u32>)| {
-            let keeps = |has: &&&Has| !has.in_place && has.stage == keeper(stage);
-            covered(layers, &there.iter().filter(keeps).copied().collect::<Vec<_>>()).is_some()
+            let stays = |has: &Has| !has.in_place && !has.parting;
+            let keeps = |has: &&&Has| stays(has) && has.worker == keeper(stage);
+            covered(stage, layers, &there.iter().filter(keeps).copied().collect::<Vec<_>>())
+                .is_some()
         };
         let kept = stages.iter().enumerate().map(kept).collect();
         Some(Choice { len, sources, kept })
@@ -77,22 +81,26 @@ pub fn choose(
 }
 
 fn sources(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
-    let own = |has: &&Has| has.in_place && has.stage == stage && has.layers == *layers;
+    let own = |has: &&Has| has.in_place && has.worker == stage && has.layers == *layers;
     if there.iter().any(own) {
         return Some(Vec::new());
     }
     let apart: Vec<&Has> = there.iter().filter(|has| !has.in_place).copied().collect();
-    covered(layers, &apart)
+    covered(stage, layers, &apart)
 }
 
-/// Who has which of `layers`, if they have all of them: as few as reach furthest.
-fn covered(layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
+/// Who has which of a stage's `layers`, if they have all of them: its own worker where that has any, else as few as
+/// reach furthest.
+fn covered(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
     let (mut from, mut next) = (Vec::new(), layers.start);
     while next < layers.end {
-        let best =
-            there.iter().filter(|has| has.layers.contains(&next)).max_by_key(|h| h.layers.end)?;
-        let end = best.layers.end.min(layers.end);
-        from.push(From { stage: best.stage, layers: next..end });
+        let has_next = there.iter().filter(|has| has.layers.contains(&next));
+        let best = has_next.max_by_key(|has| (has.worker == stage, has.layers.end))?;
+        let begins = |has: &&&Has| has.worker == stage && has.layers.start > next;
+        let own = there.iter().filter(begins).map(|has| has.layers.start).min();
+        let until = own.filter(|_| best.worker != stage).unwrap_or(layers.end);
+        let end = best.layers.end.min(layers.end).min(until);
+        from.push(From { worker: best.worker, layers: next..end });
         next = end;
     }
     Some(from)
@@ -104,18 +112,22 @@ mod tests {
 
     const TOKENS: [u32; 300] = [7; 300];
 
-    fn at(stage: usize, layers: Range<u32>, positions: &[u32]) -> Has {
+    fn at(worker: usize, layers: Range<u32>, positions: &[u32]) -> Has {
         let mark = |len: &u32| (*len, TokenMark::of(&TOKENS[..*len as usize]));
         let positions = positions.iter().map(mark).collect();
-        Has { stage, layers, in_place: false, up_to: 0, positions }
+        Has { worker, layers, in_place: false, parting: false, up_to: 0, positions }
+    }
+
+    fn left(worker: usize, layers: Range<u32>, position: u32) -> Has {
+        Has { parting: true, ..at(worker, layers, &[position]) }
     }
 
     fn held(stage: usize, layers: Range<u32>, up_to: u32) -> Has {
         Has { in_place: true, up_to, ..at(stage, layers, &[]) }
     }
 
-    fn from(stage: usize, layers: Range<u32>) -> From {
-        From { stage, layers }
+    fn from(worker: usize, layers: Range<u32>) -> From {
+        From { worker, layers }
     }
 
     fn chosen(stages: &[Range<u32>], has: &[Has]) -> Option<Choice> {
@@ -157,7 +169,37 @@ mod tests {
     fn another_cut_takes_its_layers_from_several() {
         let has = [at(0, 0..3, &[64]), at(1, 3..5, &[64]), at(2, 2..6, &[64]), held(0, 0..2, 64)];
         let choice = chosen(&[0..4, 4..6], &has).unwrap();
-        assert_eq!(choice.sources, [vec![from(0, 0..3), from(2, 3..4)], vec![from(2, 4..6)]]);
+        let second = vec![from(1, 4..5), from(2, 5..6)];
+        assert_eq!(choice.sources, [vec![from(0, 0..3), from(2, 3..4)], second]);
+    }
+
+    #[test]
+    fn layers_of_a_worker_that_left_the_line_come_from_beside_it() {
+        // Three stages were there, and the worker of the second has none of the new ones: it is number 2.
+        let has = [left(0, 0..2, 210), left(2, 2..4, 210), held(1, 4..6, 210), left(1, 4..6, 210)];
+        let choice = chosen(&[0..3, 3..6], &has).unwrap();
+        assert_eq!(choice.len, 210);
+        let moved = [vec![from(0, 0..2), from(2, 2..3)], vec![from(2, 3..4), from(1, 4..6)]];
+        assert_eq!(choice.sources, moved);
+        assert_eq!(chosen(&[0..3, 3..6], &[&has[..1], &has[2..]].concat()), None, "it is gone");
+        // A stage that stays has them in place.
+        let stays = chosen(&[0..4, 4..6], &has).unwrap();
+        assert_eq!(stays.sources, [vec![from(0, 0..2), from(2, 2..4)], vec![]]);
+    }
+
+    #[test]
+    fn a_worker_fetches_no_layers_that_it_has_itself() {
+        let has = [left(0, 0..6, 100), left(1, 4..5, 100)];
+        let choice = chosen(&[0..3, 3..6], &has).unwrap();
+        let second = vec![from(0, 3..4), from(1, 4..5), from(0, 5..6)];
+        assert_eq!(choice.sources, [vec![from(0, 0..3)], second]);
+    }
+
+    #[test]
+    fn parting_copies_do_not_stay_where_checkpoints_go() {
+        let has = [left(0, 2..4, 128), at(0, 2..4, &[64]), left(1, 0..2, 128)];
+        let choice = chosen(&[0..2, 2..4], &has).unwrap();
+        assert_eq!((choice.len, choice.kept), (128, vec![false, false]));
     }
 
     #[test]

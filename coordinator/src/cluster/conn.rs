@@ -12,13 +12,15 @@ use brigade_proto::capability::{
 };
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
-    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, UnloadRequest,
+    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, RetireRequest, UnloadRequest,
 };
+use brigade_proto::copies::SettleRequest;
 use brigade_proto::copies::copies_client::CopiesClient;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
 use brigade_proto::net::{Connection, NetError, Network, speaks_http};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use bytes::Bytes;
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Status;
@@ -33,6 +35,12 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long a worker may take to free a stage.
 const UNLOAD_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to copy the states of a stage and to free it.
+const RETIRE_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to drop copies.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a worker cannot be used, by what can be done about it.
 #[derive(Debug, Error)]
@@ -331,6 +339,36 @@ impl Conn {
             return Some(WorkerError::StageFailed { worker, reason: reply.failure.clone() });
         }
         None
+    }
+
+    /// Gives it a place without layers beside the line of `epoch`, whose workers have these keys.
+    ///
+    /// # Errors
+    /// Why it does not keep the states that it had.
+    pub async fn retire(&self, epoch: u64, line_keys: Bytes) -> Result<(), WorkerError> {
+        let coordinator_id = self.coordinator_id.clone();
+        let request = RetireRequest { epoch, coordinator_id, line_keys };
+        let call = async {
+            let reply = self.control().retire(request).await;
+            reply.map(drop).map_err(|status| self.error(&status))
+        };
+        timeout(RETIRE_WITHIN, call).await.unwrap_or_else(|_| {
+            let reason = format!("it did not retire within {} s", RETIRE_WITHIN.as_secs());
+            Err(WorkerError::Stalled { worker: self.name.clone(), reason })
+        })
+    }
+
+    /// Tells it that all sequences of the line of `epoch` have their states.
+    pub async fn settle(&self, epoch: u64) {
+        let request = SettleRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        match timeout(SETTLE_WITHIN, self.copies().settle(request)).await {
+            Ok(Ok(_)) => {}
+            // The line is another one by now: its copies go with that one's.
+            Ok(Err(status)) => {
+                tracing::debug!(worker = self.name, %status, "settling was refused");
+            }
+            Err(_) => tracing::warn!(worker = self.name, "settling got no answer"),
+        }
     }
 
     /// Ends an epoch there, as far as the worker still listens.

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::choose::{self, Choice, Has};
-use super::conn::WorkerError;
+use super::conn::{Conn, WorkerError};
 use super::placed_stage::{Identity, PlacedStage};
 use super::states::StateAccess;
 use crate::plan::Checkpoint;
@@ -26,20 +26,25 @@ const PUT_BACK_WITHIN: Duration = Duration::from_secs(60);
 pub type Sought = (CopyName, Vec<u32>);
 
 impl StateAccess {
+    /// All workers that may have copies: those of the stages, then those beside the line.
+    fn workers(&self) -> impl Iterator<Item = &Conn> {
+        self.stages.iter().map(|stage| &stage.conn).chain(&self.beside)
+    }
+
     /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
     /// does not answer has none.
     pub async fn find_copies(&self, sought: &[Sought]) -> Vec<Option<Choice>> {
         let sought = &sought[..sought.len().min(MAX_COPY_NAMES)];
         let names: Vec<u8> = sought.iter().flat_map(|(name, _)| name.0).collect();
         let mut asked = JoinSet::new();
-        for (i, stage) in self.stages.iter().cloned().enumerate() {
+        for (i, conn) in self.workers().cloned().enumerate() {
             let Identity { epoch, coordinator_id } = self.identity.clone();
             let names = names.clone().into();
             let request = FindRequest { epoch, coordinator_id, names };
             asked.spawn(async move {
-                let call = async { stage.conn.copies().find(request).await };
+                let call = async { conn.copies().find(request).await };
                 let reply = timeout(FIND_WITHIN, call).await;
-                let worker = stage.conn.name();
+                let worker = conn.name();
                 match reply {
                     Ok(Ok(reply)) => (i, reply.into_inner().found),
                     Ok(Err(status)) => {
@@ -55,9 +60,9 @@ impl StateAccess {
         }
         let mut has: BTreeMap<usize, Vec<Has>> = BTreeMap::new();
         while let Some(answer) = asked.join_next().await {
-            let Ok((stage, found)) = answer else { continue };
+            let Ok((worker, found)) = answer else { continue };
             for found in found {
-                has.entry(found.name as usize).or_default().extend(has_of(stage, found));
+                has.entry(found.name as usize).or_default().extend(has_of(worker, found));
             }
         }
         let stages: Vec<Range<u32>> = self.stages.iter().map(PlacedStage::layer_range).collect();
@@ -72,7 +77,7 @@ impl StateAccess {
     }
 
     /// Gives the sequence in `slot`, at rest, with pages of its own and named so, its state after `tokens` on every
-    /// stage.
+    /// stage; returns the bytes that went from one worker to another.
     ///
     /// # Errors
     /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
@@ -82,7 +87,7 @@ impl StateAccess {
         name: CopyName,
         tokens: Vec<u32>,
         choice: Choice,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         if bytes.len() > MAX_CHUNK_BYTES {
             return Err(format!("{} tokens are more than a message has", tokens.len()));
@@ -98,7 +103,7 @@ impl StateAccess {
                 name: name.0.to_vec().into(),
                 len: choice.len,
                 tokens: if is_last { bytes.clone().into() } else { Default::default() },
-                sources: choice.sources[i].iter().map(|from| self.source(i, from)).collect(),
+                sources: self.sources(i, &choice.sources[i])?,
                 kept_len: if choice.kept[i] { choice.len } else { 0 },
             };
             puts.spawn(async move {
@@ -118,31 +123,40 @@ impl StateAccess {
             fetched += put.map_err(|error| error.to_string())?.fetched_bytes;
         }
         tracing::debug!(slot = slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
-        Ok(())
+        Ok(fetched)
     }
 
-    fn source(&self, stage: usize, from: &choose::From) -> CopySource {
-        let layers = CopySource {
-            layer_begin: from.layers.start,
-            layer_end: from.layers.end,
-            ..CopySource::default()
+    /// Where a stage finds its layers.
+    fn sources(&self, stage: usize, from: &[choose::From]) -> Result<Vec<CopySource>, String> {
+        let source = |from: &choose::From| {
+            let layers = CopySource {
+                layer_begin: from.layers.start,
+                layer_end: from.layers.end,
+                ..CopySource::default()
+            };
+            if from.worker == stage {
+                return Some(layers);
+            }
+            let reach = self.workers().nth(from.worker)?.reach();
+            Some(CopySource {
+                address: reach.address().to_string(),
+                key: reach.key_bytes(),
+                ..layers
+            })
         };
-        if from.stage == stage {
-            return layers;
-        }
-        let reach = self.stages[from.stage].conn.reach();
-        CopySource { address: reach.address().to_string(), key: reach.key_bytes(), ..layers }
+        let sources: Option<Vec<CopySource>> = from.iter().map(source).collect();
+        sources.ok_or_else(|| "a worker that has copies is not known".to_owned())
     }
 }
 
 /// What a worker says that it has; `None` for what makes no sense.
-fn has_of(stage: usize, found: Found) -> Option<Has> {
+fn has_of(worker: usize, found: Found) -> Option<Has> {
     let (marks, rest) = found.marks.as_chunks::<COPY_NAME_BYTES>();
     if marks.len() != found.positions.len() || !rest.is_empty() {
         return None;
     }
     let marks = marks.iter().map(|mark| TokenMark(*mark));
-    let Found { layer_begin, layer_end, in_place, up_to, .. } = found;
+    let Found { layer_begin, layer_end, in_place, parting, up_to, .. } = found;
     let positions = found.positions.iter().copied().zip(marks).collect();
-    Some(Has { stage, layers: layer_begin..layer_end, in_place, up_to, positions })
+    Some(Has { worker, layers: layer_begin..layer_end, in_place, parting, up_to, positions })
 }

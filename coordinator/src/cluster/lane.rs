@@ -14,7 +14,7 @@ use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{
     LaneEvent, LaneFrame, LaneOpen, ResultFrame, ResultsRequest, lane_frame,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -56,6 +56,8 @@ pub struct OpenLine {
     pub results: Streaming<ResultFrame>,
     /// Says nothing more once the lane is open; its end says why the lane ended.
     pub lane: Streaming<LaneEvent>,
+    /// Told once the sequences of lines before this one have their states.
+    pub settled: Option<oneshot::Sender<Moved>>,
 }
 
 impl OpenLine {
@@ -76,6 +78,15 @@ impl OpenLine {
         let ended = timeout(CLOSE_WITHIN, ended).await;
         ended.is_err().then_some(self)
     }
+}
+
+/// What came back of sequences that were on a line before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Sequences whose states were put back.
+    pub sequences: usize,
+    /// Bytes of states that went from one worker to another.
+    pub bytes: u64,
 }
 
 /// The two ends of a line.
@@ -104,7 +115,8 @@ pub async fn open(
     let opened = timeout(OPEN_WITHIN, async {
         let results = open_results(ends, epoch, coordinator_id).await?;
         let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
-        Ok(OpenLine { epoch, spec, info, state_access, ubatches, results, lane })
+        let settled = None;
+        Ok(OpenLine { epoch, spec, info, state_access, ubatches, results, lane, settled })
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());
@@ -209,10 +221,11 @@ mod silence {
         pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
             let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
             let identity = Identity { epoch, coordinator_id: "test".to_string() };
-            let state_access = StateAccess::new(identity, Vec::new(), Checkpoint::Off);
+            let state_access = StateAccess::new(identity, Vec::new(), Vec::new(), Checkpoint::Off);
             let (results, lane) = (nothing(), nothing());
             let info = Arc::default();
-            (Self { epoch, spec, info, state_access, ubatches, results, lane }, sent)
+            let settled = None;
+            (Self { epoch, spec, info, state_access, ubatches, results, lane, settled }, sent)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the supervisor and the driver tell each other, and their only common words. The supervisor says how
 //! far a line is, and when it is up or down. The driver says that its line is faulty.
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::lane::OpenLine;
 use crate::handle::Status;
@@ -14,6 +14,11 @@ pub enum LineEvent {
     Progress(Status),
     /// A new line: loaded, empty, ready for ubatch 0.
     Up(Box<OpenLine>),
+    /// The line will be taken down as planned: its stages are to keep the states of their sequences.
+    Part {
+        /// Told when they do; dropped where they will not.
+        done: oneshot::Sender<()>,
+    },
     /// The line is gone and a new one is being built.
     Down {
         /// Why.

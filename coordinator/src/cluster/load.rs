@@ -17,7 +17,8 @@ use crate::model::Model;
 /// its KV pages, takes well under this.
 const LOADS_SOMETHING_WITHIN: Duration = Duration::from_secs(120);
 
-/// Loads all stages of a placement, and checks that each was built from this model's metadata.
+/// Loads all stages of a placement, and checks that each was built from this model's metadata; returns the bytes of
+/// weights that were read for it.
 ///
 /// # Errors
 /// The member that failed, and why.
@@ -25,7 +26,8 @@ pub async fn load(
     placement: &Placement,
     model: &Model,
     progress: &Progress,
-) -> Result<(), (MemberId, WorkerError)> {
+) -> Result<u64, (MemberId, WorkerError)> {
+    let mut read_bytes = 0;
     let mut tasks = JoinSet::new();
     for stage in placement.stages.clone() {
         let part = progress.part(Phase::Loading, stage.weight_bytes);
@@ -45,8 +47,9 @@ pub async fn load(
             return Err((member, WorkerError::Refused { worker, reason }));
         }
         report(&conn, &facts);
+        read_bytes += facts.read_bytes;
     }
-    Ok(())
+    Ok(read_bytes)
 }
 
 /// Where a stage's bytes came from, for people.

@@ -54,7 +54,7 @@ pub use choose::Choice;
 pub use config::{ClusterConfig, Patience, Source, StageOptions};
 pub use conn::WorkerError;
 pub use facts::worker_facts;
-pub use lane::OpenLine;
+pub use lane::{Moved, OpenLine};
 pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
 pub use own_name::{OwnName, OwnNameError};

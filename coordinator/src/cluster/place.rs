@@ -125,9 +125,16 @@ impl Placement {
         Err(PlaceError::Workers(plain.into_iter().map(refused).collect()))
     }
 
-    /// Where the states of its sequences are.
-    pub fn state_access(&self) -> StateAccess {
-        StateAccess::new(self.identity.clone(), self.stages.clone(), self.checkpoint)
+    /// Where the states of its sequences are; `beside`: workers that have some and are not on the line.
+    pub fn state_access(&self, beside: Vec<Conn>) -> StateAccess {
+        StateAccess::new(self.identity.clone(), self.stages.clone(), beside, self.checkpoint)
+    }
+
+    /// The keys of all its workers, as they are told; empty where they speak plain.
+    pub fn line_keys(&self) -> Bytes {
+        let keys: Vec<Bytes> =
+            self.stages.iter().map(|stage| stage.conn.reach().key_bytes()).collect();
+        keys.concat().into()
     }
 
     /// The line for people.
@@ -373,6 +380,7 @@ fn prepare_request(
         previous_key: placement.key_of(index.checked_sub(1)),
         next_key: placement.key_of(Some(index + 1)),
         checkpoints: checkpoints(placement, index),
+        line_keys: placement.line_keys(),
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),
@@ -392,12 +400,7 @@ fn prepare_request(
 /// Where a stage's copies go: to the next one of the line, and those of the last to the first.
 fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
     let (stages, n) = (&placement.stages, placement.stages.len());
-    let all_keys: Vec<Bytes> = (0..n).map(|stage| placement.key_of(Some(stage))).collect();
-    let order = Checkpoints {
-        memory_bytes: stages[index].copy_bytes,
-        line_keys: all_keys.concat().into(),
-        ..Checkpoints::default()
-    };
+    let order = Checkpoints { memory_bytes: stages[index].copy_bytes, ..Checkpoints::default() };
     match placement.checkpoint {
         Checkpoint::Off => None,
         Checkpoint::Disk => Some(Checkpoints { mode: CheckpointMode::Disk.into(), ..order }),
@@ -412,8 +415,8 @@ fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
             Some(Checkpoints {
                 mode: CheckpointMode::Buddy.into(),
                 buddy: stages[next].conn.address().to_string(),
-                buddy_key: all_keys[next].clone(),
-                kept_key: all_keys[previous].clone(),
+                buddy_key: placement.key_of(Some(next)),
+                kept_key: placement.key_of(Some(previous)),
                 ..order
             })
         }

@@ -9,7 +9,7 @@ use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
-use super::conn::WorkerError;
+use super::conn::{Conn, WorkerError};
 use super::placed_stage::{Identity, PlacedStage};
 use crate::handle::StageResident;
 use crate::plan::Checkpoint;
@@ -19,6 +19,8 @@ use crate::plan::Checkpoint;
 pub struct StateAccess {
     pub(super) identity: Identity,
     pub(super) stages: Vec<PlacedStage>,
+    /// Workers beside the line that have states of layers that they had before.
+    pub(super) beside: Vec<Conn>,
     /// Where copies of states go.
     pub(super) checkpoint: Checkpoint,
 }
@@ -27,9 +29,10 @@ impl StateAccess {
     pub(super) fn new(
         identity: Identity,
         stages: Vec<PlacedStage>,
+        beside: Vec<Conn>,
         checkpoint: Checkpoint,
     ) -> Self {
-        Self { identity, stages, checkpoint }
+        Self { identity, stages, beside, checkpoint }
     }
 
     /// Whether copies of states are taken.

@@ -28,6 +28,7 @@ use super::departed::Departed;
 use super::dial::Connected;
 use super::enough::Enough;
 use super::hearts::Hearts;
+use super::lane::Moved;
 use super::link::{Fault, LineEvent};
 use super::member::{Member, Origin};
 use super::own_name::OwnName;
@@ -83,6 +84,8 @@ enum News {
     Silent(MemberId, WorkerError),
     ChildEnded(MemberId, String),
     Built(Box<Result<Built, BuildError>>),
+    /// The sequences of lines before this one have their states; `None`: the line is gone.
+    Settled(Option<Moved>),
     Fault(Fault),
     Time,
 }
@@ -106,6 +109,8 @@ pub(super) struct Supervisor {
     hearts: Hearts,
     /// A planned change that is under way.
     change: Option<Change>,
+    /// At most one: until the line is settled that a change has made.
+    settling: JoinSet<Option<Moved>>,
     rebalancing: Rebalancing,
     /// What was said last while there was no line.
     said: String,
@@ -141,6 +146,7 @@ impl Supervisor {
             building: JoinSet::new(),
             hearts: Hearts::default(),
             change: None,
+            settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
             said: String::new(),
             ends,
@@ -212,6 +218,7 @@ impl Supervisor {
             }
             (id, error) = self.hearts.next_silent() => News::Silent(id, error),
             Some(built) = self.building.join_next() => News::Built(Box::new(finished(built))),
+            Some(settled) = self.settling.join_next() => News::Settled(finished(settled)),
             Some(fault) = self.ends.faults.recv() => News::Fault(fault),
             (id, how) = watch::child_ended(&mut self.members) => News::ChildEnded(id, how),
         }
@@ -232,6 +239,7 @@ impl Supervisor {
                 Ok(built) => self.built(built).await,
                 Err(error) => self.not_built(error).await?,
             },
+            News::Settled(moved) => self.settled(moved),
             News::Fault(fault) => self.fault(fault).await,
         }
         Ok(())
@@ -290,6 +298,7 @@ impl Supervisor {
     async fn leave(mut self) {
         self.hearts.stop_all();
         self.building.abort_all();
+        self.settling.abort_all();
         self.attempts.shutdown().await;
         let mut ending = JoinSet::new();
         let epoch = self.epoch;

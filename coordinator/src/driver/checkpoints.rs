@@ -1,15 +1,23 @@
-//! Checkpoints as the driver sees them: what a line that comes can go back to is found out before the scheduler hears of
-//! it, and states are put back beside the ubatches.
+//! Copies of states as the driver sees them: what a line that comes can go back to is found out before the scheduler
+//! hears of it, and states are put back beside the ubatches.
+//!
+//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when all
+//! sequences that go back have theirs, or when that takes too long: whoever took the line down hears of it then.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Driver;
-use crate::cluster::{Choice, OpenLine, StateAccess};
+use crate::cluster::{Choice, Moved, OpenLine, StateAccess};
 use crate::metrics;
 use crate::sched::{Event, Interrupted, RequestId};
+
+/// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
+/// are computed again.
+const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
@@ -30,8 +38,8 @@ pub(super) enum News {
         epoch: u64,
         /// Whose.
         request: RequestId,
-        /// Why it is not.
-        result: Result<(), String>,
+        /// Bytes that moved for it, or why it is not.
+        result: Result<u64, String>,
     },
 }
 
@@ -52,13 +60,79 @@ pub(super) struct Checkpoints {
     choices: HashMap<RequestId, Choice>,
     waiting: Vec<Waiting>,
     news: mpsc::Sender<News>,
+    /// Told when the line that parts may be taken down.
+    parting: Option<oneshot::Sender<()>>,
+    /// The stages of a line before this one keep states.
+    parted: bool,
+    /// The line that is up and not settled.
+    settling: Option<Settling>,
+}
+
+/// A line whose sequences do not all have their states.
+#[derive(Debug)]
+struct Settling {
+    since: Instant,
+    told: oneshot::Sender<Moved>,
+    moved: Moved,
+    /// The scheduler knows of the line.
+    is_known: bool,
 }
 
 impl Checkpoints {
     /// None yet; the receiver has the news.
     pub(super) fn new() -> (Self, mpsc::Receiver<News>) {
         let (news, receiver) = mpsc::channel(NEWS_QUEUE);
-        (Self { choices: HashMap::new(), waiting: Vec::new(), news }, receiver)
+        let (choices, waiting, parting, parted, settling) = Default::default();
+        (Self { choices, waiting, news, parting, parted, settling }, receiver)
+    }
+
+    /// The line is to part; `done` is told when it has.
+    pub(super) fn part(&mut self, done: oneshot::Sender<()>) {
+        self.parting = Some(done);
+    }
+
+    /// The stages keep their states.
+    pub(super) fn parted(&mut self) {
+        if let Some(done) = self.parting.take() {
+            self.parted = true;
+            // Whoever waited may have gone on without.
+            let _ = done.send(());
+        }
+    }
+
+    /// Whether a line that comes may have copies.
+    pub(super) fn are_there(&self, line: &OpenLine) -> bool {
+        self.parted || line.state_access.takes_copies()
+    }
+
+    /// A line is there, and `told` once it is settled.
+    pub(super) fn settle(&mut self, told: oneshot::Sender<Moved>) {
+        let (since, moved) = (Instant::now(), Moved::default());
+        self.settling = Some(Settling { since, told, moved, is_known: false });
+    }
+
+    /// The scheduler knows of the line.
+    pub(super) fn known(&mut self) {
+        self.settling.iter_mut().for_each(|settling| settling.is_known = true);
+    }
+
+    /// The line is settled if no sequence waits for its state, or has for too long: whether it is now.
+    pub(super) fn is_settled(&mut self, is_restoring: bool) -> bool {
+        let may = |settling: &mut Settling| {
+            settling.is_known && (!is_restoring || settling.since.elapsed() > SETTLED_WITHIN)
+        };
+        let Some(Settling { told, moved, .. }) = self.settling.take_if(may) else { return false };
+        self.parted = false;
+        // The supervisor may be at another line.
+        let _ = told.send(moved);
+        true
+    }
+
+    fn put_back(&mut self, moved_bytes: u64) {
+        if let Some(Settling { moved, .. }) = &mut self.settling {
+            moved.sequences += 1;
+            moved.bytes += moved_bytes;
+        }
     }
 
     /// Finds out what a line can go back to; [`News::Found`] follows.
@@ -73,7 +147,7 @@ impl Checkpoints {
                 requests.iter().zip(found).filter_map(|(r, choice)| Some((*r, choice?))).collect();
             if !requests.is_empty() {
                 let (paused, go_back) = (requests.len(), choices.len());
-                tracing::info!(epoch, paused, go_back, "streams go on from checkpoints");
+                tracing::info!(epoch, paused, go_back, "streams go on from copies of their states");
             }
             // The driver may be gone; then nobody goes on.
             let _ = news.send(News::Found { epoch, choices }).await;
@@ -134,10 +208,45 @@ impl Checkpoints {
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.choices.clear();
+        (self.parting, self.settling) = (None, None);
     }
 }
 
 impl Driver {
+    /// A line is open: the scheduler hears of it when it is known what its sequences can go back to.
+    pub(super) fn line_opened(&mut self, mut line: OpenLine) {
+        let (epoch, spec) = (line.epoch, line.spec);
+        if let Some(told) = line.settled.take() {
+            self.checkpoints.settle(told);
+        }
+        let looks = self.checkpoints.are_there(&line);
+        if looks {
+            self.checkpoints.look(&line, self.sched.interrupted());
+        }
+        self.line = Some(line);
+        if !looks {
+            self.step(Event::LineUp { epoch, line: spec });
+            self.checkpoints.known();
+            self.settle();
+        }
+    }
+
+    /// The line is about to be taken down as planned; `done` is told when its stages keep their states, and dropped where
+    /// there is no line that could.
+    pub(super) fn part(&mut self, done: oneshot::Sender<()>) {
+        if self.line.is_some() {
+            self.checkpoints.part(done);
+            self.step(Event::Part);
+        }
+    }
+
+    /// Says so when all sequences have their states.
+    pub(super) fn settle(&mut self) {
+        if self.checkpoints.is_settled(self.sched.is_restoring()) {
+            self.step(Event::Restorable(BTreeMap::new()));
+        }
+    }
+
     /// Something happened to copies of a line's sequences.
     pub(super) fn copies_news(&mut self, news: News) {
         let is_up = |epoch: u64| self.line.as_ref().filter(|line| line.epoch == epoch);
@@ -147,17 +256,23 @@ impl Driver {
                 let found = self.checkpoints.found(choices);
                 self.step(Event::Restorable(found));
                 self.step(Event::LineUp { epoch, line: spec });
+                self.checkpoints.known();
+                self.settle();
             }
             News::PutBack { epoch, request, result } => {
                 if is_up(epoch).is_none() {
                     return;
                 }
-                metrics::put_back(result.is_ok());
-                if let Err(why) = &result {
-                    let sequence = request.0;
-                    tracing::warn!(sequence, why, "no checkpoint to go on from: computed again");
+                metrics::put_back(result.as_ref().ok().copied());
+                match &result {
+                    Ok(moved_bytes) => self.checkpoints.put_back(*moved_bytes),
+                    Err(why) => {
+                        let sequence = request.0;
+                        tracing::warn!(sequence, why, "no copy to go on from: computed again");
+                    }
                 }
                 self.step(Event::Restored { request, is_there: result.is_ok() });
+                self.settle();
             }
         }
     }

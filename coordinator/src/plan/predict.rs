@@ -105,6 +105,7 @@ impl Plan {
             nature: Nature::default(),
             seed: 0,
             outages: Vec::new(),
+            changes: Vec::new(),
             log: false,
             audit: true,
         }

@@ -48,17 +48,17 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
     }
     sequence.checkpointed = len;
     let mark = TokenMark::of(&sequence.tokens[..len as usize]);
-    Some(SeqOp::Checkpoint { slot, len, mark })
+    Some(SeqOp::Checkpoint { slot, len, mark, parting: false })
 }
 
 impl Line {
-    /// Gives a sequence that was just admitted its name, if copies are taken and no other one has it.
+    /// Gives a sequence that was just admitted its name, if no other one has it. Where copies are taken the stages hear of
+    /// it at once, else when they are to keep its state.
     pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
-        let takes_copies = config.checkpoint_every.is_some();
-        sequence.name = sequence.name.filter(|name| takes_copies && !live.has_name(*name));
+        sequence.name = sequence.name.filter(|name| !live.has_name(*name));
         // One that begins with a kept sequence is opened by a copy, which was just decided.
-        if let (Some(name), true) = (sequence.name, sequence.opened) {
-            self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
+        if config.checkpoint_every.is_some() && sequence.opened {
+            self.ops.extend(sequence.tell_name());
         }
     }
 
@@ -68,17 +68,15 @@ impl Line {
         let (sampler, request) = (sequence.sampler(), sequence.label.clone());
         self.ops.push(SeqOp::Open { slot, blocks, sampler, request });
         self.ops.push(SeqOp::Name { slot, name: Some(name) });
-        (sequence.opened, sequence.sent, sequence.checkpointed) = (true, len, len);
+        (sequence.opened, sequence.named) = (true, true);
+        (sequence.sent, sequence.checkpointed) = (len, len);
         sequence.restoring = true;
     }
 }
 
 impl Scheduler {
-    /// Requests whose line was lost and that have copies, for whoever looks for these before the next line is used.
+    /// Requests whose line was lost and that may have copies, for whoever looks for these before the next line is used.
     pub fn interrupted(&self) -> Vec<Interrupted> {
-        if self.config.checkpoint_every.is_none() {
-            return Vec::new();
-        }
         let of = |pending: &Pending| {
             let name = pending.name?;
             let (request, tokens) = (pending.request.id, pending.tokens());
@@ -101,7 +99,8 @@ impl Scheduler {
         };
         if is_there {
             sequence.restoring = false;
-            out.push(Action::Replayed { request, tokens: sequence.prompt_left() });
+            let tokens = sequence.furthest.saturating_sub(sequence.sent);
+            out.push(Action::Replayed { request, tokens });
             self.live.prefilling.push_back(no);
             return;
         }

@@ -80,6 +80,11 @@ pub(super) fn compose(
     Some(draft.send(now, line))
 }
 
+/// A ubatch of the copies, closes and other changes that the line has, noted as in flight.
+pub(super) fn only_ops(now: Micros, config: &SchedConfig, line: &mut Line) -> UBatch {
+    Draft::new(line.spec, config).send(now, line)
+}
+
 /// A ubatch being filled.
 struct Draft {
     spec: LineSpec,
@@ -169,7 +174,9 @@ impl Draft {
             let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
             let (sampler, request) = (sequence.sampler(), sequence.label.clone());
             self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
-            self.opens.extend(sequence.name.map(|name| SeqOp::Name { slot, name: Some(name) }));
+            if self.checkpoint_every.is_some() {
+                self.opens.extend(sequence.tell_name());
+            }
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
         let part = live.next_part(no, rows);

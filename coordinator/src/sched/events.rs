@@ -143,6 +143,9 @@ pub enum Event {
         /// Whether it is there.
         is_there: bool,
     },
+    /// The line is about to be taken down as planned: nothing more is begun on it, and its stages are told to keep the
+    /// states of their sequences. [`Action::Parted`] follows, unless the line is lost before.
+    Part,
     /// The line is gone, with all it held. Whoever was on it waits for the next one and goes on there.
     LineDown {
         /// For the error message of those for whom no other comes.
@@ -230,8 +233,8 @@ pub enum Action {
         /// Those of the positions.
         tokens: Vec<u32>,
     },
-    /// A request has a place again after its line was lost, and computes again what it had before.
-    /// What was reported is not reported again: the next token has the next index.
+    /// A request has a place again after its line was lost, and computes again what it had before, or what of that
+    /// its state has not. What was reported is not reported again: the next token has the next index.
     Replayed {
         /// Whose.
         request: RequestId,
@@ -279,6 +282,8 @@ pub enum Action {
         /// Why.
         why: Rejection,
     },
+    /// After [`Event::Part`]: the stages keep the states, and the line may be taken down.
+    Parted,
     /// The line broke a promise: take it down ([`Event::LineDown`]) and build a new one.
     LineFault(LineFault),
 }

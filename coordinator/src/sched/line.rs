@@ -24,6 +24,20 @@ const OVERDUE_SLACK_US: f64 = 3e6;
 /// Allowance before anything was measured: the first ubatch may read all weights from a disk.
 const OVERDUE_UNMEASURED_US: Micros = 600_000_000;
 
+/// How far a line is with its parting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Parting {
+    /// It stays.
+    #[default]
+    No,
+    /// It runs empty.
+    Asked,
+    /// The ubatch that names positions is on its way.
+    Sent,
+    /// The stages know.
+    Done,
+}
+
 /// One epoch of the line.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -48,6 +62,8 @@ pub(super) struct Line {
     pub burst_rows: u64,
     /// It broke a promise: nothing is sent or believed until the driver takes it down.
     pub faulted: bool,
+    /// It is about to be taken down.
+    pub parting: Parting,
 }
 
 impl Line {
@@ -68,7 +84,13 @@ impl Line {
             prefill_owed: false,
             burst_rows: 0,
             faulted: false,
+            parting: Parting::No,
         }
+    }
+
+    /// Whether nothing is begun on it any more.
+    pub fn is_parting(&self) -> bool {
+        self.parting != Parting::No
     }
 
     /// Decode groups on their way; one whose sequences were all cancelled leaves its place to others.

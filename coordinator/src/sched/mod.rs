@@ -16,6 +16,7 @@ mod in_flight;
 mod kept;
 mod line;
 mod pages;
+mod parting;
 mod pool;
 mod replay;
 mod reuse;
@@ -82,6 +83,7 @@ impl Scheduler {
             Event::Restored { request, is_there } => {
                 self.restored(now, request, is_there, &mut out);
             }
+            Event::Part => self.part(),
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
@@ -123,6 +125,7 @@ impl Scheduler {
                 other.interrupted || rank(other.request.share) <= rank(request.share)
             };
             !line.faulted
+                && !line.is_parting()
                 && !live.has_suspect()
                 && !ahead.is_some_and(is_ahead)
                 && line.has_room(&request)
@@ -384,6 +387,9 @@ impl Scheduler {
 
     /// Admits who fits and sends until the line is full or nothing is left to send.
     fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.line.as_ref().is_some_and(Line::is_parting) {
+            return self.go_on_parting(now, out);
+        }
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
         while let Some(at) = self.waiting.turn(&self.live.owners, line)
             && let Some(next) = self.waiting.get(at)
@@ -444,6 +450,11 @@ impl Scheduler {
             stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
         }
         stats
+    }
+
+    /// Whether a sequence of a line before this one waits for its state, or for a place where it is put back.
+    pub fn is_restoring(&self) -> bool {
+        self.live.is_restoring() || self.waiting.interrupted().any(|p| p.restorable.is_some())
     }
 
     /// Whether nothing is live, waiting or in flight.

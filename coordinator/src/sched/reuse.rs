@@ -90,6 +90,7 @@ impl Line {
             furthest: furthest.max(reused),
             losses,
             name,
+            named: false,
             checkpointed: reused,
             restoring: false,
             mu,
@@ -180,7 +181,7 @@ impl Line {
         }
         blocks.truncate(n_used);
         let request = Some(sequence.request);
-        if sequence.name.is_some() {
+        if sequence.named {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
         }
         // Before it is one of them, so that it is not the one to go.

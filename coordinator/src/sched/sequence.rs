@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqPart, SlotId, Want};
+use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 
 use super::events::{Micros, RequestId, Share, Work};
 use super::fair::Owners;
@@ -59,8 +59,10 @@ pub(super) struct Admitted {
     pub furthest: u32,
     /// Lines lost under it since it last got further than ever.
     pub losses: u32,
-    /// What copies of its state are called; `None`: none are taken.
+    /// What copies of its state are called; `None`: none can be.
     pub name: Option<CopyName>,
+    /// Whether the stages know its name.
+    pub named: bool,
     /// Up to which position its state was last copied, or what it began with.
     pub checkpointed: u32,
     /// Its state is being put back: nothing is sent before it is there.
@@ -80,6 +82,13 @@ impl Admitted {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
             Work::Logits | Work::Hidden => None,
         }
+    }
+
+    /// What tells the stages its name, if it has one that they do not know.
+    pub fn tell_name(&mut self) -> Option<SeqOp> {
+        let name = self.name.filter(|_| !self.named)?;
+        self.named = true;
+        Some(SeqOp::Name { slot: self.slot, name: Some(name) })
     }
 
     pub fn n_tokens(&self) -> u32 {
@@ -180,6 +189,16 @@ impl Live {
     /// Whether a sequence has this name.
     pub fn has_name(&self, name: CopyName) -> bool {
         self.seqs.values().any(|sequence| sequence.name == Some(name))
+    }
+
+    /// All, oldest first.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Admitted> {
+        self.seqs.values_mut()
+    }
+
+    /// Whether the state of one is being put back.
+    pub fn is_restoring(&self) -> bool {
+        self.seqs.values().any(|sequence| sequence.restoring)
     }
 
     pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Admitted> {

@@ -1,5 +1,5 @@
-//! Checkpoints in a simulation: what the stages have copied, what a line that comes can go back to, and states that are
-//! put back or are not. Which copies are lost is drawn from a seed.
+//! Copies of states in a simulation: what the stages have copied, what a line that comes can go back to, and states that
+//! are put back or are not. Which copies are lost is drawn from a seed; those of a line that has parted are not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,6 +17,8 @@ struct Waiting {
     request: RequestId,
     slot: SlotId,
     tokens: Vec<u32>,
+    /// It is as it was when the sequence left the line.
+    is_moved: bool,
     opened_by: Option<u64>,
 }
 
@@ -34,6 +36,9 @@ pub(super) struct Arrived {
 pub(super) struct Copies {
     names: BTreeMap<SlotId, CopyName>,
     positions: BTreeMap<CopyName, BTreeSet<u32>>,
+    /// Where sequences were when they left the line.
+    left: BTreeMap<CopyName, u32>,
+    n_moved: u64,
     waiting: Vec<Waiting>,
     arrived: VecDeque<Arrived>,
     rng: Rng,
@@ -42,8 +47,8 @@ pub(super) struct Copies {
 impl Copies {
     pub fn new(seed: u64) -> Self {
         let rng = Rng::new(seed ^ 0xc0b1e5);
-        let (names, positions, waiting, arrived) = Default::default();
-        Self { names, positions, waiting, arrived, rng }
+        let (names, positions, left, n_moved, waiting, arrived) = Default::default();
+        Self { names, positions, left, n_moved, waiting, arrived, rng }
     }
 
     /// Whether a state is on its way.
@@ -69,9 +74,12 @@ impl Copies {
                 SeqOp::Name { slot, name: None } | SeqOp::Close { slot } => {
                     self.names.remove(slot);
                 }
-                SeqOp::Checkpoint { slot, len, .. } => {
+                SeqOp::Checkpoint { slot, len, parting, .. } => {
                     let name = self.names.get(slot);
                     let name = name.ok_or_else(|| format!("a checkpoint of {slot:?}, unnamed"))?;
+                    if *parting {
+                        self.left.insert(*name, *len);
+                    }
                     self.positions.entry(*name).or_default().insert(*len);
                 }
                 _ => {}
@@ -88,7 +96,9 @@ impl Copies {
             let positions = self.positions.get(name).into_iter().flatten();
             let there: Vec<u32> =
                 positions.copied().filter(|len| (*len as usize) < tokens.len()).collect();
-            if !there.is_empty() && !self.rng.one_in(LOST) {
+            if let Some(len) = self.left.get(name) {
+                found.insert(*request, *len);
+            } else if !there.is_empty() && !self.rng.one_in(LOST) {
                 let i = self.rng.between(0, there.len() as u64 - 1);
                 found.insert(*request, there[i as usize]);
             }
@@ -96,19 +106,31 @@ impl Copies {
         found
     }
 
-    /// A state is wanted.
-    pub fn observe(&mut self, action: &Action) {
-        if let Action::Restore { request, slot, tokens, .. } = action {
-            let (request, slot, tokens) = (*request, *slot, tokens.clone());
-            self.waiting.push(Waiting { request, slot, tokens, opened_by: None });
+    /// A state may be wanted.
+    ///
+    /// An error says that a sequence goes back to another position than the one at which it left its line.
+    pub fn observe(&mut self, action: &Action) -> Result<(), String> {
+        let Action::Restore { request, slot, name, tokens } = action else { return Ok(()) };
+        let left = self.left.remove(name);
+        if left.is_some_and(|len| len as usize != tokens.len()) {
+            return Err(format!("{request:?} left at {left:?} and goes to {}", tokens.len()));
         }
+        let (request, slot, tokens, is_moved) = (*request, *slot, tokens.clone(), left.is_some());
+        self.waiting.push(Waiting { request, slot, tokens, is_moved, opened_by: None });
+        Ok(())
+    }
+
+    /// States put back as they had left a line.
+    pub fn n_moved(&self) -> u64 {
+        self.n_moved
     }
 
     /// A ubatch is back: states may come after it.
     pub fn returned(&mut self, ubatch: u64) {
         let due = |waiting: &mut Waiting| waiting.opened_by.is_some_and(|id| id <= ubatch);
-        for Waiting { request, slot, tokens, .. } in self.waiting.extract_if(.., due) {
-            let tokens = (!self.rng.one_in(LOST)).then_some(tokens);
+        for Waiting { request, slot, tokens, is_moved, .. } in self.waiting.extract_if(.., due) {
+            self.n_moved += u64::from(is_moved);
+            let tokens = (is_moved || !self.rng.one_in(LOST)).then_some(tokens);
             self.arrived.push_back(Arrived { request, slot, tokens });
         }
     }

@@ -151,7 +151,7 @@ impl Mirror {
             SeqOp::Name { slot, .. } => {
                 ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
             }
-            SeqOp::Checkpoint { slot, len, mark } => {
+            SeqOp::Checkpoint { slot, len, mark, .. } => {
                 self.read_back(*slot)?;
                 let tokens = &self.open[slot].tokens;
                 let whole = self.spec.prefixes == Prefixes::Whole;

@@ -32,6 +32,9 @@ const EVEN_JITTER: f64 = 0.1;
 /// Virtual time between two [`Event::Tick`]s.
 const TICK_US: Micros = 1_000_000;
 
+/// Virtual time for which there is no line when it changes as planned.
+const CHANGE_US: Micros = 100_000;
+
 /// A line to simulate.
 #[derive(Clone, Debug)]
 pub struct Sim {
@@ -49,6 +52,8 @@ pub struct Sim {
     pub seed: u64,
     /// Times at which the line is lost, and times at which it is back, alternating, ascending.
     pub outages: Vec<(Micros, Micros)>,
+    /// Times at which the line is to be taken down as planned, ascending. Another one is there soon after it was.
+    pub changes: Vec<Micros>,
     /// Keep a text of everything that went in and out.
     pub log: bool,
     /// Check after every step that no stage idles and nobody waits without need: a scan of all sequences,
@@ -76,6 +81,7 @@ impl Sim {
             nature: Nature::default(),
             seed: 0,
             outages: Vec::new(),
+            changes: Vec::new(),
             log: false,
             audit: true,
         }
@@ -106,8 +112,10 @@ pub struct Outcome {
     pub n_ubatches: u64,
     /// Rows computed.
     pub n_rows: u64,
-    /// States put back from checkpoints.
+    /// States put back from copies.
     pub n_put_back: u64,
+    /// Those among them that were put back as they had left a line.
+    pub n_moved: u64,
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
     /// Most ubatches in flight at a time.
@@ -170,6 +178,7 @@ impl Outcome {
 enum World {
     Up,
     Down,
+    Part,
     Submit(usize),
     Cancel(usize),
     Tick,
@@ -190,6 +199,8 @@ struct Run<'a> {
     end: Micros,
     epoch: u64,
     up: bool,
+    /// The stages keep their states: the line is to be taken down.
+    parted: bool,
     stop_every: u64,
     n_ubatches: u64,
     n_rows: u64,
@@ -206,6 +217,7 @@ impl<'a> Run<'a> {
         for &(down, up) in &sim.outages {
             events.extend([(down, World::Down), (up, World::Up)]);
         }
+        events.extend(sim.changes.iter().map(|&at| (at, World::Part)));
         for (i, request) in workload.requests.iter().enumerate() {
             events.push((request.at, World::Submit(i)));
             events.extend(request.cancel_at.map(|at| (at, World::Cancel(i))));
@@ -224,6 +236,7 @@ impl<'a> Run<'a> {
             end: 0,
             epoch: 0,
             up: false,
+            parted: false,
             stop_every: workload.stop_every,
             n_ubatches: 0,
             n_rows: 0,
@@ -255,6 +268,8 @@ impl<'a> Run<'a> {
         }
         self.end = self.now;
         match event {
+            // A change and an outage may come together.
+            World::Up if self.up => Ok(()),
             World::Up => {
                 self.epoch += 1;
                 self.mirror = Mirror::new(self.sim.spec, self.stop_every);
@@ -263,12 +278,13 @@ impl<'a> Run<'a> {
                 self.up = true;
                 self.step(Event::LineUp { epoch: self.epoch, line: self.sim.spec })
             }
-            World::Down => {
+            World::Down => self.down(false),
+            World::Part if self.up => {
                 self.up = false;
-                self.line.lose_all();
-                self.in_flight.clear();
-                self.step(Event::LineDown { reason: "simulated outage".to_owned(), planned: false })
+                self.step(Event::Part)?;
+                self.change_if_parted()
             }
+            World::Part => Ok(()),
             World::Submit(index) => {
                 let request = self.clients.submit(self.now, index);
                 self.step(Event::Submit(request))
@@ -279,6 +295,22 @@ impl<'a> Run<'a> {
             World::Cancel(_) => Ok(()),
             World::Tick => Ok(()),
         }
+    }
+
+    fn down(&mut self, planned: bool) -> Result<(), String> {
+        self.up = false;
+        self.line.lose_all();
+        self.in_flight.clear();
+        self.step(Event::LineDown { reason: "simulated outage".to_owned(), planned })
+    }
+
+    /// The line is another one once its stages keep their states.
+    fn change_if_parted(&mut self) -> Result<(), String> {
+        if !std::mem::take(&mut self.parted) {
+            return Ok(());
+        }
+        self.world.insert((self.now + CHANGE_US, usize::MAX), World::Up);
+        self.down(true)
     }
 
     fn tick(&mut self, n: usize) -> Result<(), String> {
@@ -303,7 +335,7 @@ impl<'a> Run<'a> {
             }
             self.step(Event::Restored { request, is_there })?;
         }
-        Ok(())
+        self.change_if_parted()
     }
 
     fn step(&mut self, event: Event) -> Result<(), String> {
@@ -315,7 +347,8 @@ impl<'a> Run<'a> {
                 self.log += &format!("{}   {action:?}\n", self.now);
             }
             self.clients.observe(self.now, &action)?;
-            self.copies.observe(&action);
+            self.copies.observe(&action)?;
+            self.parted |= action == Action::Parted;
             if let Action::Send(ubatch) = action {
                 self.send(&ubatch)?;
             }
@@ -437,6 +470,7 @@ impl<'a> Run<'a> {
             n_ubatches: self.n_ubatches,
             n_rows: self.n_rows,
             n_put_back: self.n_put_back,
+            n_moved: self.copies.n_moved(),
             most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
             gap_bound: self.gap_bound,

@@ -27,6 +27,7 @@ const KEEP: &str = "/brigade.copies.Copies/Keep";
 const FIND: &str = "/brigade.copies.Copies/Find";
 const FETCH: &str = "/brigade.copies.Copies/Fetch";
 const PUT_BACK: &str = "/brigade.copies.Copies/PutBack";
+const SETTLE: &str = "/brigade.copies.Copies/Settle";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
 
 const ENROL: &str = "/brigade.control.Cluster/Enrol";
@@ -40,7 +41,7 @@ const WORKER: &str = "/brigade.control.Worker/";
 fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
     let wanted: &[Role] = match path {
         ENROL => return Ok(()),
-        RESULTS | FIND | PUT_BACK => &[Role::Coordinator],
+        RESULTS | FIND | PUT_BACK | SETTLE => &[Role::Coordinator],
         KEEP | FETCH => &[Role::Worker],
         _ if path.starts_with(WORKER) => &[Role::Coordinator],
         _ if path.starts_with(CLUSTER) => &[Role::Worker],

@@ -54,7 +54,9 @@ struct Found {
 pub struct Gathered {
     blocks: HashMap<(u32, u32), Found>,
     /// All of their bytes.
-    pub nbytes: u64,
+    nbytes: u64,
+    /// Those that came from other workers.
+    pub fetched: u64,
 }
 
 /// Full pages in runs, and what is good for the position alone.
@@ -129,7 +131,8 @@ impl Gathered {
                 None => {}
                 Some(Event::Item(item, bytes)) => {
                     self.nbytes += bytes.len() as u64;
-                    check_size(self.nbytes, limit)?;
+                    self.fetched += bytes.len() as u64;
+                    check_size(self.fetched, limit)?;
                     let head = assembler.head().ok_or_else(|| bad("copies without a head"))?;
                     let print = head.prints.get((item.layer - head.layers.start) as usize);
                     let found = self.blocks.entry((item.layer, item.block)).or_default();

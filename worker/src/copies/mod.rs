@@ -7,11 +7,13 @@
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
 //! are, unless they were written to since. Of recurrent states it keeps its last copies itself. What it does not
-//! hold it fetches from whoever has it ([`fetch`]). Nothing here decides whether and to which position a sequence
+//! hold it fetches from whoever has it ([`fetch`]). When a line is taken down as planned, each worker keeps the states of
+//! its own stage until the next line has them ([`parting`]). Nothing here decides whether and to which position a sequence
 //! goes back: that is the coordinator's.
 
 pub mod disk;
 pub mod fetch;
+pub mod parting;
 pub mod parts;
 pub mod piece;
 pub mod sender;

@@ -6,7 +6,7 @@ use brigade_engine::batch::CopyName;
 use brigade_proto::copies::copies_server;
 use brigade_proto::copies::{
     CopyPart, FetchRequest, FindReply, FindRequest, KeepReply, KeepRequest, PutBackReply,
-    PutBackRequest, keep_request,
+    PutBackRequest, SettleReply, SettleRequest, keep_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_COPY_NAMES, MAX_PIECE_BYTES};
@@ -103,6 +103,18 @@ impl copies_server::Copies for CopiesService {
         let fetched = self.worker.put_back(request, &who_of(caller.as_ref())).await;
         let fetched_bytes = self.ended(caller, fetched).await?;
         Ok(Response::new(PutBackReply { fetched_bytes }))
+    }
+
+    async fn settle(
+        &self,
+        request: Request<SettleRequest>,
+    ) -> Result<Response<SettleReply>, Status> {
+        let (caller, request) = (caller_of(&request), request.into_inner());
+        let SettleRequest { coordinator_id, epoch } = &request;
+        let who = who_of(caller.as_ref());
+        let settled = self.worker.settle(coordinator_id, *epoch, &who).await;
+        self.ended(caller, settled).await?;
+        Ok(Response::new(SettleReply {}))
     }
 }
 

@@ -38,6 +38,16 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Bytes they may take.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Bytes for which there is room.
+    pub fn left(&self) -> u64 {
+        self.limit().saturating_sub(self.used())
+    }
+
     /// What took so many bytes now takes others.
     fn replace(&self, before: u64, after: u64) {
         self.used.fetch_add(after, Ordering::Relaxed);

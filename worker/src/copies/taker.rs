@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use brigade_engine::batch::{BlockId, CopyName, SeqOp, TokenMark, UBatch};
 use brigade_engine::error::SnapshotError;
@@ -16,6 +17,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::fetch::Gathered;
+use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
 use super::store::{Head, Item, Store, What};
 use super::{Kind, QUEUE_BYTES};
@@ -24,7 +26,7 @@ use crate::backend::{CopyFacts, StageError, StageRunner};
 /// Bytes that one permit of the outbox stands for.
 const PERMIT_BYTES: usize = 1 << 10;
 
-/// Where a lane's copies go.
+/// Where the copies of checkpoints go.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     /// To whoever sends them.
@@ -35,8 +37,17 @@ pub struct Outbox {
     own: Arc<Store>,
     /// How often all had to begin anew, because what was sent may be lost.
     restarts: Arc<AtomicU64>,
+}
+
+/// Where a lane's copies go.
+#[derive(Clone, Debug)]
+pub struct LaneCopies {
+    /// Those of checkpoints, if any are taken.
+    pub outbox: Option<Outbox>,
+    /// Those that stay here when the line is taken down.
+    pub parting: Arc<Parting>,
     /// Type that values cross cuts in: states depend on it.
-    wire_type: i32,
+    pub wire_type: i32,
 }
 
 /// What is to be sent.
@@ -82,13 +93,14 @@ impl Outbox {
     pub fn new(
         own: Arc<Store>,
         restarts: Arc<AtomicU64>,
-        wire_type: i32,
     ) -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
         let (queue, outgoing) = mpsc::unbounded_channel();
         let room = Arc::new(Semaphore::new(QUEUE_BYTES / PERMIT_BYTES));
-        (Self { queue, room, own, restarts, wire_type }, outgoing)
+        (Self { queue, room, own, restarts }, outgoing)
     }
+}
 
+impl LaneCopies {
     fn kind(&self, facts: &CopyFacts) -> Kind {
         let text = format!("{}, cuts in type {}", facts.kind, self.wire_type);
         *blake3::hash(text.as_bytes()).as_bytes()
@@ -103,6 +115,8 @@ struct Named {
     sent_pages: u32,
     /// [`Outbox::restarts`] when they were.
     restarts: u64,
+    /// The position at which it leaves the line, and the mark of its tokens.
+    parting: Option<(u32, TokenMark)>,
 }
 
 /// Pages of a sequence that a line before this one left behind.
@@ -137,32 +151,39 @@ pub struct Taker {
     held: HashMap<CopyName, Held>,
     /// Pages written to since the stage was reset.
     written: HashSet<BlockId>,
-    outbox: Option<Outbox>,
+    lane: Option<LaneCopies>,
 }
 
 impl Taker {
     /// For a stage with these facts; `None`: it cannot copy.
     pub fn new(facts: Option<CopyFacts>) -> Self {
         let (named, held, written) = Default::default();
-        Self { facts, named, held, written, outbox: None }
+        Self { facts, named, held, written, lane: None }
     }
 
     /// A lane begins, on which no sequence is open.
-    pub fn begin(&mut self, outbox: Option<Outbox>) {
+    pub fn begin(&mut self, lane: LaneCopies) {
         self.named.clear();
-        self.outbox = outbox;
+        self.lane = Some(lane);
     }
 
-    /// Before a ubatch is computed: takes the copies that it asks for.
+    /// Before a ubatch is computed: takes the copies that it asks for, and notes the positions of parting ones.
     ///
     /// # Errors
     /// A position that the stage has not.
     pub fn before(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) -> Result<(), StageError> {
-        let (Some(outbox), Some(facts)) = (&self.outbox, &self.facts) else { return Ok(()) };
+        let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else { return Ok(()) };
         for op in &ubatch.ops {
-            let SeqOp::Checkpoint { slot, len, mark } = op else { continue };
+            let SeqOp::Checkpoint { slot, len, mark, parting } = op else { continue };
             let Some(named) = self.named.get_mut(&slot.0) else { continue };
-            let taken = take(outbox, facts, named, runner, slot.0, (*len, *mark));
+            if *parting {
+                named.parting = Some((*len, *mark));
+                lane.parting.expect();
+                continue;
+            }
+            let Some(outbox) = &lane.outbox else { continue };
+            let to = (outbox, lane.kind(facts));
+            let taken = take(to, facts, named, runner, slot.0, (*len, *mark));
             taken.map_err(|error| StageError {
                 slot: Some(slot.0),
                 reason: format!("checkpoint: {error}"),
@@ -176,7 +197,8 @@ impl Taker {
         for op in &ubatch.ops {
             match op {
                 SeqOp::Name { slot, name: Some(name) } => {
-                    let named = Named { name: *name, sent_pages: 0, restarts: 0 };
+                    let (sent_pages, restarts, parting) = Default::default();
+                    let named = Named { name: *name, sent_pages, restarts, parting };
                     self.named.insert(slot.0, named);
                 }
                 SeqOp::Name { slot, name: None } | SeqOp::Close { slot } => self.forget(slot.0),
@@ -201,7 +223,7 @@ impl Taker {
 
     fn forget(&mut self, slot: u32) {
         let Some(named) = self.named.remove(&slot) else { return };
-        if let Some(outbox) = &self.outbox {
+        if let Some(outbox) = self.outbox() {
             outbox.own.forget(named.name);
             // The lane may be over; then nobody sends.
             if let Some(facts) = &self.facts {
@@ -210,18 +232,29 @@ impl Taker {
         }
     }
 
-    /// The stage is about to forget all sequences, and keeps its memory: what it holds may be put back.
-    pub fn reset(&mut self, runner: &dyn StageRunner) {
+    fn outbox(&self) -> Option<&Outbox> {
+        self.lane.as_ref()?.outbox.as_ref()
+    }
+
+    /// The stage is about to forget all sequences, and keeps its memory: what it holds may be put back. Parting copies
+    /// are taken as `keep` says.
+    pub fn reset(&mut self, runner: &dyn StageRunner, keep: Option<&Keep>) {
         let written = std::mem::take(&mut self.written);
         let mut held = std::mem::take(&mut self.held);
         held.retain(|_, held| is_intact(held, held.len, &written));
-        for (slot, named) in std::mem::take(&mut self.named) {
-            if let Some((blocks, len)) = runner.places(slot) {
+        let named = std::mem::take(&mut self.named);
+        if let (Some(keep), Some(lane), Some(facts)) = (keep, &self.lane, &self.facts) {
+            part(keep, (facts, lane.kind(facts)), &named, runner);
+        }
+        let takes_copies = self.outbox().is_some();
+        // Nobody asks for the others.
+        for (slot, named) in named.iter().filter(|(_, n)| takes_copies || n.parting.is_some()) {
+            if let Some((blocks, len)) = runner.places(*slot) {
                 held.insert(named.name, Held { blocks, len });
             }
         }
         self.held = held;
-        self.outbox = None;
+        self.lane = None;
     }
 
     /// Up to which position the pages of each of these sequences are still here; those of all others are given up.
@@ -249,15 +282,19 @@ impl Taker {
         put: &PutBack,
     ) -> Result<(), SnapshotError> {
         let refused = |why: &str| SnapshotError::Foreign(why.to_owned());
-        let (Some(outbox), Some(facts)) = (&self.outbox, &self.facts) else {
-            return Err(refused("this line takes no checkpoints"));
+        let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
+            return Err(refused("this stage takes no copies"));
         };
         let named = self.named.get_mut(&put.slot).filter(|named| named.name == put.name);
         let named = named.ok_or_else(|| refused("the slot is another sequence's"))?;
         let (blocks, _) = runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
-        let kind = outbox.kind(facts);
-        let own = outbox.own.pieces(put.name, facts.layers.clone(), put.len);
-        let own = own.filter(|own| own.head.kind == kind).map(Gathered::in_memory);
+        let kind = lane.kind(facts);
+        let of = |store: &Store| {
+            let own = store.pieces(put.name, facts.layers.clone(), put.len);
+            own.filter(|own| own.head.kind == kind).map(Gathered::in_memory)
+        };
+        let own = lane.outbox.as_ref().and_then(|outbox| of(&outbox.own));
+        let own = own.or_else(|| of(&lane.parting.rests));
         let held = self.held.get(&put.name);
         let held = held
             .filter(|held| is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks));
@@ -277,8 +314,10 @@ impl Taker {
         let stays = |i: usize| before.get(i) == blocks.get(i);
         let moved = (0..n_pages.min(blocks.len())).filter(|i| !stays(*i));
         self.written.extend(moved.map(|i| blocks[i]));
-        named.sent_pages = put.kept_len / KV_PAGE as u32;
-        named.restarts = outbox.restarts.load(Ordering::Relaxed);
+        if let Some(outbox) = &lane.outbox {
+            named.sent_pages = put.kept_len / KV_PAGE as u32;
+            named.restarts = outbox.restarts.load(Ordering::Relaxed);
+        }
         self.held.remove(&put.name);
         Ok(())
     }
@@ -298,9 +337,77 @@ fn are_crossed(held: &Held, blocks: &[BlockId]) -> bool {
     blocks.iter().enumerate().any(|(i, block)| at.get(block).is_some_and(|from| *from != i))
 }
 
+/// Takes the parting copies of a stage's sequences, as far as there are room and time for them.
+fn part(
+    keep: &Keep,
+    (facts, kind): (&CopyFacts, Kind),
+    named: &BTreeMap<u32, Named>,
+    runner: &dyn StageRunner,
+) {
+    let leaves = named.iter().filter_map(|(slot, named)| Some((*slot, named, named.parting?)));
+    let leaves: Vec<_> = leaves.collect();
+    // What an earlier line left behind is of no use any more.
+    leaves.iter().for_each(|(_, named, _)| keep.parting.forget(named.name));
+    if leaves.is_empty() || keep.stays && !facts.has_slots {
+        return;
+    }
+    let begun = Instant::now();
+    let mut taken = 0;
+    for (slot, named, at) in &leaves {
+        if begun.elapsed() > COPY_WITHIN {
+            break;
+        }
+        let head = head(facts, kind, named.name);
+        match part_one(keep, &head, *slot, *at, runner) {
+            Ok(true) => taken += 1,
+            Ok(false) => keep.parting.forget(named.name),
+            Err(error) => tracing::warn!(slot, %error, "a state that moves cannot be copied"),
+        }
+    }
+    let (of, nbytes, ms) = (leaves.len(), keep.parting.nbytes(), begun.elapsed().as_millis());
+    tracing::info!(
+        taken,
+        of,
+        nbytes,
+        ms,
+        "states wait for the next line; others are computed again"
+    );
+}
+
+/// Takes the parting copy of one sequence; `false`: there is no room for it.
+fn part_one(
+    keep: &Keep,
+    head: &Head,
+    slot: u32,
+    (len, mark): (u32, TokenMark),
+    runner: &dyn StageRunner,
+) -> Result<bool, SnapshotError> {
+    let (store, first_page) = match keep.stays {
+        true => (&keep.parting.rests, len / KV_PAGE as u32),
+        false => (&keep.parting.whole, 0),
+    };
+    let room = usize::try_from(keep.parting.room()).unwrap_or(usize::MAX);
+    let copy = runner.copy_new(slot, len, first_page, room)?;
+    if !copy.complete {
+        return Ok(false);
+    }
+    let items = items(copy, len).into_iter().filter(|(item, _)| !keep.stays || !item.paged);
+    for (item, bytes) in items {
+        if !store.put(head, item, Piece::Memory(bytes)) {
+            return Ok(false);
+        }
+    }
+    store.commit(head, len, mark);
+    Ok(true)
+}
+
+fn head(facts: &CopyFacts, kind: Kind, name: CopyName) -> Head {
+    Head { name, kind, layers: facts.layers.clone(), prints: facts.prints.clone() }
+}
+
 /// Copies what is new of a sequence, as far as there is room for it.
 fn take(
-    outbox: &Outbox,
+    (outbox, kind): (&Outbox, Kind),
     facts: &CopyFacts,
     named: &mut Named,
     runner: &dyn StageRunner,
@@ -321,9 +428,7 @@ fn take(
     let Ok(room) = outbox.room.clone().try_acquire_many_owned(permits) else { return Ok(()) };
     named.sent_pages = named.sent_pages.max(copy.first_page + copy.n_pages);
     let at = copy.complete.then_some(at);
-    let (layers, kind) = (facts.layers.clone(), outbox.kind(facts));
-    let prints = facts.prints.clone();
-    let head = Head { name: named.name, kind, layers, prints };
+    let head = head(facts, kind, named.name);
     let items = items(copy, at.map_or(0, |(len, _)| len));
     if let Some((len, mark)) = at {
         for (item, bytes) in items.iter().filter(|(item, _)| !item.paged) {

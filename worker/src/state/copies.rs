@@ -1,6 +1,7 @@
 //! Checkpoints as far as the worker's state is asked: which copies are here, and putting sequences back.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{CopyName, TokenMark};
@@ -12,15 +13,17 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::is_named;
+use super::snapshots::Door;
 use super::{Worker, blocking, check_speaker};
 use crate::copies::disk::{DISK_BYTES, Disk};
 use crate::copies::fetch::{Gathered, Keeper, Wanted};
+use crate::copies::parting::Parting;
 use crate::copies::parts::{bad, name_of};
 use crate::copies::store::{Budget, Pieces, Store, Whole};
 use crate::copies::taker::PutBack;
 use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
-use crate::executor::{Job, gone};
-use crate::order::{CheckpointOrder, Order, key_from_wire};
+use crate::executor::{HeldFound, Job, gone};
+use crate::order::{Order, key_from_wire};
 
 /// Folder of copies in the cache's.
 const FOLDER: &str = "checkpoints";
@@ -32,6 +35,8 @@ pub struct Copies {
     pub kept: Arc<Store>,
     /// This stage's recurrent states at the last checkpoints.
     pub own: Arc<Store>,
+    /// States of this worker's stage that wait for the next line.
+    pub parting: Arc<Parting>,
     budget: Arc<Budget>,
     disk: Mutex<Option<Arc<Disk>>>,
     /// Ends the stream that brings others' copies.
@@ -43,7 +48,8 @@ impl Default for Copies {
         let budget = Arc::new(Budget::default());
         let kept = Arc::new(Store::new(budget.clone()));
         let own = Arc::new(Store::new(budget.clone()));
-        Self { kept, own, budget, disk: Mutex::default(), keeping: Mutex::default() }
+        let (parting, disk, keeping) = Default::default();
+        Self { kept, own, parting, budget, disk, keeping }
     }
 }
 
@@ -53,12 +59,12 @@ impl Copies {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Bytes that copies take in memory.
+    /// Bytes that copies of checkpoints take in memory.
     pub fn nbytes(&self) -> u64 {
         self.budget.used()
     }
 
-    /// Drops all that is in memory.
+    /// Drops all copies of checkpoints that are in memory.
     pub(super) fn clear(&self) {
         self.kept.retain(&HashSet::new());
         self.own.retain(&HashSet::new());
@@ -68,12 +74,25 @@ impl Copies {
     fn pieces(&self, wanted: &Wanted) -> Option<Pieces> {
         let Wanted { name, layers, len } = wanted;
         let of = |store: &Store| store.pieces(*name, layers.clone(), *len);
-        of(&self.kept).or_else(|| of(&self.disk()?.store))
+        of(&self.kept).or_else(|| of(&self.parting.whole)).or_else(|| of(&self.disk()?.store))
     }
 
-    fn find(&self, name: CopyName) -> Vec<Whole> {
-        let on_disk = self.disk().map(|disk| disk.store.find(name));
-        self.kept.find(name).into_iter().chain(on_disk.into_iter().flatten()).collect()
+    /// What is here of sequence `i` of those that are looked for.
+    fn find(&self, i: usize, name: CopyName) -> Vec<Found> {
+        let on_disk = self.disk().map(|disk| disk.store.find(name)).unwrap_or_default();
+        let kept = self.kept.find(name).into_iter().chain(on_disk);
+        let parting = self.parting.whole.find(name).into_iter();
+        let parting = parting.map(|whole| Found { parting: true, ..found_of(i, whole) });
+        kept.map(|whole| found_of(i, whole)).chain(parting).collect()
+    }
+
+    /// Positions at which this stage has the recurrent states of `layers` itself, ascending.
+    fn own_positions(&self, name: CopyName, layers: &Range<u32>) -> Vec<(u32, TokenMark)> {
+        let of = |store: &Store| store.common(name, layers.clone());
+        let mut positions = [of(&self.own), of(&self.parting.rests)].concat();
+        positions.sort_unstable();
+        positions.dedup();
+        positions
     }
 }
 
@@ -122,9 +141,11 @@ impl Worker {
     /// # Errors
     /// As [`Self::on_line`]'s; WrongPhase on a line that keeps no copies in memory.
     pub fn begin_keep(&self, open: &KeepOpen, who: &Who) -> Result<CancellationToken, Failure> {
-        let may = |copies: &CheckpointOrder, key| copies.kept_key == Some(key);
-        let (mode, over) = self.on_line(&open.coordinator_id, open.epoch, who, may)?;
-        if mode != CheckpointMode::Buddy {
+        let order = self.inner().order.clone();
+        let copies = order.as_ref().and_then(|order| order.checkpoints.as_ref());
+        let may = |key| copies.is_some_and(|copies| copies.kept_key == Some(key));
+        let over = self.on_line(&open.coordinator_id, open.epoch, who, may)?;
+        if copies.map(|copies| copies.mode) != Some(CheckpointMode::Buddy) {
             let why = "on this line workers keep no copies for each other";
             return Err(Failure::refusal(FailureKind::WrongPhase, why));
         }
@@ -134,22 +155,21 @@ impl Worker {
         Ok(over)
     }
 
-    /// Checks that a worker that calls is on the same line in its present epoch, and that the coordinator lets it do so.
-    /// What comes back says where copies go, and when the epoch is over. No lease is renewed: no coordinator called.
+    /// Checks that a worker that calls is on the line of the present epoch, and that the coordinator lets it do so.
+    /// What comes back is cancelled when the epoch is over. No lease is renewed: no coordinator called.
     ///
     /// # Errors
-    /// Forbidden, over TLS, for a worker whose key `may` does not take; StaleEpoch; WrongPhase on a line without
-    /// checkpoints.
+    /// Forbidden, over TLS, for a worker whose key `may` does not take; StaleEpoch.
     fn on_line(
         &self,
         coordinator_id: &str,
         epoch: u64,
         who: &Who,
-        may: impl Fn(&CheckpointOrder, KeyId) -> bool,
-    ) -> Result<(CheckpointMode, CancellationToken), Failure> {
+        may: impl FnOnce(KeyId) -> bool,
+    ) -> Result<CancellationToken, Failure> {
         let inner = self.inner();
-        let copies = inner.order.as_ref().and_then(|order| order.checkpoints.as_ref());
-        if copies.is_some_and(|copies| !is_named(who, |key| may(copies, key))) {
+        let has_part = inner.order.is_some() || inner.beside.is_some();
+        if has_part && !is_named(who, may) {
             let why = format!("{who} has no part in the copies that are here");
             return Err(Failure::refusal(FailureKind::Forbidden, why));
         }
@@ -157,11 +177,24 @@ impl Worker {
             let why = format!("epoch {epoch} is not this worker's");
             return Err(Failure::refusal(FailureKind::StaleEpoch, why));
         }
-        let Some(copies) = copies else {
-            let why = "this line takes no checkpoints";
-            return Err(Failure::refusal(FailureKind::WrongPhase, why));
-        };
-        Ok((copies.mode, inner.epoch_over.clone()))
+        Ok(inner.epoch_over.clone())
+    }
+
+    /// Keys of the workers that may fetch what is here.
+    fn line_keys(&self) -> Vec<KeyId> {
+        let inner = self.inner();
+        let of_order = inner.order.as_ref().map(|order| &order.line_keys);
+        of_order.or(inner.beside.as_ref()).cloned().unwrap_or_default()
+    }
+
+    /// The stage's queue; `None` beside the line, where there is no stage.
+    fn stage_door(&self, coordinator_id: &str, epoch: u64) -> Result<Option<Door>, Failure> {
+        let is_beside = self.inner().beside.is_some();
+        if is_beside {
+            self.check(coordinator_id, epoch)?;
+            return Ok(None);
+        }
+        self.door(coordinator_id, epoch, 0).map(Some)
     }
 
     /// Which positions of sequences can be put back from what is here. Copies of others are dropped from memory.
@@ -176,17 +209,18 @@ impl Worker {
         who: &Who,
     ) -> Result<Vec<Found>, Failure> {
         check_speaker(who, coordinator_id)?;
-        let door = self.door(coordinator_id, epoch, 0)?;
+        let door = self.stage_door(coordinator_id, epoch)?;
         let live: HashSet<CopyName> = names.iter().copied().collect();
         self.copies.kept.retain(&live);
         self.copies.own.retain(&live);
-        let (answer, held) = oneshot::channel();
-        let job = Job::FindHeld { names: names.to_vec(), answer };
-        door.jobs.send(job).await.map_err(|_| gone())?;
-        let held = held.await.map_err(|_| gone())??;
+        self.copies.parting.retain(&live);
+        let held = match &door {
+            Some(door) => held_by(door, names).await?,
+            None => HeldFound { facts: None, up_to: Vec::new() },
+        };
         let mut found = Vec::new();
         for (i, name) in names.iter().enumerate() {
-            found.extend(self.copies.find(*name).into_iter().map(|whole| found_of(i, whole)));
+            found.extend(self.copies.find(i, *name));
             let (Some(facts), Some(&up_to)) = (&held.facts, held.up_to.get(i)) else { continue };
             let in_place = Found {
                 name: i as u32,
@@ -200,7 +234,7 @@ impl Worker {
                 (up_to, false) => found.push(Found { up_to, ..in_place }),
                 (up_to, true) => {
                     let layers = facts.layers.clone();
-                    let mut positions = self.copies.own.common(*name, layers.clone());
+                    let mut positions = self.copies.own_positions(*name, &layers);
                     positions.retain(|(len, _)| *len <= up_to);
                     let own = Whole { layers, positions };
                     found.push(Found { in_place: true, ..found_of(i, own) });
@@ -210,12 +244,28 @@ impl Worker {
         Ok(found)
     }
 
+    /// All sequences that go back have their states: what was kept for them alone is dropped.
+    ///
+    /// # Errors
+    /// Forbidden for an id that is not the caller's; the session's refusals.
+    pub async fn settle(&self, coordinator_id: &str, epoch: u64, who: &Who) -> Result<(), Failure> {
+        check_speaker(who, coordinator_id)?;
+        let door = self.stage_door(coordinator_id, epoch)?;
+        self.copies.parting.clear();
+        self.lane_ended.notify_waiters();
+        match &door {
+            Some(door) => held_by(door, &[]).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// The copies that another worker of the line asks for.
     ///
     /// # Errors
     /// As [`Self::on_line`]'s; BadMessage for a name that is none; WrongPhase where they are not here.
     pub fn copies_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
-        let may = |copies: &CheckpointOrder, key| copies.line_keys.contains(&key);
+        let line_keys = self.line_keys();
+        let may = |key| line_keys.contains(&key);
         self.on_line(&request.coordinator_id, request.epoch, who, may)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
         self.pieces_of(Wanted {
@@ -232,7 +282,7 @@ impl Worker {
         })
     }
 
-    /// Gives an open sequence its state at a position; returns the bytes that came from elsewhere.
+    /// Gives an open sequence its state at a position; returns the bytes that came from other workers.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; the session's refusals; what is missing, or does not fit. Nothing
@@ -245,7 +295,8 @@ impl Worker {
         let _turn = self.state_turn().await?;
         // Waiting may have taken a while.
         let door = self.door(coordinator_id, *epoch, *slot)?;
-        let limit = door.limit.min(door.room);
+        let room = door.room.saturating_sub(self.copies.parting.nbytes());
+        let (limit, fetch_limit) = (door.limit, door.limit.min(room));
         let mut gathered = Gathered::default();
         for source in &request.sources {
             let layers = source.layer_begin..source.layer_end;
@@ -268,20 +319,28 @@ impl Worker {
                 layer_begin: layers.start,
                 layer_end: layers.end,
             };
-            gathered.fetch(&keeper, &self.network, wanted, limit).await?;
+            gathered.fetch(&keeper, &self.network, wanted, fetch_limit).await?;
         }
         let (tokens, rest) = request.tokens.as_chunks::<4>();
         if !rest.is_empty() {
             return Err(bad("put_back.tokens are no whole tokens"));
         }
         let tokens = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
-        let fetched = gathered.nbytes;
+        let fetched = gathered.fetched;
         let put = PutBack { slot: *slot, name, len: *len, tokens, gathered, kept_len: *kept_len };
         let (answer, done) = oneshot::channel();
         door.jobs.send(Job::PutBack { put: Box::new(put), answer }).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())??;
         Ok(fetched)
     }
+}
+
+/// What a stage holds of sequences in place; it gives up what it holds of all others.
+async fn held_by(door: &Door, names: &[CopyName]) -> Result<HeldFound, Failure> {
+    let (answer, held) = oneshot::channel();
+    let job = Job::FindHeld { names: names.to_vec(), answer };
+    door.jobs.send(job).await.map_err(|_| gone())?;
+    held.await.map_err(|_| gone())?
 }
 
 fn keeper_of(source: &CopySource) -> Result<Keeper, Failure> {

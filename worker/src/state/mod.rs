@@ -2,11 +2,13 @@
 //! owner, which the services call. No lock is held while anything blocks.
 //!
 //! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, [`copies`] puts them back from checkpoints, and [`report`] has what others are told.
+//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`retire`] has a worker beside the line, and
+//! [`report`] what others are told.
 
 mod copies;
 mod lanes;
 mod report;
+mod retire;
 mod snapshots;
 
 pub use copies::Copies;
@@ -23,12 +25,12 @@ use brigade_proto::control::{
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::STATES_AT_ONCE;
 use brigade_proto::net::Network;
-use brigade_proto::tls::Who;
 use brigade_proto::tls::party::is_of_key;
+use brigade_proto::tls::{KeyId, Who};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{KeptWeights, StageShape};
+use crate::backend::{KeptWeights, StageNeeds, StageShape};
 use crate::executor::{Executor, Stuck, gone};
 use crate::load::{Loaded, Loader};
 use crate::metrics::Meter;
@@ -55,6 +57,8 @@ pub struct Worker {
 struct Inner {
     session: Session,
     order: Option<Arc<Order>>,
+    /// Beside a line, without an order: the keys of its workers.
+    beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
     /// The coordinator's result stream, until a lane takes it.
     results: Option<ResultSender>,
@@ -82,6 +86,7 @@ impl Worker {
         let inner = Inner {
             session: Session::default(),
             order: None,
+            beside: None,
             resident: None,
             results: None,
             epoch_over: stop.child_token(),
@@ -133,9 +138,13 @@ impl Worker {
     ) -> Result<PrepareReply, Failure> {
         let taken = {
             let mut inner = self.inner();
+            let was_ours = inner.session.owner() == Some(coordinator_id);
             let taken = inner.session.prepare(Instant::now(), coordinator_id, epoch)?;
             if taken == Taken::NewEpoch {
                 inner.begin_epoch(&self.stop);
+            }
+            if !was_ours {
+                self.copies.parting.clear();
             }
             taken
         };
@@ -293,19 +302,14 @@ impl Worker {
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<(), Failure> {
         self.open_copies(order).await?;
+        if self.reuse(order).await? {
+            return Ok(());
+        }
         let held = self.held_tensors(order);
         let (loader, finding, in_memory, until) =
             (self.loader.clone(), order.clone(), held.clone(), given_up.clone());
-        let Some(Emptied { executor, key }) = self.emptied(order).await? else { return Ok(()) };
-        let found = blocking(move || loader.find(&finding, &in_memory, &until)).await;
-        let found = match found {
-            Ok(found) => found,
-            Err(failure) => {
-                let rest = key.map(|key| Resident { key, executor, stage: None });
-                self.inner().resident = rest;
-                return Err(failure);
-            }
-        };
+        let found = blocking(move || loader.find(&finding, &in_memory, &until)).await?;
+        let executor = self.emptied(order, &found.needs).await?;
         let key = order.key(found.content.clone());
         let (loader, loading) = (self.loader.clone(), order.clone());
         let total = order.tensor_bytes();
@@ -339,28 +343,48 @@ impl Worker {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The thread of what is in memory, with no lane and no sequence left, or a new one; `None` where its stage
-    /// serves the order as it is.
-    async fn emptied(&self, order: &Order) -> Result<Option<Emptied>, Failure> {
-        let old = self.inner().resident.take();
-        let Some(mut resident) = old else {
-            return Ok(Some(Emptied { executor: Executor::start()?, key: None }));
+    /// Empties the stage that is in memory, if it serves the order as it is; whether it does.
+    async fn reuse(&self, order: &Order) -> Result<bool, Failure> {
+        let old = {
+            let mut inner = self.inner();
+            let serves = |r: &Resident| r.serves(order, &self.loader.host_id);
+            if inner.resident.as_ref().is_some_and(serves) { inner.resident.take() } else { None }
         };
-        let serves = resident.serves(order, &self.loader.host_id);
-        let reset = resident.executor.reset().await.map_err(|stuck| self.end_with(stuck))?;
+        let Some(mut resident) = old else { return Ok(false) };
+        let keep = self.keep(&resident, order.copy_bytes(), true);
+        let reset =
+            resident.executor.reset(Some(keep)).await.map_err(|stuck| self.end_with(stuck))?;
+        let Some(stage) = resident.stage.as_mut().filter(|_| reset.is_ok()) else {
+            self.free(resident).await?;
+            return Ok(false);
+        };
+        stage.loaded.source = WeightSource::Resident;
+        stage.loaded.read_bytes = 0;
+        stage.loaded.kept_layers = (order.spec.layer_end - order.spec.layer_begin) as usize;
+        self.inner().resident = Some(resident);
+        Ok(true)
+    }
+
+    /// The thread of what is in memory, with no lane and no sequence left, or a new one. States that move stay, as far
+    /// as there is room for them beside the stage that is there and beside the one that comes, which `needs` so much.
+    async fn emptied(&self, order: &Order, needs: &StageNeeds) -> Result<Executor, Failure> {
+        let old = self.inner().resident.take();
+        let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
+        let later = needed.saturating_add(order.copy_bytes());
+        let room = self.loader.memory_limit.saturating_sub(later);
+        let Some(resident) = old else {
+            self.copies.parting.fit(room);
+            return Executor::start();
+        };
+        let keep = self.keep(&resident, order.copy_bytes(), false);
+        self.copies.parting.fit(room.min(self.copies.parting.limit()));
+        let reset =
+            resident.executor.reset(Some(keep)).await.map_err(|stuck| self.end_with(stuck))?;
         if reset.is_err() {
             self.free(resident).await?;
-            return Ok(Some(Emptied { executor: Executor::start()?, key: None }));
+            return Executor::start();
         }
-        if serves && let Some(stage) = &mut resident.stage {
-            stage.loaded.source = WeightSource::Resident;
-            stage.loaded.read_bytes = 0;
-            stage.loaded.kept_layers = (order.spec.layer_end - order.spec.layer_begin) as usize;
-            self.inner().resident = Some(resident);
-            return Ok(None);
-        }
-        let Resident { key, executor, .. } = resident;
-        Ok(Some(Emptied { executor, key: Some(key) }))
+        Ok(resident.executor)
     }
 
     /// Ends the epoch and frees its memory, that of a stage that is being loaded too.
@@ -381,12 +405,14 @@ impl Worker {
             let is_idle = inner.session.phase() == Phase::Idle;
             if is_idle {
                 self.copies.clear();
+                self.copies.parting.clear();
             }
             if is_idle { inner.resident.take() } else { None }
         };
         if let Some(resident) = stage {
             self.free(resident).await?;
         }
+        self.lane_ended.notify_waiters();
         tracing::info!(epoch, "unloaded");
         Ok(())
     }
@@ -433,7 +459,8 @@ impl Worker {
         Err(Failure::refusal(FailureKind::Forbidden, why))
     }
 
-    /// Takes no new epoch from now on; ready when no lane is open. Returns the epoch that ran.
+    /// Takes no new epoch from now on; ready when no lane is open, and nobody waits for states that it has. Returns the
+    /// epoch that ran.
     pub async fn drain(&self) -> u64 {
         let epoch = {
             let mut inner = self.inner();
@@ -442,7 +469,8 @@ impl Worker {
         };
         loop {
             let ended = self.lane_ended.notified();
-            if self.inner().session.phase() != Phase::Running {
+            let is_running = self.inner().session.phase() == Phase::Running;
+            if !is_running && !self.copies.parting.is_awaited() {
                 return epoch;
             }
             ended.await;
@@ -461,15 +489,10 @@ impl Inner {
         self.epoch_over.cancel();
         self.epoch_over = stop.child_token();
         self.order = None;
+        self.beside = None;
         self.results = None;
         self.meter = Arc::default();
     }
-}
-
-/// A thread whose stage, if it has one, is at rest, and what its weights are known by.
-struct Emptied {
-    executor: Executor,
-    key: Option<StageKey>,
 }
 
 impl Resident {

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use brigade_engine::arch;
 use brigade_engine::synth::{self, Arch, FileType, Shape};
 use brigade_proto::control::{PrepareRequest, StageSpec, TensorRef, WeightSource};
+use brigade_proto::pipeline::{ResultFrame, row_result};
+use std::ops::Range;
+use tonic::Streaming;
 
 use super::model::{Model, blob};
 use super::*;
@@ -63,4 +66,93 @@ pub async fn real_line(
         clients.push(client);
     }
     (clients, sources)
+}
+
+pub fn real_workers(n: usize) -> Vec<TestWorker> {
+    (0..n).map(|_| TestWorker::real(&scratch(), |raw| raw.threads = Some(1))).collect()
+}
+
+/// More than one KV page of them.
+pub const PROMPT: Range<u32> = 3..83;
+/// Rows of a ubatch.
+pub const ROWS: usize = 40;
+/// What the line is asked for next, in the order of the positions.
+pub const MORE: &[u32] = &[42, 9, 250, 250];
+
+/// A line with an open lane.
+pub struct Line {
+    pub clients: Vec<Client>,
+    pub results: Streaming<ResultFrame>,
+    pub lane: Lane,
+    next_id: u64,
+}
+
+impl Line {
+    pub async fn open(workers: &[TestWorker], model: &Model, cuts: &[u32], epoch: u64) -> Self {
+        let (clients, _) = real_line(workers, model, cuts, epoch, false).await;
+        Self::over(clients).await
+    }
+
+    /// A line of loaded stages.
+    pub async fn over(mut clients: Vec<Client>) -> Self {
+        let results = clients.last_mut().unwrap().results().await.unwrap();
+        let lane = clients[0].open_lane(0).await.unwrap();
+        Self { clients, results, lane, next_id: 0 }
+    }
+
+    /// Sends a ubatch and waits for all of its rows: the line is at rest then.
+    pub async fn run(
+        &mut self,
+        ops: Vec<pb::SeqOp>,
+        parts: Vec<pb::SeqPart>,
+    ) -> Vec<pb::RowResult> {
+        self.lane.send(ubatch(self.next_id, ops, parts)).await;
+        self.next_id += 1;
+        let mut rows = Vec::new();
+        loop {
+            let frame = next(&mut self.results).await;
+            rows.extend(frame.rows);
+            if frame.last {
+                return rows;
+            }
+        }
+    }
+
+    /// Opens `slot` with two pages and a sampler that looks back at all tokens.
+    pub async fn open_slot(&mut self, slot: u32) {
+        let sampler = pb::SamplerSetup {
+            top_p: 1.0,
+            typical_p: 1.0,
+            repeat_penalty: 1.7,
+            penalty_last_n: 512,
+            top_logprobs: Some(3),
+            ..pb::SamplerSetup::default()
+        };
+        let open = pb::OpenOp {
+            slot,
+            blocks: vec![2 * slot, 2 * slot + 1],
+            sampler: Some(sampler),
+            request: format!("req-{slot}"),
+        };
+        self.run(vec![pb::SeqOp { op: Some(pb::seq_op::Op::Open(open)) }], vec![]).await;
+    }
+
+    /// The prompt, in an open slot.
+    pub async fn prefill(&mut self, slot: u32) {
+        let prompt: Vec<u32> = PROMPT.collect();
+        for (i, tokens) in prompt.chunks(ROWS).enumerate() {
+            let part = part(slot, (i * ROWS) as u32, tokens, pb::Want::Nothing);
+            assert!(self.run(vec![], vec![part]).await.is_empty());
+        }
+    }
+
+    /// Logits of all but the last of [`MORE`], and the token drawn after it, with its neighbours.
+    pub async fn go_on(&mut self, slot: u32) -> Vec<row_result::Value> {
+        let (pos, n) = (PROMPT.len() as u32, MORE.len() - 1);
+        let mut rows = self.run(vec![], vec![part(slot, pos, &MORE[..n], pb::Want::Logits)]).await;
+        let last = part(slot, pos + n as u32, &MORE[n..], pb::Want::Sample);
+        rows.extend(self.run(vec![], vec![last]).await);
+        assert_eq!(rows.len(), MORE.len());
+        rows.into_iter().map(|row| row.value.unwrap()).collect()
+    }
 }

@@ -2,20 +2,27 @@
 //!
 //! A planned change is a line that is taken down though nobody broke it, and the next one over others. Survivors keep
 //! the layers that they have, requests go on there, and nobody's doubts grow. Before the line is taken down it is
-//! certain that the others suffice.
+//! certain that the others suffice, and its stages are told to keep the states of their sequences. Workers that have no
+//! layers any more keep theirs beside the next line, until all sequences have their states there.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::super::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
-use super::super::conn::WorkerError;
+use super::super::conn::{Conn, WorkerError};
+use super::super::lane::Moved;
 use super::super::link::LineEvent;
 use super::super::member::Member;
 use super::super::place;
 use super::super::reconcile::MemberId;
 use super::super::roll;
-use super::{Line, Supervisor};
+use super::{Line, Supervisor, finished};
+use crate::plan::format_bytes;
 
 /// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
 const PAYS: f64 = 1.15;
@@ -30,12 +37,20 @@ const STANDS: Duration = Duration::from_secs(30);
 /// Least time between two cuts that nobody asked for.
 const REBALANCE_EVERY: Duration = Duration::from_secs(300);
 
-/// An order that is under way: it is answered when there is a line again.
+/// How long a line may take to run empty; then it is taken down with what is on it.
+const PART_WITHIN: Duration = Duration::from_secs(10);
+
+/// A change that is under way: an order is answered when streams go on.
 #[derive(Debug)]
 pub(super) struct Change {
     asked: Option<Asked>,
     what: String,
     begun: Instant,
+    /// Who was on the line before it.
+    before: Vec<MemberId>,
+    /// Stages of the line that it made, and bytes of weights that were read for that.
+    n_stages: usize,
+    read_bytes: u64,
 }
 
 /// What is remembered for cuts that nobody asks for.
@@ -158,10 +173,20 @@ impl Supervisor {
 
     /// Takes the line down in order, so that the next one is built.
     async fn change(&mut self, what: String, asked: Option<Asked>) {
+        if !matches!(self.line, Line::Up { .. }) {
+            return;
+        }
+        tracing::info!(what, "the line changes");
+        let begun = Instant::now();
+        self.part().await;
+        // Sequences have the states of the change before this one: a line that parts waits for them.
+        let moved = self.settling.try_join_next().and_then(finished);
+        self.settled(Some(moved.unwrap_or_default()));
         let down = Line::Down { again_at: Instant::now() };
         let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
-        tracing::info!(what, "the line changes");
-        self.change = Some(Change { asked, what: what.clone(), begun: Instant::now() });
+        let (what_for, before) = (what.clone(), stages.clone());
+        let (n_stages, read_bytes) = (0, 0);
+        self.change = Some(Change { asked, what: what_for, begun, before, n_stages, read_bytes });
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Down { reason: what, planned: true }).await;
         self.off_the_line(&stages);
@@ -169,15 +194,83 @@ impl Supervisor {
         self.goal.last_line = self.usable().len().min(self.goal.last_line);
     }
 
-    /// A line is up: whoever waits for it is told.
-    pub(super) fn changed(&mut self, n_stages: usize) {
-        let Some(Change { asked, what, begun }) = self.change.take() else { return };
+    /// Has the stages keep the states of their sequences, if the line runs empty in time.
+    async fn part(&mut self) {
+        let (done, parted) = oneshot::channel();
+        // An error means that the driver has ended; `stop` follows.
+        let _ = self.ends.events.send(LineEvent::Part { done }).await;
+        let why = match timeout(PART_WITHIN, parted).await {
+            Ok(Ok(())) => return,
+            Ok(Err(_)) => "it broke meanwhile",
+            Err(_) => "it did not run empty in time",
+        };
+        tracing::warn!(why, "the line's states do not move: its streams are computed again");
+    }
+
+    /// Who may have states of sequences for the next line.
+    pub(super) fn before(&self) -> Vec<(MemberId, Conn)> {
+        let before = self.change.as_ref().map_or(&[][..], |change| &change.before);
+        let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
+        before.iter().filter_map(conn).collect()
+    }
+
+    /// A line is up: what comes back, if it is that of a change, is to be told when its sequences have their states.
+    pub(super) fn changed(
+        &mut self,
+        n_stages: usize,
+        read_bytes: u64,
+    ) -> Option<oneshot::Sender<Moved>> {
+        let change = self.change.as_mut()?;
+        (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
+        let (told, settled) = oneshot::channel();
+        self.settling = JoinSet::new();
+        self.settling.spawn(async move { settled.await.ok() });
+        Some(told)
+    }
+
+    /// The streams go on: whoever waits for it is told, and nobody keeps states any longer. `None`: the line is gone, and
+    /// the next one is waited for.
+    pub(super) fn settled(&mut self, moved: Option<Moved>) {
+        let Some(moved) = moved else { return };
+        let Some(change) = self.change.take() else { return };
+        self.let_go(&change.before);
+        let Change { asked, what, begun, n_stages, read_bytes, .. } = change;
         let ms = begun.elapsed().as_millis();
-        tracing::info!(what, ms, n_stages, "the line has changed");
+        let Moved { sequences, bytes } = moved;
+        tracing::info!(
+            what,
+            ms,
+            n_stages,
+            read_bytes,
+            sequences,
+            state_bytes = bytes,
+            "the line has changed"
+        );
         if let Some(asked) = asked {
-            let text = format!("{what}; {n_stages} stages, streams paused for {ms} ms");
+            let (weights, states) = (format_bytes(read_bytes), format_bytes(bytes));
+            let text = format!(
+                "{what}; {n_stages} stages, streams paused for {ms} ms; {weights} of weights loaded, {states} of \
+                 states moved"
+            );
             // Whoever asked may have gone.
             let _ = asked.reply.send(Ok(Answer::Done(text)));
+        }
+    }
+
+    /// States that were kept for the line that is up are dropped; who has no layers on it is free.
+    fn let_go(&self, before: &[MemberId]) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        let epoch = self.epoch;
+        let all: BTreeSet<&MemberId> = stages.iter().chain(before).collect();
+        for id in all {
+            let Some(conn) = self.members.get(id).and_then(Member::conn).cloned() else { continue };
+            let is_on_line = stages.contains(id);
+            tokio::spawn(async move {
+                match is_on_line {
+                    true => conn.settle(epoch).await,
+                    false => conn.unload(epoch).await,
+                }
+            });
         }
     }
 

@@ -56,6 +56,7 @@ impl Supervisor {
                 epoch: self.epoch,
                 coordinator_id: self.ends.coordinator_id.clone(),
             },
+            before: self.before(),
             events: self.ends.events.clone(),
         };
         self.said.clear();
@@ -64,7 +65,7 @@ impl Supervisor {
     }
 
     pub(super) async fn built(&mut self, built: Built) {
-        let Built { line, stages } = built;
+        let Built { mut line, stages, read_bytes } = built;
         for (stage, placed) in stages.iter().enumerate() {
             if let Some(member) = self.members.get_mut(&placed.member) {
                 member.serves();
@@ -81,11 +82,10 @@ impl Supervisor {
         let roll = roll::roll(&self.members, Some(&stages));
         let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
         tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
-        let n_stages = stages.len();
+        line.settled = self.changed(stages.len(), read_bytes);
         self.line = Line::Up { stages, layers, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
-        self.changed(n_stages);
     }
 
     pub(super) async fn not_built(&mut self, error: BuildError) -> Result<(), GiveUp> {

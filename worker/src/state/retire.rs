@@ -1,0 +1,59 @@
+//! A worker beside the line: it has no layers on it, and still has the states of those it had before.
+
+use std::time::Instant;
+
+use brigade_proto::failure::Failure;
+use brigade_proto::tls::KeyId;
+
+use super::{Resident, Worker};
+use crate::copies::parting::Keep;
+
+impl Worker {
+    /// Takes a place beside a line: the stage is freed, and the parting copies of its sequences' states stay for the
+    /// workers with these keys, until the worker is unloaded.
+    ///
+    /// # Errors
+    /// The session's refusals; Compute where the stage is stuck, and the worker ends.
+    pub async fn retire(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        line_keys: Vec<KeyId>,
+    ) -> Result<(), Failure> {
+        {
+            let mut inner = self.inner();
+            inner.session.retire(Instant::now(), coordinator_id, epoch)?;
+            inner.begin_epoch(&self.stop);
+            inner.beside = Some(line_keys);
+        }
+        let _alone = self.stage_change.lock().await;
+        let resident = {
+            let mut inner = self.inner();
+            let current = inner.session.is_at(coordinator_id, epoch);
+            if current { inner.resident.take() } else { None }
+        };
+        if let Some(resident) = resident {
+            let keep = self.keep(&resident, self.copies.nbytes(), false);
+            let reset = resident.executor.reset(Some(keep)).await;
+            // One that failed is freed like any other: it has no states that are worth keeping.
+            let _ = reset.map_err(|stuck| self.end_with(stuck))?;
+            self.free(resident).await?;
+        }
+        let state_bytes = self.copies.parting.nbytes();
+        tracing::info!(
+            epoch,
+            state_bytes,
+            "beside the line, until its sequences have their states"
+        );
+        Ok(())
+    }
+
+    /// What a stage keeps when it is reset, where `others` bytes beside it are somebody else's, now or soon.
+    pub(super) fn keep(&self, resident: &Resident, others: u64, stays: bool) -> Keep {
+        let facts = resident.stage.as_ref().map(|stage| &stage.loaded.facts);
+        let held = facts.map_or(0, |facts| facts.weight_bytes.saturating_add(facts.state_bytes));
+        let room = self.loader.memory_limit.saturating_sub(held).saturating_sub(others);
+        self.copies.parting.fit(room);
+        Keep { parting: self.copies.parting.clone(), stays }
+    }
+}
