@@ -217,12 +217,13 @@ impl Executor {
     /// # Errors
     /// [`Stuck`].
     pub async fn reset(&self, keep: Option<Keep>) -> Result<Result<(), Failure>, Stuck> {
+        let copies = keep.as_ref().is_some_and(|keep| keep.parting.is_awaited());
+        let waited = self.patience() + if copies { COPY_WITHIN } else { Duration::ZERO };
         let (done, answer) = oneshot::channel();
         let reset = async {
             self.jobs.send(Job::Reset { keep, done }).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
-        let waited = self.patience() + COPY_WITHIN;
         timeout(waited, reset).await.map_err(|_| Stuck { waited })
     }
 

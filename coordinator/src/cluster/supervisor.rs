@@ -109,7 +109,7 @@ pub(super) struct Supervisor {
     hearts: Hearts,
     /// A planned change that is under way.
     change: Option<Change>,
-    /// At most one: until the line is settled that a change has made.
+    /// At most one: until the line that is up is settled.
     settling: JoinSet<Option<Moved>>,
     rebalancing: Rebalancing,
     /// What was said last while there was no line.

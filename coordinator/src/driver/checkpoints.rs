@@ -118,8 +118,11 @@ impl Checkpoints {
 
     /// The line is settled if no sequence waits for its state, or has for too long: whether it is now.
     pub(super) fn is_settled(&mut self, is_restoring: bool) -> bool {
+        // Copies of checkpoints stay; parting ones should not for long.
+        let parted = self.parted;
         let may = |settling: &mut Settling| {
-            settling.is_known && (!is_restoring || settling.since.elapsed() > SETTLED_WITHIN)
+            let is_late = parted && settling.since.elapsed() > SETTLED_WITHIN;
+            settling.is_known && (!is_restoring || is_late)
         };
         let Some(Settling { told, moved, .. }) = self.settling.take_if(may) else { return false };
         self.parted = false;
@@ -242,7 +245,8 @@ impl Driver {
 
     /// Says so when all sequences have their states.
     pub(super) fn settle(&mut self) {
-        if self.checkpoints.is_settled(self.sched.is_restoring()) {
+        let is_restoring = self.sched.is_restoring();
+        if self.checkpoints.is_settled(is_restoring) && is_restoring {
             self.step(Event::Restorable(BTreeMap::new()));
         }
     }

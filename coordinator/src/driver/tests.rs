@@ -5,6 +5,7 @@ use brigade_proto::pipeline::{self as pb, LaneFrame, lane_frame, row_result, seq
 use tokio::sync::{oneshot, watch};
 
 use super::*;
+use crate::cluster::Moved;
 use crate::handle::SeqEvent;
 use crate::health::Loading;
 use crate::request::{Drawing, Limits};
@@ -130,4 +131,59 @@ async fn why_an_attempt_failed_is_shown_while_the_next_one_is_under_way() {
         assert!(reason.starts_with("the disk is full; now: hashing weights"), "{reason}");
         assert_eq!(next.total_bytes, total);
     }
+}
+
+/// Sends the results of all ubatches, and returns what is sent then.
+fn answered(
+    driver: &mut Driver,
+    frames: &mut mpsc::Receiver<LaneFrame>,
+    ubatches: &[pb::Ubatch],
+) -> Vec<pb::Ubatch> {
+    ubatches.iter().for_each(|ubatch| driver.line_news(result(ubatch)));
+    sent(frames)
+}
+
+#[tokio::test]
+async fn a_line_runs_empty_and_names_its_states_before_it_has_parted() {
+    let (mut driver, mut frames) = driver();
+    let _stays = submit(&mut driver, 0);
+    let prompt = sent(&mut frames);
+    let (done, mut parted) = oneshot::channel();
+    driver.line_event(LineEvent::Part { done });
+    let _comes = submit(&mut driver, 1);
+    assert!(sent(&mut frames).is_empty(), "nothing more is begun");
+    let named = answered(&mut driver, &mut frames, &prompt);
+    let left = answered(&mut driver, &mut frames, &named);
+    assert!(parted.try_recv().is_err());
+    let [ubatch] = &left[..] else { panic!("{left:?}") };
+    let Some(seq_op::Op::Checkpoint(leaves)) = &ubatch.ops[0].op else { panic!("{ubatch:?}") };
+    // The prompt; the token that was drawn has not been computed.
+    assert_eq!((leaves.len, leaves.parting, ubatch.parts.len()), (3, true, 0));
+    assert!(answered(&mut driver, &mut frames, &left).is_empty());
+    assert_eq!(parted.try_recv(), Ok(()));
+}
+
+#[tokio::test]
+async fn a_line_that_breaks_does_not_part() {
+    let (mut driver, mut frames) = driver();
+    let _stays = submit(&mut driver, 0);
+    let (done, mut parted) = oneshot::channel();
+    driver.line_event(LineEvent::Part { done });
+    driver.line_broke("stage 1 is gone".into());
+    assert_eq!(parted.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+    let (done, mut parted) = oneshot::channel();
+    driver.line_event(LineEvent::Part { done });
+    assert_eq!(parted.try_recv(), Err(oneshot::error::TryRecvError::Closed), "there is none");
+    assert_eq!(sent(&mut frames).len(), 1);
+}
+
+#[tokio::test]
+async fn a_line_to_which_nobody_goes_back_is_settled_at_once() {
+    let (mut driver, _frames) = driver();
+    driver.line_event(LineEvent::Down { reason: "as planned".to_string(), planned: true });
+    let (mut line, _sent) = OpenLine::of_nobody(2, SPEC);
+    let (told, mut settled) = oneshot::channel();
+    line.settled = Some(told);
+    driver.line_event(LineEvent::Up(Box::new(line)));
+    assert_eq!(settled.try_recv(), Ok(Moved::default()));
 }

@@ -181,7 +181,9 @@ impl Supervisor {
         self.part().await;
         // Sequences have the states of the change before this one: a line that parts waits for them.
         let moved = self.settling.try_join_next().and_then(finished);
-        self.settled(Some(moved.unwrap_or_default()));
+        if self.change.is_some() {
+            self.settled(Some(moved.unwrap_or_default()));
+        }
         let down = Line::Down { again_at: Instant::now() };
         let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
         let (what_for, before) = (what.clone(), stages.clone());
@@ -214,26 +216,24 @@ impl Supervisor {
         before.iter().filter_map(conn).collect()
     }
 
-    /// A line is up: what comes back, if it is that of a change, is to be told when its sequences have their states.
-    pub(super) fn changed(
-        &mut self,
-        n_stages: usize,
-        read_bytes: u64,
-    ) -> Option<oneshot::Sender<Moved>> {
-        let change = self.change.as_mut()?;
-        (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
+    /// A line is up: what comes back is to be told when its sequences have their states.
+    pub(super) fn changed(&mut self, n_stages: usize, read_bytes: u64) -> oneshot::Sender<Moved> {
+        if let Some(change) = &mut self.change {
+            (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
+        }
         let (told, settled) = oneshot::channel();
         self.settling = JoinSet::new();
         self.settling.spawn(async move { settled.await.ok() });
-        Some(told)
+        told
     }
 
     /// The streams go on: whoever waits for it is told, and nobody keeps states any longer. `None`: the line is gone, and
     /// the next one is waited for.
     pub(super) fn settled(&mut self, moved: Option<Moved>) {
         let Some(moved) = moved else { return };
-        let Some(change) = self.change.take() else { return };
-        self.let_go(&change.before);
+        let change = self.change.take();
+        self.let_go(change.as_ref().map_or(&[], |change| &change.before));
+        let Some(change) = change else { return };
         let Change { asked, what, begun, n_stages, read_bytes, .. } = change;
         let ms = begun.elapsed().as_millis();
         let Moved { sequences, bytes } = moved;
@@ -257,7 +257,8 @@ impl Supervisor {
         }
     }
 
-    /// States that were kept for the line that is up are dropped; who has no layers on it is free.
+    /// States that were kept for the line that is up are dropped, also those that a coordinator left behind; who has no
+    /// layers on it is free.
     fn let_go(&self, before: &[MemberId]) {
         let Line::Up { stages, .. } = &self.line else { return };
         let epoch = self.epoch;

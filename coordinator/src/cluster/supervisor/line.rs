@@ -82,7 +82,7 @@ impl Supervisor {
         let roll = roll::roll(&self.members, Some(&stages));
         let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
         tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
-        line.settled = self.changed(stages.len(), read_bytes);
+        line.settled = Some(self.changed(stages.len(), read_bytes));
         self.line = Line::Up { stages, layers, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
