@@ -418,9 +418,9 @@ fn anywhere(pattern: &str) -> String {
         Some(rest) => ("", rest),
         None => (r"(.|\n)*", pattern),
     };
-    let escaped = rest
-        .strip_suffix('$')
-        .is_some_and(|before| before.len() - before.trim_end_matches('\\').len() & 1 == 1);
+    let slashes = |text: &str| text.len() - text.trim_end_matches('\\').len();
+    let before = rest.strip_suffix('$');
+    let escaped = before.is_some_and(|before| !slashes(before).is_multiple_of(2));
     match rest.strip_suffix('$').filter(|_| !escaped) {
         Some(inner) => format!("{begin}({inner})"),
         None => format!(r"{begin}({rest})(.|\n)*"),
