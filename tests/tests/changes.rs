@@ -205,6 +205,26 @@ fn checkpoints_go_on_after_a_planned_change() {
     std::fs::remove_file(model).unwrap();
 }
 
+#[test]
+fn states_move_again_and_again() {
+    let model = synth("granitehybrid", "tiny");
+    let workers: Vec<Running> = (0..4).map(|_| worker()).collect();
+    let cluster = Cluster::start("again", model.to_str().unwrap(), &workers, &[]);
+    let on_line = || {
+        let stages = cluster.status()["stages"].clone();
+        stages.as_array().unwrap().iter().map(|s| s["worker"].to_string()).collect::<Vec<_>>()
+    };
+    let before = cluster.put_back();
+    cluster.during_streams("two drains", || {
+        for _ in 0..2 {
+            let first = on_line()[0].trim_matches('"').to_owned();
+            println!("{}", cluster.ask(&["drain", &first]).unwrap().trim());
+        }
+    });
+    assert_eq!(cluster.put_back() - before, 2.0 * STREAMS as f64);
+    std::fs::remove_file(model).unwrap();
+}
+
 /// Who fetches a state shows its key, to a worker beside the line too.
 #[test]
 fn over_tls_states_move_from_a_worker_that_leaves() {
