@@ -28,9 +28,14 @@ fn worker_at(address: &str) -> Running {
 }
 
 fn answer(server: &Server, seed: usize) -> Value {
-    let body = json!({
+    let mut body = json!({
         "prompt": "In the", "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
     });
+    // What a sampler looks back at moves too.
+    if seed.is_multiple_of(2) {
+        body["repeat_penalty"] = 1.2.into();
+        body["presence_penalty"] = 0.3.into();
+    }
     let reply = server.post("/v1/completions", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     serde_json::from_str::<Value>(&reply.body).unwrap()["choices"].clone()
