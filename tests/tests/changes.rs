@@ -30,9 +30,14 @@ fn worker_at(address: &str) -> Running {
 }
 
 fn answer(server: &Server, seed: usize) -> Value {
-    let body = json!({
+    let mut body = json!({
         "prompt": "In the", "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
     });
+    // What a sampler looks back at moves too.
+    if seed.is_multiple_of(2) {
+        body["repeat_penalty"] = 1.2.into();
+        body["presence_penalty"] = 0.3.into();
+    }
     let reply = server.post("/v1/completions", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     serde_json::from_str::<Value>(&reply.body).unwrap()["choices"].clone()
@@ -204,6 +209,26 @@ fn checkpoints_go_on_after_a_planned_change() {
         until("streams go on from checkpoints", || cluster.put_back() > begun);
     });
     assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+    std::fs::remove_file(model).unwrap();
+}
+
+#[test]
+fn states_move_again_and_again() {
+    let model = synth("granitehybrid", "tiny");
+    let workers: Vec<Running> = (0..4).map(|_| worker()).collect();
+    let cluster = Cluster::start("again", model.to_str().unwrap(), &workers, &[]);
+    let on_line = || {
+        let stages = cluster.status()["stages"].clone();
+        stages.as_array().unwrap().iter().map(|s| s["worker"].to_string()).collect::<Vec<_>>()
+    };
+    let before = cluster.put_back();
+    cluster.during_streams("two drains", || {
+        for _ in 0..2 {
+            let first = on_line()[0].trim_matches('"').to_owned();
+            println!("{}", cluster.ask(&["drain", &first]).unwrap().trim());
+        }
+    });
+    assert_eq!(cluster.put_back() - before, 2.0 * STREAMS as f64);
     std::fs::remove_file(model).unwrap();
 }
 

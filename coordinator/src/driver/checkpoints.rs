@@ -91,6 +91,11 @@ impl Checkpoints {
         self.parting = Some(done);
     }
 
+    /// Whether somebody waits for it to have parted.
+    fn is_parting(&self) -> bool {
+        self.parting.is_some()
+    }
+
     /// The stages keep their states.
     pub(super) fn parted(&mut self) {
         if let Some(done) = self.parting.take() {
@@ -261,6 +266,9 @@ impl Driver {
                 self.step(Event::Restorable(found));
                 self.step(Event::LineUp { epoch, line: spec });
                 self.checkpoints.known();
+                if self.checkpoints.is_parting() {
+                    self.step(Event::Part);
+                }
                 self.settle();
             }
             News::PutBack { epoch, request, result } => {
