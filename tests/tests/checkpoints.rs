@@ -223,7 +223,17 @@ impl Joined {
     }
 
     fn join(&mut self, control: &str) {
-        let args = ["worker", "--listen", "127.0.0.1:0", "--join", control, "--threads", "1"];
+        let args = [
+            "worker",
+            "--listen",
+            "127.0.0.1:0",
+            "--join",
+            control,
+            "--threads",
+            "1",
+            "--speed",
+            "20,200",
+        ];
         self.workers.push(Running::start(&args, WORKER_READY));
     }
 }

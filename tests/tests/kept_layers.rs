@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn worker(more: &[&str]) -> Running {
-    let args = ["worker", "--listen", "127.0.0.1:0"];
+    let args = ["worker", "--listen", "127.0.0.1:0", "--speed", "20,200"];
     let args: Vec<&str> = args.iter().chain(more).copied().collect();
     Running::start(&args, brigade_worker::run::READY_PREFIX)
 }
