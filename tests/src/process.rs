@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 /// How long a process may take to say its ready line, on a machine busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
+/// Models, for [`synth`], of every kind of state: attention alone, Mamba-2 with attention, delta rule with latent
+/// attention, RWKV.
+pub const KINDS_OF_STATE: [(&str, &str); 4] =
+    [("llama", "tiny"), ("granitehybrid", "tiny"), ("kimi-linear", "tiny-moe"), ("rwkv7", "tiny")];
+
 /// What a server says before its address.
 const SERVING: &str = "brigade serve listening on ";
 

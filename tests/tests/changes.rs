@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, Server, get, post, post_with, run, signal, synth};
+use brigade_tests::process::{
+    KINDS_OF_STATE, Running, Server, get, post, post_with, run, signal, synth,
+};
 use brigade_tests::secure;
 use brigade_tests::streams::Streams;
 use serde_json::{Value, json};
@@ -137,13 +139,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn workers_are_drained_added_and_used_while_streams_run() {
-    let kinds = [
-        ("llama", "tiny"),
-        ("granitehybrid", "tiny"),
-        ("kimi-linear", "tiny-moe"),
-        ("rwkv7", "tiny"),
-    ];
-    for (arch, size) in kinds {
+    for (arch, size) in KINDS_OF_STATE {
         println!("{arch}:");
         let model = synth(arch, size);
         let workers: Vec<Running> = (0..3).map(|_| worker()).collect();

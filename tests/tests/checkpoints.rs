@@ -14,7 +14,7 @@ use brigade_proto::copies::{FetchRequest, KeepOpen, KeepRequest, keep_request};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::tls::Role;
 use brigade_tests::fakes::runtime;
-use brigade_tests::process::{Running, Server, brigade, get, post, signal, synth};
+use brigade_tests::process::{KINDS_OF_STATE, Running, Server, brigade, get, post, signal, synth};
 use brigade_tests::secure::{Cluster, Somebody};
 use brigade_tests::streams::{Streams, prompt};
 use brigade_tests::up_share::{free_address, wait_up};
@@ -161,16 +161,9 @@ fn streams_of_the_demo_model_go_on_from_their_neighbours_copies() {
     every_worker_comes_back(None);
 }
 
-/// Models of other kinds: attention alone, Mamba-2 with attention, delta rule with latent attention, RWKV.
 #[test]
 fn streams_of_every_kind_of_state_go_on_from_copies() {
-    let kinds = [
-        ("llama", "tiny"),
-        ("granitehybrid", "tiny"),
-        ("kimi-linear", "tiny-moe"),
-        ("rwkv7", "tiny"),
-    ];
-    for (arch, size) in kinds {
+    for (arch, size) in KINDS_OF_STATE {
         let model = synth(arch, size);
         println!("{arch}:");
         every_worker_comes_back(Some(&model));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Server, signal, synth, try_signal};
+use brigade_tests::process::{KINDS_OF_STATE, Server, signal, synth, try_signal};
 use serde_json::{Value, json};
 
 /// How long a line may take to come back on a machine that runs other tests.
@@ -131,16 +131,9 @@ fn streams_of_the_demo_model_go_on() {
     every_worker_is_lost_once(&[], &["KILL", "STOP"]);
 }
 
-/// Models of other kinds: attention alone, Mamba-2 with attention, delta rule with latent attention, RWKV.
 #[test]
 fn streams_of_every_kind_of_state_go_on() {
-    let kinds = [
-        ("llama", "tiny"),
-        ("granitehybrid", "tiny"),
-        ("kimi-linear", "tiny-moe"),
-        ("rwkv7", "tiny"),
-    ];
-    for (arch, size) in kinds {
+    for (arch, size) in KINDS_OF_STATE {
         let model = synth(arch, size);
         println!("{arch}:");
         every_worker_is_lost_once(&["-m", model.to_str().unwrap()], &["KILL"]);

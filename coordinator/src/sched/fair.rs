@@ -11,11 +11,10 @@
 //! while only prompts are computed, ubatches stay short, so that little is on its way before a newcomer's prompt
 //! ([`sizing`](super::sizing)).
 //!
-//! Nor does order alone help the streams of somebody who has had little. The prompts of a flood that are computed
-//! beside them would slow each of its answers down to the longest gap that is aimed for, and answers that take several
-//! times as long soon hold all places that their owner may have: its next requests wait for them. So rows of an owner
-//! that is ahead stretch such streams by no more than a factor ([`sizing`](super::sizing)). In simulation this costs a
-//! flood of long prompts 2 % of its speed.
+//! Nor does order alone help the streams of somebody who has had little. Beside the prompts of a flood each answer slows
+//! down to the longest gap that is aimed for. Such answers soon hold all places that their owner may have, and its next
+//! requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
+//! ([`sizing`](super::sizing)). In simulation this costs a flood of long prompts 2 % of its speed.
 //!
 //! Order decides when a token comes, never which one.
 
