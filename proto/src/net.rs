@@ -24,7 +24,7 @@ pub use self::calls::Connection;
 use self::calls::GateLayer;
 pub use self::door::{Caller, Peer};
 pub use self::intake::Intake;
-pub use self::listener::Listener;
+pub use self::listener::{Listener, listen_tcp};
 pub use self::network::{Network, Plain, address_towards, dial};
 use crate::address::{Address, AddressError};
 use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::{Router, TcpIncoming};
 
@@ -13,6 +13,10 @@ use super::door::Entrance;
 use super::{NetError, ServerLayer, with_causes};
 use crate::address::Address;
 use crate::tls::stream::Offer;
+
+/// Connections that the kernel keeps until they are accepted; Linux allows as many. Where there is no room, a
+/// newcomer tries again after a second: with the usual 128, whoever came beside a crowd waited that long.
+const BACKLOG: u32 = 4096;
 
 /// A bound socket that serves nothing yet.
 #[derive(Debug)]
@@ -51,7 +55,7 @@ impl Listener {
             let incoming = Incoming::Unix(UnixListenerStream::new(listener), remove);
             return Ok(Self { address: address.clone(), incoming, offer });
         }
-        let listener = TcpListener::bind(resolved).await.map_err(failed)?;
+        let listener = listen_tcp(resolved).map_err(failed)?;
         let address = Address::from(listener.local_addr().map_err(failed)?);
         // The server's own no-delay setting does not reach connections it did not accept itself.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -84,6 +88,32 @@ impl Listener {
         let address = self.address;
         served.map_err(|error| NetError::Serve { address, reason: with_causes(&error) })
     }
+}
+
+/// Listens on the first of `addresses` that can be had; port 0 takes a free one. Has to be called within a
+/// runtime. Many may connect at once: up to 4096 wait to be accepted.
+///
+/// # Errors
+/// What the last address said, or that there is none.
+pub fn listen_tcp(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut why = io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
+    for address in addresses {
+        match listen_on(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+fn listen_on(address: &SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restarted server gets its port although old connections have not quite ended. On Windows this would
+    // share a port that is in use.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(*address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Binds a Unix socket, replacing one that a dead process left behind.

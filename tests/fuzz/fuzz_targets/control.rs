@@ -4,6 +4,7 @@
 #![no_main]
 
 use brigade_proto::control as c;
+use brigade_proto::copies as k;
 use brigade_proto::count::{Countable, count_fields};
 use brigade_proto::pipeline as p;
 use libfuzzer_sys::fuzz_target;
@@ -30,6 +31,12 @@ fuzz_target!(|bytes: &[u8]| {
     check::<c::PrepareReply>(bytes);
     check::<c::LoadRequest>(bytes);
     check::<c::HealthReply>(bytes);
+    check::<c::RetireRequest>(bytes);
+    check::<k::KeepRequest>(bytes);
+    check::<k::FindReply>(bytes);
+    check::<k::FetchRequest>(bytes);
+    check::<k::PutBackRequest>(bytes);
+    check::<k::SettleRequest>(bytes);
     check::<p::LaneFrame>(bytes);
     check::<p::ResultFrame>(bytes);
 });

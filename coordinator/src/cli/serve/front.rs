@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_proto::address::{Address, AddressError};
+use brigade_proto::net::listen_tcp;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -285,9 +286,8 @@ async fn listen(
              with --tls-cert and --tls-key, or pass --insecure-network"
         );
     }
-    let listener = TcpListener::bind(sockets.as_slice())
-        .await
-        .with_context(|| format!("cannot listen on {address}"))?;
+    let listener =
+        listen_tcp(&sockets).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr()?;
     if tls.is_none() && !is_local(&address) {
         tracing::warn!(%address, "plain HTTP: keys, prompts and answers can be read on the way");
