@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::classifier::Classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, GgufError, TensorFiles};
 use brigade_engine::kernels::KvType;
@@ -41,6 +42,8 @@ pub struct Model {
     pub spec: ModelSpec,
     /// Its text side.
     pub text: Arc<TextModel>,
+    /// What judges texts, in a reranker whose data is there.
+    pub classifier: Option<Arc<Classifier>>,
     /// Metadata and tensor directory, as every stage must have them.
     pub header: Bytes,
     /// blake3 of `header`.
@@ -69,9 +72,13 @@ impl Model {
     fn from_gguf(gguf: Gguf, files: Option<TensorFiles>, name: &str) -> Result<Self, OpenError> {
         let spec = arch::describe(&gguf)?;
         let text = TextModel::from_gguf(name.to_string(), &gguf)?;
+        let classifier = match &files {
+            Some(files) => Classifier::read(&gguf, files)?.map(Arc::new),
+            None => None,
+        };
         let header = Bytes::from(gguf.header_bytes());
         let header_hash = blake3::hash(&header);
-        Ok(Self { gguf, files, spec, text: Arc::new(text), header, header_hash })
+        Ok(Self { gguf, files, spec, text: Arc::new(text), classifier, header, header_hash })
     }
 
     /// The files that tensors are read from.

@@ -42,6 +42,9 @@ struct Markup {
     hidden: Arc<[String]>,
 }
 
+/// The template for a query and a document.
+const RERANK: &str = "rerank";
+
 /// Shortest name of a control token that can be a part of a marker.
 const MIN_MARKER_BYTES: usize = 3;
 
@@ -150,6 +153,27 @@ impl TextModel {
         tokens.push(middle);
         tokens.extend(plain(begun)?);
         Ok(Some(tokens))
+    }
+
+    /// Ids of a query and a document that a reranker judges: as the model's template for that says, else one after the
+    /// other with the marks that the tokenizer puts around texts.
+    ///
+    /// # Errors
+    /// As [`Self::encode_prompt`].
+    pub fn encode_pair(&self, query: &str, document: &str) -> Result<Vec<u32>, TextError> {
+        if let Some(template) = self.tokenizer.chat_template(Some(RERANK)) {
+            let text: Vec<String> = template
+                .split("{query}")
+                .map(|part| part.split("{document}").collect::<Vec<_>>().join(document))
+                .collect();
+            return self.tokenizer.encode(&text.join(query), false, true);
+        }
+        let plain = |text: &str| self.tokenizer.encode(text, false, false);
+        let eos = self.tokenizer.eos().filter(|_| self.tokenizer.add_eos());
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
+        let mut tokens: Vec<u32> = bos.into_iter().chain(plain(query)?).chain(eos).collect();
+        tokens.extend(plain(document)?.into_iter().chain(eos));
+        Ok(tokens)
     }
 
     /// The tokenizer.

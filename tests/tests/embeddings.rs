@@ -1,4 +1,4 @@
-//! `/v1/embeddings` of decoder models: the vectors of llama.cpp, at any cut; and what reranking says.
+//! `/v1/embeddings` of decoder models: the vectors of llama.cpp, at any cut.
 
 use std::path::Path;
 
@@ -39,17 +39,5 @@ fn pooled_vectors_are_those_of_llama_cpp_at_any_cut() {
             println!("{name}, {pooling}: {apart:.1e} apart at most");
             assert!(apart <= TOLERANCE, "{name}, {pooling}: {apart}");
         }
-    }
-}
-
-#[test]
-fn reranking_says_what_it_would_need() {
-    let server = Server::start(&["--workers", "1"]);
-    for path in ["/v1/rerank", "/rerank"] {
-        let reply = server.post(path, &json!({ "query": "a", "documents": ["b", "c"] }));
-        assert_eq!(reply.status, 501, "{}", reply.body);
-        let error: Value = serde_json::from_str(&reply.body).unwrap();
-        let message = error["error"]["message"].as_str().unwrap();
-        assert!(message.contains("no rerankers yet") && message.contains("/v1/embeddings"));
     }
 }

@@ -212,6 +212,7 @@ pub fn app_of(
     App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
+        classifier: session.model.classifier.clone(),
         limits: session.limits,
         meta: Arc::new(session.model.meta(session.limits.n_ctx)),
         created: clock::unix_now(),

@@ -1,6 +1,4 @@
-//! `POST /v1/embeddings`: texts as vectors, from the rows that the head's norm makes of their tokens.
-//!
-//! Pooling is done here, over rows in the order of their positions: the same for any cut.
+//! `POST /v1/embeddings`: texts as vectors ([`pooled`]).
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -11,9 +9,8 @@ use serde_json::{Value, json};
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
-use super::{App, models, trace};
-use crate::handle::{Failure, SeqEvent, Sequence};
-use crate::request::{Limits, Request as SeqRequest};
+use super::{App, models, pooled, trace};
+use crate::request::Limits;
 use crate::text_model::{Pooling, TextModel};
 
 /// Most texts of one request.
@@ -64,36 +61,18 @@ pub(super) async fn create(
         .into_response())
 }
 
-/// `POST /v1/rerank`. A reranker's file has a head of its own, which judges a text instead of continuing it
-/// (`cls.output.weight`), and no architecture here has one.
-pub(super) async fn rerank(State(app): State<App>) -> ApiError {
-    let (model, arch) = (app.text.name(), &app.meta.architecture);
-    ApiError::not_implemented(format!(
-        "{model} ({arch}) has no head that judges texts: brigade runs no rerankers yet. Compare the vectors of \
-         /v1/embeddings instead"
-    ))
-}
-
 /// Reads a request and computes its vectors.
 pub(super) async fn make(
     app: &App,
     name: &trace::Name,
     request: Request,
 ) -> Result<Made, ApiError> {
-    let wanted = app.read(request, Wanted::read).await?;
-    let n_tokens = wanted.inputs.iter().map(Vec::len).sum();
-    let mut vectors = Vec::new();
-    // One text after the other: each brings rows as large as its tokens are many.
-    for tokens in &wanted.inputs {
-        let request = SeqRequest::hidden(tokens.clone(), &app.limits)?.named(&name.id);
-        let request = request.owned(name.tally.share(), name.tally.force(), None);
-        name.tally.submitted(tokens.len());
-        let sequence = app.engine.submit(app.next_id(), request).await?;
-        let pooled = pool(sequence, wanted.pooling).await;
-        let pooled = pooled.inspect_err(|failure| name.tally.failed(failure))?;
-        name.tally.computed();
-        vectors.push(wanted.finish(pooled)?);
-    }
+    let mut wanted = app.read(request, Wanted::read).await?;
+    let inputs = std::mem::take(&mut wanted.inputs);
+    let n_tokens = inputs.iter().map(Vec::len).sum();
+    let vectors = pooled::vectors(app, name, inputs, wanted.pooling).await?;
+    let vectors =
+        vectors.into_iter().map(|vector| wanted.finish(vector)).collect::<Result<_, _>>()?;
     Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })
 }
 
@@ -176,36 +155,6 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
         return Err(ApiError::field("input", "input is empty"));
     }
     all.into_iter().map(one).collect()
-}
-
-/// One vector of a text's rows.
-async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, Failure> {
-    let (mut sums, mut kept, mut n): (Vec<f64>, Vec<f32>, usize) = (Vec::new(), Vec::new(), 0);
-    loop {
-        match sequence.next().await {
-            Some(SeqEvent::Logits { pos, row }) => {
-                n += 1;
-                match pooling {
-                    Pooling::Mean => {
-                        sums.resize(row.len(), 0.0);
-                        sums.iter_mut().zip(&row).for_each(|(sum, v)| *sum += f64::from(*v));
-                    }
-                    Pooling::First if pos > 0 => {}
-                    Pooling::First | Pooling::Last => kept = row,
-                }
-            }
-            Some(SeqEvent::Finished(_)) | None => break,
-            Some(SeqEvent::Failed(failure)) => return Err(failure),
-            Some(SeqEvent::Token(_)) => {
-                let reason = "a text's rows came as tokens".to_string();
-                return Err(Failure::Internal { reason });
-            }
-        }
-    }
-    Ok(match pooling {
-        Pooling::Mean => sums.into_iter().map(|sum| (sum / n.max(1) as f64) as f32).collect(),
-        Pooling::First | Pooling::Last => kept,
-    })
 }
 
 /// Little-endian f32 values in base64 (RFC 4648), as OpenAI's clients ask for by default.

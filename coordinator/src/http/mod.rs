@@ -32,9 +32,11 @@ mod ollama;
 mod open;
 mod page;
 mod params;
+mod pooled;
 mod props;
 mod recover;
 mod reply;
+mod rerank;
 mod responses;
 mod serve;
 mod sse;
@@ -56,6 +58,7 @@ use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{delete, get, post};
+use brigade_engine::classifier::Classifier;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -84,6 +87,8 @@ pub struct App {
     pub engine: Engine,
     /// Text to tokens and back.
     pub text: Arc<TextModel>,
+    /// What judges texts, where the model has it.
+    pub classifier: Option<Arc<Classifier>>,
     /// What requests must fit in.
     pub limits: Limits,
     /// For `/v1/models`.
@@ -151,8 +156,10 @@ fn page() -> Router<App> {
 fn beside() -> Router<App> {
     Router::new()
         .route("/line", get(props::line))
-        .route("/v1/rerank", post(embeddings::rerank))
-        .route("/rerank", post(embeddings::rerank))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/reranking", post(rerank::create))
+        .route("/reranking", post(rerank::create))
         .route("/infill", post(infill::create))
         .route("/apply-template", post(props::apply_template))
         .route("/props", get(props::props))
@@ -172,7 +179,7 @@ fn beside() -> Router<App> {
 
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-     /v1/embeddings, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
+     /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
      /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
      /api/version and /health";
 

@@ -73,6 +73,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     };
     let app = App {
         engine,
+        classifier: None,
         limits: Limits { n_ctx, n_vocab: text.n_vocab() },
         text,
         meta: Arc::new(meta),

@@ -5,6 +5,7 @@
 //! [`StateSpec`], so nothing here can tell attention from Mamba.
 
 use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, TOKEN_EMBD};
+use brigade_engine::classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, TensorInfo};
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
@@ -36,7 +37,8 @@ impl ModelFacts {
                 // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
                 // those that the metadata count.
                 Some(_) => {}
-                None if tensor.name == TOKEN_EMBD => {}
+                // The coordinator has the head that judges texts.
+                None if tensor.name == TOKEN_EMBD || tensor.name.starts_with(classifier::STEM) => {}
                 None => last_stage += packed_bytes(tensor)?,
             }
         }

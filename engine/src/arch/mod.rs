@@ -66,6 +66,7 @@ pub use spec::{
     NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
 };
 
+use crate::classifier;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 
@@ -180,7 +181,8 @@ pub fn layer_of(tensor: &str) -> Option<usize> {
 }
 
 /// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
-/// on the first stage, norm and head on the last (the embedding again where they are tied).
+/// on the first stage, norm and head on the last (the embedding again where they are tied). A reranker's head is
+/// for whoever has the last stage's rows.
 pub fn stage_tensors<'m>(
     model: &'m Gguf,
     spec: &ModelSpec,
@@ -192,6 +194,7 @@ pub fn stage_tensors<'m>(
         Some(layer) => layers.contains(&layer),
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
+        None if name.starts_with(classifier::STEM) => false,
         None if spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM) => first,
         None => last,
     };

@@ -286,8 +286,7 @@ async fn listen(
              with --tls-cert and --tls-key, or pass --insecure-network"
         );
     }
-    let listener =
-        listen_tcp(&sockets).with_context(|| format!("cannot listen on {address}"))?;
+    let listener = listen_tcp(&sockets).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr()?;
     if tls.is_none() && !is_local(&address) {
         tracing::warn!(%address, "plain HTTP: keys, prompts and answers can be read on the way");

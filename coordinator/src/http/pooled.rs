@@ -1,0 +1,93 @@
+//! Texts as vectors: the rows that the head's norm makes of their tokens, pooled.
+//!
+//! Pooling is done here, over rows in the order of their positions: the same for any cut. Several texts of a
+//! request are in the line at once, so that its stages work on different ones.
+
+use tokio::task::JoinSet;
+
+use super::error::ApiError;
+use super::{App, trace};
+use crate::handle::{Failure, SeqEvent, Sequence};
+use crate::request::Request as SeqRequest;
+use crate::text_model::Pooling;
+
+/// Texts of one request in the line at once, where as many sequences may be. Each brings rows as large as its
+/// tokens are many.
+const AT_ONCE: usize = 8;
+
+type Pooled = (usize, Result<Vec<f32>, Failure>);
+
+/// A vector for each of `texts`, `[n_texts][n_embd]`.
+///
+/// # Errors
+/// A text is too long, or the line fails.
+pub(super) async fn vectors(
+    app: &App,
+    name: &trace::Name,
+    texts: Vec<Vec<u32>>,
+    pooling: Pooling,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let at_once = AT_ONCE.min(app.max_seqs as usize).max(1);
+    let mut vectors = vec![Vec::new(); texts.len()];
+    let mut running: JoinSet<Pooled> = JoinSet::new();
+    for (index, tokens) in texts.into_iter().enumerate() {
+        if running.len() == at_once {
+            take_one(&mut running, name, &mut vectors).await?;
+        }
+        let n_tokens = tokens.len();
+        let request = SeqRequest::hidden(tokens, &app.limits)?.named(&name.id);
+        let request = request.owned(name.tally.share(), name.tally.force(), None);
+        name.tally.submitted(n_tokens);
+        let sequence = app.engine.submit(app.next_id(), request).await?;
+        running.spawn(async move { (index, pool(sequence, pooling).await) });
+    }
+    while !running.is_empty() {
+        take_one(&mut running, name, &mut vectors).await?;
+    }
+    Ok(vectors)
+}
+
+async fn take_one(
+    running: &mut JoinSet<Pooled>,
+    name: &trace::Name,
+    vectors: &mut [Vec<f32>],
+) -> Result<(), ApiError> {
+    let Some(ended) = running.join_next().await else { return Ok(()) };
+    let (index, pooled) = ended.map_err(|error| {
+        let reason = format!("a text's rows were not read: {error}");
+        ApiError::from(Failure::Internal { reason })
+    })?;
+    vectors[index] = pooled.inspect_err(|failure| name.tally.failed(failure))?;
+    name.tally.computed();
+    Ok(())
+}
+
+/// One vector of a text's rows.
+async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, Failure> {
+    let (mut sums, mut kept, mut n): (Vec<f64>, Vec<f32>, usize) = (Vec::new(), Vec::new(), 0);
+    loop {
+        match sequence.next().await {
+            Some(SeqEvent::Logits { pos, row }) => {
+                n += 1;
+                match pooling {
+                    Pooling::Mean => {
+                        sums.resize(row.len(), 0.0);
+                        sums.iter_mut().zip(&row).for_each(|(sum, v)| *sum += f64::from(*v));
+                    }
+                    Pooling::First if pos > 0 => {}
+                    Pooling::First | Pooling::Last => kept = row,
+                }
+            }
+            Some(SeqEvent::Finished(_)) | None => break,
+            Some(SeqEvent::Failed(failure)) => return Err(failure),
+            Some(SeqEvent::Token(_)) => {
+                let reason = "a text's rows came as tokens".to_string();
+                return Err(Failure::Internal { reason });
+            }
+        }
+    }
+    Ok(match pooling {
+        Pooling::Mean => sums.into_iter().map(|sum| (sum / n.max(1) as f64) as f32).collect(),
+        Pooling::First | Pooling::Last => kept,
+    })
+}
