@@ -129,6 +129,28 @@ fn somebody_chats_at_a_terminal_over_a_line_of_their_own() {
 }
 
 #[test]
+fn what_is_typed_during_an_answer_is_said_after_it() {
+    let data = folder("early");
+    let args = ["chat", "--workers", "1", "--set", "max_tokens=250", "--set", "ignore_eos=true"];
+    let mut talk = Talker::at_a_terminal(&args, &data);
+    talk.wait_out("the greeting", |out| out.contains("/help"));
+    talk.line("In the beginning\r");
+    let before = talk.out().len();
+    talk.wait_out("some words", |out| out.len() > before + 100);
+    // A whole message, and one whose end comes later.
+    talk.types("Typed early\nAnd ha");
+    talk.wait_out("the answer", |out| counts(out).len() == 1);
+    talk.types("lf of it\n");
+    talk.wait_out("the answer to the early one", |out| counts(out).len() == 2);
+    talk.wait_out("the answer to the last one", |out| counts(out).len() == 3);
+    talk.line("\x04");
+    assert!(talk.waits_for_the_end().success(), "{}", talk.out());
+    let history = std::fs::read_to_string(data.join("chat-history")).unwrap();
+    assert!(history.contains("Typed early\nAnd half of it\n"), "{history}");
+    std::fs::remove_dir_all(data).unwrap();
+}
+
+#[test]
 fn run_without_a_prompt_chats_too() {
     let data = folder("run");
     let args = ["run", "--chat", "--workers", "1", "-n", "5", "--temp", "0"];

@@ -67,6 +67,9 @@ fn a_chat_in_a_browser() {
     page.value("location.reload()");
     page.wait("document.querySelectorAll('#messages li.assistant').length === 2");
     page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let said =
+        page.value("[...document.querySelectorAll('#messages .error')].map(e => e.innerText)");
+    assert_eq!(said, serde_json::json!(["stopped"]), "an answer that is not whole still says so");
 
     // The line.
     page.value("document.getElementById('show-line').click()");
@@ -85,6 +88,12 @@ fn a_chat_in_a_browser() {
     assert_eq!(small, 0);
     keep(page, "phone-dark");
     page.value("document.getElementById('show-line').click()");
+    let below = "document.getElementById('ask').getBoundingClientRect().bottom - innerHeight";
+    let below = page.value(below);
+    assert!(
+        below.as_f64().unwrap() <= 0.0,
+        "the place to write is {below} pixels below the screen"
+    );
     keep(page, "phone-chat-dark");
 }
 

@@ -81,7 +81,7 @@ function showAll() {
   $('stop').hidden = !running;
 }
 
-const keep = () => write(localStorage, CHAT, chat.map(({ error, ...message }) => message));
+const keep = () => write(localStorage, CHAT, chat);
 
 function edit(index) {
   $('input').value = chat[index].content;
