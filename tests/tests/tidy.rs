@@ -5,6 +5,7 @@
 //! It reads the source tree as text, and lists every violation, not just the first. Of Rust's grammar it
 //! knows comments, string literals and the modules' names.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -288,6 +289,44 @@ fn readme_and_ci_call_the_same_commands() {
         }
     }
     none("documents and CI disagree", &wrong);
+}
+
+/// Names of the packages of a lock file, each with those that it needs.
+fn locked(name: &str) -> BTreeMap<String, Vec<String>> {
+    let quoted = |line: &str| line.split(['"', ' ']).nth(1).unwrap_or_default().to_string();
+    let lock = read(name);
+    let mut packages = BTreeMap::<String, Vec<String>>::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let name = package.lines().find(|line| line.starts_with("name = "));
+        let name = name.and_then(|line| line.split('"').nth(1)).expect("a package has a name");
+        let needs = package.lines().filter(|line| line.starts_with(" \""));
+        let needs = needs.map(|line| quoted(line.trim_start()));
+        packages.entry(name.to_string()).or_default().extend(needs);
+    }
+    packages
+}
+
+/// The fuzz targets are a workspace of their own: nothing else notices that their lock file lacks a crate.
+#[test]
+fn fuzz_targets_lock_what_the_crates_need() {
+    let (ours, theirs) = (locked("Cargo.lock"), locked("tests/fuzz/Cargo.lock"));
+    let mut wanted: Vec<String> =
+        ["proto", "engine", "worker", "coordinator"].iter().flat_map(|k| dependencies(k)).collect();
+    assert!(wanted.len() > 40, "{wanted:?}");
+    let (mut seen, mut missing) = (BTreeSet::new(), Vec::new());
+    while let Some(name) = wanted.pop() {
+        // Our own crates' lists have in them what their tests need.
+        if name.starts_with("brigade-") || !seen.insert(name.clone()) {
+            continue;
+        }
+        // A crate under another name of ours is in neither file by that name.
+        let Some(needs) = ours.get(&name) else { continue };
+        if !theirs.contains_key(&name) {
+            missing.push(name);
+        }
+        wanted.extend(needs.iter().cloned());
+    }
+    none("crates that tests/fuzz/Cargo.lock lacks (run `cargo metadata` in tests/fuzz)", &missing);
 }
 
 #[test]
