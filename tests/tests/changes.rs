@@ -102,7 +102,16 @@ impl Cluster {
 
     /// As [`Self::during_streams`], where something may be computed again.
     fn disturb(&self, what: &str, change: impl FnOnce()) {
-        let (begin, put_back) = (self.drawn(), self.put_back());
+        let put_back = self.put_back();
+        self.stream_through(what, change);
+        let moved = self.put_back() - put_back;
+        assert!(moved > 0.0, "{what}: no state was moved");
+        println!("{what}: {moved} states were moved");
+    }
+
+    /// Changes something while streams run; they notice nothing. Some may end before anything happens.
+    fn stream_through(&self, what: &str, change: impl FnOnce()) {
+        let begin = self.drawn();
         let clients: Vec<_> = (0..STREAMS)
             .map(|seed| {
                 let server = self.server.clone();
@@ -116,9 +125,6 @@ impl Cluster {
         for (client, expected) in clients.into_iter().zip(&self.expected) {
             assert_eq!(client.join().unwrap(), *expected, "{what}");
         }
-        let moved = self.put_back() - put_back;
-        assert!(moved > 0.0, "{what}: no state was moved");
-        println!("{what}: {moved} states were moved");
     }
 }
 
@@ -180,6 +186,35 @@ fn workers_are_drained_added_and_used_while_streams_run() {
         assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
         std::fs::remove_file(model).unwrap();
     }
+}
+
+/// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
+/// upgrades them.
+#[test]
+fn workers_are_restarted_one_by_one_while_streams_run() {
+    let model = synth("granitehybrid", "tiny");
+    let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+    let cluster = Cluster::start("restarted", model.to_str().unwrap(), &workers, &[]);
+    assert_eq!(cluster.stages(), 3);
+    for i in 0..workers.len() {
+        let address = workers[i].ready.trim().to_owned();
+        cluster.stream_through("restart", || {
+            signal("TERM", workers[i].pid());
+            until("it has ended", || !brigade_tests::process::is_alive(workers[i].pid()));
+            // Nobody takes the port before it is back.
+            workers[i] = worker_at(&address);
+            until("it may have layers again", || {
+                let status = cluster.status();
+                status["drained"] == json!([]) && status["spare"].to_string().contains(&address)
+            });
+        });
+        assert_eq!(cluster.stages(), 2, "{}", cluster.status());
+    }
+    let said = cluster.ask(&["rebalance"]).unwrap();
+    assert!(said.contains("3 stages"), "{said}");
+    assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
+    println!("{} states were moved", cluster.put_back());
+    std::fs::remove_file(model).unwrap();
 }
 
 /// Parting copies do not stay: after a change, checkpoints begin with the first page again.

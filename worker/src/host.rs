@@ -2,7 +2,9 @@
 //! share memory, cores and files.
 
 use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
 use std::fs;
+use std::hash::{BuildHasher, Hasher};
 
 use crate::config::{ConfigError, parse_cpus};
 
@@ -20,6 +22,12 @@ pub fn host_id() -> String {
             format!("unknown-{}-{}", unique.0, unique.1)
         }
     }
+}
+
+/// A number for this start of a worker, which is never 0 and is hardly ever another start's.
+pub fn instance() -> u64 {
+    // Seeded by the system for every one that is made.
+    RandomState::new().build_hasher().finish().max(1)
 }
 
 /// Cores that this process may use: each once, whatever threads it has, and no more than its CPU

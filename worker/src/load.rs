@@ -41,6 +41,8 @@ pub struct Loader {
     pub model_files: bool,
     /// This machine.
     pub host_id: String,
+    /// This start of the worker ([`crate::host::instance`]).
+    pub instance: u64,
     /// Bytes a stage may take.
     pub memory_limit: u64,
 }

@@ -106,6 +106,7 @@ impl Bound {
             cache,
             pool,
             host_id: host::host_id(),
+            instance: host::instance(),
             memory_limit,
         };
         let secure = Secure::of(&config).await?;

@@ -328,6 +328,12 @@ impl Conn {
 
     fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
         let worker = self.name.clone();
+        let greeted = self.capabilities.instance;
+        if reply.instance != greeted && reply.instance != 0 && greeted != 0 {
+            // It knows nothing of what was agreed with the one before, such as that it takes no layers.
+            let reason = "its process was started anew".to_owned();
+            return Some(WorkerError::Lost { worker, reason });
+        }
         if epoch == 0 {
             return None;
         }

@@ -79,6 +79,7 @@ impl Worker {
             pid: std::process::id(),
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
+            instance: self.loader.instance,
         }
     }
 
@@ -119,6 +120,7 @@ impl Worker {
             weight_bytes,
             state_bytes,
             held_layers,
+            instance: self.loader.instance,
         }
     }
 }

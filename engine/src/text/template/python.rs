@@ -38,7 +38,8 @@ pub fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        let Some(len) = tag.find("%}").map(|i| i + 2) else {
+        // The end is no part of the begin: `{%}` is no tag.
+        let Some(len) = tag[2..].find("%}").map(|i| i + 4) else {
             rest = tag;
             break;
         };
@@ -262,6 +263,8 @@ mod tests {
             without_generation_tags("a{%- generation -%}b{% endgeneration %}{{ c }}{% x"),
             "a{%- if true -%}b{% endif %}{{ c }}{% x"
         );
-        assert_eq!(without_generation_tags("{% set generation = 1 %}"), "{% set generation = 1 %}");
+        for other in ["{% set generation = 1 %}", "{%}", "{%}a%}", "{%%}"] {
+            assert_eq!(without_generation_tags(other), other);
+        }
     }
 }
