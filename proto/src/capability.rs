@@ -1,10 +1,10 @@
 //! Who can run what: the checks of a handshake, which are made before any layer is placed.
 
-use crate::WIRE_VERSION;
 use crate::control::{Capabilities, KvType, WireType};
 use crate::limits::{
     MAX_ABILITIES, MAX_CLAIMED_SPEED, MAX_CLAIMED_THREADS, MAX_MEMORY_BYTES, MAX_NAME_BYTES,
 };
+use crate::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 
 /// What a model and a run ask of every worker.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,13 +24,13 @@ pub struct Requirements {
 /// Why a worker cannot take part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Incompatible {
-    /// Wire versions differ.
+    /// No version of the wire is spoken by both.
     #[error(
-        "wire version {theirs} ({software}) does not match ours, {WIRE_VERSION}: \
-         run the same brigade release on every machine"
+        "it speaks version {theirs} of the wire ({software}), and this {SOFTWARE} {OLDEST_WIRE_VERSION} to \
+         {WIRE_VERSION}: upgrade the older of the two; releases beside each other work together"
     )]
     Version {
-        /// The peer's version.
+        /// The peer's newest, or its oldest if that is too new.
         theirs: u32,
         /// The peer's program version.
         software: String,
@@ -60,14 +60,18 @@ pub enum Incompatible {
     },
 }
 
-/// Compares a peer's wire version with ours.
+/// Finds the version of the wire to speak with a peer, which speaks those from `oldest` to `newest` (0: `oldest`
+/// alone).
 ///
 /// # Errors
-/// [`Incompatible::Version`].
-pub fn check_version(theirs: u32, software: &str) -> Result<(), Incompatible> {
-    if theirs == WIRE_VERSION {
-        return Ok(());
+/// [`Incompatible::Version`]: there is none.
+pub fn check_version(oldest: u32, newest: u32, software: &str) -> Result<u32, Incompatible> {
+    let newest = newest.max(oldest);
+    let spoken = newest.min(WIRE_VERSION);
+    if spoken >= oldest.max(OLDEST_WIRE_VERSION) {
+        return Ok(spoken);
     }
+    let theirs = if oldest > WIRE_VERSION { oldest } else { newest };
     Err(Incompatible::Version { theirs, software: software.chars().take(100).collect() })
 }
 
@@ -236,10 +240,29 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused_with_both_numbers() {
-        let reason = check_version(WIRE_VERSION + 1, "brigade 9").unwrap_err().to_string();
-        let theirs = format!("wire version {}", WIRE_VERSION + 1);
-        let ours = format!("ours, {WIRE_VERSION}");
-        assert!(reason.contains(&theirs) && reason.contains(&ours), "{reason}");
+    fn the_newest_version_that_both_know_is_spoken() {
+        let (old, new) = (OLDEST_WIRE_VERSION, WIRE_VERSION);
+        // From before there was a range.
+        assert_eq!(check_version(old, 0, "brigade 8"), Ok(old));
+        assert_eq!(check_version(new, 0, "brigade 9"), Ok(new));
+        assert_eq!(check_version(old, new, "brigade 9"), Ok(new));
+        assert_eq!(check_version(new, new + 1, "brigade 10"), Ok(new));
+        assert_eq!(check_version(old - 1, old, "brigade 8"), Ok(old));
+    }
+
+    #[test]
+    fn another_version_is_refused_with_both_numbers_and_what_to_do() {
+        for (oldest, newest, theirs) in [
+            (WIRE_VERSION + 1, WIRE_VERSION + 2, WIRE_VERSION + 1),
+            (WIRE_VERSION + 1, 0, WIRE_VERSION + 1),
+            (OLDEST_WIRE_VERSION - 2, OLDEST_WIRE_VERSION - 1, OLDEST_WIRE_VERSION - 1),
+            (0, 0, 0),
+        ] {
+            let reason = check_version(oldest, newest, "brigade 99").unwrap_err().to_string();
+            let theirs = format!("version {theirs} of the wire (brigade 99)");
+            let ours = format!("{OLDEST_WIRE_VERSION} to {WIRE_VERSION}");
+            assert!(reason.contains(&theirs) && reason.contains(&ours), "{reason}");
+            assert!(reason.contains("upgrade the older"), "{reason}");
+        }
     }
 }

@@ -22,7 +22,11 @@ pub mod limits;
 pub mod net;
 pub mod tls;
 
-/// Version of everything in `proto/`; both ends must have the same one.
+/// Newest version of everything in `proto/`. Two processes speak the newest that both know.
+///
+/// A version that only adds fields can be spoken with the one before: a process drops what it does not know, so a
+/// field's absence has to mean what the older process does. One that changes more makes itself the oldest
+/// ([`OLDEST_WIRE_VERSION`]).
 ///
 /// - 1: first release.
 /// - 2: Open and Copy name their request; a result row may say why it has no token;
@@ -35,7 +39,11 @@ pub mod tls;
 /// - 7: sequences have names, and copies of their states are taken, kept and put back.
 /// - 8: draws with mirostat; layers move with the states of their sequences: parting copies, and workers that retire
 ///   from a line.
-pub const WIRE_VERSION: u32 = 8;
+/// - 9: heartbeats say which start of a process answers; handshakes say from which version to which one speaks.
+pub const WIRE_VERSION: u32 = 9;
+
+/// Oldest version that is still spoken: the one before, so that a cluster can be upgraded worker by worker.
+pub const OLDEST_WIRE_VERSION: u32 = 8;
 
 /// Program version, for logs and refusals; it never decides anything.
 pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));

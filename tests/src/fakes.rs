@@ -119,6 +119,7 @@ pub fn hello(worker: &Address) -> HelloReply {
         let channel = dial(worker, false).await.unwrap();
         let request = HelloRequest {
             wire_version: WIRE_VERSION,
+            newest_wire_version: 0,
             software: SOFTWARE.to_string(),
             coordinator_id: "a test".to_string(),
         };
@@ -146,6 +147,7 @@ pub fn join(control: &Address, address: &str) -> Result<JoinReply, Status> {
         let channel = dial(control, false).await.unwrap();
         let request = JoinRequest {
             wire_version: WIRE_VERSION,
+            newest_wire_version: 0,
             software: SOFTWARE.to_string(),
             address: address.to_string(),
             capabilities: Some(Capabilities::default()),
@@ -194,7 +196,10 @@ impl Worker for Calls {
     }
 
     async fn health(&self, _: Request<HealthRequest>) -> Result<Response<HealthReply>, Status> {
-        Ok(Response::new(HealthReply::default()))
+        // The same start of a process as greeted.
+        let capabilities = self.hello.as_ref().and_then(|hello| hello.capabilities.as_ref());
+        let instance = capabilities.map_or(0, |capabilities| capabilities.instance);
+        Ok(Response::new(HealthReply { instance, ..HealthReply::default() }))
     }
 
     async fn snapshot(

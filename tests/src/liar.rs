@@ -22,7 +22,9 @@ pub struct Liar {
 
 impl Liar {
     /// Listens, and answers every handshake with `hello`.
-    pub async fn start(hello: HelloReply) -> Self {
+    pub async fn start(mut hello: HelloReply) -> Self {
+        // Its heartbeats say nothing.
+        hello.capabilities.iter_mut().for_each(|capabilities| capabilities.instance = 0);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let prepared: Arc<Mutex<Vec<u64>>> = Arc::default();

@@ -9,6 +9,7 @@ pub mod liar;
 pub mod line;
 pub mod lines;
 pub mod modules;
+pub mod older;
 pub mod process;
 pub mod proxy;
 pub mod schemas;

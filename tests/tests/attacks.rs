@@ -91,6 +91,7 @@ fn answer<T: std::fmt::Debug>(answer: Result<tonic::Response<T>, Status>) -> See
 fn hello(coordinator_id: &str) -> HelloRequest {
     HelloRequest {
         wire_version: WIRE_VERSION,
+        newest_wire_version: 0,
         software: SOFTWARE.into(),
         coordinator_id: coordinator_id.into(),
     }
@@ -263,6 +264,7 @@ async fn enrols(scene: &Scene, key: &NodeKey, name: &str, token: Option<&Token>)
 fn enrol_request(name: &str, token: Option<&Token>) -> EnrolRequest {
     EnrolRequest {
         wire_version: WIRE_VERSION,
+        newest_wire_version: 0,
         software: SOFTWARE.into(),
         token_id: token.map_or_else(String::new, |token| token.id.clone()),
         token_secret: token.map_or_else(Vec::new, |token| token.secret.to_vec()).into(),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use brigade_tests::older::Older;
 use brigade_tests::process::{
     KINDS_OF_STATE, Running, Server, get, post, post_with, run, signal, synth,
 };
@@ -53,10 +54,16 @@ struct Cluster {
 
 impl Cluster {
     fn start(name: &str, model: &str, workers: &[Running], more: &[&str]) -> Self {
+        let addresses: Vec<String> = workers.iter().map(|w| w.ready.trim().to_owned()).collect();
+        Self::at(name, model, &addresses, more)
+    }
+
+    /// With workers at these addresses.
+    fn at(name: &str, model: &str, workers: &[String], more: &[&str]) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("changes-{name}-{}", std::process::id()));
         let mut args = vec!["-m", model, "--keep", "0", "--data-dir", folder.to_str().unwrap()];
-        workers.iter().for_each(|worker| args.extend(["--worker", worker.ready.trim()]));
+        workers.iter().for_each(|worker| args.extend(["--worker", worker]));
         args.extend(more);
         Self::of(Server::start(&args), folder)
     }
@@ -145,6 +152,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn workers_are_drained_added_and_used_while_streams_run() {
+    let mut moved = 0.0;
     for (arch, size) in KINDS_OF_STATE {
         println!("{arch}:");
         let model = synth(arch, size);
@@ -178,14 +186,20 @@ fn workers_are_drained_added_and_used_while_streams_run() {
         // One is asked to leave: its layers move first, and it ends.
         let mut workers = workers;
         let leaver = workers.remove(2);
-        cluster.during_streams("SIGTERM", || {
+        // It says so in its next heartbeat, within a second: on a fast machine streams may end before.
+        let put_back = cluster.put_back();
+        cluster.stream_through("SIGTERM", || {
             signal("TERM", leaver.pid());
             until("two stages are left", || cluster.stages() == 2);
         });
+        moved += cluster.put_back() - put_back;
+        assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
         until("it has ended", || !brigade_tests::process::is_alive(leaver.pid()));
         assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
         std::fs::remove_file(model).unwrap();
     }
+    println!("SIGTERM: {moved} states were moved");
+    assert!(moved > 0.0, "no state was moved from any worker that was asked to leave");
 }
 
 /// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
@@ -214,6 +228,37 @@ fn workers_are_restarted_one_by_one_while_streams_run() {
     assert!(said.contains("3 stages"), "{said}");
     assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
     println!("{} states were moved", cluster.put_back());
+    std::fs::remove_file(model).unwrap();
+}
+
+/// A line of the release before this one under a coordinator of this one, which is upgraded worker by worker.
+#[test]
+fn workers_are_upgraded_one_by_one_while_streams_run() {
+    let model = synth("llama", "tiny");
+    let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+    let olders: Vec<Older> =
+        workers.iter().map(|w| Older::before(w.ready.trim().parse().unwrap())).collect();
+    let seen: Vec<String> = olders.iter().map(|older| older.address.to_string()).collect();
+    let cluster = Cluster::at("upgraded", model.to_str().unwrap(), &seen, &[]);
+    assert_eq!(cluster.stages(), 3);
+    for (i, older) in olders.iter().enumerate() {
+        cluster.stream_through("upgrade", || {
+            signal("TERM", workers[i].pid());
+            until("it has ended", || !brigade_tests::process::is_alive(workers[i].pid()));
+            println!("{} fields were lost on it", older.dropped());
+            assert!(older.dropped() > 0, "the older release knew everything");
+            older.upgrade();
+            let address = workers[i].ready.trim().to_owned();
+            workers[i] = worker_at(&address);
+            until("it may have layers again", || {
+                cluster.status()["spare"].to_string().contains(&seen[i])
+            });
+        });
+        let said = cluster.ask(&["rebalance"]).unwrap();
+        assert!(said.contains("3 stages"), "{said}");
+    }
+    assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
+    assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
     std::fs::remove_file(model).unwrap();
 }
 

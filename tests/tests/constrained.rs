@@ -231,7 +231,9 @@ fn masks_cost_little_beside_decode() {
     let line = ["--workers", "2", "--max-seqs", &streams, "--ctx", "128"];
     let server = Server::start(&[&["-m", model.to_str().unwrap()], &line[..]].concat());
     // The first runs touch all memory.
-    [Held::Free, Held::Schema, Held::Words].map(|held| cost_of(&server, held));
+    for held in [Held::Free, Held::Schema, Held::Words] {
+        cost_of(&server, held);
+    }
     let (mut schemas, mut words) = (More::default(), More::default());
     println!("{STREAMS} streams of {STREAM_TOKENS} tokens; ms a token, ms of processors a token");
     for _ in 0..PAIRS {

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_proto::WIRE_VERSION;
 use brigade_proto::address::Address;
 use brigade_proto::control::HelloReply;
+use brigade_proto::{OLDEST_WIRE_VERSION, WIRE_VERSION};
 use brigade_tests::fakes::{Fake, Phase, hello, join};
 use brigade_tests::process::{get, is_alive};
 use brigade_tests::up_share::{completes, free_address, serve, wait_up, worker};
@@ -40,7 +40,8 @@ fn a_worker_that_is_none_ends_nothing() {
         Fake::start(Phase::NoPrepare(Box::new(reply)))
     };
     let liars = [
-        fake(|hello| hello.wire_version = WIRE_VERSION - 1),
+        fake(|hello| hello.wire_version = OLDEST_WIRE_VERSION - 1),
+        fake(|hello| hello.wire_version = WIRE_VERSION + 1),
         fake(|hello| hello.capabilities.as_mut().unwrap().gb_per_second = f64::NAN),
         fake(|hello| hello.capabilities.as_mut().unwrap().gop_per_second = 0.0),
         fake(|hello| hello.capabilities.as_mut().unwrap().architectures.clear()),

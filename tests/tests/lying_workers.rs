@@ -14,6 +14,7 @@ async fn honest(worker: &Victim) -> HelloReply {
     let channel = dial(&worker.address.into(), false).await.unwrap();
     let hello = HelloRequest {
         wire_version: WIRE_VERSION,
+        newest_wire_version: 0,
         software: SOFTWARE.into(),
         coordinator_id: "test".into(),
     };

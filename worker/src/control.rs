@@ -16,7 +16,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::{Caller, Intake, NetError};
 use brigade_proto::tls::revoked::MAX_REVOKED;
 use brigade_proto::tls::{Revoked, Who};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -110,10 +110,11 @@ impl worker_server::Worker for ControlService {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let (from, hello) = (Origin::of(&request), request.into_inner());
         self.turn(&from, &hello.coordinator_id).await?;
-        check_version(hello.wire_version, &hello.software)
+        check_version(hello.wire_version, hello.newest_wire_version, &hello.software)
             .map_err(|e| Failure::refusal(FailureKind::Version, e.to_string()))?;
         Ok(Response::new(HelloReply {
-            wire_version: WIRE_VERSION,
+            wire_version: OLDEST_WIRE_VERSION,
+            newest_wire_version: WIRE_VERSION,
             software: SOFTWARE.to_owned(),
             capabilities: Some(self.worker.capabilities()),
             last_epoch: self.worker.last_epoch(&hello.coordinator_id),

@@ -12,7 +12,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::speaks_http;
 use brigade_proto::tls::Role;
 use brigade_proto::tls::verify::Expected;
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use tokio::time::{sleep, timeout};
 
 use crate::state::Worker;
@@ -83,7 +83,8 @@ async fn join(
     advertised: &Address,
 ) -> Result<JoinReply, Failure> {
     let request = JoinRequest {
-        wire_version: WIRE_VERSION,
+        wire_version: OLDEST_WIRE_VERSION,
+        newest_wire_version: WIRE_VERSION,
         software: SOFTWARE.to_owned(),
         address: advertised.to_string(),
         capabilities: Some(worker.capabilities()),
@@ -103,7 +104,7 @@ async fn join(
         let why = format!("no answer within {} s", JOIN_WITHIN.as_secs());
         Failure::refusal(FailureKind::PeerLost, why)
     })??;
-    check_version(reply.wire_version, &reply.software)
+    check_version(reply.wire_version, reply.newest_wire_version, &reply.software)
         .map_err(|e| Failure::refusal(FailureKind::Version, e.to_string()))?;
     Ok(reply)
 }

@@ -15,7 +15,7 @@ use brigade_proto::tls::files::{self, Lock};
 use brigade_proto::tls::identity::{certificates, to_pem};
 use brigade_proto::tls::verify::{Authorities, Expected, key_of, party_of};
 use brigade_proto::tls::{Credentials, Identity, KeyId, NodeKey, Role, TlsError, Token, unix_now};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use tokio::time::{sleep, timeout};
 
 /// A worker's folder within its data folder.
@@ -322,7 +322,8 @@ async fn enrol(coordinator: &Address, asked: &Asked<'_>) -> Result<Given, NotGiv
     let shown = Credentials::of_newcomer(asked.key, asked.name, asked.pin, unix_now());
     let network = Network::with_credentials(Arc::new(shown.map_err(NotGiven::of_ours)?), false);
     let request = EnrolRequest {
-        wire_version: WIRE_VERSION,
+        wire_version: OLDEST_WIRE_VERSION,
+        newest_wire_version: WIRE_VERSION,
         software: SOFTWARE.to_owned(),
         token_id: asked.token.map_or_else(String::new, |token| token.id.clone()),
         token_secret: asked.token.map_or_else(Vec::new, |token| token.secret.to_vec()).into(),

@@ -8,7 +8,7 @@ use brigade_proto::control::*;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::MAX_CONTROL_BYTES;
 use brigade_proto::pipeline::{Want, row_result};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use common::model::{Model, blob, write_model};
 use common::*;
 
@@ -55,16 +55,21 @@ async fn the_handshake_exchanges_versions_and_capabilities() {
         wire_version: WIRE_VERSION,
         software: SOFTWARE.into(),
         coordinator_id: "c".into(),
+        newest_wire_version: 0,
     };
     let reply = client.control.hello(hello.clone()).await.unwrap().into_inner();
     let caps = reply.capabilities.unwrap();
-    assert_eq!((reply.wire_version, reply.last_epoch), (WIRE_VERSION, 0));
+    assert_eq!(
+        (reply.wire_version, reply.newest_wire_version),
+        (OLDEST_WIRE_VERSION, WIRE_VERSION)
+    );
+    assert_eq!(reply.last_epoch, 0);
     assert_eq!((caps.memory_limit, caps.architectures), (1 << 30, vec!["fake".to_owned()]));
     assert_eq!(caps.host_id, brigade_worker::host::host_id());
     let old = HelloRequest { wire_version: WIRE_VERSION + 1, ..hello };
     let failure = Failure::from_status(&client.control.hello(old).await.unwrap_err());
     assert_eq!(failure.kind(), FailureKind::Version);
-    let theirs = format!("wire version {}", WIRE_VERSION + 1);
+    let theirs = format!("version {} of the wire", WIRE_VERSION + 1);
     assert!(failure.reason.contains(&theirs), "{failure}");
 }
 

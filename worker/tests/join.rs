@@ -8,7 +8,7 @@ use brigade_proto::address::Address;
 use brigade_proto::control::cluster_server::{Cluster, ClusterServer};
 use brigade_proto::control::{EnrolReply, EnrolRequest, JoinReply, JoinRequest};
 use brigade_proto::net::{Listener, server};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use common::*;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
@@ -21,7 +21,12 @@ impl Cluster for Joins {
         self.0.send(request.into_inner()).unwrap();
         let coordinator_id = "c".to_owned();
         let software = SOFTWARE.to_owned();
-        Ok(Response::new(JoinReply { wire_version: WIRE_VERSION, software, coordinator_id }))
+        Ok(Response::new(JoinReply {
+            wire_version: OLDEST_WIRE_VERSION,
+            newest_wire_version: WIRE_VERSION,
+            software,
+            coordinator_id,
+        }))
     }
 
     async fn enrol(&self, _: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
@@ -51,7 +56,10 @@ async fn a_worker_joins_and_joins_again_after_a_restart() {
     let worker = TestWorker::with(&scratch(), |raw| raw.join = Some(address.to_string()));
     let joined = soon(joins.recv()).await.unwrap();
     assert_eq!(joined.address, worker.address.to_string());
-    assert_eq!(joined.wire_version, WIRE_VERSION);
+    assert_eq!(
+        (joined.wire_version, joined.newest_wire_version),
+        (OLDEST_WIRE_VERSION, WIRE_VERSION)
+    );
     assert_eq!(joined.capabilities.unwrap().architectures, ["fake"]);
     drop((stop, joins));
     let (_, mut joins, _stop) = soon(async {

@@ -19,7 +19,7 @@ use brigade_proto::copies::copies_client::CopiesClient;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
 use brigade_proto::net::{Connection, NetError, Network, speaks_http};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use bytes::Bytes;
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -123,6 +123,7 @@ pub struct Conn {
     copies: CopiesClient<Connection>,
     heart: WorkerClient<Connection>,
     capabilities: Capabilities,
+    wire: u32,
     last_epoch: u64,
 }
 
@@ -159,7 +160,8 @@ impl Conn {
             .max_encoding_message_size(MAX_CONTROL_BYTES);
         let (mut control, heart) = (client(first), client(reach.dial().await.map_err(failed)?));
         let hello = HelloRequest {
-            wire_version: WIRE_VERSION,
+            wire_version: OLDEST_WIRE_VERSION,
+            newest_wire_version: WIRE_VERSION,
             software: SOFTWARE.to_string(),
             coordinator_id: coordinator_id.to_string(),
         };
@@ -173,7 +175,8 @@ impl Conn {
             }
             reply => reply?.into_inner(),
         };
-        check_version(reply.wire_version, &reply.software).map_err(|e| refused(e.to_string()))?;
+        let wire = check_version(reply.wire_version, reply.newest_wire_version, &reply.software)
+            .map_err(|e| refused(e.to_string()))?;
         let capabilities = reply
             .capabilities
             .ok_or_else(|| refused("its handshake names no capabilities".to_string()))?;
@@ -186,6 +189,7 @@ impl Conn {
             copies,
             heart,
             capabilities,
+            wire,
             last_epoch: reply.last_epoch,
         })
     }
@@ -203,6 +207,11 @@ impl Conn {
     /// How it is reached.
     pub fn reach(&self) -> &Reach {
         &self.reach
+    }
+
+    /// Version of the wire that is spoken with it.
+    pub fn wire(&self) -> u32 {
+        self.wire
     }
 
     /// What it can do.
@@ -328,8 +337,8 @@ impl Conn {
 
     fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
         let worker = self.name.clone();
-        let greeted = self.capabilities.instance;
-        if reply.instance != greeted && reply.instance != 0 && greeted != 0 {
+        // One that does not say is of an older release, and so another one than one that does.
+        if reply.instance != self.capabilities.instance {
             // It knows nothing of what was agreed with the one before, such as that it takes no layers.
             let reason = "its process was started anew".to_owned();
             return Some(WorkerError::Lost { worker, reason });

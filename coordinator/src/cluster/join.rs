@@ -14,7 +14,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::MAX_CONTROL_BYTES;
 use brigade_proto::net::{Caller, NetError, Network, Plain, server};
 use brigade_proto::tls::{TlsError, Who};
-use brigade_proto::{SOFTWARE, WIRE_VERSION};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -46,7 +46,7 @@ impl Cluster for JoinService {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         let who = who_of(&request);
         let request = request.into_inner();
-        check_their_version(request.wire_version, &request.software)?;
+        check_their_version(request.wire_version, request.newest_wire_version, &request.software)?;
         let bad = |e: &dyn std::error::Error| {
             Failure::refusal(FailureKind::BadMessage, format!("advertised address: {e}"))
         };
@@ -58,7 +58,8 @@ impl Cluster for JoinService {
             Failure::refusal(FailureKind::Busy, "too many workers join at once: try again")
         })?;
         Ok(Response::new(JoinReply {
-            wire_version: WIRE_VERSION,
+            wire_version: OLDEST_WIRE_VERSION,
+            newest_wire_version: WIRE_VERSION,
             software: SOFTWARE.to_string(),
             coordinator_id: self.host.coordinator_id.clone(),
         }))
@@ -67,7 +68,7 @@ impl Cluster for JoinService {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
         let who = who_of(&request);
         let request = request.into_inner();
-        check_their_version(request.wire_version, &request.software)?;
+        check_their_version(request.wire_version, request.newest_wire_version, &request.software)?;
         let (Who::Stranger(key), Some(pki)) = (who, self.host.pki.clone()) else {
             let why = "a certificate is given over TLS, to a key that has none yet";
             return Err(Failure::refusal(FailureKind::Forbidden, why).into());
@@ -114,8 +115,8 @@ fn who_of<T>(request: &Request<T>) -> Who {
     request.extensions().get::<Caller>().map(Caller::who).unwrap_or_default()
 }
 
-fn check_their_version(theirs: u32, software: &str) -> Result<(), Failure> {
-    check_version(theirs, software)
+fn check_their_version(oldest: u32, newest: u32, software: &str) -> Result<u32, Failure> {
+    check_version(oldest, newest, software)
         .map_err(|e| Failure::refusal(FailureKind::Version, e.to_string()))
 }
 

@@ -247,6 +247,7 @@ impl Member {
             worker = conn.name(),
             pid = child.as_ref().and_then(LocalWorker::pid),
             kernels = conn.capabilities().kernels,
+            wire = conn.wire(),
             "worker connected"
         );
         self.child = child;

@@ -179,6 +179,7 @@ impl Client {
     pub async fn hello(&mut self) -> HelloReply {
         let request = HelloRequest {
             wire_version: brigade_proto::WIRE_VERSION,
+            newest_wire_version: 0,
             software: brigade_proto::SOFTWARE.into(),
             coordinator_id: self.id.clone(),
         };
