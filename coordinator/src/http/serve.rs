@@ -87,8 +87,8 @@ impl ConnectionLimits {
 #[derive(Debug)]
 pub(super) struct Answering(Arc<Peer>);
 
-/// What lives as long as an answer: its peer is busy, its line is not written, its key's place is taken.
-type Kept = (Answering, Option<Arc<Line>>, Option<Arc<Option<Ticket>>>);
+/// What lives as long as an answer: its peer is busy, its line is not written.
+type Kept = (Answering, Option<Arc<Line>>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -207,7 +207,7 @@ async fn answer(
     let Ok(mut response) = router.oneshot(request).await;
     let line = response.extensions_mut().remove::<Arc<Line>>();
     let ticket = response.extensions_mut().remove::<Arc<Option<Ticket>>>();
-    Ok(response.map(|body| Answer::new(body, (answering, line, ticket))))
+    Ok(response.map(|body| Answer::new(body, (answering, line)).placed(ticket)))
 }
 
 #[cfg(test)]

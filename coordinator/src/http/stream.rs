@@ -3,6 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use axum::body::{Body, Bytes};
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
+
+use crate::keys::Ticket;
 
 /// What a client that is behind must take of its answer within the time that a [`Patient`] gives it: about a
 /// kilobyte a second.
@@ -113,16 +116,22 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 }
 
-/// An answer's body and what it keeps alive until it has been sent or cannot be.
+/// An answer's body, what it keeps alive until it has been sent or cannot be, and its key's place.
 #[derive(Debug)]
 pub(super) struct Answer<T> {
     body: Body,
     _kept: T,
+    ticket: Option<Arc<Option<Ticket>>>,
 }
 
 impl<T> Answer<T> {
     pub(super) fn new(body: Body, kept: T) -> Self {
-        Self { body, _kept: kept }
+        Self { body, _kept: kept, ticket: None }
+    }
+
+    /// Takes a place of its key, if it has one.
+    pub(super) fn placed(self, ticket: Option<Arc<Option<Ticket>>>) -> Self {
+        Self { ticket, ..self }
     }
 }
 
@@ -134,7 +143,15 @@ impl<T: Unpin> hyper::body::Body for Answer<T> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        // Before the client has the last byte: its next request finds the place free.
+        if (frame.is_none() || self.body.is_end_stream())
+            && let Some(ticket) = self.ticket.take()
+            && let Some(ticket) = &*ticket
+        {
+            ticket.end();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -2,6 +2,7 @@
 //! force, over changes of its limits.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -121,12 +122,28 @@ pub struct Standing {
 
 /// A request that runs; its end makes room for another one.
 #[derive(Debug)]
-pub struct Ticket(Account);
+pub struct Ticket {
+    account: Account,
+    has_ended: AtomicBool,
+}
+
+impl Ticket {
+    fn new(account: Account) -> Self {
+        Self { account, has_ended: AtomicBool::new(false) }
+    }
+
+    /// The request has ended, although somebody may still keep this.
+    pub fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::Relaxed) {
+            let mut usage = self.account.lock();
+            usage.running = usage.running.saturating_sub(1);
+        }
+    }
+}
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut usage = self.0.lock();
-        usage.running = usage.running.saturating_sub(1);
+        self.end();
     }
 }
 
@@ -185,7 +202,7 @@ impl Account {
             usage.requests.take(1, limit, now);
         }
         usage.running += 1;
-        Ok(Ticket(self.clone()))
+        Ok(Ticket::new(self.clone()))
     }
 
     /// Tokens were computed for it.
