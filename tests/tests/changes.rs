@@ -202,6 +202,46 @@ fn workers_are_drained_added_and_used_while_streams_run() {
     assert!(moved > 0.0, "no state was moved from any worker that was asked to leave");
 }
 
+#[test]
+fn layers_are_moved_by_order_while_streams_run() {
+    for (arch, size) in KINDS_OF_STATE {
+        let model = synth(arch, size);
+        let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+        let cluster =
+            Cluster::start(&format!("moved-{arch}"), model.to_str().unwrap(), &workers, &[]);
+        let ends = || -> Vec<u64> {
+            let status = cluster.status();
+            let stages = status["stages"].as_array().unwrap();
+            stages.iter().map(|stage| stage["layers"]["end"].as_u64().unwrap()).collect()
+        };
+        let before = ends();
+        let (first, last) = (workers[0].ready.trim(), workers[2].ready.trim());
+        // One layer of the middle goes to the first, and what is left of it to the last.
+        let one = format!("{}..{}", before[0], before[0] + 1);
+        cluster.during_streams("move", || {
+            let said = cluster.ask(&["move", &one, first]).unwrap();
+            println!("{arch}: {}", said.trim());
+            assert!(said.contains("of states moved"), "{said}");
+        });
+        let after = ends();
+        assert_eq!(after[0], before[0] + 1, "{before:?} {after:?}");
+        let rest = format!("{}..{}", after[0], before[1]);
+        let said = cluster.ask(&["move", &rest, last]);
+        match after.len() {
+            3 => {
+                println!("{arch}: {}", said.unwrap().trim());
+                assert_eq!(ends(), [before[0] + 1, before[2]]);
+            }
+            // The middle had one layer only.
+            _ => assert!(said.is_err(), "{said:?}"),
+        }
+        let refused = cluster.ask(&["move", "0..1", first]).unwrap_err();
+        assert!(refused.contains("already"), "{refused}");
+        assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+        std::fs::remove_file(model).unwrap();
+    }
+}
+
 /// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
 /// upgrades them.
 #[test]

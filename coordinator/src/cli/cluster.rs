@@ -1,5 +1,6 @@
 //! `brigade cluster`: questions and orders to a running coordinator of this machine.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,7 @@ use crate::cluster::admin::{self, Answer, ClusterStatus, Question};
 Examples:
   brigade cluster status
   brigade cluster drain 10.0.0.2:7070     before its machine is shut down
+  brigade cluster move 4..8 10.0.0.3:7070
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
 
@@ -42,6 +44,14 @@ enum What {
         /// Its name or address, as in status
         worker: String,
     },
+    /// Move layers to a worker: those beside its own, or any to one that has none
+    Move {
+        /// FIRST..END, as in status: 4..8 are four layers
+        #[arg(value_parser = layers)]
+        layers: Range<usize>,
+        /// The worker's name or address, as in status
+        worker: String,
+    },
     /// Dial a worker that listens
     Add {
         /// HOST:PORT or unix:PATH
@@ -56,6 +66,7 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
     let question = match args.what {
         What::Status => Question::Status,
         What::Drain { worker } => Question::Drain { worker },
+        What::Move { layers, worker } => Question::Move { worker, layers },
         What::Add { worker } => Question::Add { worker },
         What::Rebalance => Question::Rebalance,
     };
@@ -69,6 +80,14 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         Answer::Status(status) => {
             lines(&status).into_iter().try_for_each(|line| output::line(format_args!("{line}")))
         }
+    }
+}
+
+fn layers(text: &str) -> Result<Range<usize>, String> {
+    let ends = text.split_once("..").map(|(first, end)| (first.parse(), end.parse()));
+    match ends {
+        Some((Ok(first), Ok(end))) if first < end => Ok(first..end),
+        _ => Err("layers are given as FIRST..END, as in 4..8".to_owned()),
     }
 }
 

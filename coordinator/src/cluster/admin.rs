@@ -39,6 +39,13 @@ pub enum Question {
         /// Its name or address.
         worker: String,
     },
+    /// Move layers to a worker, whose own they touch, or which has none. The next line after it is planned again.
+    Move {
+        /// Its name or address.
+        worker: String,
+        /// From the first one up to before the last.
+        layers: Range<usize>,
+    },
     /// Dial a worker, so that the next line can use it.
     Add {
         /// Its address.

@@ -6,6 +6,7 @@
 //! may do would help.
 
 mod change;
+mod layers;
 mod line;
 mod members;
 
@@ -40,6 +41,7 @@ use crate::metrics;
 use crate::model::Model;
 
 use change::{Change, Rebalancing};
+use layers::Ordered;
 
 /// What the supervisor is connected to.
 pub(super) struct Ends {
@@ -112,6 +114,8 @@ pub(super) struct Supervisor {
     /// At most one: until the line that is up is settled.
     settling: JoinSet<Option<Moved>>,
     rebalancing: Rebalancing,
+    /// What the next line is to be.
+    ordered: Option<Ordered>,
     /// What was said last while there was no line.
     said: String,
 }
@@ -148,6 +152,7 @@ impl Supervisor {
             change: None,
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
+            ordered: None,
             said: String::new(),
             ends,
         }

@@ -72,6 +72,14 @@ impl Supervisor {
                 Ok(None) => Ok(Answer::Done(format!("{worker} has no layers, and gets none"))),
                 Err(refused) => Err(refused),
             },
+            Question::Move { worker, layers } => match self.may_move(worker, layers) {
+                Ok((ordered, name)) => {
+                    let what = format!("layers {layers:?} are moved to {name}");
+                    self.ordered = Some(ordered);
+                    return self.change(what, Some(asked)).await;
+                }
+                Err(refused) => Err(refused),
+            },
             Question::Rebalance => match self.gain() {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
                     let what =
@@ -118,20 +126,8 @@ impl Supervisor {
 
     /// The member that is meant, if it is on the line and the others suffice without it.
     fn may_drain(&mut self, worker: &str) -> Result<Option<MemberId>, Refused> {
-        let is_it = |m: &Member| {
-            let at = m.conn().map(|conn| conn.address().to_string());
-            m.name() == worker || m.origin.name() == worker || at.as_deref() == Some(worker)
-        };
-        let found = self.members.iter().find(|(_, m)| is_it(m)).map(|(id, _)| *id);
-        let Some(id) = found else {
-            let names = roll::list(self.members.values().map(Member::name));
-            return Err(Refused(format!("no worker is called {worker}; there are {names}")));
-        };
-        if self.ends.config.stage.cut.is_some() {
-            let why =
-                "the line is cut by hand, over workers that are named: start it with another cut";
-            return Err(Refused(why.to_owned()));
-        }
+        let id = self.member_called(worker)?;
+        self.refuse_if_cut_by_hand()?;
         if !self.is_on_line(id) {
             self.set_drained(id);
             return Ok(None);
@@ -140,6 +136,29 @@ impl Supervisor {
         let enough = self.enough.ask(&self.members, &others);
         enough.map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
         Ok(Some(id))
+    }
+
+    /// The member that an operator means.
+    pub(super) fn member_called(&self, worker: &str) -> Result<MemberId, Refused> {
+        let is_it = |m: &Member| {
+            let at = m.conn().map(|conn| conn.address().to_string());
+            m.name() == worker || m.origin.name() == worker || at.as_deref() == Some(worker)
+        };
+        let found = self.members.iter().find(|(_, m)| is_it(m)).map(|(id, _)| *id);
+        found.ok_or_else(|| {
+            let names = roll::list(self.members.values().map(Member::name));
+            Refused(format!("no worker is called {worker}; there are {names}"))
+        })
+    }
+
+    pub(super) fn refuse_if_cut_by_hand(&self) -> Result<(), Refused> {
+        match self.ends.config.stage.cut {
+            None => Ok(()),
+            Some(_) => Err(Refused(
+                "the line is cut by hand, over workers that are named: start it with another cut"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// Moves the layers of a member to others.
@@ -324,7 +343,7 @@ impl Supervisor {
     }
 
     /// Connected members that the next line may use.
-    fn usable(&self) -> Vec<MemberId> {
+    pub(super) fn usable(&self) -> Vec<MemberId> {
         let now = Instant::now();
         let may = |(_, m): &(&MemberId, &Member)| {
             m.conn().is_some() && !m.is_drained() && m.doubts(now) == 0

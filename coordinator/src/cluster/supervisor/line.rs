@@ -32,6 +32,15 @@ const SUSPICIOUS: u32 = 2;
 
 impl Supervisor {
     pub(super) fn build(&mut self, who: Vec<MemberId>) {
+        let mut options = self.ends.config.stage.clone();
+        let ordered = self.ordered.take();
+        let who = match ordered.filter(|o| o.who.iter().all(|id| who.contains(id))) {
+            Some(ordered) => {
+                options.cut = Some(ordered.cut);
+                ordered.who
+            }
+            None => who,
+        };
         let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
         let conns: Vec<(MemberId, Conn)> = who.iter().filter_map(conn).collect();
         // An epoch is this coordinator's own: what a worker claims to have seen of it cannot be above it.
@@ -51,7 +60,7 @@ impl Supervisor {
         let order = build::Order {
             conns,
             model: self.ends.model.clone(),
-            options: self.ends.config.stage.clone(),
+            options,
             identity: Identity {
                 epoch: self.epoch,
                 coordinator_id: self.ends.coordinator_id.clone(),
