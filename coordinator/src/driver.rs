@@ -135,6 +135,8 @@ struct Driver {
     broken: Option<(Instant, String)>,
     /// What broke the last line, until there is another.
     down_because: Option<String>,
+    /// A planned change is under way: the next line is about to come.
+    changing: bool,
     /// Ubatches not yet back.
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
@@ -163,6 +165,7 @@ impl Driver {
             line: None,
             broken: None,
             down_because: None,
+            changing: false,
             in_flight: HashMap::new(),
             states,
             checkpoints,
@@ -256,7 +259,9 @@ impl Driver {
     fn submit(&mut self, submission: Submission) {
         let status = self.status.borrow().clone();
         let had_begun = submission.past.as_ref().is_some_and(|past| past.drawn.is_some());
-        if let Some(reason) = client::not_running(&status).filter(|_| !had_begun) {
+        // Who comes during a planned change waits for its end.
+        let waits = had_begun || (self.changing && matches!(status, Status::Down { .. }));
+        if let Some(reason) = client::not_running(&status).filter(|_| !waits) {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
             return;
         }
@@ -436,6 +441,7 @@ impl Driver {
                 }
                 self.broken = None;
                 self.down_because = None;
+                self.changing = false;
                 self.status.send_replace(Status::Ready(info));
                 self.line_opened(*line);
             }
@@ -492,6 +498,7 @@ impl Driver {
     fn line_down(&mut self, reason: String, planned: bool) {
         if self.line.take().is_none() && self.broken.take().is_none() {
             // An attempt at a line has failed. The next one's progress does not hide why.
+            self.changing = false;
             self.down_because = Some(reason.clone());
             self.status.send_replace(Status::Down { reason, next: None });
             return;
@@ -500,6 +507,7 @@ impl Driver {
             true => tracing::info!(reason, "the line is taken down, as planned"),
             false => tracing::error!(reason, "the line is down"),
         }
+        self.changing = planned;
         self.states.clear();
         self.checkpoints.clear();
         metrics::line_down();

@@ -242,6 +242,32 @@ fn layers_are_moved_by_order_while_streams_run() {
     }
 }
 
+/// Of two that are as fast, one says that it is four times as fast, and gets most layers. It loses some while streams
+/// run.
+#[test]
+fn a_worker_that_is_slower_than_it_says_loses_layers() {
+    let model = synth("llama", "tiny");
+    let claims = |speed: &str| {
+        let args = ["worker", "--listen", "127.0.0.1:0", "--speed", speed];
+        Running::start(&args, brigade_worker::run::READY_PREFIX)
+    };
+    // On one machine both are as fast.
+    let workers = [claims("20,200"), claims("80,800")];
+    let more = ["--rebalance", "auto", "--slow-after", "2s"];
+    let cluster = Cluster::start("slow", model.to_str().unwrap(), &workers, &more);
+    let first = || cluster.status()["stages"][0]["layers"]["end"].as_u64().unwrap();
+    let before = first();
+    let deadline = Instant::now() + PATIENCE;
+    while first() == before {
+        assert!(Instant::now() < deadline, "nothing was moved: {}", cluster.status());
+        cluster.stream_through("slow", || {});
+    }
+    println!("the first stage had {before} layers, and has {} now", first());
+    assert!(first() > before);
+    assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+    std::fs::remove_file(model).unwrap();
+}
+
 /// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
 /// upgrades them.
 #[test]

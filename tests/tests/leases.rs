@@ -71,6 +71,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
         rebalance: false,
+        slow_after: Duration::from_secs(120),
         stage: StageOptions {
             cut: None,
             kv_type: KvType::F16,

@@ -58,6 +58,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
         rebalance: false,
+        slow_after: Duration::from_secs(120),
         stage,
     };
     let cluster = cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();

@@ -100,10 +100,13 @@ pub struct ServeArgs {
     /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     replace_after: Duration,
-    /// Whether layers are cut anew when workers have joined and the line would be at least 15 % faster: auto, at
-    /// most every 5 minutes; manual: by brigade cluster rebalance
+    /// Whether layers are cut anew when workers have joined, or compute slower than planned, and the line would be at
+    /// least 15 % faster: auto, at most every 5 minutes; manual: by brigade cluster rebalance
     #[arg(long, value_enum, default_value_t = Rebalance::Manual)]
     rebalance: Rebalance,
+    /// How long a worker must compute slower than planned before --rebalance auto takes layers from it
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = units::duration)]
+    slow_after: Duration,
     #[command(flatten)]
     keep_args: KeepArgs,
     /// Type of the KV cache
@@ -246,6 +249,7 @@ async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<
         checkpoint: (args.checkpoint, args.checkpoint_every),
         replace_after: args.replace_after,
         rebalance: args.rebalance == Rebalance::Auto,
+        slow_after: args.slow_after,
         own_name,
         trace: args.trace.clone(),
         chat_template: args.template.source()?,

@@ -23,8 +23,8 @@ use super::security::Security;
 use super::{input, progress};
 use crate::cluster::admin::Admin;
 use crate::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LocalOptions, OpenLine, OwnName, Patience, Source,
-    StageOptions,
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OpenLine,
+    OwnName, Patience, Source, StageOptions,
 };
 use crate::driver::{self, DriverConfig};
 use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
@@ -76,8 +76,10 @@ pub struct SessionOptions {
     pub checkpoint: (Checkpoint, u32),
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
-    /// Whether layers are cut anew for workers that joined, where that pays.
+    /// Whether layers are cut anew for workers that joined or became slower, where that pays.
     pub rebalance: bool,
+    /// How long a worker must be slower than planned to lose layers.
+    pub slow_after: Duration,
     /// Under which name workers are held; `None`: a fresh one.
     pub own_name: Option<OwnName>,
     /// Where a trace of all ubatches goes at the end.
@@ -107,6 +109,7 @@ impl SessionOptions {
             checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
             replace_after: DEFAULT_REPLACE_AFTER,
             rebalance: false,
+            slow_after: DEFAULT_SLOW_AFTER,
             own_name: None,
             trace: None,
             chat_template: None,
@@ -376,6 +379,7 @@ fn cluster_config(
         patience: options.patience,
         replace_after: options.replace_after,
         rebalance: options.rebalance,
+        slow_after: options.slow_after,
         stage,
     })
 }

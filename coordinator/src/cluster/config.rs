@@ -75,8 +75,10 @@ pub struct ClusterConfig {
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
-    /// Whether layers are cut anew for workers that joined, where that pays.
+    /// Whether layers are cut anew for workers that joined or became slower, where that pays.
     pub rebalance: bool,
+    /// How long a worker must be slower than planned to lose layers.
+    pub slow_after: Duration,
     /// For every stage.
     pub stage: StageOptions,
 }

@@ -4,6 +4,8 @@
 //! weights. A worker that stops answering heartbeats is lost, whatever else it does.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use brigade_proto::address::{Address, AddressError};
@@ -125,6 +127,8 @@ pub struct Conn {
     capabilities: Capabilities,
     wire: u32,
     last_epoch: u64,
+    /// Bits of an f64.
+    slowdown: Arc<AtomicU64>,
 }
 
 impl Conn {
@@ -191,6 +195,7 @@ impl Conn {
             capabilities,
             wire,
             last_epoch: reply.last_epoch,
+            slowdown: Arc::new(AtomicU64::new(1f64.to_bits())),
         })
     }
 
@@ -212,6 +217,16 @@ impl Conn {
     /// Version of the wire that is spoken with it.
     pub fn wire(&self) -> u32 {
         self.wire
+    }
+
+    /// How many times slower it is than it says, as far as was seen.
+    pub fn slowdown(&self) -> f64 {
+        f64::from_bits(self.slowdown.load(Ordering::Relaxed))
+    }
+
+    /// It was seen to be so many times slower than it says.
+    pub fn set_slowdown(&self, times: f64) {
+        self.slowdown.store(times.to_bits(), Ordering::Relaxed);
     }
 
     /// What it can do.

@@ -2,6 +2,7 @@
 //! needed.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_proto::control::HealthReply;
 use tokio::task::{AbortHandle, JoinSet};
@@ -17,6 +18,8 @@ pub struct Hearts {
     /// The task that counts, and its number: one that was stopped may have ended just before.
     of: HashMap<MemberId, (u64, AbortHandle)>,
     next: u64,
+    /// Microseconds that members have computed in an epoch, by their last heartbeats on a line.
+    busy: Arc<Mutex<HashMap<MemberId, (u64, u64)>>>,
 }
 
 impl Hearts {
@@ -38,11 +41,14 @@ impl Hearts {
     }
 
     fn on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize, stays: bool) {
-        let conn = conn.clone();
+        let (conn, busy) = (conn.clone(), self.busy.clone());
         self.put(id, async move {
             let mut before: Option<HealthReply> = None;
             let lost = conn.silence(epoch, |now| {
                 metrics::heartbeat(stage, now, busy_share(before.as_ref(), now));
+                busy.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(id, (epoch, now.busy_us));
                 before = Some(now.clone());
                 (now.draining && stays).then(|| conn.drains())
             });
@@ -58,11 +64,18 @@ impl Hearts {
         self.of.insert(id, (number, handle));
     }
 
+    /// Microseconds that a member has computed in `epoch`; `None`: its heartbeat has not said.
+    pub fn busy_us(&self, id: MemberId, epoch: u64) -> Option<u64> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.get(&id).filter(|(of, _)| *of == epoch).map(|(_, us)| *us)
+    }
+
     /// Nobody looks after this member any more.
     pub fn stop(&mut self, id: MemberId) {
         if let Some((_, handle)) = self.of.remove(&id) {
             handle.abort();
         }
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
     /// Nobody looks after anybody.

@@ -59,6 +59,6 @@ pub use link::{ClusterLink, Fault, LineEvent};
 pub use local::LocalOptions;
 pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
-pub use reconcile::DEFAULT_REPLACE_AFTER;
+pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
 pub use start::{Cluster, ask, start};
 pub use states::StateAccess;

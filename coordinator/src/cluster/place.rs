@@ -31,7 +31,7 @@ use super::conn::{Conn, WorkerError};
 use super::facts::worker_facts;
 use super::lane::LineEnds;
 use super::lease::Lease;
-use super::placed_stage::{Identity, PlacedStage};
+use super::placed_stage::{Identity, Pace, PlacedStage};
 use super::progress::Progress;
 use super::reconcile::MemberId;
 use super::states::StateAccess;
@@ -182,7 +182,12 @@ pub async fn place(
             let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
             let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
             let copy_bytes = s.memory.copies;
-            PlacedStage { member, conn, layers, weight_bytes, max_sequence_bytes, copy_bytes }
+            let pace = Pace {
+                computing_us: s.time.computing_us(&plan.settings),
+                sending_us: s.time.sending_us(&plan.settings),
+                slowdown: conn.slowdown(),
+            };
+            PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
     let line = line_spec(&plan, &settings, model.spec.prefixes());
@@ -236,7 +241,13 @@ fn plan_holding<'a>(
     held: &[Range<usize>],
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
-    let mut facts = worker_facts(conns.map(|conn| (conn.name(), conn.capabilities())));
+    let conns: Vec<&Conn> = conns.collect();
+    let told = conns.iter().map(|conn| (conn.name(), conn.capabilities()));
+    let mut facts = worker_facts(told);
+    for (facts, conn) in facts.iter_mut().zip(&conns) {
+        facts.gbps /= conn.slowdown();
+        facts.gops /= conn.slowdown();
+    }
     facts.iter_mut().zip(held).for_each(|(facts, held)| facts.holds = held.clone());
     let settings = settings(model, options);
     let model = model.facts(engine_kv(options.kv_type))?;

@@ -14,6 +14,24 @@ pub struct Identity {
     pub coordinator_id: String,
 }
 
+/// What a unit of work takes on a stage, as it was planned, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// To compute.
+    pub computing_us: f64,
+    /// To send on.
+    pub sending_us: f64,
+    /// How many times slower than it says the worker was taken to be.
+    pub slowdown: f64,
+}
+
+impl Pace {
+    /// A unit of work on a worker that is so many times slower than it says: whichever is slower, computing or sending.
+    pub fn unit_us(&self, slowdown: f64) -> f64 {
+        (self.computing_us / self.slowdown * slowdown).max(self.sending_us)
+    }
+}
+
 /// A stage and the worker that has it.
 #[derive(Clone, Debug)]
 pub struct PlacedStage {
@@ -23,6 +41,8 @@ pub struct PlacedStage {
     pub conn: Conn,
     /// Its layers.
     pub layers: Range<usize>,
+    /// What it takes, by our own plan.
+    pub pace: Pace,
     /// Bytes of its weights, by our own plan.
     pub weight_bytes: u64,
     /// Bytes that the state of a sequence has there at most.

@@ -15,6 +15,9 @@ use std::time::Duration;
 /// if they have the memory and nobody stands in for it: where the operator does not say.
 pub const DEFAULT_REPLACE_AFTER: Duration = Duration::from_secs(10);
 
+/// How long a worker must compute slower than planned, unless the operator says otherwise.
+pub const DEFAULT_SLOW_AFTER: Duration = Duration::from_secs(120);
+
 /// How long named workers are waited for before the first line is built without them.
 pub const WAIT_AT_START: Duration = Duration::from_secs(15);
 

@@ -9,6 +9,7 @@ mod change;
 mod layers;
 mod line;
 mod members;
+mod slow;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -33,6 +34,7 @@ use super::lane::Moved;
 use super::link::{Fault, LineEvent};
 use super::member::{Member, Origin};
 use super::own_name::OwnName;
+use super::placed_stage::Pace;
 use super::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use super::{place, roll, watch};
 use crate::handle::Status;
@@ -42,6 +44,7 @@ use crate::model::Model;
 
 use change::{Change, Rebalancing};
 use layers::Ordered;
+use slow::Window;
 
 /// What the supervisor is connected to.
 pub(super) struct Ends {
@@ -73,6 +76,8 @@ enum Line {
         stages: Vec<MemberId>,
         /// Of each.
         layers: Vec<Range<usize>>,
+        /// What each takes, by the plan.
+        paces: Vec<Pace>,
         since: Instant,
     },
 }
@@ -116,6 +121,8 @@ pub(super) struct Supervisor {
     rebalancing: Rebalancing,
     /// What the next line is to be.
     ordered: Option<Ordered>,
+    /// How fast the stages compute is measured in it.
+    window: Option<Window>,
     /// What was said last while there was no line.
     said: String,
 }
@@ -153,6 +160,7 @@ impl Supervisor {
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
             ordered: None,
+            window: None,
             said: String::new(),
             ends,
         }

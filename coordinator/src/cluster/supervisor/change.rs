@@ -19,6 +19,7 @@ use super::super::lane::Moved;
 use super::super::link::LineEvent;
 use super::super::member::Member;
 use super::super::place;
+use super::super::placed_stage::Pace;
 use super::super::reconcile::MemberId;
 use super::super::roll;
 use super::{Line, Supervisor, finished};
@@ -59,6 +60,8 @@ pub(super) struct Rebalancing {
     last: Option<Instant>,
     /// Members, by their connections, of which it is known that a new cut does not pay.
     in_vain: Vec<(MemberId, u64)>,
+    /// A worker was found to be slower than it says, or not any more.
+    speeds_changed: bool,
 }
 
 impl Supervisor {
@@ -296,10 +299,15 @@ impl Supervisor {
 
     /// Cuts the layers anew where that pays, if the operator lets us.
     pub(super) async fn rebalance_if_it_pays(&mut self) {
+        // One computes slower than planned, or not any more.
+        self.rebalancing.speeds_changed |= self.speeds_changed();
+        if !self.ends.config.rebalance {
+            return;
+        }
         let Line::Up { stages, since, .. } = &self.line else { return };
         let recent = |at: Instant, time: Duration| at.elapsed() < time;
-        if !self.ends.config.rebalance
-            || recent(*since, STANDS)
+        let changed = self.rebalancing.speeds_changed;
+        if (recent(*since, STANDS) && !changed)
             || self.rebalancing.last.is_some_and(|at| recent(at, REBALANCE_EVERY))
         {
             return;
@@ -313,9 +321,10 @@ impl Supervisor {
         };
         let spares: Vec<(MemberId, u64)> =
             self.members.iter().filter(spare).map(|(id, m)| (*id, m.serial())).collect();
-        if spares.is_empty() || spares == self.rebalancing.in_vain {
+        if !changed && (spares.is_empty() || spares == self.rebalancing.in_vain) {
             return;
         }
+        self.rebalancing.speeds_changed = false;
         match self.gain() {
             Some(gain) if gain >= PAYS => {
                 self.rebalancing.last = Some(now);
@@ -326,20 +335,22 @@ impl Supervisor {
         }
     }
 
-    /// How many times as fast the slowest stage of the best cut over all who may be used is as that of the line;
-    /// `None` without a line, or where it is cut by hand.
+    /// How many times as fast the slowest stage of the best cut over all who may be used is as that of the line, by what
+    /// is known of their speeds now; `None` without a line, or where it is cut by hand.
     fn gain(&self) -> Option<f64> {
-        let Line::Up { stages, .. } = &self.line else { return None };
+        let Line::Up { stages, paces, .. } = &self.line else { return None };
         let config = &self.ends.config.stage;
-        let slowest = |who: &[MemberId]| {
-            let conns = who.iter().filter_map(|id| self.members.get(id)?.conn());
-            let plan = place::plan_over(&self.ends.model, conns, config).ok()?;
-            Some(plan.slowest_us())
-        };
         if config.cut.is_some() {
             return None;
         }
-        Some(slowest(stages)? / slowest(&self.usable())?)
+        let conn = |id: &MemberId| self.members.get(id)?.conn();
+        let unit_us = |(id, pace): (&MemberId, &Pace)| Some(pace.unit_us(conn(id)?.slowdown()));
+        let now: Vec<f64> = stages.iter().zip(paces).filter_map(unit_us).collect();
+        let slowest = now.into_iter().fold(0.0, f64::max);
+        let usable = self.usable();
+        let plan =
+            place::plan_over(&self.ends.model, usable.iter().filter_map(conn), config).ok()?;
+        Some(slowest / plan.slowest_us())
     }
 
     /// Connected members that the next line may use.

@@ -82,6 +82,7 @@ impl Supervisor {
             }
         }
         let layers = stages.iter().map(|placed| placed.layers.clone()).collect();
+        let paces = stages.iter().map(|placed| placed.pace).collect();
         let stages: Vec<MemberId> = stages.into_iter().map(|placed| placed.member).collect();
         self.goal.was_up = true;
         self.goal.last_line = stages.len();
@@ -92,7 +93,7 @@ impl Supervisor {
         let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
         tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
         line.settled = Some(self.changed(stages.len(), read_bytes));
-        self.line = Line::Up { stages, layers, since: Instant::now() };
+        self.line = Line::Up { stages, layers, paces, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
     }
