@@ -8,9 +8,11 @@
 
 mod arctic;
 mod attention_spec;
+mod baichuan;
 mod bailing;
 mod cohere;
 mod dbrx;
+mod deci;
 mod decoder;
 mod deepseek;
 mod deepseek2;
@@ -21,6 +23,7 @@ mod experts;
 mod falcon_h1;
 mod gemma;
 mod glm4;
+mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
@@ -36,11 +39,13 @@ mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
+mod minicpm3;
 mod minimax;
 mod mistral3;
 mod mla;
 mod nemotron;
 mod olmo;
+mod openelm;
 mod phi3;
 mod qwen;
 mod qwen2moe;
@@ -55,7 +60,7 @@ mod transformer;
 
 use std::ops::Range;
 
-pub use attention_spec::{AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
+pub use attention_spec::{Alibi, AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use hparams::Hparams;
 pub use residual::{DepthSpec, Residual};
@@ -76,13 +81,16 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 const ARCHS: &[(&str, Describe)] = &[
     ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
+    ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("bloom", gpt2::describe_bloom),
     ("chatglm", internlm2::describe_chatglm),
     ("codeshell", starcoder2::describe),
     ("cohere2", cohere::describe_2),
     ("command-r", cohere::describe),
     ("dbrx", dbrx::describe),
+    ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
     ("dots1", deepseek::describe_dots1),
@@ -98,6 +106,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),
+    ("gpt2", gpt2::describe),
     ("gptneox", gptneox::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
@@ -106,6 +115,8 @@ const ARCHS: &[(&str, Describe)] = &[
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
     ("internlm2", internlm2::describe),
+    ("jais", gpt2::describe_jais),
+    ("jais2", starcoder2::describe_nemotron),
     ("jamba", jamba::describe),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
@@ -116,17 +127,21 @@ const ARCHS: &[(&str, Describe)] = &[
     ("mamba", mamba::describe),
     ("mamba2", mamba2::describe),
     ("minicpm", internlm2::describe_minicpm),
+    ("minicpm3", minicpm3::describe),
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
+    ("mpt", gpt2::describe_mpt),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
     ("olmo", internlm2::describe_olmo),
     ("olmo2", olmo::describe_olmo2),
     ("olmoe", olmo::describe_olmoe),
+    ("openelm", openelm::describe),
     ("orion", starcoder2::describe_orion),
     ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
+    ("phimoe", phi3::describe_moe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen::describe_qwen3),
@@ -134,10 +149,12 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
+    ("refact", baichuan::describe_refact),
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
     ("smollm3", seed_oss::describe_smollm3),
     ("stablelm", gptneox::describe_stablelm),
+    ("starcoder", gpt2::describe),
     ("starcoder2", starcoder2::describe),
     ("xverse", internlm2::describe),
 ];
@@ -149,6 +166,8 @@ pub const OUTPUT: &str = "output.weight";
 /// Name of the norm before the head.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
 
+/// Name of the table of positions' rows, where a model has one.
+pub const POSITION_EMBD: &str = "position_embd.weight";
 /// Stem of the norm after the embedding, where a model has one.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
@@ -192,8 +211,16 @@ pub fn stage_tensors<'m>(
         Some(layer) => layers.contains(&layer),
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
-        None if spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM) => first,
+        None if is_of_input(name, spec) => first,
         None => last,
     };
     model.tensors().iter().filter(|t| wanted(&t.name)).collect()
+}
+
+/// Whether the first stage needs the tensor besides the embedding, to make rows of tokens.
+pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
+    let skeleton = &spec.skeleton;
+    // Elsewhere the norm's name is that of the norm before the head.
+    (skeleton.learned_positions && name == POSITION_EMBD)
+        || (skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
 }

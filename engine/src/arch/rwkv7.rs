@@ -3,7 +3,7 @@
 
 use super::{
     Beside, BlockKind, BlockSpec, ChannelMixSpec, Hparams, LayerSpec, ModelSpec, NormKind,
-    Residual, Skeleton, TimeMixSpec,
+    Skeleton, TimeMixSpec,
 };
 use crate::error::ModelError;
 
@@ -53,7 +53,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             norm: NormKind::Layer,
             embedding_norm: true,
             beside: Beside::FirstValue,
-            residual: Residual::Sum,
+            ..Skeleton::default()
         },
         ..ModelSpec::usual(hp, vec![layer; hp.n_layer()], eps)?
     })

@@ -42,6 +42,8 @@ pub struct Skeleton {
     pub norm: NormKind,
     /// Whether embedded rows are normed before the first layer.
     pub embedding_norm: bool,
+    /// Whether each position has a row of its own, which is added to the token's: positions end with the table.
+    pub learned_positions: bool,
     /// What goes along beside the residual stream.
     pub beside: Beside,
     /// What blocks and head read of the residual stream.
@@ -54,6 +56,8 @@ pub enum NormKind {
     /// `x / sqrt(mean(x²) + eps) * weight`.
     #[default]
     Rms,
+    /// [`NormKind::Rms`] with a bias added.
+    RmsBiased,
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
     Layer,
     /// [`NormKind::Layer`] without a bias.
@@ -102,6 +106,11 @@ impl ModelSpec {
         self.layers.len()
     }
 
+    /// Positions that a sequence can have at most; `None`: as many as there is room for.
+    pub fn max_positions(&self) -> Option<u32> {
+        self.skeleton.learned_positions.then_some(self.n_ctx_train)
+    }
+
     /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold.
     pub fn prefixes(&self) -> Prefixes {
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
@@ -146,7 +155,7 @@ impl BoundarySpec {
 /// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// At least one.
+    /// Usually a mixer and an FFN; none where a layer does nothing.
     pub blocks: Vec<BlockSpec>,
 }
 
@@ -212,12 +221,14 @@ pub enum BlockKind {
     TimeMix(TimeMixSpec),
     /// RWKV-7's channel mixing.
     ChannelMix(ChannelMixSpec),
+    /// A square matrix (`attn_output`), which stands where other layers have attention.
+    Linear,
 }
 
 impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
     pub fn mixes_rows(&self) -> bool {
-        !matches!(self, Self::Mlp(_) | Self::Moe(_))
+        !matches!(self, Self::Mlp(_) | Self::Moe(_) | Self::Linear)
     }
 
     /// What the block remembers of a sequence.
@@ -240,7 +251,7 @@ impl BlockKind {
             Self::Mla(m) => StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0] },
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
-            Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
+            Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
         }
     }
 

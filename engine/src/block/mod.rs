@@ -25,6 +25,7 @@ pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
+pub use linear::Linear;
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use mla::Mla;
@@ -65,6 +66,8 @@ pub enum Block {
     TimeMix(Box<TimeMix>),
     /// See [`ChannelMix`].
     ChannelMix(Box<ChannelMix>),
+    /// See [`Linear`].
+    Linear(Box<Linear>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -134,6 +137,7 @@ impl Block {
             BlockKind::ChannelMix(spec) => {
                 Self::ChannelMix(Box::new(ChannelMix::load(spec, &stem, n_embd, loader)?))
             }
+            BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(&stem, n_embd, loader)?)),
         })
     }
 
@@ -145,6 +149,7 @@ impl Block {
             Self::Mla(mla) => mla.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
+            Self::Linear(linear) => vec![linear.matrix()],
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
             Self::Kda(kda) => kda.inputs(),
@@ -162,6 +167,7 @@ impl Block {
             Self::Mla(mla) => mla.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
+            Self::Linear(linear) => linear.matrix().nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
             Self::Kda(kda) => kda.nbytes(),
@@ -198,6 +204,7 @@ impl Block {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
+            (Self::Linear(linear), _) => linear.forward_block(cx, x, out),
             (Self::Moe(moe), _) => moe.forward(cx, x, out),
         }
     }

@@ -3,7 +3,7 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2,
-    mixtures, rwkv, transformer, vocab,
+    mixtures, rwkv, thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -90,6 +90,18 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "chatglm", build: classic::chatglm },
     Arch { name: "minicpm", build: classic::minicpm },
     Arch { name: "olmo", build: classic::olmo },
+    Arch { name: "gpt2", build: unrotated::gpt2 },
+    Arch { name: "starcoder", build: unrotated::gpt2 },
+    Arch { name: "bloom", build: unrotated::bloom },
+    Arch { name: "mpt", build: unrotated::mpt },
+    Arch { name: "jais", build: unrotated::jais },
+    Arch { name: "jais2", build: classic::jais2 },
+    Arch { name: "refact", build: unrotated::refact },
+    Arch { name: "baichuan", build: unrotated::baichuan },
+    Arch { name: "phimoe", build: mixtures::phimoe },
+    Arch { name: "deci", build: thinned::deci },
+    Arch { name: "openelm", build: thinned::openelm },
+    Arch { name: "minicpm3", build: deepseek::minicpm3 },
 ];
 
 impl Arch {

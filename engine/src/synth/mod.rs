@@ -21,7 +21,9 @@ mod parts;
 mod plan;
 mod rwkv;
 mod shape;
+mod thinned;
 mod transformer;
+mod unrotated;
 mod vocab;
 
 pub use arch::{ARCHES, Arch};
