@@ -20,7 +20,7 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention.
-const MODELS: [&str; 26] = [
+const MODELS: [&str; 29] = [
     "llama",
     "qwen3",
     "granite",
@@ -47,6 +47,9 @@ const MODELS: [&str; 26] = [
     "mpt-learned",
     "deci",
     "minicpm3",
+    "rwkv6",
+    "arwkv7-plain",
+    "plamo2",
 ];
 
 fn path(model: &str) -> PathBuf {

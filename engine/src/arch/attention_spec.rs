@@ -76,6 +76,8 @@ pub enum NormOver {
     Head,
     /// Each head, without weights.
     HeadUnweighted,
+    /// Each head with weights of its own.
+    HeadOwn,
     /// Each head with weights of its own, the mean taken off first.
     HeadLayer,
     /// All heads together.

@@ -47,11 +47,14 @@ mod nemotron;
 mod olmo;
 mod openelm;
 mod phi3;
+mod plamo2;
 mod qwen;
 mod qwen2moe;
 mod qwen_next;
+mod refused;
 mod residual;
 mod rope;
+mod rwkv6;
 mod rwkv7;
 mod seed_oss;
 mod spec;
@@ -63,12 +66,14 @@ use std::ops::Range;
 pub use attention_spec::{Alibi, AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use hparams::Hparams;
+pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, ExpertGroups, HeadSpec,
-    LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
-    NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
+    LatentSpec, LayerSpec, LowRankSteps, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec,
+    ModelSpec, MoeSpec, NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton,
+    TimeMix6Spec, TimeMixSpec,
 };
 
 use crate::error::ModelError;
@@ -81,6 +86,7 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 const ARCHS: &[(&str, Describe)] = &[
     ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
+    ("arwkv7", rwkv7::describe_arwkv7),
     ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
@@ -142,6 +148,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
     ("phimoe", phi3::describe_moe),
+    ("plamo2", plamo2::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen::describe_qwen3),
@@ -150,6 +157,8 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
     ("refact", baichuan::describe_refact),
+    ("rwkv6", rwkv6::describe),
+    ("rwkv6qwen2", rwkv6::describe_qwen2),
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
     ("smollm3", seed_oss::describe_smollm3),
@@ -182,15 +191,22 @@ pub fn supported() -> Vec<&'static str> {
 /// [`ModelError::Unsupported`] for an architecture that is not in the registry; otherwise what is
 /// missing or contradictory in the metadata, by key.
 pub fn describe(model: &Gguf) -> Result<ModelSpec, ModelError> {
-    let hp = Hparams::new(model)?;
-    let Some((_, describe)) = ARCHS.iter().find(|(name, _)| *name == hp.arch()) else {
-        return Err(ModelError::Unsupported(format!(
-            "architecture {:?} (supported: {})",
-            hp.arch(),
-            supported().join(", ")
-        )));
-    };
-    describe(&hp)
+    let arch = model.architecture()?;
+    match ARCHS.iter().find(|(name, _)| *name == arch) {
+        Some((_, describe)) => describe(&Hparams::new(model)?),
+        None => Err(ModelError::Unsupported(refusal(arch))),
+    }
+}
+
+/// Why an architecture does not run, and what to do.
+fn refusal(arch: &str) -> String {
+    match refused().find(|(name, _)| *name == arch) {
+        Some((_, reason)) => format!(
+            "architecture {arch:?}: {reason}. Take a model of an architecture that runs: README lists them \
+             (What runs)"
+        ),
+        None => format!("architecture {arch:?} (supported: {})", supported().join(", ")),
+    }
 }
 
 /// The layer a tensor belongs to: 7 for `blk.7.attn_q.weight`, `None` outside the layers.

@@ -309,6 +309,9 @@ impl Stage {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
                 self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
+                if block.spec.stream_scale != 1.0 {
+                    self.compute.scale(&mut rows.hidden, block.spec.stream_scale);
+                }
             }
         }
         self.scratch.give_all([normed, out]);

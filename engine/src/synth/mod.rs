@@ -20,6 +20,7 @@ mod noise;
 mod parts;
 mod plan;
 mod rwkv;
+mod rwkv6;
 mod shape;
 mod thinned;
 mod transformer;

@@ -110,6 +110,7 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
     ("golden-deep", moe(dense([9, 24, 48], [2, 2, 8], 384, false), 4, 2, 8)),
     ("golden-rwkv", dense([3, 128, 64], [2, 1, 64], 384, false)),
+    ("golden-rwkv-32", dense([3, 64, 64], [2, 2, 32], 384, false)),
     ("tiny", dense([4, 256, 512], [4, 2, 64], 512, false)),
     ("tiny-tied", dense([4, 256, 512], [4, 2, 64], 512, true)),
     ("tiny-moe", moe(dense([4, 256, 512], [4, 2, 64], 512, false), 8, 2, 256)),
