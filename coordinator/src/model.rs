@@ -20,6 +20,18 @@ use crate::text_model::TextModel;
 /// Context where the operator names none, if the model was trained on more.
 pub const DEFAULT_CTX: u32 = 4096;
 
+/// A context beyond the positions that a model has learned.
+#[derive(Debug, Error)]
+#[error(
+    "a context of {n_ctx} positions is too long: this model ({arch}) has learned {most} positions and no more; ask \
+     for at most {most} (--ctx)"
+)]
+pub struct ContextTooLong {
+    n_ctx: u32,
+    most: u32,
+    arch: String,
+}
+
 /// Why a model cannot be served.
 #[derive(Debug, Error)]
 pub enum OpenError {
@@ -105,6 +117,21 @@ impl Model {
     /// The context to use when `wanted` was asked for.
     pub fn ctx(&self, wanted: Option<u32>) -> u32 {
         wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+    }
+
+    /// Refuses a context of more positions than the model can tell apart.
+    ///
+    /// # Errors
+    /// The model has a table of positions, and `wanted` goes beyond it.
+    pub fn check_ctx(&self, wanted: Option<u32>) -> Result<(), ContextTooLong> {
+        let n_ctx = self.ctx(wanted);
+        match self.spec.max_positions() {
+            Some(most) if n_ctx > most => {
+                let arch = self.spec.arch.clone();
+                Err(ContextTooLong { n_ctx, most, arch })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How many sequences to keep when `wanted` was asked for.

@@ -102,6 +102,14 @@ pub enum BatchError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A position that the model's table of positions does not have.
+    #[error("slot {}: the model has rows for {n_positions} positions, the part goes beyond", .slot.0)]
+    NoSuchPosition {
+        /// The sequence.
+        slot: SlotId,
+        /// Length of the table.
+        n_positions: u32,
+    },
     /// The input rows do not fit the ubatch or the cut.
     #[error("boundary: {0}")]
     Boundary(String),
@@ -118,6 +126,7 @@ impl BatchError {
             Self::NoSuchSlot { slot, .. }
             | Self::WrongPosition { slot, .. }
             | Self::WholeOnly { slot, .. }
+            | Self::NoSuchPosition { slot, .. }
             | Self::BeyondBlocks { slot, .. } => Some(*slot),
             Self::NoSuchBlock { .. }
             | Self::Malformed(_)

@@ -18,8 +18,9 @@ const PROMPT: usize = 1_150;
 
 /// Models of the repository's golden folder. They have f32 weights and two quants, per-head norms and scales,
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
-/// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input.
-const MODELS: [&str; 21] = [
+/// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
+/// positions, slopes, or layers without attention.
+const MODELS: [&str; 29] = [
     "llama",
     "qwen3",
     "granite",
@@ -41,6 +42,14 @@ const MODELS: [&str; 21] = [
     "gemma3",
     "llama4",
     "arctic",
+    "gpt2",
+    "bloom",
+    "mpt-learned",
+    "deci",
+    "minicpm3",
+    "rwkv6",
+    "arwkv7-plain",
+    "plamo2",
 ];
 
 fn path(model: &str) -> PathBuf {

@@ -195,9 +195,9 @@ fn vocabulary(model: &Gguf) -> Result<Vocabulary, ConstraintError> {
     Vocabulary::new(&tokenizer.map_err(|error| ConstraintError::Vocabulary(error.to_string()))?)
 }
 
-/// Bytes of a weight as the kernels hold it: vectors in f32, matrices packed.
+/// Bytes of a weight as the kernels hold it: vectors and rows of positions in f32, matrices packed.
 fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
-    if tensor.n_dims <= 1 {
+    if tensor.n_dims <= 1 || tensor.name == arch::POSITION_EMBD {
         return Ok((tensor.n_elems() * size_of::<f32>()) as u64);
     }
     let (cols, rows, matrices) = (tensor.ne[0], tensor.ne[1], tensor.ne[2].max(1) as u64);

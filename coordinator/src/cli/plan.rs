@@ -75,6 +75,7 @@ free: what the worker has left; busy at best: share of the slowest stage's time,
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
     let model = input::open_model(&path, Model::open_header_only)?;
+    model.check_ctx(args.ctx)?;
     let workers = match &args.cluster {
         Some(path) => {
             let text = std::fs::read_to_string(path)

@@ -228,6 +228,7 @@ impl Session {
             text.set_names(&options.served_names);
         }
         let model = Arc::new(model);
+        model.check_ctx(options.ctx)?;
         let mut security = match options.security.take() {
             Some(security) => security,
             None => Security::of_command(&options.line)?,

@@ -4,7 +4,7 @@
 //! their operations follow from the sizes of their matrices. What a block remembers comes from its
 //! [`StateSpec`], so nothing here can tell attention from Mamba.
 
-use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, TOKEN_EMBD};
+use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD};
 use brigade_engine::classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, TensorInfo};
@@ -26,7 +26,7 @@ impl ModelFacts {
         let mut layers: Vec<LayerFacts> =
             spec.layers.iter().map(|l| state_of(&l.blocks, kv)).collect();
         let mut scratch = vec![0.0; layers.len()];
-        let mut last_stage = 0;
+        let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
             match arch::layer_of(&tensor.name) {
                 Some(layer) if layer < layers.len() => {
@@ -37,8 +37,12 @@ impl ModelFacts {
                 // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
                 // those that the metadata count.
                 Some(_) => {}
+                None if tensor.name == TOKEN_EMBD => embedding_bytes += tensor.nbytes,
+                None if arch::is_of_input(&tensor.name, &spec) => {
+                    embedding_bytes += packed_bytes(tensor)?;
+                }
                 // The coordinator has the head that judges texts.
-                None if tensor.name == TOKEN_EMBD || tensor.name.starts_with(classifier::STEM) => {}
+                None if tensor.name.starts_with(classifier::STEM) => {}
                 None => last_stage += packed_bytes(tensor)?,
             }
         }
@@ -50,12 +54,13 @@ impl ModelFacts {
         Ok(Self {
             name: model.meta().opt_str("general.name")?.unwrap_or(model.name()).to_owned(),
             scratch_bytes_per_row: widest as u64,
+            embedding_bytes,
             ..ends(model, &spec, layers, last_stage)?
         })
     }
 }
 
-/// The facts outside the layers: embedding, head, cuts.
+/// The facts outside the layers but for the embedding's bytes: head, cuts.
 fn ends(
     model: &Gguf,
     spec: &ModelSpec,
@@ -71,7 +76,7 @@ fn ends(
         name: String::new(),
         cut_bytes: (0..layers.len()).map(cut).collect(),
         layers,
-        embedding_bytes: embedding.nbytes,
+        embedding_bytes: 0,
         head_bytes,
         head_elements: (spec.n_embd * spec.n_vocab) as u64,
         scratch_bytes_per_row: 0,
@@ -115,9 +120,9 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
     Ok(())
 }
 
-/// Bytes of a tensor as the kernels hold it: matrices packed, vectors in f32.
+/// Bytes of a tensor as the kernels hold it: matrices packed, vectors and rows of positions in f32.
 fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
-    if tensor.n_dims < 2 {
+    if tensor.n_dims < 2 || tensor.name == POSITION_EMBD {
         return Ok(4 * tensor.n_elems() as u64);
     }
     let [cols, rows] = [tensor.ne[0], tensor.ne[1]];

@@ -27,6 +27,8 @@ pub struct AttentionSpec {
     pub window: Option<Window>,
     /// Bound of the scores: `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Whether scores fall with the distance, by a slope of each head's own; `None`: they do not.
+    pub alibi: Option<Alibi>,
     /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
     pub sinks: bool,
     /// A factor on q that grows with the position.
@@ -74,10 +76,36 @@ pub enum NormOver {
     Head,
     /// Each head, without weights.
     HeadUnweighted,
+    /// Each head with weights of its own.
+    HeadOwn,
     /// Each head with weights of its own, the mean taken off first.
     HeadLayer,
     /// All heads together.
     AllHeads,
+}
+
+/// Scores that fall with the distance (ALiBi, arXiv 2108.12409). They stand for positions: nothing rotates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alibi {
+    /// The slopes of a power of two of heads end at 2 to minus this.
+    pub max_bias: f32,
+}
+
+impl Alibi {
+    /// That of most models.
+    pub(super) const USUAL: Self = Self { max_bias: 8.0 };
+
+    /// What a score of each head loses for every position, `[n_head]`. Those of the first heads, a power of two of
+    /// them, are a geometric series. The other heads get every other value of the series with twice as many.
+    pub fn slopes(self, n_head: usize) -> Vec<f32> {
+        let n = 1 << n_head.max(1).ilog2();
+        let exponent = |head: usize| match head < n {
+            true => (head + 1) as f64 / n as f64,
+            false => (2 * (head - n) + 1) as f64 / (2 * n) as f64,
+        };
+        let slope = |head| libm::exp2(-f64::from(self.max_bias) * exponent(head)) as f32;
+        (0..n_head).map(slope).collect()
+    }
 }
 
 /// A factor on q by position: `1 + scale * ln(floor((pos + offset) / every) + 1)`.
@@ -121,6 +149,7 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         clamp: None,
         window: None,
         softcap: None,
+        alibi: None,
         sinks: false,
         temperature: None,
         gated: false,
@@ -168,6 +197,15 @@ mod tests {
         assert_eq!(factors[..2], [1.0, 1.0]);
         assert_eq!(factors[2], (1.0 + 0.1 * 2f64.ln()) as f32);
         assert_eq!(factors[3], (1.0 + 0.1 * 3f64.ln()) as f32);
+    }
+
+    #[test]
+    fn slopes_are_a_series_and_between_it_for_other_numbers_of_heads() {
+        let slopes = |n_head| Alibi::USUAL.slopes(n_head);
+        assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
+        assert_eq!(slopes(6)[..4], slopes(4)[..]);
+        assert_eq!(slopes(6)[4..], [0.5, 0.125]);
+        assert_eq!(slopes(1), [0.00390625]);
     }
 
     #[test]

@@ -18,15 +18,15 @@ pub(super) const POST_ATTENTION_NORM: &str = "post_attention_norm.weight";
 /// The norm of the FFN's output.
 pub(super) const POST_FFN_NORM: &str = "post_ffw_norm.weight";
 
-/// A model of the layers that `layer` gives, rotated by `rope`.
+/// A model of the layers that `layer` gives, rotated by `rope` where there is one.
 pub(super) fn model(
     hp: &Hparams<'_>,
     eps: f32,
-    rope: RopeSpec,
+    rope: impl Into<Option<RopeSpec>>,
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> Result<ModelSpec, ModelError> {
     let layers = (0..hp.n_layer()).map(layer).collect::<Result<_, _>>()?;
-    Ok(ModelSpec { rope: Some(rope), ..ModelSpec::usual(hp, layers, eps)? })
+    Ok(ModelSpec { rope: rope.into(), ..ModelSpec::usual(hp, layers, eps)? })
 }
 
 /// Attention, then an FFN behind the norm `ffn_norm`.

@@ -18,10 +18,17 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 /// The mixer of layer `il`; normed by groups where the file has the norm's weights.
 pub(super) fn mixer(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<Mamba2Spec, ModelError> {
+    let n_group = hp.need_u32("ssm.group_count")? as usize;
+    let mixer = mixer_of_groups(hp, n_group)?;
+    let normed = hp.has_tensor(&format!("blk.{il}.ssm_norm.weight"));
+    Ok(Mamba2Spec { norm_eps: normed.then_some(eps), ..mixer })
+}
+
+/// A mixer whose heads share B and C in `n_group` groups, without a norm.
+pub(super) fn mixer_of_groups(hp: &Hparams<'_>, n_group: usize) -> Result<Mamba2Spec, ModelError> {
     let size = |key| Ok::<_, ModelError>(hp.need_u32(key)? as usize);
     let (n_inner, n_state) = (size("ssm.inner_size")?, size("ssm.state_size")?);
-    let (n_head, n_group) = (size("ssm.time_step_rank")?, size("ssm.group_count")?);
-    let conv_taps = size("ssm.conv_kernel")?;
+    let (n_head, conv_taps) = (size("ssm.time_step_rank")?, size("ssm.conv_kernel")?);
     if n_inner == 0 || n_head == 0 || !n_inner.is_multiple_of(n_head) {
         return Err(hp.bad("ssm.inner_size", &format!("{n_inner} channels in {n_head} heads")));
     }
@@ -35,6 +42,5 @@ pub(super) fn mixer(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<Mamba2Spec,
         return Err(hp.bad("ssm.conv_kernel", &format!("must be 2 to {MAX_CONV_TAPS}")));
     }
     let shape = SsdShape { n_head, head_dim: n_inner / n_head, n_state, n_group };
-    let normed = hp.has_tensor(&format!("blk.{il}.ssm_norm.weight"));
-    Ok(Mamba2Spec { shape, conv_taps, norm_eps: normed.then_some(eps) })
+    Ok(Mamba2Spec { shape, conv_taps, norm_eps: None, low_rank: None })
 }

@@ -15,9 +15,9 @@ pub(super) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
         _ => hp.need_u32("attention.key_length")?,
     } as usize;
     let head_dim_v = match hp.u32("attention.value_length_mla")? {
-        Some(n) if n > 0 => n,
-        _ => hp.need_u32("attention.value_length")?,
-    } as usize;
+        Some(n) if n > 0 => n as usize,
+        _ => hp.head_dims(n_head)?.1,
+    };
     let kv_rank = hp.need_u32("attention.kv_lora_rank")? as usize;
     let n_pe = hp.need_u32("rope.dimension_count")? as usize;
     if n_head == 0 || head_dim_v == 0 || kv_rank == 0 {

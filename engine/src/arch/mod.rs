@@ -8,9 +8,11 @@
 
 mod arctic;
 mod attention_spec;
+mod baichuan;
 mod bailing;
 mod cohere;
 mod dbrx;
+mod deci;
 mod decoder;
 mod deepseek;
 mod deepseek2;
@@ -21,6 +23,7 @@ mod experts;
 mod falcon_h1;
 mod gemma;
 mod glm4;
+mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
@@ -36,17 +39,22 @@ mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
+mod minicpm3;
 mod minimax;
 mod mistral3;
 mod mla;
 mod nemotron;
 mod olmo;
+mod openelm;
 mod phi3;
+mod plamo2;
 mod qwen;
 mod qwen2moe;
 mod qwen_next;
+mod refused;
 mod residual;
 mod rope;
+mod rwkv6;
 mod rwkv7;
 mod seed_oss;
 mod spec;
@@ -55,15 +63,17 @@ mod transformer;
 
 use std::ops::Range;
 
-pub use attention_spec::{AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
+pub use attention_spec::{Alibi, AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use hparams::Hparams;
+pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Activation, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, ExpertGroups, HeadSpec,
-    LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
-    NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton, TimeMixSpec,
+    LatentSpec, LayerSpec, LowRankSteps, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec,
+    ModelSpec, MoeSpec, NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton,
+    TimeMix6Spec, TimeMixSpec,
 };
 
 use crate::classifier;
@@ -77,13 +87,17 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 const ARCHS: &[(&str, Describe)] = &[
     ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
+    ("arwkv7", rwkv7::describe_arwkv7),
+    ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("bloom", gpt2::describe_bloom),
     ("chatglm", internlm2::describe_chatglm),
     ("codeshell", starcoder2::describe),
     ("cohere2", cohere::describe_2),
     ("command-r", cohere::describe),
     ("dbrx", dbrx::describe),
+    ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
     ("dots1", deepseek::describe_dots1),
@@ -99,6 +113,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),
+    ("gpt2", gpt2::describe),
     ("gptneox", gptneox::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::describe_hybrid),
@@ -107,6 +122,8 @@ const ARCHS: &[(&str, Describe)] = &[
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
     ("internlm2", internlm2::describe),
+    ("jais", gpt2::describe_jais),
+    ("jais2", starcoder2::describe_nemotron),
     ("jamba", jamba::describe),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
@@ -117,17 +134,22 @@ const ARCHS: &[(&str, Describe)] = &[
     ("mamba", mamba::describe),
     ("mamba2", mamba2::describe),
     ("minicpm", internlm2::describe_minicpm),
+    ("minicpm3", minicpm3::describe),
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
+    ("mpt", gpt2::describe_mpt),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
     ("olmo", internlm2::describe_olmo),
     ("olmo2", olmo::describe_olmo2),
     ("olmoe", olmo::describe_olmoe),
+    ("openelm", openelm::describe),
     ("orion", starcoder2::describe_orion),
     ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
+    ("phimoe", phi3::describe_moe),
+    ("plamo2", plamo2::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen::describe_qwen3),
@@ -135,10 +157,14 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
+    ("refact", baichuan::describe_refact),
+    ("rwkv6", rwkv6::describe),
+    ("rwkv6qwen2", rwkv6::describe_qwen2),
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
     ("smollm3", seed_oss::describe_smollm3),
     ("stablelm", gptneox::describe_stablelm),
+    ("starcoder", gpt2::describe),
     ("starcoder2", starcoder2::describe),
     ("xverse", internlm2::describe),
 ];
@@ -150,6 +176,8 @@ pub const OUTPUT: &str = "output.weight";
 /// Name of the norm before the head.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
 
+/// Name of the table of positions' rows, where a model has one.
+pub const POSITION_EMBD: &str = "position_embd.weight";
 /// Stem of the norm after the embedding, where a model has one.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
@@ -164,15 +192,22 @@ pub fn supported() -> Vec<&'static str> {
 /// [`ModelError::Unsupported`] for an architecture that is not in the registry; otherwise what is
 /// missing or contradictory in the metadata, by key.
 pub fn describe(model: &Gguf) -> Result<ModelSpec, ModelError> {
-    let hp = Hparams::new(model)?;
-    let Some((_, describe)) = ARCHS.iter().find(|(name, _)| *name == hp.arch()) else {
-        return Err(ModelError::Unsupported(format!(
-            "architecture {:?} (supported: {})",
-            hp.arch(),
-            supported().join(", ")
-        )));
-    };
-    describe(&hp)
+    let arch = model.architecture()?;
+    match ARCHS.iter().find(|(name, _)| *name == arch) {
+        Some((_, describe)) => describe(&Hparams::new(model)?),
+        None => Err(ModelError::Unsupported(refusal(arch))),
+    }
+}
+
+/// Why an architecture does not run, and what to do.
+fn refusal(arch: &str) -> String {
+    match refused().find(|(name, _)| *name == arch) {
+        Some((_, reason)) => format!(
+            "architecture {arch:?}: {reason}. Take a model of an architecture that runs: README lists them \
+             (What runs)"
+        ),
+        None => format!("architecture {arch:?} (supported: {})", supported().join(", ")),
+    }
 }
 
 /// The layer a tensor belongs to: 7 for `blk.7.attn_q.weight`, `None` outside the layers.
@@ -195,8 +230,16 @@ pub fn stage_tensors<'m>(
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
         None if name.starts_with(classifier::STEM) => false,
-        None if spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM) => first,
+        None if is_of_input(name, spec) => first,
         None => last,
     };
     model.tensors().iter().filter(|t| wanted(&t.name)).collect()
+}
+
+/// Whether the first stage needs the tensor besides the embedding, to make rows of tokens.
+pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
+    let skeleton = &spec.skeleton;
+    // Elsewhere the norm's name is that of the norm before the head.
+    (skeleton.learned_positions && name == POSITION_EMBD)
+        || (skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
 }

@@ -42,6 +42,8 @@ pub struct Skeleton {
     pub norm: NormKind,
     /// Whether embedded rows are normed before the first layer.
     pub embedding_norm: bool,
+    /// Whether each position has a row of its own, which is added to the token's: positions end with the table.
+    pub learned_positions: bool,
     /// What goes along beside the residual stream.
     pub beside: Beside,
     /// What blocks and head read of the residual stream.
@@ -54,6 +56,8 @@ pub enum NormKind {
     /// `x / sqrt(mean(x²) + eps) * weight`.
     #[default]
     Rms,
+    /// [`NormKind::Rms`] with a bias added.
+    RmsBiased,
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
     Layer,
     /// [`NormKind::Layer`] without a bias.
@@ -102,6 +106,11 @@ impl ModelSpec {
         self.layers.len()
     }
 
+    /// Positions that a sequence can have at most; `None`: as many as there is room for.
+    pub fn max_positions(&self) -> Option<u32> {
+        self.skeleton.learned_positions.then_some(self.n_ctx_train)
+    }
+
     /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold.
     pub fn prefixes(&self) -> Prefixes {
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
@@ -146,7 +155,7 @@ impl BoundarySpec {
 /// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// At least one.
+    /// Usually a mixer and an FFN; none where a layer does nothing.
     pub blocks: Vec<BlockSpec>,
 }
 
@@ -162,6 +171,8 @@ pub struct BlockSpec {
     pub post_norm: Option<&'static str>,
     /// Multiplies the block's output before it is added.
     pub residual_scale: f32,
+    /// Multiplies the residual stream after that (1: nothing).
+    pub stream_scale: f32,
     /// Which rows it reads.
     pub reads: Reads,
     /// What the block computes.
@@ -171,8 +182,9 @@ pub struct BlockSpec {
 impl BlockSpec {
     /// A block on its own whose output is added as it is.
     pub(super) fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
-        let (norm, post_norm, residual_scale) = (Some(norm), None, 1.0);
-        Self { norm, eps, post_norm, residual_scale, reads: Reads::Stream, kind }
+        let (norm, post_norm) = (Some(norm), None);
+        let (residual_scale, stream_scale) = (1.0, 1.0);
+        Self { norm, eps, post_norm, residual_scale, stream_scale, reads: Reads::Stream, kind }
     }
 }
 
@@ -210,14 +222,18 @@ pub enum BlockKind {
     DeltaNet(DeltaNetSpec),
     /// RWKV-7's time mixing.
     TimeMix(TimeMixSpec),
-    /// RWKV-7's channel mixing.
+    /// RWKV-6's time mixing.
+    TimeMix6(TimeMix6Spec),
+    /// Channel mixing of RWKV-6 and RWKV-7.
     ChannelMix(ChannelMixSpec),
+    /// A square matrix (`attn_output`), which stands where other layers have attention.
+    Linear,
 }
 
 impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
     pub fn mixes_rows(&self) -> bool {
-        !matches!(self, Self::Mlp(_) | Self::Moe(_))
+        !matches!(self, Self::Mlp(_) | Self::Moe(_) | Self::Linear)
     }
 
     /// What the block remembers of a sequence.
@@ -239,8 +255,9 @@ impl BlockKind {
             },
             Self::Mla(m) => StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0] },
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
+            Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
-            Self::Mlp(_) | Self::Moe(_) => StateSpec::None,
+            Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
         }
     }
 
@@ -330,12 +347,26 @@ pub struct Mamba2Spec {
     pub conv_taps: usize,
     /// Epsilon of the norm by groups after the gate; `None` without it.
     pub norm_eps: Option<f32>,
+    /// Where B, C and the time steps come from x behind its convolution, not from the block's input beside it.
+    pub low_rank: Option<LowRankSteps>,
+}
+
+/// B, C and narrow rows for the time steps, made of x and normed (PLaMo 2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankSteps {
+    /// Width of the narrow rows.
+    pub width: usize,
+    /// Epsilon of the norms.
+    pub eps: f32,
 }
 
 impl Mamba2Spec {
-    /// What the convolution runs over: x, B and C.
+    /// What the convolution runs over: x, and where they come beside it B and C.
     pub fn conv_channels(&self) -> usize {
-        self.shape.n_inner() + 2 * self.shape.n_bc()
+        match self.low_rank {
+            None => self.shape.n_inner() + 2 * self.shape.n_bc(),
+            Some(_) => self.shape.n_inner(),
+        }
     }
 }
 
@@ -512,17 +543,38 @@ pub struct TimeMixSpec {
     pub rate_rank: usize,
     /// Narrow width that the share of the first layer's values comes from.
     pub value_rank: usize,
-    /// Narrow width that gates come from.
-    pub gate_rank: usize,
+    /// Narrow width that gates come from; `None` without gates.
+    pub gate_rank: Option<usize>,
+    /// Whether each head's output is normed.
+    pub norm: bool,
 }
 
-/// RWKV-7's channel mixing.
+/// RWKV-6's time mixing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimeMix6Spec {
+    /// Width of a row.
+    pub n_embd: usize,
+    /// Keys and values of a head; divides the width.
+    pub head_dim: usize,
+    /// Heads of keys and values, which divide the heads.
+    pub n_kv_head: usize,
+    /// Narrow width that the mixtures' shares come from.
+    pub mix_rank: usize,
+    /// Narrow width that decays come from.
+    pub decay_rank: usize,
+    /// Whether it is gated linear attention instead, as in QRWKV-6.
+    pub linear_attention: bool,
+}
+
+/// Channel mixing of RWKV-6 and RWKV-7.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelMixSpec {
     /// Width of a row.
     pub n_embd: usize,
     /// Inner width.
     pub n_ff: usize,
+    /// Whether a gate multiplies what comes out.
+    pub gated: bool,
 }
 
 /// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded.

@@ -1,6 +1,6 @@
-//! `starcoder2`, `codeshell`, `orion` and `nemotron`: LayerNorm with bias, and NEOX rotation. The first two
-//! have GELU without a gate, and biases everywhere. orion has SwiGLU. nemotron has squared ReLUs, and rotates
-//! a part of each head.
+//! `starcoder2`, `codeshell`, `orion`, `nemotron` and `jais2`: LayerNorm with bias, and NEOX rotation. The first two
+//! have GELU without a gate, and biases everywhere. orion has SwiGLU. nemotron and jais2 have squared ReLUs;
+//! nemotron rotates a part of each head.
 
 use super::decoder::{self, FFN_NORM};
 use super::{Activation, AttentionSpec, Hparams, ModelSpec, NormKind, Skeleton};
@@ -16,6 +16,7 @@ pub(super) fn describe_orion(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     build(hp, Activation::SwiGlu, false)
 }
 
+/// `nemotron` and `jais2`.
 pub(super) fn describe_nemotron(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, Activation::ReluSquared, true)
 }

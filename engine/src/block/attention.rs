@@ -24,6 +24,8 @@ pub struct Attention {
     qk_norms: Option<QkNorms>,
     /// A score without a value for each query head.
     sinks: Option<Vec<f32>>,
+    /// What scores lose with the distance, for each query head.
+    slopes: Option<Vec<f32>>,
 }
 
 impl Attention {
@@ -52,8 +54,9 @@ impl Attention {
             true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
             false => None,
         };
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
         let qk_norms = QkNorms::load(spec, stem, loader)?;
-        Ok(Self { q, gate, k, v, output, qk_norms, sinks, spec: spec.clone() })
+        Ok(Self { q, gate, k, v, output, qk_norms, sinks, slopes, spec: spec.clone() })
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
@@ -89,6 +92,7 @@ impl Attention {
             window: spec.window,
             softcap: spec.softcap,
             sinks: self.sinks.as_deref(),
+            slopes: self.slopes.as_deref(),
         };
         kv.attend(cx.compute, cx.parts, cx.sequences, (spec.scale, variant), &q, &mut heads);
         if let Some(gate) = gate {

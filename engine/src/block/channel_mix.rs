@@ -1,5 +1,5 @@
-//! RWKV-7's channel mixing block (arXiv 2503.14456, section 4.2): an FFN with squared ReLUs. Its input is a
-//! mixture of a row and the row before it.
+//! The channel mixing block of RWKV-7 (arXiv 2503.14456, section 4.2) and RWKV-6 (arXiv 2404.05892, section 4.1): an
+//! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
 use super::{BlockCx, TokenShift, project};
 use crate::arch::ChannelMixSpec;
@@ -14,10 +14,12 @@ pub struct ChannelMix {
     lerp: Vec<f32>,
     key: PackedMatrix,
     value: PackedMatrix,
+    /// How far its input leans to the row before, and its matrix, where the block has a gate.
+    gate: Option<(Vec<f32>, PackedMatrix)>,
 }
 
 impl ChannelMix {
-    /// Loads `<stem>.channel_mix_{lerp_k,key,value}`.
+    /// Loads `<stem>.channel_mix_{lerp_k,key,value}`, and `channel_mix_{lerp_r,receptance}` of a block with a gate.
     pub fn load(
         spec: &ChannelMixSpec,
         stem: &str,
@@ -25,7 +27,15 @@ impl ChannelMix {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.channel_mix_{part}.weight");
+        let gate = match spec.gated {
+            true => Some((
+                loader.vector(&name("lerp_r"), n_embd)?,
+                loader.matrix(&name("receptance"), n_embd, n_embd)?,
+            )),
+            false => None,
+        };
         Ok(Self {
+            gate,
             shift: TokenShift::new(n_embd),
             lerp: loader.vector(&name("lerp_k"), n_embd)?,
             key: loader.matrix(&name("key"), spec.n_ff, n_embd)?,
@@ -51,11 +61,19 @@ impl ChannelMix {
         cx.compute.relu_squared(&mut k);
         let y = project(cx, &self.value, &k);
         out.copy_from_slice(&y);
+        if let Some((lerp, matrix)) = &self.gate {
+            lean.copy_from_slice(x);
+            cx.compute.lerp(&mut lean, &before, lerp);
+            let gate = project(cx, matrix, &lean);
+            cx.compute.sigmoid_mul(out, &gate);
+            cx.scratch.give_all([gate]);
+        }
         cx.scratch.give_all([before, lean, k, y]);
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        self.key.nbytes() + self.value.nbytes()
+        let gate = self.gate.as_ref().map_or(0, |(_, matrix)| matrix.nbytes());
+        self.key.nbytes() + self.value.nbytes() + gate
     }
 }

@@ -1,4 +1,4 @@
-//! A projection: a matrix with its optional bias.
+//! A projection: a matrix with its optional bias. Most are parts of blocks; in few models one is a block.
 
 use super::BlockCx;
 use crate::error::ModelError;
@@ -6,7 +6,7 @@ use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
 
 /// Weights of `y = W x + b`.
-pub(super) struct Linear {
+pub struct Linear {
     /// `[out features, in features]`.
     pub(super) weight: PackedMatrix,
     /// `[out features]`.
@@ -25,6 +25,26 @@ impl Linear {
             weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
             bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
         })
+    }
+
+    /// `<stem>.attn_output` as a block of its own.
+    pub fn load_block(
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        Self::load(loader, &format!("{stem}.attn_output"), n_embd, n_embd)
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
+    pub fn forward_block(&self, cx: &BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+        cx.compute.matmul(&mut [self.job(x, out)]);
+        self.add_bias(cx, out);
+    }
+
+    /// The matrix.
+    pub fn matrix(&self) -> &PackedMatrix {
+        &self.weight
     }
 
     /// The product with all rows of `x`, without the bias: several of them run in one fork-join.

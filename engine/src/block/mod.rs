@@ -19,12 +19,14 @@ mod routing;
 mod scratch;
 mod short_conv;
 mod time_mix;
+mod time_mix6;
 mod token_shift;
 
 pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
+pub use linear::Linear;
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use mla::Mla;
@@ -33,6 +35,7 @@ pub use moe::Moe;
 pub use scratch::Scratch;
 pub use short_conv::ShortConv;
 pub use time_mix::TimeMix;
+pub use time_mix6::TimeMix6;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
@@ -65,6 +68,10 @@ pub enum Block {
     TimeMix(Box<TimeMix>),
     /// See [`ChannelMix`].
     ChannelMix(Box<ChannelMix>),
+    /// See [`TimeMix6`].
+    TimeMix6(Box<TimeMix6>),
+    /// See [`Linear`].
+    Linear(Box<Linear>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -134,6 +141,10 @@ impl Block {
             BlockKind::ChannelMix(spec) => {
                 Self::ChannelMix(Box::new(ChannelMix::load(spec, &stem, n_embd, loader)?))
             }
+            BlockKind::TimeMix6(spec) => {
+                Self::TimeMix6(Box::new(TimeMix6::load(spec, &stem, n_embd, loader)?))
+            }
+            BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(&stem, n_embd, loader)?)),
         })
     }
 
@@ -145,12 +156,13 @@ impl Block {
             Self::Mla(mla) => mla.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
+            Self::Linear(linear) => vec![linear.matrix()],
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
             Self::Kda(kda) => kda.inputs(),
             Self::DeltaNet(net) => net.inputs(),
             // Their products read mixtures of rows.
-            Self::TimeMix(_) | Self::ChannelMix(_) => Vec::new(),
+            Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) => Vec::new(),
         }
     }
 
@@ -162,11 +174,13 @@ impl Block {
             Self::Mla(mla) => mla.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
+            Self::Linear(linear) => linear.matrix().nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
             Self::Kda(kda) => kda.nbytes(),
             Self::DeltaNet(net) => net.nbytes(),
             Self::TimeMix(mix) => mix.nbytes(),
+            Self::TimeMix6(mix) => mix.nbytes(),
             Self::ChannelMix(mix) => mix.nbytes(),
         };
         bytes as u64
@@ -192,12 +206,15 @@ impl Block {
                 unreachable!("the stage gives every attention its cache")
             }
             (Self::TimeMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
+            (Self::TimeMix6(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::ChannelMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
-            | (Self::Kda(_) | Self::DeltaNet(_) | Self::TimeMix(_) | Self::ChannelMix(_), _) => {
+            | (Self::Kda(_) | Self::DeltaNet(_), _)
+            | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
+            (Self::Linear(linear), _) => linear.forward_block(cx, x, out),
             (Self::Moe(moe), _) => moe.forward(cx, x, out),
         }
     }

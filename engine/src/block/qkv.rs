@@ -60,7 +60,7 @@ impl QkNorms {
             match norm.over {
                 NormOver::Head => loader.vector(&name, d),
                 NormOver::HeadUnweighted => Ok(vec![1.0; d]),
-                NormOver::HeadLayer => loader.values(&name, &[d, n_head]),
+                NormOver::HeadOwn | NormOver::HeadLayer => loader.values(&name, &[d, n_head]),
                 NormOver::AllHeads => loader.vector(&name, n_head * d),
             }
         };
@@ -81,6 +81,9 @@ impl QkNorms {
                 NormOver::HeadLayer => {
                     let biases = vec![0.0; weights.len()];
                     cx.compute.group_layer_norm(x, weights, &biases, spec.head_dim_k, norm.eps);
+                }
+                NormOver::HeadOwn => {
+                    cx.compute.group_rms_norm(x, weights, spec.head_dim_k, norm.eps);
                 }
                 _ => cx.compute.rms_norm_inplace(x, weights, norm.eps),
             }

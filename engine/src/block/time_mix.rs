@@ -10,13 +10,13 @@ use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
 /// Epsilon of the norm over each head's output.
-const HEAD_EPS: f32 = 64e-5;
+pub(super) const HEAD_EPS: f32 = 64e-5;
 
 /// Weights of one time mixing block.
 pub struct TimeMix {
     spec: TimeMixSpec,
     shift: TokenShift,
-    /// How far each of r, w, k, v, a and g leans to the row before, `[6][n_embd]`.
+    /// How far each of r, w, k, v, a and g (where there are gates) leans to the row before, `[n_embd]` each.
     lerp: Vec<Vec<f32>>,
     receptance: PackedMatrix,
     key: PackedMatrix,
@@ -25,22 +25,24 @@ pub struct TimeMix {
     rate: LowRank,
     /// Towards the first layer's values, with its bias; the first layer has none.
     value_mix: Option<(LowRank, Vec<f32>)>,
-    gate: LowRank,
+    /// Where the block has gates.
+    gate: Option<LowRank>,
     weights: Wkv7Weights,
     r_k: Vec<f32>,
-    /// Weight and bias of the norm over heads, `[n_embd]` each.
-    norm: [Vec<f32>; 2],
+    /// Weight and bias of the norm over heads, `[n_embd]` each, where there is one.
+    norm: Option<[Vec<f32>; 2]>,
     output: PackedMatrix,
 }
 
 /// A product by way of a narrow width.
-struct LowRank {
+pub(super) struct LowRank {
     down: PackedMatrix,
     up: PackedMatrix,
 }
 
 impl LowRank {
-    fn load(
+    /// Loads `<stem>1` and `<stem>2`.
+    pub(super) fn load(
         loader: &mut WeightLoader<'_>,
         stem: &str,
         n_embd: usize,
@@ -53,7 +55,7 @@ impl LowRank {
     }
 
     /// `up(between(down x))`, `[n_rows, n_embd]`.
-    fn forward(
+    pub(super) fn forward(
         &self,
         cx: &mut BlockCx<'_>,
         x: &[f32],
@@ -66,7 +68,7 @@ impl LowRank {
         out
     }
 
-    fn nbytes(&self) -> usize {
+    pub(super) fn nbytes(&self) -> usize {
         self.down.nbytes() + self.up.nbytes()
     }
 }
@@ -95,7 +97,8 @@ impl TimeMix {
                 loader.vector(&name("v0"), n_embd)?,
             )),
         };
-        let lerp = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, 6])?;
+        let n_lerp = 5 + usize::from(spec.gate_rank.is_some());
+        let lerp = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n_lerp])?;
         let mut square = |part: &str| loader.matrix(&name(part), n_embd, n_embd);
         let [receptance, key] = [square("receptance")?, square("key")?];
         let [value, output] = [square("value")?, square("output")?];
@@ -107,7 +110,10 @@ impl TimeMix {
             k_a: vector("k_a")?,
         };
         let r_k = vector("r_k")?;
-        let norm = [vector("ln")?, loader.vector(&format!("{stem}_ln.bias"), n_embd)?];
+        let norm = match spec.norm {
+            true => Some([vector("ln")?, loader.vector(&format!("{stem}_ln.bias"), n_embd)?]),
+            false => None,
+        };
         let mut low_rank =
             |part: &str, rank| LowRank::load(loader, &format!("{stem}_{part}"), n_embd, rank);
         Ok(Self {
@@ -119,7 +125,7 @@ impl TimeMix {
             decay: low_rank("w", spec.decay_rank)?,
             rate: low_rank("a", spec.rate_rank)?,
             value_mix,
-            gate: low_rank("g", spec.gate_rank)?,
+            gate: spec.gate_rank.map(|rank| low_rank("g", rank)).transpose()?,
             weights,
             r_k,
             norm,
@@ -153,7 +159,8 @@ impl TimeMix {
         let mut k = mixed(2, cx, &|cx, x| project(cx, &self.key, x));
         let v = mixed(3, cx, &|cx, x| self.values(cx, x));
         let mut a = mixed(4, cx, &|cx, x| self.rate.forward(cx, x, |_, _| ()));
-        let gate = mixed(5, cx, &|cx, x| self.gate.forward(cx, x, Compute::sigmoid));
+        let gate = self.gate.as_ref();
+        let gate = gate.map(|g| mixed(5, cx, &|cx, x| g.forward(cx, x, Compute::sigmoid)));
         let mut kappa = cx.scratch.take(x.len());
         let d = self.spec.head_dim;
         cx.compute.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
@@ -161,13 +168,17 @@ impl TimeMix {
         let mut y = cx.scratch.take(x.len());
         let n_heads = self.r_k.len() / d;
         cx.compute.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
-        let [weight, bias] = &self.norm;
-        cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+        if let Some([weight, bias]) = &self.norm {
+            cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+        }
         cx.compute.wkv7_bonus(&mut y, d, rows, &self.r_k);
-        cx.compute.mul(&mut y, &gate);
+        if let Some(gate) = gate {
+            cx.compute.mul(&mut y, &gate);
+            cx.scratch.give_all([gate]);
+        }
         let projected = project(cx, &self.output, &y);
         out.copy_from_slice(&projected);
-        cx.scratch.give_all([before, lean, r, w, k, v, a, gate, kappa, y, projected]);
+        cx.scratch.give_all([before, lean, r, w, k, v, a, kappa, y, projected]);
     }
 
     /// The rows' values: projected, and mixed with those of the first layer.
@@ -194,9 +205,9 @@ impl TimeMix {
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
         let square = [&self.receptance, &self.key, &self.value, &self.output];
-        let low = [&self.decay, &self.rate, &self.gate].map(LowRank::nbytes);
+        let low = [&self.decay, &self.rate].into_iter().chain(&self.gate).map(LowRank::nbytes);
         square.iter().map(|w| w.nbytes()).sum::<usize>()
-            + low.iter().sum::<usize>()
+            + low.sum::<usize>()
             + self.value_mix.as_ref().map_or(0, |(mix, _)| mix.nbytes())
     }
 }

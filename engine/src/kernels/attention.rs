@@ -57,6 +57,9 @@ pub struct AttendVariant<'a> {
     pub softcap: Option<f32>,
     /// For each query head a score without a value: `exp` of it joins the sum of the weights.
     pub sinks: Option<&'a [f32]>,
+    /// For each query head what a score loses for every position between it and its row (ALiBi, arXiv
+    /// 2108.12409): after the scale and the bound.
+    pub slopes: Option<&'a [f32]>,
 }
 
 /// Which positions a row sees, besides that none comes after its own.
@@ -96,6 +99,8 @@ pub(super) struct Query<'a> {
     pub(super) first_visible: usize,
     /// Behind the last position it sees.
     pub(super) n_visible: usize,
+    /// What a score loses for every position back.
+    pub(super) slope: Option<f32>,
 }
 
 /// Some queries of one head over one span of pages.
@@ -190,7 +195,8 @@ impl Compute {
     /// Fills the states of one span of a tile.
     fn attend_span(&self, plan: &AttendCall<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
         let part = &plan.attend.parts[tile.part];
-        let mut queries = [Query { q: &[], first_visible: 0, n_visible: 0 }; TILE_QUERIES];
+        let mut queries =
+            [Query { q: &[], first_visible: 0, n_visible: 0, slope: None }; TILE_QUERIES];
         let n_queries = tile.queries.len();
         for (query, i) in queries.iter_mut().zip(tile.queries.clone()) {
             *query = plan.query(tile, i);
@@ -254,6 +260,10 @@ impl<'a> AttendCall<'a> {
             attend.variant.sinks.is_none_or(|sinks| sinks.len() == n_head),
             "attend: a sink for each query head"
         );
+        assert!(
+            attend.variant.slopes.is_none_or(|slopes| slopes.len() == n_head),
+            "attend: a slope for each query head"
+        );
         let mut plan = Self {
             attend,
             q,
@@ -302,7 +312,8 @@ impl<'a> AttendCall<'a> {
         let at = (row * self.attend.n_head + head) * dk;
         let pos = self.attend.parts[tile.part].first_pos + i / self.group;
         let first_visible = self.first_visible(pos);
-        Query { q: &self.q[at..at + dk], first_visible, n_visible: pos + 1 }
+        let slope = self.attend.variant.slopes.map(|slopes| slopes[head]);
+        Query { q: &self.q[at..at + dk], first_visible, n_visible: pos + 1, slope }
     }
 
     /// The first position that a row at `pos` sees.

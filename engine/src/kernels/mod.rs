@@ -38,6 +38,7 @@ mod scan;
 mod simd;
 mod ssd;
 mod table;
+mod wkv6;
 mod wkv7;
 
 pub use act::ActRows;
@@ -58,6 +59,7 @@ pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
 pub use scan::{FLUSH_EVERY, ScanPart};
 pub use ssd::{Ssd, SsdInput, SsdShape};
 pub use table::{Kernels, available, select};
+pub use wkv6::Wkv6Rows;
 pub use wkv7::{Wkv7Rows, Wkv7Weights};
 
 /// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.

@@ -17,6 +17,7 @@ use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
 use super::ssd::SsdTile;
+use super::wkv6::Wkv6Tile;
 use super::wkv7::{Wkv7Head, Wkv7Tile};
 
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
@@ -61,6 +62,8 @@ pub struct Kernels {
     pub(super) ssd: fn(SsdTile<'_>),
     pub(super) ssd_plain: fn(SsdTile<'_>),
     pub(super) ssd_chunked: fn(SsdTile<'_>, usize),
+    pub(super) wkv6: fn(&mut Wkv6Tile<'_>),
+    pub(super) wkv6_decay: fn(&mut [f32], &[f32]),
     pub(super) wkv7: fn(&mut Wkv7Tile<'_>),
     pub(super) wkv7_prepare: fn(&mut Wkv7Head<'_>),
     pub(super) wkv7_bonus: fn(&mut [f32], [&[f32]; 4]),
@@ -113,6 +116,8 @@ impl Kernels {
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,
+            wkv6: cpu::wkv6::wkv6::<S>,
+            wkv6_decay: cpu::wkv6::decay::<S>,
             wkv7: cpu::wkv7::wkv7::<S>,
             wkv7_prepare: cpu::wkv7::prepare::<S>,
             wkv7_bonus: cpu::wkv7::bonus::<S>,

@@ -1,13 +1,43 @@
-//! Token ids to hidden rows, gathered from the embedding matrix as the file holds it.
+//! Token ids to hidden rows: gathered from the embedding matrix as the file holds it, with the rows of positions
+//! added and normed where a model does that.
 
 use std::sync::Arc;
 
+use super::norm::Norm;
 use crate::batch::UBatch;
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
 use crate::kernels::Compute;
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
+
+/// What makes the first layer's rows.
+pub(super) struct Input {
+    pub(super) tokens: Embedding,
+    /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
+    pub(super) positions: Option<Vec<f32>>,
+    pub(super) norm: Option<Norm>,
+}
+
+impl Input {
+    /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
+    /// multiplied by `scale`.
+    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, scale: f32) -> Vec<f32> {
+        let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
+        let mut rows = self.tokens.rows(compute, &tokens, scale);
+        if let Some(table) = &self.positions {
+            let n = self.tokens.n_embd;
+            let positions = ub.parts.iter().flat_map(|p| (p.pos as usize..).take(p.tokens.len()));
+            let of_positions: Vec<f32> =
+                positions.flat_map(|pos| &table[pos * n..][..n]).copied().collect();
+            compute.add(&mut rows, &of_positions);
+        }
+        if let Some(norm) = &self.norm {
+            norm.apply_inplace(compute, &mut rows);
+        }
+        rows
+    }
+}
 
 /// The embedding matrix `[n_vocab, n_embd]`, left where it is.
 pub(super) struct Embedding {
@@ -32,10 +62,9 @@ impl Embedding {
         Ok(embedding)
     }
 
-    /// The rows of a ubatch, `[n_rows, n_embd]`, made by the stage's threads; its tokens are known to be in
-    /// the vocabulary.
-    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, scale: f32) -> Vec<f32> {
-        let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
+    /// The rows of `tokens`, `[tokens.len(), n_embd]`, times `scale`; made by the stage's threads. They are known to
+    /// be in the vocabulary.
+    fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
         compute.fill_rows(&mut hidden, self.n_embd, &|i, row| {
             self.row(tokens[i] as usize, row).expect("a row was read when loading");
@@ -61,7 +90,6 @@ mod tests {
     use std::thread::{self, ThreadId};
 
     use super::*;
-    use crate::batch::{SeqPart, SlotId, Want};
     use crate::gguf::GgufError;
     use crate::kernels;
     use crate::quant::GgmlType;
@@ -100,18 +128,10 @@ mod tests {
         };
         let embedding = Embedding::new(source.clone(), tensor, N_EMBD, N_VOCAB).unwrap();
         let tokens: Vec<u32> = (0..4096).map(|i| i % N_VOCAB as u32).collect();
-        let part = SeqPart {
-            slot: SlotId(0),
-            pos: 0,
-            tokens: tokens.clone(),
-            want: Want::Nothing,
-            mu: None,
-        };
-        let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
         for threads in [1, 3] {
             let compute = Compute::new(kernels::select(None).unwrap(), threads, None).unwrap();
             source.seen.lock().unwrap().clear();
-            let rows = embedding.rows(&compute, &ub, 2.0);
+            let rows = embedding.rows(&compute, &tokens, 2.0);
             for (row, token) in rows.chunks_exact(N_EMBD).zip(&tokens) {
                 assert_eq!(row[1], 2.0 * (*token as usize * N_EMBD + 1) as f32);
             }

@@ -4,7 +4,7 @@
 //! Samples of every tensor are hashed, not the whole: a training run changes all of a matrix, and loading
 //! must not become slower. A layer's hash does not depend on the stage that has it.
 
-use crate::arch::{EMBEDDING_NORM, ModelSpec, TOKEN_EMBD, layer_of};
+use crate::arch::{ModelSpec, TOKEN_EMBD, is_of_input, layer_of};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
 use crate::weights::TensorSource;
@@ -42,8 +42,7 @@ pub(super) fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     match layer_of(tensor) {
         Some(of) => of == layer,
         None if tensor == TOKEN_EMBD => layer == 0,
-        // Elsewhere this name is that of the norm before the head.
-        None if tensor.starts_with(EMBEDDING_NORM) => layer == 0 && spec.skeleton.embedding_norm,
+        None if is_of_input(tensor, spec) => layer == 0,
         None => tensor.starts_with("rope_"),
     }
 }

@@ -7,12 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::embedding::Embedding;
+use super::embedding::Input;
 use super::fingerprint;
 use super::head::Head;
-use super::norm::Norm;
 use super::{LoadedBlock, Stage};
-use crate::arch::{self, EMBEDDING_NORM, ModelSpec, TOKEN_EMBD};
+use crate::arch::{self, ModelSpec, TOKEN_EMBD};
 use crate::gguf::Gguf;
 use crate::state::BlockState;
 
@@ -22,7 +21,7 @@ pub struct KeptWeights {
     /// Of the model's metadata and tensor directory; `None`: nothing is kept.
     pub(super) model: Option<blake3::Hash>,
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
-    pub(super) embedding: Option<Kept<KeptEmbedding>>,
+    pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
 }
 
@@ -36,12 +35,6 @@ pub(super) struct Kept<T> {
 pub(super) struct KeptLayer {
     pub(super) blocks: Vec<LoadedBlock>,
     pub(super) print: blake3::Hash,
-}
-
-/// What makes rows of token ids.
-pub(super) struct KeptEmbedding {
-    pub(super) matrix: Embedding,
-    pub(super) norm: Option<Norm>,
 }
 
 impl KeptWeights {
@@ -102,10 +95,8 @@ impl Stage {
                 layer.part.blocks.push(LoadedBlock { state: BlockState::None, ..block });
             }
         }
-        kept.embedding = self.embedding.map(|matrix| Kept {
-            tensors: std::mem::take(&mut names.embedding),
-            part: KeptEmbedding { matrix, norm: self.embedding_norm },
-        });
+        let embedding_names = std::mem::take(&mut names.embedding);
+        kept.embedding = self.embedding.map(|part| Kept { tensors: embedding_names, part });
         kept.head = self.head.map(|mut part| {
             part.masks.clear();
             Kept { tensors: names.head, part }
@@ -130,9 +121,7 @@ pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec
 
 /// Tensors that rows are made of.
 pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
-    let is_mine = |name: &str| {
-        name == TOKEN_EMBD || (spec.skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
-    };
+    let is_mine = |name: &str| name == TOKEN_EMBD || arch::is_of_input(name, spec);
     let tensors = model.tensors().iter().map(|tensor| &tensor.name);
     tensors.filter(|name| is_mine(name)).cloned().collect()
 }

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block_input::{BlockInput, Mix};
-use super::embedding::Embedding;
+use super::embedding::{Embedding, Input};
 use super::fingerprint;
 use super::head::Head;
-use super::kept::{self, Kept, KeptEmbedding, KeptLayer, KeptWeights, Names};
+use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::norm::Norm;
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{
-    self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, Reads, RopeSpec, TOKEN_EMBD,
+    self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads, RopeSpec, TOKEN_EMBD,
 };
 use crate::block::{Block, Scratch};
 use crate::constraint::{ConstraintError, Masks};
@@ -76,6 +76,11 @@ impl Stage {
             let n = spec.n_layer();
             return Err(ModelError::Bad(format!("layers {layers:?} of a model with {n}")));
         }
+        if let Some(n) = spec.max_positions().filter(|&n| n < config.n_ctx) {
+            let n_ctx = config.n_ctx;
+            let why = format!("a context of {n_ctx} positions, the model's table has {n} of them");
+            return Err(ModelError::Bad(why));
+        }
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for(model_hash, &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
@@ -96,9 +101,9 @@ impl Stage {
             blocks.extend(part.blocks);
         }
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
-        let (mut embedding, mut embedding_norm, mut head) = (None, None, None);
+        let (mut embedding, mut head) = (None, None);
         if let Some(Kept { tensors, part }) = kept.embedding.take() {
-            (embedding, embedding_norm, names.embedding) = (Some(part.matrix), part.norm, tensors);
+            (embedding, names.embedding) = (Some(part), tensors);
         }
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
@@ -116,7 +121,6 @@ impl Stage {
             facts,
             compute,
             embedding,
-            embedding_norm,
             blocks,
             head,
             rope,
@@ -168,9 +172,13 @@ fn load_embedding(
     spec: &ModelSpec,
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
-) -> Result<KeptEmbedding, ModelError> {
+) -> Result<Input, ModelError> {
     let tensor = loader.reference(TOKEN_EMBD, &[spec.n_embd, spec.n_vocab])?;
-    let matrix = Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?;
+    let tokens = Embedding::new(source.clone(), tensor, spec.n_embd, spec.n_vocab)?;
+    let positions = match spec.max_positions() {
+        Some(n) => Some(loader.values(POSITION_EMBD, &[spec.n_embd, n as usize])?),
+        None => None,
+    };
     let norm = match spec.skeleton.embedding_norm {
         true => {
             let weight = format!("{EMBEDDING_NORM}weight");
@@ -178,7 +186,7 @@ fn load_embedding(
         }
         false => None,
     };
-    Ok(KeptEmbedding { matrix, norm })
+    Ok(Input { tokens, positions, norm })
 }
 
 /// Room for the sequences of every block of `layers`, in order.

@@ -24,7 +24,7 @@ pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{BlockSpec, ModelSpec, Reads};
-use crate::batch::{Boundary, RowOutput, UBatch};
+use crate::batch::{Boundary, RowOutput, SeqPart, UBatch};
 use crate::block::{Block, BlockCx, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
@@ -32,7 +32,7 @@ use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
 use boundary_rows::BoundaryRows;
-use embedding::Embedding;
+use embedding::Input;
 use head::Head;
 use norm::Norm;
 
@@ -71,8 +71,7 @@ pub struct Stage {
     config: StageConfig,
     facts: StageFacts,
     compute: Compute,
-    embedding: Option<Embedding>,
-    embedding_norm: Option<Norm>,
+    embedding: Option<Input>,
     blocks: Vec<LoadedBlock>,
     head: Option<Head>,
     rope: Option<RopeParams>,
@@ -185,13 +184,9 @@ impl Stage {
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch) -> Vec<f32> {
-        let Some(embedding) = &self.embedding else { return Vec::new() };
-        let rows = embedding.rows(&self.compute, ub, self.spec.embedding_scale);
-        let Some(norm) = &self.embedding_norm else { return rows };
         // These rows leave with the boundary: a buffer of the scratch would be lost to it.
-        let mut normed = vec![0.0; rows.len()];
-        norm.apply(&self.compute, &rows, &mut normed);
-        normed
+        let Some(input) = &self.embedding else { return Vec::new() };
+        input.rows(&self.compute, ub, self.spec.embedding_scale)
     }
 
     /// Refuses a ubatch whose rows do not fit, before any sequence is touched.
@@ -207,6 +202,11 @@ impl Stage {
         let tokens = ub.parts.iter().flat_map(|p| &p.tokens);
         if let Some(&token) = tokens.into_iter().find(|&&t| t as usize >= n_vocab) {
             return Err(BatchError::NoSuchToken { token, n_vocab });
+        }
+        let n_positions = self.spec.max_positions().unwrap_or(u32::MAX);
+        let beyond = |p: &&SeqPart| u64::from(p.pos) + p.tokens.len() as u64 > n_positions.into();
+        if let Some(part) = ub.parts.iter().find(beyond) {
+            return Err(BatchError::NoSuchPosition { slot: part.slot, n_positions });
         }
         match (self.embedding.is_some(), input) {
             (true, None) => Ok(()),
@@ -309,6 +309,9 @@ impl Stage {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
                 self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
+                if block.spec.stream_scale != 1.0 {
+                    self.compute.scale(&mut rows.hidden, block.spec.stream_scale);
+                }
             }
         }
         self.scratch.give_all([normed, out]);

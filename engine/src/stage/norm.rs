@@ -1,4 +1,4 @@
-//! The norms between blocks: RMS norm and layer norm.
+//! The norms between blocks: RMS norm and layer norm, with or without weights and biases.
 
 use crate::arch::NormKind;
 use crate::error::ModelError;
@@ -8,8 +8,9 @@ use crate::weights::WeightLoader;
 /// A norm with its weights, `[n]` each.
 pub(super) struct Norm {
     weight: Vec<f32>,
-    /// Of a norm that takes the mean off; zeros where it has none.
     bias: Option<Vec<f32>>,
+    /// Whether the mean is taken off; such a norm always has a bias, of zeros if need be.
+    centred: bool,
     eps: f32,
 }
 
@@ -17,7 +18,7 @@ impl Norm {
     /// An RMS norm that weighs all `n` values alike.
     #[cfg(test)]
     pub(super) fn plain(n: usize, eps: f32) -> Self {
-        Self { weight: vec![1.0; n], bias: None, eps }
+        Self { weight: vec![1.0; n], bias: None, centred: false, eps }
     }
 
     /// Loads the tensor `weight`, and for norms that have one the bias beside it.
@@ -28,18 +29,19 @@ impl Norm {
         n: usize,
         eps: f32,
     ) -> Result<Self, ModelError> {
+        let centred = !matches!(kind, NormKind::Rms | NormKind::RmsBiased);
         let bias = match kind {
             NormKind::Rms => None,
             NormKind::LayerUnbiased => Some(vec![0.0; n]),
             NormKind::LayerUnweighted => {
-                return Ok(Self { weight: vec![1.0; n], bias: Some(vec![0.0; n]), eps });
+                return Ok(Self { weight: vec![1.0; n], bias: Some(vec![0.0; n]), centred, eps });
             }
-            NormKind::Layer => {
+            NormKind::Layer | NormKind::RmsBiased => {
                 let stem = weight.strip_suffix(".weight").unwrap_or(weight);
                 Some(loader.vector(&format!("{stem}.bias"), n)?)
             }
         };
-        Ok(Self { weight: loader.vector(weight, n)?, bias, eps })
+        Ok(Self { weight: loader.vector(weight, n)?, bias, centred, eps })
     }
 
     /// Width of a row.
@@ -56,8 +58,13 @@ impl Norm {
     /// [`Norm::apply`] with the result in place of `x`.
     pub(super) fn apply_inplace(&self, compute: &Compute, x: &mut [f32]) {
         match &self.bias {
-            None => compute.rms_norm_inplace(x, &self.weight, self.eps),
-            Some(bias) => compute.group_layer_norm(x, &self.weight, bias, self.width(), self.eps),
+            Some(bias) if self.centred => {
+                compute.group_layer_norm(x, &self.weight, bias, self.width(), self.eps);
+            }
+            bias => {
+                compute.rms_norm_inplace(x, &self.weight, self.eps);
+                bias.iter().for_each(|bias| compute.add_bias(x, bias));
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2,
-    mixtures, rwkv, transformer, vocab,
+    mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -90,6 +90,22 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "chatglm", build: classic::chatglm },
     Arch { name: "minicpm", build: classic::minicpm },
     Arch { name: "olmo", build: classic::olmo },
+    Arch { name: "arwkv7", build: rwkv::arwkv7 },
+    Arch { name: "rwkv6", build: rwkv6::rwkv6 },
+    Arch { name: "rwkv6qwen2", build: rwkv6::rwkv6qwen2 },
+    Arch { name: "plamo2", build: mamba2::plamo2 },
+    Arch { name: "gpt2", build: unrotated::gpt2 },
+    Arch { name: "starcoder", build: unrotated::gpt2 },
+    Arch { name: "bloom", build: unrotated::bloom },
+    Arch { name: "mpt", build: unrotated::mpt },
+    Arch { name: "jais", build: unrotated::jais },
+    Arch { name: "jais2", build: classic::jais2 },
+    Arch { name: "refact", build: unrotated::refact },
+    Arch { name: "baichuan", build: unrotated::baichuan },
+    Arch { name: "phimoe", build: mixtures::phimoe },
+    Arch { name: "deci", build: thinned::deci },
+    Arch { name: "openelm", build: thinned::openelm },
+    Arch { name: "minicpm3", build: deepseek::minicpm3 },
 ];
 
 impl Arch {

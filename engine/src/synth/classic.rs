@@ -14,7 +14,7 @@ use super::parts::{
 use super::plan::ModelPlan;
 
 /// Metadata, embedding and layers; the last norm has a bias.
-fn layers(
+pub(super) fn layers(
     shape: &Shape,
     plan: &mut ModelPlan,
     layer: impl Fn(&mut ModelPlan),
@@ -33,13 +33,13 @@ fn layers(
 }
 
 /// A LayerNorm.
-fn norm(shape: &Shape, plan: &mut ModelPlan, name: &str) {
+pub(super) fn norm(shape: &Shape, plan: &mut ModelPlan, name: &str) {
     plan.norm(name, shape.n_embd);
     plan.bias(name, shape.n_embd);
 }
 
 /// A way up and a way down without a gate.
-fn two_matrices(shape: &Shape, plan: &mut ModelPlan, biases: bool) {
+pub(super) fn two_matrices(shape: &Shape, plan: &mut ModelPlan, biases: bool) {
     plan.matrix("ffn_up", Role::Matrix, &[shape.n_embd, shape.n_ff], 1.0);
     let down = Role::FfnDown { expert: false };
     plan.matrix("ffn_down", down, &[shape.n_ff, shape.n_embd], 1.0);
@@ -50,7 +50,7 @@ fn two_matrices(shape: &Shape, plan: &mut ModelPlan, biases: bool) {
 }
 
 /// One tensor for queries, keys and values, with its bias, and a bias on the way back.
-fn fused_with_biases(shape: &Shape, plan: &mut ModelPlan) {
+pub(super) fn fused_with_biases(shape: &Shape, plan: &mut ModelPlan) {
     fused_projections(shape, plan);
     plan.bias("attn_qkv", (shape.n_head + 2 * shape.n_head_kv) * shape.head_dim);
     plan.bias("attn_output", shape.n_embd);
@@ -101,6 +101,18 @@ pub(super) fn nemotron(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String
     })?;
     half_rotated(shape, plan);
     Ok(())
+}
+
+/// jais2: squared ReLUs, biases everywhere.
+pub(super) fn jais2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    layers(shape, plan, |plan| {
+        norm(shape, plan, "attn_norm");
+        projections(shape, plan);
+        qkv_biases(shape, plan);
+        plan.bias("attn_output", shape.n_embd);
+        norm(shape, plan, "ffn_norm");
+        two_matrices(shape, plan, true);
+    })
 }
 
 /// gptneox: a norm each for attention and FFN beside each other, half-rotated heads.

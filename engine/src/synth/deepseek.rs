@@ -1,9 +1,11 @@
-//! Synthetic models of DeepSeek's architecture: latent attention, and experts beside shared ones.
+//! Synthetic models with DeepSeek's latent attention: its own, with experts beside shared ones, and minicpm3.
 
 use super::Shape;
 use super::decoder::dense_layers;
 use super::file_type::Role;
-use super::parts::{ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
+use super::parts::{
+    ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices, refuse_experts,
+};
 use super::plan::ModelPlan;
 
 /// deepseek2 as V3 has it: low-rank queries, one dense layer before the experts, sigmoid router with
@@ -88,4 +90,36 @@ pub(super) fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelP
     plan.matrix("attn_k_b", Role::Matrix, &[dim, kv_rank, n_head], 1.0);
     plan.matrix("attn_v_b", Role::Matrix, &[kv_rank, dim, n_head], 1.0);
     plan.matrix("attn_output", Role::AttnOutput, &[n_head * dim, n_embd], ATTENTION_GAIN);
+}
+
+/// minicpm3: keys and values of heads from one matrix, dense FFNs, longrope.
+pub(super) fn minicpm3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    let Latent { q_rank, kv_rank, n_pe } = Latent::of(shape);
+    let (n_embd, n_head, dim) = (shape.n_embd, shape.n_head, shape.head_dim);
+    base_metadata(shape, plan);
+    plan.count("attention.head_count_kv", n_head);
+    plan.count("attention.q_lora_rank", q_rank);
+    plan.count("attention.kv_lora_rank", kv_rank);
+    plan.count("attention.key_length", dim + n_pe);
+    plan.count("attention.value_length", dim);
+    plan.count("rope.dimension_count", n_pe);
+    plan.count("rope.scaling.original_context_length", shape.context.div_ceil(2048));
+    plan.global_norm("rope_factors_long", n_pe / 2);
+    plan.global_norm("rope_factors_short", n_pe / 2);
+    // The architecture multiplies embedded rows by 12.
+    embedding(shape, plan, EMBEDDING / 12.0);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        plan.norm("attn_norm", n_embd);
+        plan.matrix("attn_q_a", Role::Matrix, &[n_embd, q_rank], 1.0);
+        plan.norm("attn_q_a_norm", q_rank);
+        plan.matrix("attn_q_b", Role::Matrix, &[q_rank, n_head * (dim + n_pe)], 1.0);
+        plan.matrix("attn_kv_a_mqa", Role::Matrix, &[n_embd, kv_rank + n_pe], 1.0);
+        plan.norm("attn_kv_a_norm", kv_rank);
+        plan.matrix("attn_kv_b", Role::Matrix, &[kv_rank, n_head * 2 * dim], 1.0);
+        plan.matrix("attn_output", Role::AttnOutput, &[n_head * dim, n_embd], ATTENTION_GAIN);
+        ffn(shape, plan);
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Synthetic models with Mamba-2 mixers: alone, in turn with attention, or beside it.
 
+use super::decoder::{fused_ffn, fused_projections};
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{
@@ -152,6 +153,36 @@ pub(super) fn falcon_h1(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     Ok(())
 }
 
+/// plamo2: attention in every second layer, beginning with the first, mixers in the others; norms before and behind
+/// each block. Heads have norms of their own, and mixers make B, C and time steps of x.
+pub(super) fn plamo2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    transformer_metadata(shape, plan);
+    let of_layer = |n: usize| (0..shape.n_layer).map(move |il| if il % 2 == 0 { n } else { 0 });
+    plan.counts("attention.head_count", of_layer(shape.n_head));
+    plan.counts("attention.head_count_kv", of_layer(shape.n_head_kv));
+    let mixer = Mixer::plan(shape, plan)?;
+    plan.count("ssm.group_count", 0);
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        plan.norm("attn_norm", shape.n_embd);
+        match il % 2 {
+            0 => {
+                fused_projections(shape, plan);
+                plan.matrix_norm("attn_q_norm", &[shape.head_dim, shape.n_head]);
+                plan.matrix_norm("attn_k_norm", &[shape.head_dim, shape.n_head_kv]);
+            }
+            _ => mixer.tensors_of_x(plan),
+        }
+        plan.precise("post_attention_norm", &[shape.n_embd], NEAR_ONE);
+        plan.norm("ffn_norm", shape.n_embd);
+        fused_ffn(shape, plan);
+        plan.precise("post_ffw_norm", &[shape.n_embd], NEAR_ONE);
+    }
+    Ok(())
+}
+
 /// Sizes of the mixers of a model.
 struct Mixer {
     n_embd: usize,
@@ -192,5 +223,22 @@ impl Mixer {
         let groups = [self.n_inner / self.ssm.n_group, self.ssm.n_group];
         plan.precise("ssm_norm.weight", &groups, NEAR_ONE);
         plan.matrix("ssm_out", Role::Matrix, &[self.n_inner, self.n_embd], 1.0);
+    }
+
+    /// The tensors of the current layer where B, C and time steps are made of x.
+    fn tensors_of_x(&self, plan: &mut ModelPlan) {
+        let (n_inner, n_state) = (self.n_inner, self.ssm.n_state);
+        let n_steps = (self.n_embd / 16).max(64);
+        plan.matrix("ssm_in", Role::Matrix, &[self.n_embd, 2 * n_inner], 1.0);
+        plan.precise("ssm_conv1d.weight", &[Ssm::CONV_TAPS, n_inner], TAP);
+        plan.matrix("ssm_x", Role::Matrix, &[n_inner, 2 * n_state + n_steps], 1.0);
+        for (name, width) in [("b", n_state), ("c", n_state), ("dt", n_steps)] {
+            plan.precise(&format!("ssm_{name}_norm"), &[width], NEAR_ONE);
+        }
+        plan.matrix("ssm_dt", Role::Matrix, &[n_steps, self.n_head], 1.0);
+        plan.precise("ssm_dt.bias", &[self.n_head], TIME_STEP);
+        plan.precise("ssm_a", &[self.n_head], DECAY);
+        plan.precise("ssm_d", &[self.n_head], NEAR_ONE);
+        plan.matrix("ssm_out", Role::Matrix, &[n_inner, self.n_embd], 1.0);
     }
 }

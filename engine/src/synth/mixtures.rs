@@ -339,3 +339,27 @@ pub(super) fn grok(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     });
     Ok(())
 }
+
+/// phimoe: biases everywhere, of the norms and of the logits too; longrope.
+pub(super) fn phimoe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    untied(shape)?;
+    whole_heads(shape)?;
+    let experts = metadata_of_one_width(shape, plan)?;
+    plan.count("rope.scaling.original_context_length", shape.context.div_ceil(2048));
+    plan.number("rope.scaling.attn_factor", 1.19);
+    plan.global_norm("rope_factors_long", shape.head_dim / 2);
+    plan.global_norm("rope_factors_short", shape.head_dim / 2);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        plan.norm("attn_norm", shape.n_embd);
+        plan.bias("attn_norm", shape.n_embd);
+        projections(shape, plan);
+        qkv_biases(shape, plan);
+        plan.bias("attn_output", shape.n_embd);
+        plan.norm("ffn_norm", shape.n_embd);
+        plan.bias("ffn_norm", shape.n_embd);
+        mixture(shape, plan, experts);
+    });
+    plan.global_bias("output_norm", shape.n_embd);
+    plan.global_bias("output", shape.vocab);
+    Ok(())
+}

@@ -20,8 +20,11 @@ mod noise;
 mod parts;
 mod plan;
 mod rwkv;
+mod rwkv6;
 mod shape;
+mod thinned;
 mod transformer;
+mod unrotated;
 mod vocab;
 
 pub use arch::{ARCHES, Arch};

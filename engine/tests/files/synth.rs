@@ -37,9 +37,12 @@ fn tiny(arch: &str) -> &'static str {
         "arctic",
         "dbrx",
         "grok",
+        "phimoe",
     ];
-    let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2"];
+    let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2", "openelm"];
     match arch {
+        // Its layers must be 32 or 40.
+        "baichuan" => "golden-32",
         arch if with_experts.contains(&arch) => "tiny-moe",
         arch if tied.contains(&arch) => "tiny-tied",
         _ => "tiny",

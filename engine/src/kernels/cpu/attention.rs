@@ -201,7 +201,10 @@ impl<E: Element> Page<'_, E> {
             let (m, l) = (state[0], state[1]);
             let seen = first[r].first_visible.saturating_sub(self.start)..visible[r];
             let p = &mut weights.p[r];
-            let (m, l, correction) = soften(s, p, seen, (self.scale, self.softcap), m, l);
+            let ahead = self.start as f32 - (first[r].n_visible - 1) as f32;
+            let slope = first[r].slope.map(|slope| (slope, ahead));
+            let scoring = Scoring { scale: self.scale, softcap: self.softcap, slope };
+            let (m, l, correction) = soften(s, p, seen, scoring, m, l);
             (state[0], state[1], weights.correction[r]) = (m, l, correction);
         }
         // Queries come by ascending position: what the first sees, all see.
@@ -358,14 +361,24 @@ fn load_all<S: Simd, E: Element, const G: usize>(
     out
 }
 
-/// Turns the scores of a page into weights: of the positions `seen`, scaled and then capped. Takes and
-/// returns the greatest score and the sum of weights so far, and returns the factor on earlier sums.
+/// What makes a score of a product.
+struct Scoring {
+    scale: f32,
+    softcap: Option<f32>,
+    /// What a score gains for every position ahead, and how far the page's first position is ahead of the row's
+    /// own. Distances are whole numbers below 2^24, so that f32 has them exactly.
+    slope: Option<(f32, f32)>,
+}
+
+/// Turns the scores of a page into weights: of the positions `seen`, scaled, then capped, then lowered by their
+/// distance. Takes and returns the greatest score and the sum of weights so far, and returns the factor on
+/// earlier sums.
 #[inline(always)]
 fn soften<S: Simd>(
     s: S,
     p: &mut [f32; KV_PAGE],
     seen: Range<usize>,
-    (scale, softcap): (f32, Option<f32>),
+    scoring: Scoring,
     m_old: f32,
     l_old: f32,
 ) -> (f32, f32, f32) {
@@ -376,9 +389,13 @@ fn soften<S: Simd>(
     let mut scores = [s.zero(); VECTORS];
     for g in 0..VECTORS {
         let end = s.splat(seen.end as f32 - (g * LANES) as f32);
-        let mut scaled = s.mul(s.load(&p[g]), s.splat(scale));
-        if let Some(cap) = softcap {
+        let mut scaled = s.mul(s.load(&p[g]), s.splat(scoring.scale));
+        if let Some(cap) = scoring.softcap {
             scaled = s.mul(tanh(s, s.mul(scaled, s.splat(1.0 / cap))), s.splat(cap));
+        }
+        if let Some((slope, ahead)) = scoring.slope {
+            let ahead = s.add(lane, s.splat(ahead + (g * LANES) as f32));
+            scaled = s.fma(ahead, s.splat(slope), scaled);
         }
         scores[g] = s.select_gt(end, lane, scaled, s.splat(f32::NEG_INFINITY));
         if seen.start > 0 {

@@ -34,6 +34,7 @@ pub(super) mod rope;
 pub(super) mod ssd;
 pub(super) mod ssd_chunked;
 pub(super) mod ssd_plain;
+pub(super) mod wkv6;
 pub(super) mod wkv7;
 #[cfg(target_arch = "x86_64")]
 mod x86;

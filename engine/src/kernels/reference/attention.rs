@@ -7,10 +7,12 @@ use super::ops::softmax;
 pub(crate) struct Variant {
     pub(crate) softcap: Option<f32>,
     pub(crate) sink: Option<f32>,
+    /// What a score loses for every position between it and the last one.
+    pub(crate) slope: Option<f32>,
 }
 
 /// `Σ softmax(scale * q·k) v` over the given keys and values; the scores bounded by the cap, where there is
-/// one, and the sink a further score without a value.
+/// one, and lowered by their distance from the last; the sink a further score without a value.
 pub(crate) fn attend(
     q: &[f32],
     keys: &[Vec<f32>],
@@ -24,8 +26,11 @@ pub(crate) fn attend(
         Some(cap) => cap * (score / cap).tanh(),
         None => score,
     };
-    let mut scores: Vec<f64> =
-        keys.iter().map(|k| capped(f64::from(scale) * products(k))).collect();
+    let slope = variant.slope.map_or(0.0, f64::from);
+    let score = |(i, k): (usize, &Vec<f32>)| {
+        capped(f64::from(scale) * products(k)) - slope * (keys.len() - 1 - i) as f64
+    };
+    let mut scores: Vec<f64> = keys.iter().enumerate().map(score).collect();
     scores.extend(variant.sink.map(f64::from));
     let weights = softmax(&scores);
     let mut out = vec![0.0; values[0].len()];

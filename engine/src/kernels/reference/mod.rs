@@ -21,4 +21,6 @@ pub(super) mod ops;
 #[cfg(test)]
 pub(super) mod ssd;
 #[cfg(test)]
+pub(super) mod wkv6;
+#[cfg(test)]
 pub(super) mod wkv7;

@@ -32,6 +32,7 @@ struct Case {
     window: Option<Window>,
     softcap: Option<f32>,
     sinks: Option<Vec<f32>>,
+    slopes: Option<Vec<f32>>,
     sequences: Vec<Sequence>,
 }
 
@@ -61,13 +62,20 @@ impl Case {
             }
         }
         let scale = 1.3 / (layout.head_dim_k as f32).sqrt();
-        Self { layout, n_head, scale, window: None, softcap: None, sinks: None, sequences }
+        let (window, softcap, sinks, slopes) = (None, None, None, None);
+        Self { layout, n_head, scale, window, softcap, sinks, slopes, sequences }
     }
 
     /// With a window, a bound on the scores, and sinks that differ.
     fn varied(self, window: Window) -> Self {
         let sinks = (0..self.n_head).map(|head| head as f32 - 1.0).collect();
         Self { window: Some(window), softcap: Some(0.7), sinks: Some(sinks), ..self }
+    }
+
+    /// With scores that fall with the distance, by a slope of each head's own.
+    fn sloped(self) -> Self {
+        let slopes = (0..self.n_head).map(|head| 0.5f32.powi(head as i32 + 1)).collect();
+        Self { slopes: Some(slopes), ..self }
     }
 
     /// A pool full of NaN, as a recycled one may be.
@@ -116,6 +124,7 @@ impl Case {
                 window: self.window,
                 softcap: self.softcap,
                 sinks: self.sinks.as_deref(),
+                slopes: self.slopes.as_deref(),
             },
         };
         compute.attend(&attend, &q, &mut out);
@@ -152,7 +161,8 @@ impl Case {
                 };
                 let v: Vec<_> = rows.map(value).collect();
                 let sink = self.sinks.as_ref().map(|sinks| sinks[h]);
-                let variant = Variant { softcap: self.softcap, sink };
+                let slope = self.slopes.as_ref().map(|slopes| slopes[h]);
+                let variant = Variant { softcap: self.softcap, sink, slope };
                 out.extend(plain_attend(q, &k, &v, self.scale, variant));
             }
         }
@@ -205,6 +215,24 @@ fn windows_caps_and_sinks_match_f64() {
             }
         }
     }
+}
+
+#[test]
+fn slopes_match_f64() {
+    for ty in TYPES {
+        let plain = || Case::new(layout(2, 20, 36, ty), 6, &[150, 1, 64, 65]).sloped();
+        let in_keys = Case::new(in_keys(layout(2, 36, 20, ty)), 6, &[150, 1, 64, 65]).sloped();
+        let varied = plain().varied(Window::Sliding(100));
+        for case in [plain(), varied, in_keys] {
+            let out = same_bits_everywhere("attention", |compute| case.whole(compute));
+            let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+            for (got, want) in out.iter().zip(want) {
+                close("attention with slopes", *got, want, BOUND);
+            }
+        }
+    }
+    // Far positions weigh nothing, in spans of their own.
+    long_context(&Case::new(layout(1, 16, 16, KvType::F16), 2, &[2200]).sloped(), 2190);
 }
 
 #[test]
@@ -270,6 +298,7 @@ fn any_cut_and_any_company_give_the_same_bits() {
             any_cut(&case());
             any_cut(&case().varied(Window::Sliding(70)));
             any_cut(&case().varied(Window::Chunk(30)));
+            any_cut(&case().sloped());
         }
     }
 }

@@ -14,6 +14,7 @@ mod mamba;
 mod matmul;
 mod ops;
 mod ssd;
+mod wkv6;
 mod wkv7;
 
 use super::{Compute, Kernels, available};

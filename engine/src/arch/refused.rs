@@ -1,0 +1,102 @@
+//! Architectures that llama.cpp has a name for and that do not run here, each with the reason. A reader who has such a
+//! file is told what it is, not only that it is unknown.
+
+/// Names, and what keeps them from running.
+const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &[
+            "bert",
+            "modern-bert",
+            "nomic-bert",
+            "nomic-bert-moe",
+            "neo-bert",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "eurobert",
+            "gemma-embedding",
+            "llama-embed",
+            "t5encoder",
+        ],
+        "it is an encoder: it makes embeddings and writes no text",
+    ),
+    (&["t5"], "it is an encoder with a decoder"),
+    (&["clip"], "it reads images for another model and writes no text"),
+    (&["wavtokenizer-dec", "qwen3tts", "pockettts"], "it makes sound"),
+    (
+        &["eagle3", "dflash", "gemma4-assistant"],
+        "it drafts tokens for another model, and is none by itself",
+    ),
+    (
+        &["dream", "llada", "llada-moe", "rnd1"],
+        "it is a diffusion model: it does not write from left to right",
+    ),
+    (
+        &[
+            "qwen2vl",
+            "qwen3vl",
+            "qwen3vlmoe",
+            "hunyuan_vl",
+            "paddleocr",
+            "deepseek2-ocr",
+            "cogvlm",
+            "chameleon",
+        ],
+        "it is made for images, which do not run yet",
+    ),
+    (&["gptj"], "llama.cpp has its name too, and does not run it either"),
+    (
+        &[
+            "deepseek32",
+            "deepseek4",
+            "glm-dsa",
+            "glm5-next",
+            "dots3note",
+            "minimax-m3",
+            "hy_v4",
+            "qwen4exp",
+        ],
+        "its attention chooses positions by an index, which does not run yet",
+    ),
+    (&["minimax-01"], "its lightning attention does not run yet"),
+    (&["bailingmoe3"], "its mixture of KDA and latent attention does not run yet"),
+    (&["gemma3n", "gemma4"], "its layers have embeddings of their own, which do not run yet"),
+    (&["apertus"], "its activation (xIELU) does not run yet"),
+    (&["smallthinker"], "its router reads what comes before attention, which does not run yet"),
+    (&["grovemoe"], "its experts in groups with a second kind of expert do not run yet"),
+    (&["graniteswitch"], "its adapters, which tokens switch, do not run yet"),
+    (
+        &["nanbeige", "hrm_text"],
+        "it goes through its layers more than once, which does not run yet",
+    ),
+    (&["bitnet"], "the norms inside its blocks do not run yet"),
+    (
+        &[
+            "qwen",
+            "plamo",
+            "plamo3",
+            "maincoder",
+            "plm",
+            "granite_swa",
+            "mellum",
+            "pangu-embedded",
+            "spark2_5",
+            "mistral4",
+            "exaone-moe",
+            "afmoe",
+            "cohere2moe",
+            "hy_v3",
+            "laguna",
+            "maple",
+            "mimo2",
+            "step35",
+            "talkie",
+            "muse-glimmer",
+        ],
+        "it has not been compared with llama.cpp yet",
+    ),
+];
+
+/// Architectures that llama.cpp names and that do not run here, with the reason.
+pub fn refused() -> impl Iterator<Item = (&'static str, &'static str)> {
+    REFUSED.iter().flat_map(|(names, reason)| names.iter().map(move |name| (*name, *reason)))
+}

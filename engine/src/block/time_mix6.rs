@@ -1,0 +1,221 @@
+//! RWKV-6's time mixing block (arXiv 2404.05892, section 4.2). Every projection reads its own mixture of a row and the
+//! row before it, and how much of each depends on the rows. Each head has a matrix as its state.
+//!
+//! QRWKV-6 has gated linear attention (arXiv 2312.06635) in this place. Its states are read after a row was learnt,
+//! keys that decay fast are learnt in full, and several heads may share a key and a value.
+
+use super::linear::Linear;
+use super::time_mix::{HEAD_EPS, LowRank};
+use super::{BlockCx, TokenShift, copy_columns, project};
+use crate::arch::TimeMix6Spec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Compute, PackedMatrix, Wkv6Rows};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// Mixtures of a row and the one before it: for w, k, v, r and g.
+const MIXTURES: [&str; 5] = ["w", "k", "v", "r", "g"];
+
+/// Weights of one time mixing block.
+pub struct TimeMix6 {
+    spec: TimeMix6Spec,
+    shift: TokenShift,
+    mix: Mix,
+    receptance: Linear,
+    key: Linear,
+    value: Linear,
+    gate: PackedMatrix,
+    decay: LowRank,
+    decay_bias: Vec<f32>,
+    /// What RWKV-6 has and linear attention has not: how much of its own key a row reads, and weight and bias of the
+    /// norm over heads; `[n_embd]` each.
+    own_and_norm: Option<[Vec<f32>; 3]>,
+    output: PackedMatrix,
+}
+
+/// How far each mixture leans to the row before, by a fixed share and by one that the rows give.
+struct Mix {
+    first: Vec<f32>,
+    /// `[5 * rank, n_embd]`.
+    down: PackedMatrix,
+    /// `[n_embd, rank]` for each mixture.
+    up: Vec<PackedMatrix>,
+    /// `[n_embd]` for each mixture.
+    shares: Vec<Vec<f32>>,
+}
+
+impl Mix {
+    fn load(
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+        n_embd: usize,
+        rank: usize,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}_{part}.weight");
+        let n = MIXTURES.len();
+        let shares = match loader.has(&name("lerp_fused")) {
+            true => {
+                let fused = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n])?;
+                fused.chunks_exact(n_embd).map(<[f32]>::to_vec).collect()
+            }
+            // Older files have them apart.
+            false => MIXTURES
+                .iter()
+                .map(|of| loader.vector(&name(&format!("lerp_{of}")), n_embd))
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            first: loader.vector(&name("lerp_x"), n_embd)?,
+            down: loader.matrix(&name("w1"), n * rank, n_embd)?,
+            up: loader.experts(&name("w2"), n, n_embd, rank)?,
+            shares,
+        })
+    }
+
+    /// The five mixtures of `x` with the rows `before`, `[n_rows, n_embd]` each.
+    fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        x: &[f32],
+        before: &[f32],
+    ) -> [Vec<f32>; MIXTURES.len()] {
+        let mut step = cx.scratch.take(x.len());
+        step.copy_from_slice(before);
+        cx.compute.add_scaled(&mut step, x, -1.0);
+        let mut lean = cx.scratch.take(x.len());
+        lean.copy_from_slice(x);
+        cx.compute.lerp(&mut lean, before, &self.first);
+        let mut low = project(cx, &self.down, &lean);
+        cx.compute.tanh(&mut low);
+        let (stride, rank) = (self.down.rows(), self.up[0].cols());
+        let mut part = cx.scratch.take(low.len() / MIXTURES.len());
+        let mut mixtures = [const { Vec::new() }; MIXTURES.len()];
+        for (i, mixture_of) in mixtures.iter_mut().enumerate() {
+            copy_columns(&low, stride, i * rank, rank, &mut part);
+            let mut mixture = project(cx, &self.up[i], &part);
+            cx.compute.add_bias(&mut mixture, &self.shares[i]);
+            cx.compute.mul(&mut mixture, &step);
+            cx.compute.add(&mut mixture, x);
+            *mixture_of = mixture;
+        }
+        cx.scratch.give_all([step, lean, low, part]);
+        mixtures
+    }
+
+    fn nbytes(&self) -> usize {
+        self.up.iter().chain([&self.down]).map(PackedMatrix::nbytes).sum()
+    }
+}
+
+impl TimeMix6 {
+    /// Loads `<stem>.time_mix_*`.
+    pub fn load(
+        spec: &TimeMix6Spec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let stem = format!("{stem}.time_mix");
+        let name = |part: &str| format!("{stem}_{part}");
+        let n_kv = spec.n_kv_head * spec.head_dim;
+        let own_and_norm = match spec.linear_attention {
+            true => None,
+            false => {
+                let heads = [spec.head_dim, n_embd / spec.head_dim];
+                Some([
+                    loader.values(&name("first.weight"), &heads)?,
+                    loader.vector(&name("ln.weight"), n_embd)?,
+                    loader.vector(&name("ln.bias"), n_embd)?,
+                ])
+            }
+        };
+        Ok(Self {
+            shift: TokenShift::new(n_embd),
+            mix: Mix::load(loader, &stem, n_embd, spec.mix_rank)?,
+            receptance: Linear::load(loader, &name("receptance"), n_embd, n_embd)?,
+            key: Linear::load(loader, &name("key"), n_kv, n_embd)?,
+            value: Linear::load(loader, &name("value"), n_kv, n_embd)?,
+            gate: loader.matrix(&name("gate.weight"), n_embd, n_embd)?,
+            decay: LowRank::load(loader, &name("decay_w"), n_embd, spec.decay_rank)?,
+            decay_bias: loader.vector(&name("decay.weight"), n_embd)?,
+            own_and_norm,
+            output: loader.matrix(&name("output.weight"), n_embd, n_embd)?,
+            spec: spec.clone(),
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        states: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let x = x.values();
+        let parts = SlotStates::parts(cx.parts);
+        let (shift_state, scan_state) = states.split();
+        let before = self.shift.before(cx, &parts, shift_state, x);
+        let mixtures = self.mix.forward(cx, x, &before);
+        let [of_w, of_k, of_v, of_r, of_g] = &mixtures;
+        let mut w = self.decay.forward(cx, of_w, Compute::tanh);
+        cx.compute.wkv6_decay(&mut w, &self.decay_bias);
+        let mut k = self.heads(cx, &self.key, of_k);
+        let v = self.heads(cx, &self.value, of_v);
+        let mut r = project_with_bias(cx, &self.receptance, of_r);
+        let gate = project(cx, &self.gate, of_g);
+        if self.spec.linear_attention {
+            // k *= 1 - w
+            let mut kept = cx.scratch.take(k.len());
+            kept.copy_from_slice(&k);
+            cx.compute.mul(&mut kept, &w);
+            cx.compute.add_scaled(&mut k, &kept, -1.0);
+            cx.scratch.give_all([kept]);
+            cx.compute.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
+        }
+        let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| &own[..]));
+        let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
+        let mut y = cx.scratch.take(x.len());
+        cx.compute.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);
+        match &self.own_and_norm {
+            Some([_, weight, bias]) => {
+                cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+                cx.compute.silu_mul_inplace(&mut y, &gate);
+            }
+            None => cx.compute.sigmoid_mul(&mut y, &gate),
+        }
+        cx.compute.multiply(&self.output, &y, out);
+        cx.scratch.give_all([before, w, k, v, r, gate, y]);
+        cx.scratch.give_all(mixtures);
+    }
+
+    /// Keys or values, `[n_rows, n_embd]`: those of a head that several share stand there for each of them.
+    fn heads(&self, cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
+        let few = project_with_bias(cx, w, x);
+        let (d, width) = (self.spec.head_dim, self.spec.n_embd);
+        let group = width / d / self.spec.n_kv_head;
+        if group == 1 {
+            return few;
+        }
+        let mut all = cx.scratch.take(x.len());
+        for (i, head) in all.chunks_exact_mut(d).enumerate() {
+            head.copy_from_slice(&few[i / group * d..][..d]);
+        }
+        cx.scratch.give_all([few]);
+        all
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        let projections = [&self.receptance, &self.key, &self.value].map(Linear::matrix);
+        let matrices = projections.into_iter().chain([&self.gate, &self.output]);
+        matrices.map(PackedMatrix::nbytes).sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
+    }
+}
+
+/// `w x + bias`, in a borrowed buffer.
+fn project_with_bias(cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
+    let mut out = project(cx, w.matrix(), x);
+    w.add_bias(cx, &mut out);
+    out
+}
