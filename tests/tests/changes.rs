@@ -276,13 +276,13 @@ fn workers_are_restarted_one_by_one_while_streams_run() {
     let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();
     let cluster = Cluster::start("restarted", model.to_str().unwrap(), &workers, &[]);
     assert_eq!(cluster.stages(), 3);
-    for i in 0..workers.len() {
-        let address = workers[i].ready.trim().to_owned();
+    for worker in &mut workers {
+        let address = worker.ready.trim().to_owned();
         cluster.stream_through("restart", || {
-            signal("TERM", workers[i].pid());
-            until("it has ended", || !brigade_tests::process::is_alive(workers[i].pid()));
+            signal("TERM", worker.pid());
+            until("it has ended", || !brigade_tests::process::is_alive(worker.pid()));
             // Nobody takes the port before it is back.
-            workers[i] = worker_at(&address);
+            *worker = worker_at(&address);
             until("it may have layers again", || {
                 let status = cluster.status();
                 status["drained"] == json!([]) && status["spare"].to_string().contains(&address)
