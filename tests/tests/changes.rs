@@ -397,7 +397,7 @@ fn over_tls_states_move_from_a_worker_that_leaves() {
 const CONTEXT: u64 = 512;
 
 /// Drains a worker, and takes it in again as a new one; the longest gap in any stream each time.
-fn gaps(arch: &str, context: u64) -> [Duration; 2] {
+fn gaps(arch: &str, context: u64) -> [Duration; 3] {
     let model = synth(arch, "0.6b");
     let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
     let ctx = (context + 2048).to_string();
@@ -420,9 +420,13 @@ fn gaps(arch: &str, context: u64) -> [Duration; 2] {
     cluster.ask(&["add", fourth.ready.trim()]).unwrap();
     until("the new one is there", || cluster.status()["spare"].to_string().contains("127"));
     let taken_in = during(&["rebalance"]);
+    let first = &cluster.status()["stages"][0];
+    let end = first["layers"]["end"].as_u64().unwrap();
+    let address = first["worker"].as_str().unwrap().trim_start_matches("worker ");
+    let moved = during(&["move", &format!("{end}..{}", end + 2), address]);
     assert_eq!(server.metric("brigade_tokens_replayed_total"), 0.0);
     std::fs::remove_file(model).unwrap();
-    [drained, taken_in]
+    [drained, taken_in, moved]
 }
 
 #[test]
@@ -430,10 +434,10 @@ fn gaps(arch: &str, context: u64) -> [Duration; 2] {
 fn pauses_of_planned_changes() {
     let context = std::env::var("BRIGADE_PAUSES_CONTEXT").map_or(CONTEXT, |n| n.parse().unwrap());
     let rows = ["llama", "granitehybrid"].map(|arch| (arch, gaps(arch, context)));
-    println!("| 0.6b model | {STREAMS} streams behind | drain | rebalance |");
-    println!("|---|---|---|---|");
-    for (arch, [drained, taken_in]) in rows {
-        println!("| {arch} | {context} tokens | {drained:.2?} | {taken_in:.2?} |");
+    println!("| 0.6b model | {STREAMS} streams behind | drain | add, rebalance | move 2 layers |");
+    println!("|---|---|---|---|---|");
+    for (arch, [drained, taken_in, moved]) in rows {
+        println!("| {arch} | {context} tokens | {drained:.2?} | {taken_in:.2?} | {moved:.2?} |");
     }
 }
 
