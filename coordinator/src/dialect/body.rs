@@ -127,6 +127,8 @@ fn raw(text: &str, mender: &Mender, any: &mut bool, around: Around<'_>) -> Read 
 pub struct Tags {
     n_read: usize,
     value: Option<TagValue>,
+    /// Text that belongs to no argument has come since the last one: white space behind it is part of it.
+    strays: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -170,16 +172,24 @@ impl Tags {
         let is_end = rest.is_empty() || (begins == Begins::Perhaps && around.cut_off);
         match begins {
             Begins::With(0) => {
+                let (before, at) = (std::mem::take(&mut self.strays), read.stray.len());
                 let Some(used) = self.key(rest, shape, around, read) else {
+                    self.strays = before;
                     if around.ended {
                         self.close(around, read, text.len());
                     }
                     return around.ended;
                 };
+                if before {
+                    read.stray.insert_str(at, &text[..space]);
+                }
                 read.used += space + used;
                 true
             }
             Begins::With(which) => {
+                if std::mem::take(&mut self.strays) {
+                    read.stray.push_str(&text[..space]);
+                }
                 let used = if which == 1 { shape.end.len() } else { 0 };
                 self.close(around, read, space + used);
                 true
@@ -195,7 +205,9 @@ impl Tags {
                 let stray = match find(rest, &markers, around.decides()) {
                     Found::At(at, _) | Found::NotBefore(at) => at,
                 };
-                read.stray.push_str(&rest[..stray]);
+                let begin = if self.strays { 0 } else { space };
+                self.strays = true;
+                read.stray.push_str(&text[begin..space + stray]);
                 read.used += space + stray;
                 true
             }
@@ -256,12 +268,13 @@ impl Tags {
     }
 
     /// A key that does not end is no key.
-    fn no_key(&self, text: &str, read: &mut Read) -> Option<usize> {
+    fn no_key(&mut self, text: &str, read: &mut Read) -> Option<usize> {
         if text.len() <= MAX_HEAD_BYTES {
             return None;
         }
         let used = lex::at_most(text, MAX_HEAD_BYTES).len();
         read.stray.push_str(&text[..used]);
+        self.strays = true;
         Some(used)
     }
 

@@ -330,11 +330,6 @@ impl Parser {
     /// What looked like a call is none.
     fn give_up(&mut self) -> bool {
         let mut text = std::mem::take(&mut self.undecided);
-        // The call's own marker would be found again.
-        let head = self.dialect.calls.as_ref().and_then(|calls| head_marker(&calls.shape));
-        if let Some(n) = head.filter(|head| self.text.starts_with(head)).map(str::len) {
-            text.push_str(&self.take(n));
-        }
         if self.committed && text.trim_matches(is_between).is_empty() {
             text.clear();
         }
@@ -375,7 +370,14 @@ impl Parser {
         let context = Context { calls, tools: &self.options.tools, known_only, ended };
         match head::read(&self.text, context) {
             Head::More if !ended => self.wait(State::Head),
-            Head::More | Head::No => self.give_up(),
+            Head::More | Head::No => {
+                // The call's own marker would be found again.
+                let marker = head_marker(&calls.shape);
+                if let Some(marker) = marker.filter(|marker| self.text.starts_with(marker)) {
+                    self.skip(marker.len());
+                }
+                self.give_up()
+            }
             Head::Whole => self.go(State::Whole(Scan::default())),
             Head::Plain(used) => {
                 self.take(used);
@@ -434,7 +436,7 @@ impl Parser {
         let is_json = matches!(arguments, Arguments::Json(_) | Arguments::Empty);
         self.take(read.used);
         self.sink.arguments(&read.json);
-        if !read.stray.trim().is_empty() {
+        if !read.stray.is_empty() {
             self.sink.content(&read.stray);
         }
         if read.end {

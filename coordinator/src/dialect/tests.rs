@@ -231,6 +231,32 @@ fn a_call_that_is_cut_off_is_no_text() {
     }
 }
 
+/// Texts that meant one thing in one piece and another in several, once.
+#[test]
+fn what_was_found_is_the_same_in_any_cut() {
+    for text in [
+        "<tool_call>functions.\n</arg_key>\n```json\n",
+        "<tool_call>ping\n a \n\n b\n<arg_key>n</arg_key>\n<arg_value>1</arg_value> c \n</tool_call>\n d",
+        "<tool_call>ping\n\n</arg_key> \n</tool_call>\nend",
+        "<tool_call>{\"name\": \"ping\", \"arguments\": ]<function=",
+    ] {
+        for (family, cut_off) in DIALECTS.iter().flat_map(|(f, _)| [(f, false), (f, true)]) {
+            let whole = read(family, &[text], options(), cut_off);
+            for n in 1..text.len() {
+                let cut: Vec<String> = text
+                    .chars()
+                    .collect::<Vec<_>>()
+                    .chunks(n)
+                    .map(|c| c.iter().collect())
+                    .collect();
+                let pieces: Vec<&str> = cut.iter().map(String::as_str).collect();
+                let found = read(family, &pieces, options(), cut_off);
+                assert_eq!(found, whole, "{family}: {text:?} in {n}, cut off: {cut_off}");
+            }
+        }
+    }
+}
+
 /// Pieces of all formats in any order.
 fn soup() -> impl Strategy<Value = Vec<String>> {
     let mut words: Vec<String> =

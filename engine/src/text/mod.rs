@@ -7,7 +7,7 @@
 //! - Nothing here knows requests, sequences or the network.
 //!
 //! Reading order: [`vocab`](VocabData) has the tables, `special` the roles of tokens. `partition` finds
-//! special tokens in a text, `pretok` cuts text into pieces, and `merge`, `spm`, `bpe`, `wpm` and `ugm` turn
+//! special tokens in a text, `pretok` cuts text into pieces, and `merge`, `spm`, `bpe`, `wpm`, `ugm` and `rwkv` turn
 //! pieces into ids. [`Tokenizer`] puts them together. [`StreamDecoder`], [`StopMatcher`] and [`ChatTemplate`]
 //! stand alone.
 
@@ -20,6 +20,7 @@ mod hash;
 mod merge;
 mod partition;
 mod pretok;
+mod rwkv;
 mod special;
 mod spm;
 mod stop;

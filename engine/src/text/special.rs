@@ -124,7 +124,7 @@ fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {
             let glm = matches!(data.pre.as_deref(), Some("chatglm-bpe" | "glm4" | "glm5"));
             SpecialIds { bos: (!glm).then_some(11), eos: Some(11), ..none }
         }
-        Kind::None => none,
+        Kind::Rwkv | Kind::None => none,
     };
     let pick = |key: &str, named: Option<u32>, default: Option<u32>| {
         let fits = |id: &u32| (*id as usize) < n_vocab;

@@ -3,7 +3,7 @@
 
 use super::partition::{Fragment, Partition};
 use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
-use super::{TextError, bpe, pretok, special, spm, ugm, wpm};
+use super::{TextError, bpe, pretok, rwkv, special, spm, ugm, wpm};
 
 /// Longest text that is tokenised; positions inside are 32-bit.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;
@@ -27,6 +27,7 @@ enum Algorithm {
     Bpe(Box<bpe::Bpe>),
     Wpm(wpm::Wpm),
     Ugm(Box<ugm::Ugm>),
+    Rwkv(Box<rwkv::Rwkv>),
     None,
 }
 
@@ -58,7 +59,7 @@ impl Tokenizer {
             Kind::Wpm => (true, false, false),
             Kind::Ugm => (false, true, false),
             Kind::Bpe => (pre.as_ref().is_some_and(|p| p.add_bos), false, false),
-            Kind::None => (false, false, false),
+            Kind::Rwkv | Kind::None => (false, false, false),
         };
         let mut add_bos = data.flags.add_bos.unwrap_or(bos_default);
         add_bos |= pre.as_ref().is_some_and(|p| p.force_bos);
@@ -67,6 +68,7 @@ impl Tokenizer {
             (Kind::Bpe, Some(pre)) => Algorithm::Bpe(Box::new(bpe::Bpe::new(&vocab, &data, pre)?)),
             (Kind::Wpm, _) => Algorithm::Wpm(wpm::Wpm::new(&data)),
             (Kind::Ugm, _) => Algorithm::Ugm(Box::new(ugm::Ugm::new(&vocab, &data)?)),
+            (Kind::Rwkv, _) => Algorithm::Rwkv(Box::new(rwkv::Rwkv::new(&vocab)?)),
             (Kind::Spm, _) => Algorithm::Spm,
             _ => Algorithm::None,
         };
@@ -163,6 +165,10 @@ impl Tokenizer {
             Algorithm::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
             Algorithm::Wpm(wpm) => {
                 wpm.encode(&self.vocab, text, out);
+                Ok(())
+            }
+            Algorithm::Rwkv(rwkv) => {
+                rwkv.encode(text, out);
                 Ok(())
             }
             Algorithm::Ugm(ugm) => ugm.encode(&self.vocab, text, self.add_space_prefix, out),
@@ -317,9 +323,10 @@ fn kind_of(model: &str) -> Result<Kind, TextError> {
         "gpt2" | "gemma4" => Ok(Kind::Bpe),
         "bert" => Ok(Kind::Wpm),
         "t5" => Ok(Kind::Ugm),
+        "rwkv" => Ok(Kind::Rwkv),
         "none" | "no_vocab" => Ok(Kind::None),
         other => Err(TextError::Unsupported(format!(
-            "tokenizer.ggml.model is {other:?}; known are llama, gpt2, gemma4, bert, t5 and none. \
+            "tokenizer.ggml.model is {other:?}; known are llama, gpt2, gemma4, bert, t5, rwkv and none. \
              The model still runs on token ids"
         ))),
     }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::hash::FastHash;
-use super::{TextError, bytes};
+use super::{TextError, bytes, rwkv};
 
 /// Most tokens a vocabulary may have (the largest published ones have about 260,000).
 pub const MAX_VOCAB: usize = 1 << 22;
@@ -14,7 +14,7 @@ pub const MAX_VOCAB: usize = 1 << 22;
 /// Everything a tokenizer needs from a model file, as plain data.
 #[derive(Clone, Debug, Default)]
 pub struct VocabData {
-    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5` or `none`.
+    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5`, `rwkv` or `none`.
     pub model: String,
     /// `tokenizer.ggml.pre`: the pre-tokenizer's name (BPE only).
     pub pre: Option<String>,
@@ -90,6 +90,8 @@ pub enum Kind {
     Wpm,
     /// `t5`: unigram, best path.
     Ugm,
+    /// `rwkv`: bytes, longest match.
+    Rwkv,
     /// `none`: a size and nothing else.
     None,
 }
@@ -194,7 +196,9 @@ impl Vocab {
             } else if let Some(byte) = byte_token(text).filter(|_| a & attr::BYTE != 0) {
                 piece.push(byte);
             } else if a & (attr::NORMAL | attr::BYTE) != 0 {
-                if self.kind == Kind::Bpe && !raw_utf8 {
+                if self.kind == Kind::Rwkv {
+                    rwkv::unescape(text, &mut piece);
+                } else if self.kind == Kind::Bpe && !raw_utf8 {
                     bytes::decode_alphabet(&alphabet, text, &mut piece);
                 } else {
                     piece.extend_from_slice(text.replace('\u{2581}', " ").as_bytes());

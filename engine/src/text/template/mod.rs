@@ -42,6 +42,16 @@ pub const CHATML: &str = "{% for message in messages %}\
     {% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
+/// What the files of RWKV's models call their format instead of having a template ...
+const RWKV_WORLD: &str = "rwkv-world";
+
+/// ... and that format. Two line ends are the token that ends an answer.
+const RWKV_WORLD_SOURCE: &str = "{% for message in messages %}\
+    {{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ': ' }}\
+    {{ message['content'] | trim + '\n\n' }}\
+    {% endfor %}\
+    {% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
 const DEFAULT: &str = "default";
 /// Name under which files keep a variant for requests with tools.
 const TOOL_USE: &str = "tool_use";
@@ -129,7 +139,10 @@ impl ChatTemplate {
     /// [`TextError::NoTemplate`] if there is none: the caller decides then, for example for
     /// [`Self::chatml`]; [`TextError::Template`] if it does not compile.
     pub fn from_tokenizer(tokenizer: &Tokenizer) -> Result<Self, TextError> {
-        let source = tokenizer.chat_template(None).ok_or(TextError::NoTemplate)?;
+        let source = match tokenizer.chat_template(None).ok_or(TextError::NoTemplate)? {
+            RWKV_WORLD => RWKV_WORLD_SOURCE,
+            source => source,
+        };
         let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
         if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
             template.tool_use = Some(prepared(TOOL_USE, source)?);

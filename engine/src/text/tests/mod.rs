@@ -3,6 +3,7 @@
 
 mod pretok;
 mod rules;
+mod rwkv;
 mod unigram;
 mod word_pieces;
 
