@@ -63,6 +63,40 @@ impl ByteTable {
     }
 }
 
+/// Appends the bytes of a token as Python writes them: `\t`, `\n`, `\r`, `\xNN`, and a backslash before any other
+/// character, which stands for itself.
+pub(super) fn unescape(text: &str, out: &mut Vec<u8>) {
+    let mut left = text.as_bytes();
+    while let Some((&byte, rest)) = left.split_first() {
+        left = rest;
+        let escaped = if byte == b'\\' { rest.split_first() } else { None };
+        let Some((&escaped, rest)) = escaped else {
+            out.push(byte);
+            continue;
+        };
+        left = rest;
+        match escaped {
+            b't' => out.push(b'\t'),
+            b'n' => out.push(b'\n'),
+            b'r' => out.push(b'\r'),
+            b'x' => match hex(rest) {
+                Some(byte) => {
+                    out.push(byte);
+                    left = &rest[2..];
+                }
+                None => out.push(b'x'),
+            },
+            other => out.push(other),
+        }
+    }
+}
+
+fn hex(text: &[u8]) -> Option<u8> {
+    let digits = std::str::from_utf8(text.get(..2)?).ok()?;
+    let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_hex.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +123,20 @@ mod tests {
         out.clear();
         decode_alphabet(&alphabet, "日", &mut out);
         assert_eq!(out, "日".as_bytes());
+    }
+
+    #[test]
+    fn python_s_escapes_are_bytes() {
+        for (text, bytes) in [
+            (r"a\tb\n\r", &b"a\tb\n\r"[..]),
+            (r"\xff\x00z", b"\xff\0z"),
+            (r"\\n\'", b"\\n'"),
+            (r"\xzz\", b"xzz\\"),
+            ("é", "é".as_bytes()),
+        ] {
+            let mut out = Vec::new();
+            unescape(text, &mut out);
+            assert_eq!(out, bytes, "{text}");
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::hash::FastHash;
-use super::{TextError, bytes, rwkv};
+use super::{TextError, bytes};
 
 /// Most tokens a vocabulary may have (the largest published ones have about 260,000).
 pub const MAX_VOCAB: usize = 1 << 22;
@@ -197,7 +197,7 @@ impl Vocab {
                 piece.push(byte);
             } else if a & (attr::NORMAL | attr::BYTE) != 0 {
                 if self.kind == Kind::Rwkv {
-                    rwkv::unescape(text, &mut piece);
+                    bytes::unescape(text, &mut piece);
                 } else if self.kind == Kind::Bpe && !raw_utf8 {
                     bytes::decode_alphabet(&alphabet, text, &mut piece);
                 } else {
