@@ -405,7 +405,7 @@ fn no_script_of_faults_loses_a_request() {
 }
 
 #[test]
-#[ignore = "a minute: at night"]
+#[ignore = "half an hour: at night"]
 fn no_script_of_faults_loses_a_request_at_night() {
     play_all(SEEDS_AT_NIGHT);
 }
