@@ -118,6 +118,40 @@ fn only_layers_that_are_not_in_memory_are_read() {
     }
 }
 
+/// A stage goes from `before` to `layers`; what it lacks was loaded while it was still there.
+fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
+    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    let mut stage =
+        load(&Watched::new(model), before.clone(), &mut KeptWeights::default()).unwrap();
+    let source = Watched::new(model);
+    let (wanted, has) = (layers.clone(), before.clone());
+    let ahead =
+        KeptWeights::load_ahead(model, source.clone(), wanted, has, &compute, &mut |_| ()).unwrap();
+    let (read, others) = source.layers_read();
+    let lacks: BTreeSet<usize> = layers.clone().filter(|l| !before.contains(l)).collect();
+    let gets_an_end = layers.start == 0 && before.start > 0 || layers.end == 6 && before.end < 6;
+    assert_eq!((read, others), (lacks, gets_an_end), "{before:?} to {layers:?}");
+    output(&mut stage);
+    let mut kept = stage.into_kept();
+    kept.absorb(ahead);
+    let source = Watched::new(model);
+    let mut next = load(&source, layers.clone(), &mut kept).unwrap();
+    assert_eq!(source.layers_read(), (BTreeSet::new(), false), "{before:?} to {layers:?}");
+    let mut fresh = load(&Watched::new(model), layers.clone(), &mut KeptWeights::default());
+    assert_eq!(output(&mut next), output(fresh.as_mut().unwrap()), "{before:?} to {layers:?}");
+}
+
+#[test]
+fn what_was_loaded_ahead_is_not_loaded_again() {
+    for arch in ["llama", "granitehybrid", "rwkv7"] {
+        let (model, path) = model(arch, &format!("ahead-{arch}"));
+        for (before, layers) in [(0..3, 0..5), (0..3, 2..6), (2..4, 0..6), (4..6, 0..3)] {
+            loaded_ahead(&model, before, layers);
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
 #[test]
 fn what_was_loaded_before_a_failure_is_not_loaded_again() {
     let (model, path) = model("llama", "failing");

@@ -107,6 +107,8 @@ pub fn check_claims(caps: &Capabilities) -> Result<(), Incompatible> {
         possible(n <= MAX_ABILITIES, field, n, format!("at most {MAX_ABILITIES} names"))?;
         names.iter().try_for_each(|name| short_name(field, name))?;
     }
+    let n = caps.features.len();
+    possible(n <= MAX_ABILITIES, "capabilities.features", n, format!("at most {MAX_ABILITIES}"))?;
     short_name("capabilities.kernels", &caps.kernels)?;
     short_name("capabilities.host_id", &caps.host_id)?;
     short_name("capabilities.platform", &caps.platform)

@@ -40,6 +40,9 @@ pub mod tls;
 /// - 8: draws with mirostat; layers move with the states of their sequences: parting copies, and workers that retire
 ///   from a line.
 /// - 9: heartbeats say which start of a process answers; handshakes say from which version to which one speaks.
+///
+/// A new call that one can do without needs no new version: a worker names what it can do besides in
+/// `Capabilities.features`.
 pub const WIRE_VERSION: u32 = 9;
 
 /// Oldest version that is still spoken: the one before, so that a cluster can be upgraded worker by worker.

@@ -167,6 +167,7 @@ fn refused<T>() -> Result<T, Status> {
 #[tonic::async_trait]
 impl Worker for Calls {
     type LoadStream = Empty<Result<LoadEvent, Status>>;
+    type LoadAheadStream = Self::LoadStream;
     type SnapshotStream = Empty<Result<StateChunk, Status>>;
 
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
@@ -188,6 +189,20 @@ impl Worker for Calls {
     }
 
     async fn load(&self, _: Request<LoadRequest>) -> Result<Response<Self::LoadStream>, Status> {
+        refused()
+    }
+
+    async fn prepare_ahead(
+        &self,
+        _: Request<PrepareRequest>,
+    ) -> Result<Response<PrepareReply>, Status> {
+        refused()
+    }
+
+    async fn load_ahead(
+        &self,
+        _: Request<LoadRequest>,
+    ) -> Result<Response<Self::LoadAheadStream>, Status> {
         refused()
     }
 

@@ -44,6 +44,7 @@ struct Wire {
     methods: HashMap<String, (String, String)>,
     is_upgraded: AtomicBool,
     dropped: AtomicUsize,
+    unknown: AtomicUsize,
 }
 
 impl Older {
@@ -75,6 +76,11 @@ impl Older {
     pub fn dropped(&self) -> usize {
         self.wire.dropped.load(Ordering::Relaxed)
     }
+
+    /// Calls that the older release did not have: nobody should make them.
+    pub fn unknown(&self) -> usize {
+        self.wire.unknown.load(Ordering::Relaxed)
+    }
 }
 
 impl Wire {
@@ -102,8 +108,17 @@ impl Wire {
                 }
             }
         }
-        let (is_upgraded, dropped) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Self { messages, methods, is_upgraded, dropped }
+        let (is_upgraded, dropped, unknown) = Default::default();
+        Self { messages, methods, is_upgraded, dropped, unknown }
+    }
+
+    /// Types of question and answer of a call; `None`: the older release has no such call.
+    fn types(&self, path: &str) -> Option<(String, String)> {
+        match self.is_upgraded.load(Ordering::Relaxed) {
+            // What passes is not looked at.
+            true => Some(Default::default()),
+            false => self.methods.get(path).cloned(),
+        }
     }
 
     /// A message as the older release hands it on.
@@ -187,7 +202,14 @@ async fn call_through(
     wire: Arc<Wire>,
 ) {
     let (head, body) = request.into_parts();
-    let (question, answer) = wire.methods[head.uri.path()].clone();
+    let Some((question, answer)) = wire.types(head.uri.path()) else {
+        wire.unknown.fetch_add(1, Ordering::Relaxed);
+        let unimplemented = Response::builder().header("content-type", "application/grpc");
+        let unimplemented = unimplemented.header("grpc-status", "12").body(()).unwrap();
+        // The caller may have gone.
+        let _ = respond.send_response(unimplemented, true);
+        return;
+    };
     let asked = async {
         let mut client = client.ready().await?;
         client.send_request(Request::from_parts(head, ()), false)

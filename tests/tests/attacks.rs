@@ -103,8 +103,19 @@ async fn says_hello(who: &Somebody, to: &Address) -> Seen {
 }
 
 /// The calls of the control service.
-const ALL_CALLS: [&str; 9] =
-    ["Hello", "Health", "Prepare", "Load", "Unload", "Snapshot", "PushTensors", "Drain", "Retire"];
+const ALL_CALLS: [&str; 11] = [
+    "Hello",
+    "Health",
+    "Prepare",
+    "Load",
+    "PrepareAhead",
+    "LoadAhead",
+    "Unload",
+    "Snapshot",
+    "PushTensors",
+    "Drain",
+    "Retire",
+];
 
 /// One call of the control service by `who`.
 async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
@@ -122,6 +133,14 @@ async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
             answer(client.prepare(request).await)
         }
         "Load" => answer(client.load(LoadRequest { epoch: 1, coordinator_id }).await.map(quiet)),
+        "PrepareAhead" => {
+            let request = PrepareRequest { epoch: 1, coordinator_id, ..Default::default() };
+            answer(client.prepare_ahead(request).await)
+        }
+        "LoadAhead" => {
+            let request = LoadRequest { epoch: 1, coordinator_id };
+            answer(client.load_ahead(request).await.map(quiet))
+        }
         "Unload" => answer(client.unload(UnloadRequest { epoch: 1, coordinator_id }).await),
         "Snapshot" => {
             let request = SnapshotRequest { epoch: 1, coordinator_id, slot: 0 };

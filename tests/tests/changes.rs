@@ -164,10 +164,9 @@ fn workers_are_drained_added_and_used_while_streams_run() {
             let said = cluster.ask(&["drain", address(1)]).unwrap();
             println!("{}", said.trim());
             assert!(said.contains("2 stages"), "{said}");
-            assert!(
-                said.contains("of weights loaded") && said.contains("of states moved"),
-                "{said}"
-            );
+            let has = |what: &str| said.contains(what);
+            assert!(has("of weights loaded before, 0 B in the pause"), "{said}");
+            assert!(!has(" 0 B of weights") && has("of states moved"), "{said}");
         });
         let status = cluster.status();
         assert_eq!(cluster.stages(), 2, "{status}");
@@ -325,6 +324,8 @@ fn workers_are_upgraded_one_by_one_while_streams_run() {
     }
     assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
     assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+    let unknown: usize = olders.iter().map(Older::unknown).sum();
+    assert_eq!(unknown, 0, "an older worker was asked for what it cannot do");
     std::fs::remove_file(model).unwrap();
 }
 

@@ -231,6 +231,6 @@ fn a_servers_line_waits_for_all_workers_that_the_cut_names() {
     server.wait_healthy(PATIENCE);
     assert_eq!(server.chat(&body), before);
     let log = std::fs::read_to_string(log).unwrap();
-    let plans = log.matches("cut by hand: --cuts 5").count();
+    let plans = log.matches("cut as ordered: --cuts 5").count();
     assert!(plans >= 2, "the line was built twice by hand, not once by the planner:\n{log}");
 }

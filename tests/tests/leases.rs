@@ -1,6 +1,7 @@
 //! A coordinator holds its workers while it builds a line, however long one of them loads, and however little
 //! that one says meanwhile.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +53,10 @@ impl StageBackend for Slow {
         self.loading.store(true, Ordering::SeqCst);
         std::thread::sleep(BUILD);
         self.engine.build(order, kept)
+    }
+
+    fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
+        self.engine.load_ahead(order, has)
     }
 }
 

@@ -96,6 +96,13 @@ pub trait StageBackend: Send + Sync + 'static {
         order: BuildOrder,
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
+
+    /// Loads the weights that a stage lacks which will be built of one of the layers `has`. That one computes
+    /// meanwhile: this takes one thread.
+    ///
+    /// # Errors
+    /// As [`StageBackend::build`].
+    fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure>;
 }
 
 /// Why a stage could not do something.

@@ -8,7 +8,7 @@ use brigade_proto::capability::check_version;
 use brigade_proto::control::worker_server;
 use brigade_proto::control::{
     DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest, LoadEvent,
-    LoadProgress, LoadRequest, PrepareReply, PrepareRequest, PushReply, RestoreReply,
+    LoadProgress, LoadRequest, LoadedFacts, PrepareReply, PrepareRequest, PushReply, RestoreReply,
     RestoreRequest, RetireReply, RetireRequest, SnapshotRequest, StateChunk, TensorChunk,
     UnloadReply, UnloadRequest, load_event,
 };
@@ -72,6 +72,24 @@ impl ControlService {
         Ok(())
     }
 
+    /// An order that can be carried out from here.
+    ///
+    /// # Errors
+    /// BadMessage, naming the field; Unsupported, naming a worker that may not be dialled.
+    async fn order(&self, request: PrepareRequest) -> Result<Order, Failure> {
+        let order = Order::parse(request)?;
+        let copies = order.checkpoints.as_ref();
+        let buddy = copies.and_then(|copies| Some((copies.buddy.as_ref()?, copies.buddy_key)));
+        let next = order.next_hop.as_ref().map(|next| (next, order.next_key));
+        for (what, reached) in [("next hop", next), ("buddy", buddy)] {
+            let Some((address, key)) = reached else { continue };
+            let refuse =
+                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("{what}: {e}"));
+            self.worker.network().check(address, key.is_some()).await.map_err(refuse)?;
+        }
+        Ok(order)
+    }
+
     /// What a stream of a peer ended with; a refusal takes a turn.
     async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() {
@@ -105,6 +123,7 @@ impl Origin {
 #[tonic::async_trait]
 impl worker_server::Worker for ControlService {
     type LoadStream = ReceiverStream<Result<LoadEvent, Status>>;
+    type LoadAheadStream = Self::LoadStream;
     type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
@@ -130,16 +149,7 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         // Before any work is done for somebody who cannot have the worker.
         self.worker.check_free_for(&coordinator_id)?;
-        let order = Order::parse(request)?;
-        let copies = order.checkpoints.as_ref();
-        let buddy = copies.and_then(|copies| Some((copies.buddy.as_ref()?, copies.buddy_key)));
-        let next = order.next_hop.as_ref().map(|next| (next, order.next_key));
-        for (what, reached) in [("next hop", next), ("buddy", buddy)] {
-            let Some((address, key)) = reached else { continue };
-            let refuse =
-                |e: NetError| Failure::refusal(FailureKind::Unsupported, format!("{what}: {e}"));
-            self.worker.network().check(address, key.is_some()).await.map_err(refuse)?;
-        }
+        let order = self.order(request).await?;
         let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
         from.known();
         Ok(Response::new(reply))
@@ -170,11 +180,40 @@ impl worker_server::Worker for ControlService {
             let progress =
                 progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
             let loaded = worker.load(&coordinator_id, epoch, progress).await;
-            let event = loaded
-                .map(|facts| LoadEvent { event: Some(load_event::Event::Loaded(facts)) })
-                .map_err(Status::from);
             // The coordinator may have left; the stage stays until it says otherwise.
-            let _ = events.send(event).await;
+            let _ = events.send(loaded_event(loaded)).await;
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn prepare_ahead(
+        &self,
+        request: Request<PrepareRequest>,
+    ) -> Result<Response<PrepareReply>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
+        self.turn(&from, &coordinator_id).await?;
+        self.worker.check(&coordinator_id, epoch)?;
+        let order = self.order(request).await?;
+        Ok(Response::new(self.worker.prepare_ahead(&coordinator_id, epoch, order).await?))
+    }
+
+    async fn load_ahead(
+        &self,
+        request: Request<LoadRequest>,
+    ) -> Result<Response<Self::LoadAheadStream>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let LoadRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
+        self.worker.check(&coordinator_id, epoch)?;
+        let (events, stream) = mpsc::channel(LOAD_QUEUE);
+        let worker = self.worker.clone();
+        tokio::spawn(async move {
+            let progress =
+                progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
+            let loaded = worker.load_ahead(&coordinator_id, epoch, progress).await;
+            // The coordinator may have left: the next order drops what is loaded.
+            let _ = events.send(loaded_event(loaded)).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -244,6 +283,11 @@ impl worker_server::Worker for ControlService {
 /// What says how much a stream may bring.
 fn intake_of<T>(request: &Request<T>) -> Option<Intake> {
     request.extensions().get().cloned()
+}
+
+fn loaded_event(loaded: Result<LoadedFacts, Failure>) -> Result<LoadEvent, Status> {
+    let facts = loaded.map_err(Status::from)?;
+    Ok(LoadEvent { event: Some(load_event::Event::Loaded(facts)) })
 }
 
 /// Progress as events, not too many; while the coordinator listens to them its lease is renewed.

@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blake3::Hash;
 use brigade_engine::arch;
 use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
-use brigade_proto::control::{FileHint, WeightSource};
+use brigade_proto::control::{FileHint, StageSpec, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
 
@@ -70,6 +71,14 @@ pub struct Found {
     pub content: Content,
     /// What the stage takes.
     pub needs: StageNeeds,
+}
+
+/// What a worker on a line has for what it loads ahead.
+pub struct Room {
+    /// Bytes of memory.
+    pub nbytes: u64,
+    /// Layers that it has and goes on with.
+    pub has: Range<usize>,
 }
 
 /// A model's header and its open files.
@@ -177,6 +186,54 @@ impl Loader {
         let (runner, facts) = checked.inspect_err(|_| *kept = KeptWeights::default())?;
         let read_bytes = read.load(Ordering::Relaxed);
         Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
+    }
+
+    /// Loads what the stage of an order lacks beside the layers that are there, while those are computed. Returns it,
+    /// its bytes in memory, and those that were read for it. Between two tensors it ends early once `given_up` is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// NoMemory, saying how much is lacking, and else as [`Loader::load`].
+    pub fn load_ahead(
+        &self,
+        order: &Order,
+        found: Found,
+        room: Room,
+        given_up: &CancellationToken,
+        progress: Box<dyn FnMut(u64) + Send>,
+    ) -> Result<(KeptWeights, u64, u64), Failure> {
+        let Found { model, weights, needs, .. } = found;
+        let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
+        if nbytes > room.nbytes {
+            let why = format!(
+                "what layers [{}, {}) lack takes {nbytes} bytes, and {} are free beside the stage that computes",
+                order.spec.layer_begin, order.spec.layer_end, room.nbytes
+            );
+            return Err(Failure::refusal(FailureKind::NoMemory, why));
+        }
+        let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
+        let read = Arc::new(AtomicU64::new(0));
+        let progress = counting(read.clone(), progress);
+        let build =
+            BuildOrder { model, weights: weights.clone(), spec: order.spec.clone(), progress };
+        let kept = self.backend.load_ahead(build, room.has)?;
+        weights.check_unchanged().map_err(unreadable)?;
+        Ok((kept, nbytes, read.load(Ordering::Relaxed)))
+    }
+
+    /// Bytes in memory of some of an order's layers.
+    fn weight_bytes_of(
+        &self,
+        order: &Order,
+        model: &Gguf,
+        layers: &Range<usize>,
+    ) -> Result<u64, Failure> {
+        if layers.is_empty() {
+            return Ok(0);
+        }
+        let (layer_begin, layer_end) = (layers.start as u32, layers.end as u32);
+        let spec = StageSpec { layer_begin, layer_end, ..order.spec.clone() };
+        Ok(self.backend.needs(model, &spec)?.weight_bytes)
     }
 
     fn search(

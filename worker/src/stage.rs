@@ -1,5 +1,6 @@
 //! The engine behind the worker's traits: what it can run, what a stage needs, and how one is built and run.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
@@ -22,6 +23,7 @@ use crate::backend::{
 use crate::config::Config;
 use crate::host;
 use crate::measure::{Speeds, measure};
+use crate::weights::Weights;
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
 /// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
@@ -73,11 +75,15 @@ impl CpuBackend {
         Ok(Self { abilities, kernels, threads, cpus: config.cpus.clone() })
     }
 
+    fn table(&self, spec: &StageSpec) -> Result<&'static Kernels, KernelError> {
+        match spec.kernels.as_str() {
+            "" => Ok(self.kernels),
+            name => kernels::select(Some(name)),
+        }
+    }
+
     fn compute(&self, spec: &StageSpec) -> Result<Compute, KernelError> {
-        let kernels = match spec.kernels.as_str() {
-            "" => self.kernels,
-            name => kernels::select(Some(name))?,
-        };
+        let kernels = self.table(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
         let compute = Compute::new(kernels, threads, cpu_list(&self.cpus))?;
         compute.pool().pin_caller();
@@ -165,9 +171,7 @@ impl StageBackend for CpuBackend {
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !kept.has_embedding() {
-            let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
-            weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
-            progress(embedding.nbytes);
+            keep_embedding(&model, &weights, &mut *progress)?;
         }
         let range = layers.clone();
         let mut stage =
@@ -187,6 +191,33 @@ impl StageBackend for CpuBackend {
         };
         Ok((Box::new(CpuStage { stage }), facts))
     }
+
+    fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
+        let BuildOrder { model, weights, spec, mut progress } = order;
+        let kernels = self.table(&spec).map_err(|e| model_failure(e.into()))?;
+        // The stage's own thread is on the first CPU.
+        let compute = Compute::new(kernels, 1, self.cpus.last().map(std::slice::from_ref));
+        let compute = compute.map_err(|e| model_failure(e.into()))?;
+        compute.pool().pin_caller();
+        let layers = spec.layer_begin as usize..spec.layer_end as usize;
+        if layers.start == 0 && !has.contains(&0) {
+            keep_embedding(&model, &weights, &mut *progress)?;
+        }
+        KeptWeights::load_ahead(&model, weights, layers, has, &compute, &mut *progress)
+            .map_err(model_failure)
+    }
+}
+
+/// Has the rows of the embedding in memory for as long as the stage lives.
+fn keep_embedding(
+    model: &Gguf,
+    weights: &Weights,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
+    weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
+    progress(embedding.nbytes);
+    Ok(())
 }
 
 /// The tokens that grammars of answers are about.
@@ -205,7 +236,7 @@ fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
 }
 
 /// Bytes of KV pages and recurrent slots.
-fn state_bytes(model: &ModelSpec, layers: &std::ops::Range<usize>, spec: &StageSpec) -> u64 {
+fn state_bytes(model: &ModelSpec, layers: &Range<usize>, spec: &StageSpec) -> u64 {
     let kv = engine_kv(spec.kv_type());
     let positions = u64::from(spec.n_blocks) * KV_PAGE as u64;
     let blocks = model.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);

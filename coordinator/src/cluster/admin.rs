@@ -80,6 +80,9 @@ pub struct ClusterStatus {
     pub drained: Vec<String>,
     /// Workers that are wanted and not connected, with reasons.
     pub missing: Vec<String>,
+    /// A change of the line for which the next one loads, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changing: Option<String>,
 }
 
 /// A stage of it.

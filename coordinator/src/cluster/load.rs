@@ -8,7 +8,6 @@ use tokio::time::timeout;
 
 use super::conn::{Conn, WorkerError};
 use super::place::Placement;
-use super::placed_stage::Identity;
 use super::progress::{Part, Phase, Progress};
 use super::reconcile::MemberId;
 use crate::model::Model;
@@ -31,10 +30,12 @@ pub async fn load(
     let mut tasks = JoinSet::new();
     for stage in placement.stages.clone() {
         let part = progress.part(Phase::Loading, stage.weight_bytes);
-        let watch = Loading { part, identity: placement.identity.clone() };
+        let epoch = placement.identity.epoch;
+        let request =
+            LoadRequest { epoch, coordinator_id: placement.identity.coordinator_id.clone() };
         tasks.spawn(async move {
-            let loading = watch.load(&stage.conn);
-            (stage.member, stage.conn.while_alive(loading).await, stage.conn)
+            let loaded = load_stage(&stage.conn, request, false, part).await;
+            (stage.member, loaded, stage.conn)
         });
     }
     while let Some(task) = tasks.join_next().await {
@@ -79,36 +80,47 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
     );
 }
 
-/// One stage's loading, with the progress of all.
-struct Loading {
+/// Has a worker load what was prepared; `ahead`: of the line after the one of `request.epoch`, which runs.
+///
+/// # Errors
+/// What the worker says, or that it is lost or stalled.
+pub async fn load_stage(
+    conn: &Conn,
+    request: LoadRequest,
+    ahead: bool,
     part: Part,
-    identity: Identity,
+) -> Result<LoadedFacts, WorkerError> {
+    conn.while_alive(watched(conn, request, ahead, part)).await
 }
 
-impl Loading {
-    async fn load(self, conn: &Conn) -> Result<LoadedFacts, WorkerError> {
-        let request = LoadRequest {
-            epoch: self.identity.epoch,
-            coordinator_id: self.identity.coordinator_id.clone(),
-        };
-        let failed = |s: tonic::Status| conn.error(&s);
-        let mut stream = conn.control().load(request).await.map_err(failed)?.into_inner();
-        let stalled = |_| WorkerError::Stalled {
-            worker: conn.name().to_string(),
-            reason: format!("it loaded nothing for {} s", LOADS_SOMETHING_WITHIN.as_secs()),
-        };
-        loop {
-            let event = timeout(LOADS_SOMETHING_WITHIN, stream.message()).await.map_err(stalled)?;
-            let Some(event) = event.map_err(failed)? else { break };
-            match event.event {
-                Some(load_event::Event::Progress(p)) => {
-                    self.part.at(p.done_bytes);
-                }
-                Some(load_event::Event::Loaded(facts)) => return Ok(facts),
-                None => {}
+async fn watched(
+    conn: &Conn,
+    request: LoadRequest,
+    ahead: bool,
+    part: Part,
+) -> Result<LoadedFacts, WorkerError> {
+    let mut control = conn.control();
+    let called = match ahead {
+        true => control.load_ahead(request).await,
+        false => control.load(request).await,
+    };
+    let failed = |s: tonic::Status| conn.error(&s);
+    let mut stream = called.map_err(failed)?.into_inner();
+    let stalled = |_| WorkerError::Stalled {
+        worker: conn.name().to_string(),
+        reason: format!("it loaded nothing for {} s", LOADS_SOMETHING_WITHIN.as_secs()),
+    };
+    loop {
+        let event = timeout(LOADS_SOMETHING_WITHIN, stream.message()).await.map_err(stalled)?;
+        let Some(event) = event.map_err(failed)? else { break };
+        match event.event {
+            Some(load_event::Event::Progress(p)) => {
+                part.at(p.done_bytes);
             }
+            Some(load_event::Event::Loaded(facts)) => return Ok(facts),
+            None => {}
         }
-        let reason = "it ended loading without a result".to_string();
-        Err(WorkerError::Lost { worker: conn.name().to_string(), reason })
     }
+    let reason = "it ended loading without a result".to_string();
+    Err(WorkerError::Lost { worker: conn.name().to_string(), reason })
 }

@@ -19,6 +19,7 @@
 //! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
 
 pub mod admin;
+mod ahead;
 mod build;
 mod choose;
 mod config;

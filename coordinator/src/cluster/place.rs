@@ -168,6 +168,25 @@ pub async fn place(
     progress: &Progress,
 ) -> Result<Placement, PlaceError> {
     tell_kernels(&conns, options);
+    let placement = placed(model, conns, options, identity).await?;
+    let mut preparing = JoinSet::new();
+    for order in orders(model, &placement, options)? {
+        preparing.spawn(prepare(model.clone(), order, progress.clone()));
+    }
+    all_prepared(preparing).await?;
+    Ok(placement)
+}
+
+/// Plans the model over `conns`; nobody is told of it yet.
+///
+/// # Errors
+/// [`PlaceError`].
+pub async fn placed(
+    model: &Model,
+    conns: Vec<(MemberId, Conn)>,
+    options: &StageOptions,
+    identity: Identity,
+) -> Result<Placement, PlaceError> {
     let settings = settings(model, options);
     let held = held_layers(&conns, model).await;
     let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
@@ -197,7 +216,6 @@ pub async fn place(
     let checkpoint = plan.settings.checkpoint;
     let placement = Placement { stages, line, identity, kernels, checkpoint, _lease };
     placement.check_alike()?;
-    prepare_all(model, &placement, options, progress).await?;
     Ok(placement)
 }
 
@@ -319,26 +337,35 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
     }
 }
 
-async fn prepare_all(
-    model: &Arc<Model>,
+/// What a worker is told to have ready.
+#[derive(Clone, Debug)]
+pub struct StageOrder {
+    /// Its stage.
+    pub stage: PlacedStage,
+    /// What it is told.
+    pub request: PrepareRequest,
+    /// Whether it runs a stage of another line meanwhile.
+    pub ahead: bool,
+}
+
+/// An order for each stage of a placement, to be prepared now.
+///
+/// # Errors
+/// The model's files cannot be read any more.
+pub fn orders(
+    model: &Model,
     placement: &Placement,
     options: &StageOptions,
-    progress: &Progress,
-) -> Result<(), PlaceError> {
+) -> Result<Vec<StageOrder>, PlaceError> {
     let files = file_hints(model.files().map_err(HashError::from)?, &host_id())?;
-    let mut tasks = JoinSet::new();
-    for index in 0..placement.stages.len() {
+    let order = |(index, stage): (usize, &PlacedStage)| {
         let request = prepare_request(model, placement, index, options, files.clone());
-        let stage = placement.stages[index].clone();
-        let (model, progress) = (model.clone(), progress.clone());
-        tasks.spawn(async move {
-            let result = prepare(&model, &stage, request, &progress).await;
-            result.map_err(|error| match error {
-                PrepareError::Worker(error) => Refusal::Worker(stage.member, error),
-                PrepareError::Hash(error) => Refusal::Hash(error),
-            })
-        });
-    }
+        StageOrder { stage: stage.clone(), request, ahead: false }
+    };
+    Ok(placement.stages.iter().enumerate().map(order).collect())
+}
+
+async fn all_prepared(mut tasks: JoinSet<Result<(), Refusal>>) -> Result<(), PlaceError> {
     let mut failed = Vec::new();
     loop {
         // Nobody's bytes are waited for when the attempt is lost; who else fails, fails about now.
@@ -359,8 +386,13 @@ async fn prepare_all(
 }
 
 /// Why a stage was not prepared.
-enum Refusal {
+#[derive(Debug, Error)]
+pub enum Refusal {
+    /// Its worker.
+    #[error("{1}")]
     Worker(MemberId, WorkerError),
+    /// The model's file.
+    #[error(transparent)]
     Hash(HashError),
 }
 
@@ -443,28 +475,22 @@ fn header_blob(model: &Model) -> Blob {
     Blob { blake3, nbytes: model.header.len() as u64 }
 }
 
-enum PrepareError {
-    Worker(WorkerError),
-    Hash(HashError),
-}
-
-impl From<WorkerError> for PrepareError {
-    fn from(error: WorkerError) -> Self {
-        Self::Worker(error)
-    }
-}
-
-async fn prepare(
-    model: &Arc<Model>,
-    stage: &PlacedStage,
-    mut request: PrepareRequest,
-    progress: &Progress,
-) -> Result<(), PrepareError> {
+/// Has a worker accept an order, and sends it the bytes that it lacks.
+///
+/// # Errors
+/// [`Refusal`].
+pub async fn prepare(
+    model: Arc<Model>,
+    order: StageOrder,
+    progress: Progress,
+) -> Result<(), Refusal> {
+    let StageOrder { stage, mut request, ahead } = order;
+    let failed = |error| Refusal::Worker(stage.member, error);
     let conn = &stage.conn;
-    let mut reply = call_prepare(conn, &request, PREPARE_WITHIN).await?;
+    let mut reply = call_prepare(conn, &request, ahead, PREPARE_WITHIN).await.map_err(failed)?;
     if reply.needs_hashes {
         let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
-        let hashes = hashed.await.map_err(PrepareError::Hash)?;
+        let hashes = hashed.await.map_err(Refusal::Hash)?;
         for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
             if let Some(blob) = &mut tensor.blob {
                 blob.blake3 = hash.as_bytes().to_vec().into();
@@ -472,7 +498,7 @@ async fn prepare(
         }
         let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
         let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
-        reply = call_prepare(conn, &request, within).await?;
+        reply = call_prepare(conn, &request, ahead, within).await.map_err(failed)?;
     }
     let job = push::Job {
         epoch: request.epoch,
@@ -481,18 +507,21 @@ async fn prepare(
         tensors: request.tensors,
         weight_bytes: reply.weight_bytes,
     };
-    push::push(model, conn, job, reply.missing, progress).await?;
-    Ok(())
+    push::push(&model, conn, job, reply.missing, &progress).await.map_err(failed)
 }
 
 async fn call_prepare(
     conn: &Conn,
     request: &PrepareRequest,
+    ahead: bool,
     within: Duration,
 ) -> Result<PrepareReply, WorkerError> {
     let mut control = conn.control();
     let call = async {
-        let reply = control.prepare(request.clone()).await;
+        let reply = match ahead {
+            true => control.prepare_ahead(request.clone()).await,
+            false => control.prepare(request.clone()).await,
+        };
         reply.map(tonic::Response::into_inner).map_err(|s| conn.error(&s))
     };
     timeout(within, conn.while_alive(call)).await.unwrap_or_else(|_| {

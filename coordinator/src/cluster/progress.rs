@@ -87,13 +87,18 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub struct Progress {
     counts: Arc<Mutex<Counts>>,
-    events: mpsc::Sender<LineEvent>,
+    events: Option<mpsc::Sender<LineEvent>>,
 }
 
 impl Progress {
     /// Nothing done yet; it is told to `events`.
     pub fn new(events: mpsc::Sender<LineEvent>) -> Self {
-        Self { counts: Arc::default(), events }
+        Self { counts: Arc::default(), events: Some(events) }
+    }
+
+    /// Nothing done yet; a line is up meanwhile, so only the log is told.
+    pub fn beside_a_line() -> Self {
+        Self { counts: Arc::default(), events: None }
     }
 
     /// One stage's part of a phase, of so many bytes.
@@ -114,7 +119,9 @@ impl Progress {
             tracing::info!("{loading}");
         }
         // A full queue means that newer progress is on its way already.
-        let _ = self.events.try_send(LineEvent::Progress(Status::Loading(loading)));
+        if let Some(events) = &self.events {
+            let _ = events.try_send(LineEvent::Progress(Status::Loading(loading)));
+        }
     }
 }
 

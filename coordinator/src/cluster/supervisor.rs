@@ -6,6 +6,7 @@
 //! may do would help.
 
 mod change;
+mod coming;
 mod layers;
 mod line;
 mod members;
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::admin::Asked;
+use super::ahead::{Ahead, Ordered};
 use super::build::{BuildError, Built};
 use super::config::{ClusterConfig, Patience};
 use super::conn::WorkerError;
@@ -43,7 +45,7 @@ use crate::metrics;
 use crate::model::Model;
 
 use change::{Change, Rebalancing};
-use layers::Ordered;
+use coming::Coming;
 use slow::Window;
 
 /// What the supervisor is connected to.
@@ -91,6 +93,8 @@ enum News {
     Silent(MemberId, WorkerError),
     ChildEnded(MemberId, String),
     Built(Box<Result<Built, BuildError>>),
+    /// The next line has loaded.
+    Ahead(Box<Result<Ahead, String>>),
     /// The sequences of lines before this one have their states; `None`: the line is gone.
     Settled(Option<Moved>),
     Fault(Fault),
@@ -114,7 +118,11 @@ pub(super) struct Supervisor {
     /// At most one.
     building: JoinSet<Result<Built, BuildError>>,
     hearts: Hearts,
-    /// A planned change that is under way.
+    /// A planned change for which the next line loads.
+    coming: Option<Coming>,
+    /// At most one.
+    loading_ahead: JoinSet<Result<Ahead, String>>,
+    /// A planned change whose line is taken down.
     change: Option<Change>,
     /// At most one: until the line that is up is settled.
     settling: JoinSet<Option<Moved>>,
@@ -156,6 +164,8 @@ impl Supervisor {
             attempts: JoinSet::new(),
             building: JoinSet::new(),
             hearts: Hearts::default(),
+            coming: None,
+            loading_ahead: JoinSet::new(),
             change: None,
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
@@ -185,7 +195,7 @@ impl Supervisor {
     /// One step, and the news it waits for.
     async fn turn(&mut self) -> Result<(), GiveUp> {
         self.call_the_roll();
-        self.rebalance_if_it_pays().await;
+        self.rebalance_if_it_pays();
         match self.next_step() {
             Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
             Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
@@ -231,6 +241,7 @@ impl Supervisor {
             }
             (id, error) = self.hearts.next_silent() => News::Silent(id, error),
             Some(built) = self.building.join_next() => News::Built(Box::new(finished(built))),
+            Some(ahead) = self.loading_ahead.join_next() => News::Ahead(Box::new(finished(ahead))),
             Some(settled) = self.settling.join_next() => News::Settled(finished(settled)),
             Some(fault) = self.ends.faults.recv() => News::Fault(fault),
             (id, how) = watch::child_ended(&mut self.members) => News::ChildEnded(id, how),
@@ -252,6 +263,7 @@ impl Supervisor {
                 Ok(built) => self.built(built).await,
                 Err(error) => self.not_built(error).await?,
             },
+            News::Ahead(loaded) => self.loaded_ahead(*loaded).await,
             News::Settled(moved) => self.settled(moved),
             News::Fault(fault) => self.fault(fault).await,
         }
@@ -312,6 +324,7 @@ impl Supervisor {
         self.hearts.stop_all();
         self.building.abort_all();
         self.settling.abort_all();
+        self.loading_ahead.abort_all();
         self.attempts.shutdown().await;
         let mut ending = JoinSet::new();
         let epoch = self.epoch;

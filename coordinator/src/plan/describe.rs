@@ -121,7 +121,7 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
     let mut notes = Vec::new();
     let settings = costs.settings;
     if let Some(cut) = &placement.by_hand {
-        notes.push(format!("cut by hand: {cut}"));
+        notes.push(format!("cut as ordered: {cut}"));
     }
     if !placement.order.is_sorted() {
         notes.push("workers were reordered: in the given order the model does not fit, or not on all of them"

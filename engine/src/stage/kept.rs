@@ -61,6 +61,19 @@ impl KeptWeights {
         self.head.take_if(|_| layers.end < spec.n_layer());
     }
 
+    /// Takes in what was loaded ahead of the next stage; what is here of the same model stays.
+    pub fn absorb(&mut self, ahead: Self) {
+        if self.model != ahead.model {
+            *self = ahead;
+            return;
+        }
+        for (layer, loaded) in ahead.layers {
+            self.layers.entry(layer).or_insert(loaded);
+        }
+        self.embedding = self.embedding.take().or(ahead.embedding);
+        self.head = self.head.take().or(ahead.head);
+    }
+
     /// The layers that are here.
     pub fn layers(&self) -> impl Iterator<Item = usize> {
         self.layers.keys().copied()

@@ -88,7 +88,7 @@ impl Stage {
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let tensors = arch::stage_tensors(model, &spec, &layers);
-        load_weights(model, &spec, &layers, &source, &tensors, &mut loader, kept)?;
+        load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&spec, &layers, &config)?;
@@ -135,23 +135,48 @@ fn no_vocabulary() -> ConstraintError {
     ConstraintError::Vocabulary("its last stage was not told the tokens' texts".to_owned())
 }
 
-/// Loads into `kept` what a stage of `layers` lacks there.
+impl KeptWeights {
+    /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
+    /// while that one still computes. `progress` is told the bytes of each tensor as it is taken.
+    ///
+    /// # Errors
+    /// As [`Stage::load`].
+    pub fn load_ahead(
+        model: &Gguf,
+        source: Arc<dyn TensorSource>,
+        layers: Range<usize>,
+        has: Range<usize>,
+        compute: &Compute,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, ModelError> {
+        let spec = arch::describe(model)?;
+        let mut ahead = Self::default();
+        ahead.retain_for(blake3::hash(&model.header_bytes()), &spec, &layers);
+        let mut loader = WeightLoader::new(model, source.as_ref(), compute, progress);
+        load_weights(model, &spec, &layers, &source, &mut loader, &mut ahead, &has)?;
+        Ok(ahead)
+    }
+}
+
+/// Loads into `kept` what a stage of `layers` lacks there, and what a stage of the layers `has` does not have either.
 fn load_weights(
     model: &Gguf,
     spec: &ModelSpec,
     layers: &Range<usize>,
     source: &Arc<dyn TensorSource>,
-    tensors: &[&TensorInfo],
     loader: &mut WeightLoader<'_>,
     kept: &mut KeptWeights,
+    has: &Range<usize>,
 ) -> Result<(), ModelError> {
-    if layers.start == 0 && kept.embedding.is_none() {
+    let tensors = arch::stage_tensors(model, spec, layers);
+    let (has_first, has_last) = (has.contains(&0), has.contains(&(spec.n_layer() - 1)));
+    if layers.start == 0 && kept.embedding.is_none() && !has_first {
         let part = load_embedding(spec, source, loader)?;
         let tensors = kept::embedding_tensors(model, spec);
         kept.embedding = Some(Kept { tensors, part });
     }
     for layer in layers.clone() {
-        if kept.layers.contains_key(&layer) {
+        if kept.layers.contains_key(&layer) || has.contains(&layer) {
             continue;
         }
         let blocks = load_layer(spec, layer, loader)?;
@@ -159,9 +184,9 @@ fn load_weights(
         let tensors_of_it = kept::layer_tensors(model, spec, layer);
         let part = KeptLayer { blocks, print };
         kept.layers.insert(layer, Kept { tensors: tensors_of_it, part });
-        release(source.as_ref(), tensors, Some(layer));
+        release(source.as_ref(), &tensors, Some(layer));
     }
-    if layers.end == spec.n_layer() && kept.head.is_none() {
+    if layers.end == spec.n_layer() && kept.head.is_none() && !has_last {
         let part = load_head(spec, loader)?;
         kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
     }

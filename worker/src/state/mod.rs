@@ -2,9 +2,10 @@
 //! owner, which the services call. No lock is held while anything blocks.
 //!
 //! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`retire`] has a worker beside the line, and
-//! [`report`] what others are told.
+//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`retire`] has a worker beside the line,
+//! [`ahead`] loads what the next line needs, and [`report`] says what others are told.
 
+mod ahead;
 mod copies;
 mod lanes;
 mod report;
@@ -38,6 +39,8 @@ use crate::order::{Order, StageKey};
 use crate::output::ResultSender;
 use crate::session::{Session, Taken, shown};
 
+use ahead::Ahead;
+
 /// A worker, shared by its services.
 pub struct Worker {
     loader: Loader,
@@ -60,6 +63,8 @@ struct Inner {
     /// Beside a line, without an order: the keys of its workers.
     beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
+    /// For the next line.
+    ahead: Option<Ahead>,
     /// The coordinator's result stream, until a lane takes it.
     results: Option<ResultSender>,
     /// Cancelled when the epoch is over.
@@ -88,6 +93,7 @@ impl Worker {
             order: None,
             beside: None,
             resident: None,
+            ahead: None,
             results: None,
             epoch_over: stop.child_token(),
             meter: Arc::default(),
@@ -155,7 +161,7 @@ impl Worker {
         let located = match self.resident_serves(&order) {
             Some(reply) => Ok(reply),
             None => {
-                let held = self.held_tensors(&order);
+                let held = self.in_memory(&order);
                 self.locate(order.clone(), held, given_up).await
             }
         };
@@ -190,7 +196,16 @@ impl Worker {
         })
     }
 
-    /// Tensors of an order whose weights are in memory.
+    /// Tensors of an order whose weights are in memory, those that were loaded ahead too.
+    fn in_memory(&self, order: &Order) -> HashSet<String> {
+        let mut held = self.held_tensors(order);
+        if let Some(ahead) = self.inner().ahead_weights() {
+            held.extend(ahead.same_tensors(order, &self.loader.host_id));
+        }
+        held
+    }
+
+    /// Tensors of an order whose weights the stage has, or what is left of one.
     fn held_tensors(&self, order: &Order) -> HashSet<String> {
         let inner = self.inner();
         let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive());
@@ -226,7 +241,10 @@ impl Worker {
     pub fn check_push(&self, chunk: &TensorChunk) -> Result<(), Failure> {
         let mut inner = self.inner();
         inner.session.check(Instant::now(), &chunk.coordinator_id, chunk.epoch)?;
-        let wanted = |blob: &Blob| inner.order.as_ref().is_some_and(|order| order.wants(blob));
+        let wanted = |blob: &Blob| {
+            let now = inner.order.as_ref().is_some_and(|order| order.wants(blob));
+            now || Self::wants_ahead(&inner, blob)
+        };
         if chunk.blob.as_ref().is_some_and(wanted) {
             return Ok(());
         }
@@ -303,13 +321,15 @@ impl Worker {
     ) -> Result<(), Failure> {
         self.open_copies(order).await?;
         if self.reuse(order).await? {
+            self.inner().ahead = None;
             return Ok(());
         }
-        let held = self.held_tensors(order);
-        let (loader, finding, in_memory, until) =
-            (self.loader.clone(), order.clone(), held.clone(), given_up.clone());
-        let found = blocking(move || loader.find(&finding, &in_memory, &until)).await?;
+        let (held, in_memory) = (self.held_tensors(order), self.in_memory(order));
+        let (loader, finding, here, until) =
+            (self.loader.clone(), order.clone(), in_memory.clone(), given_up.clone());
+        let found = blocking(move || loader.find(&finding, &here, &until)).await?;
         let executor = self.emptied(order, &found.needs).await?;
+        let ahead = self.inner().ahead.take().and_then(Ahead::into_weights);
         let key = order.key(found.content.clone());
         let (loader, loading) = (self.loader.clone(), order.clone());
         let total = order.tensor_bytes();
@@ -322,7 +342,12 @@ impl Worker {
         let left = rest.clone();
         let build = move |kept: &mut KeptWeights| {
             let count = Box::new(count);
-            let loaded = loader.load(&loading, found, &held, &given_up, kept, count);
+            if let Some(ahead) = ahead {
+                // Of the same name there may be another tensor in the stage.
+                kept.retain(&|tensor| held.contains(tensor));
+                kept.absorb(ahead.kept);
+            }
+            let loaded = loader.load(&loading, found, &in_memory, &given_up, kept, count);
             let (runner, loaded) = loaded.inspect_err(|_| {
                 let names = kept.tensors().map(str::to_owned).collect();
                 *left.lock().unwrap_or_else(PoisonError::into_inner) = names;
@@ -376,7 +401,8 @@ impl Worker {
             self.copies.parting.fit(room);
             return Executor::start();
         };
-        let keep = self.keep(&resident, order.copy_bytes(), false);
+        let others = order.copy_bytes().saturating_add(self.inner().ahead_bytes());
+        let keep = self.keep(&resident, others, false);
         self.copies.parting.fit(room.min(self.copies.parting.limit()));
         let reset =
             resident.executor.reset(Some(keep)).await.map_err(|stuck| self.end_with(stuck))?;
@@ -404,6 +430,7 @@ impl Worker {
             let mut inner = self.inner();
             let is_idle = inner.session.phase() == Phase::Idle;
             if is_idle {
+                inner.ahead = None;
                 self.copies.clear();
                 self.copies.parting.clear();
             }

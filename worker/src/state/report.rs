@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use brigade_proto::control::{Capabilities, HealthReply, HeldLayers, Phase, WireType};
+use brigade_proto::control::{Capabilities, Feature, HealthReply, HeldLayers, Phase, WireType};
 use brigade_proto::failure::Failure;
 
 use super::{Inner, ReadyStage, Worker};
@@ -59,8 +59,10 @@ impl Worker {
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
         let limit = self.loader.memory_limit;
-        let [weights, states] = held(&self.inner());
-        let held = weights + states;
+        let held = {
+            let inner = self.inner();
+            held(&inner).iter().sum::<u64>() + inner.ahead_bytes()
+        };
         let available = fresh(&self.readings.available, Instant::now(), memory::available_bytes);
         let free = available.map_or(limit, |free| limit.min(free + held));
         let wire_types = [WireType::F32, WireType::F16, WireType::Bf16, WireType::Q80];
@@ -80,6 +82,7 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
+            features: vec![Feature::LoadAhead.into()],
         }
     }
 

@@ -25,6 +25,7 @@ impl Worker {
             inner.session.retire(Instant::now(), coordinator_id, epoch)?;
             inner.begin_epoch(&self.stop);
             inner.beside = Some(line_keys);
+            inner.ahead = None;
         }
         let _alone = self.stage_change.lock().await;
         let resident = {

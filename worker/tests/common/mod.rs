@@ -236,10 +236,29 @@ impl Client {
         TensorChunk { epoch: self.epoch, coordinator_id, blob: Some(blob), offset, data }
     }
 
+    pub async fn prepare_ahead(
+        &mut self,
+        request: PrepareRequest,
+    ) -> Result<PrepareReply, Failure> {
+        let reply = soon(self.control.prepare_ahead(request)).await;
+        reply.map(tonic::Response::into_inner).map_err(|s| Failure::from_status(&s))
+    }
+
     pub async fn load(&mut self) -> Result<LoadedFacts, Failure> {
         let request = LoadRequest { epoch: self.epoch, coordinator_id: self.id.clone() };
+        Self::loaded(soon(self.control.load(request)).await).await
+    }
+
+    pub async fn load_ahead(&mut self) -> Result<LoadedFacts, Failure> {
+        let request = LoadRequest { epoch: self.epoch, coordinator_id: self.id.clone() };
+        Self::loaded(soon(self.control.load_ahead(request)).await).await
+    }
+
+    async fn loaded(
+        called: Result<tonic::Response<Streaming<LoadEvent>>, Status>,
+    ) -> Result<LoadedFacts, Failure> {
         let from = |s: Status| Failure::from_status(&s);
-        let mut events = soon(self.control.load(request)).await.map_err(from)?.into_inner();
+        let mut events = called.map_err(from)?.into_inner();
         loop {
             match soon(events.message()).await.map_err(from)?.unwrap().event.unwrap() {
                 load_event::Event::Progress(_) => {}

@@ -18,10 +18,11 @@ use super::super::conn::{Conn, WorkerError};
 use super::super::lane::Moved;
 use super::super::link::LineEvent;
 use super::super::member::Member;
-use super::super::place;
+use super::super::place::{self, Placement};
 use super::super::placed_stage::Pace;
 use super::super::reconcile::MemberId;
 use super::super::roll;
+use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor, finished};
 use crate::plan::format_bytes;
 
@@ -52,6 +53,12 @@ pub(super) struct Change {
     /// Stages of the line that it made, and bytes of weights that were read for that.
     n_stages: usize,
     read_bytes: u64,
+    /// Of weights that were read while the line before it ran.
+    ahead_bytes: u64,
+    /// Epoch in which spares loaded them.
+    spare_epoch: u64,
+    /// Keeps those spares ours until the next line is up.
+    spares: Option<Placement>,
 }
 
 /// What is remembered for cuts that nobody asks for.
@@ -67,11 +74,16 @@ pub(super) struct Rebalancing {
 impl Supervisor {
     /// An operator asks.
     pub(super) async fn asked(&mut self, asked: Asked) {
+        let is_change = matches!(
+            &asked.question,
+            Question::Drain { .. } | Question::Move { .. } | Question::Rebalance
+        );
         let answer = match &asked.question {
+            _ if is_change && self.coming.is_some() => Err(self.refuse_while_coming()),
             Question::Status => Ok(Answer::Status(self.status())),
             Question::Add { worker } => self.add(worker),
             Question::Drain { worker } => match self.may_drain(&worker.clone()) {
-                Ok(Some(id)) => return self.drain(id, Some(asked)).await,
+                Ok(Some(id)) => return self.drain(id, Some(asked), None),
                 Ok(None) => Ok(Answer::Done(format!("{worker} has no layers, and gets none"))),
                 Err(refused) => Err(refused),
             },
@@ -79,7 +91,7 @@ impl Supervisor {
                 Ok((ordered, name)) => {
                     let what = format!("layers {layers:?} are moved to {name}");
                     self.ordered = Some(ordered);
-                    return self.change(what, Some(asked)).await;
+                    return self.change(what, Some(asked), None);
                 }
                 Err(refused) => Err(refused),
             },
@@ -87,7 +99,7 @@ impl Supervisor {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
                     let what =
                         format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
-                    return self.change(what, Some(asked)).await;
+                    return self.change(what, Some(asked), None);
                 }
                 Some(gain) => Ok(Answer::Done(format!(
                     "nothing is moved: the best cut would be {:.1} % faster",
@@ -98,6 +110,11 @@ impl Supervisor {
         };
         // Whoever asked may have gone.
         let _ = asked.reply.send(answer);
+    }
+
+    fn refuse_while_coming(&self) -> Refused {
+        let what = self.coming.as_ref().map_or("", |coming| &coming.what);
+        Refused(format!("another change is under way ({what}): ask again when it is done"))
     }
 
     fn status(&self) -> ClusterStatus {
@@ -116,7 +133,9 @@ impl Supervisor {
             self.members.values().filter(is_drained).map(Member::name).collect();
         let spare = roll.spare.into_iter().filter(|name| !drained.contains(name)).collect();
         let up = !ids.is_empty();
-        ClusterStatus { epoch: self.epoch, up, stages, spare, drained, missing: roll.missing }
+        let changing = self.coming.as_ref().map(|coming| coming.what.clone());
+        let missing = roll.missing;
+        ClusterStatus { epoch: self.epoch, up, stages, spare, drained, missing, changing }
     }
 
     fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
@@ -165,22 +184,25 @@ impl Supervisor {
     }
 
     /// Moves the layers of a member to others.
-    async fn drain(&mut self, id: MemberId, asked: Option<Asked>) {
+    fn drain(&mut self, id: MemberId, asked: Option<Asked>, within: Option<Duration>) {
         let name = self.members.get(&id).map(Member::name).unwrap_or_default();
         self.set_drained(id);
-        self.change(format!("{name} is drained"), asked).await;
+        self.change(format!("{name} is drained"), asked, within);
     }
 
     /// A member that is on the line takes no new one: it is about to leave. Its layers move now if they can.
-    pub(super) async fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
+    pub(super) fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
+        // It computes until the next line is ready.
+        self.listen_until_it_is_gone(id);
         let others = self.others(id);
         let enough = self.enough.ask(&self.members, &others);
         match enough {
-            Ok(()) if self.ends.config.stage.cut.is_none() => self.drain(id, None).await,
+            Ok(()) if self.ends.config.stage.cut.is_none() => {
+                self.drain(id, None, Some(LEAVER_WAITS));
+            }
             _ => {
                 let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
                 tracing::warn!(%error, why, "a worker is leaving, and nobody can take its layers");
-                self.listen_until_it_is_gone(id);
             }
         }
     }
@@ -193,8 +215,15 @@ impl Supervisor {
         }
     }
 
-    /// Takes the line down in order, so that the next one is built.
-    async fn change(&mut self, what: String, asked: Option<Asked>) {
+    /// Takes the line down in order, so that the next one is built, for which so many bytes were loaded and spares were
+    /// taken in that epoch.
+    pub(super) async fn take_down(
+        &mut self,
+        what: String,
+        asked: Option<Asked>,
+        (ahead_bytes, spare_epoch): (u64, u64),
+        spares: Option<Placement>,
+    ) {
         if !matches!(self.line, Line::Up { .. }) {
             return;
         }
@@ -209,8 +238,17 @@ impl Supervisor {
         let down = Line::Down { again_at: Instant::now() };
         let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
         let (what_for, before) = (what.clone(), stages.clone());
-        let (n_stages, read_bytes) = (0, 0);
-        self.change = Some(Change { asked, what: what_for, begun, before, n_stages, read_bytes });
+        self.change = Some(Change {
+            asked,
+            what: what_for,
+            begun,
+            before,
+            n_stages: 0,
+            read_bytes: 0,
+            ahead_bytes,
+            spare_epoch,
+            spares,
+        });
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Down { reason: what, planned: true }).await;
         self.off_the_line(&stages);
@@ -256,23 +294,36 @@ impl Supervisor {
         let change = self.change.take();
         self.let_go(change.as_ref().map_or(&[], |change| &change.before));
         let Some(change) = change else { return };
-        let Change { asked, what, begun, n_stages, read_bytes, .. } = change;
+        let Change {
+            asked,
+            what,
+            begun,
+            n_stages,
+            read_bytes,
+            ahead_bytes,
+            spares,
+            spare_epoch,
+            ..
+        } = change;
+        drop(spares);
+        self.free_spares(spare_epoch);
         let ms = begun.elapsed().as_millis();
         let Moved { sequences, bytes } = moved;
         tracing::info!(
             what,
             ms,
             n_stages,
+            ahead_bytes,
             read_bytes,
             sequences,
             state_bytes = bytes,
             "the line has changed"
         );
         if let Some(asked) = asked {
-            let (weights, states) = (format_bytes(read_bytes), format_bytes(bytes));
+            let [ahead, weights, states] = [ahead_bytes, read_bytes, bytes].map(format_bytes);
             let text = format!(
-                "{what}; {n_stages} stages, streams paused for {ms} ms; {weights} of weights loaded, {states} of \
-                 states moved"
+                "{what}; {n_stages} stages, streams paused for {ms} ms; {ahead} of weights loaded before, {weights} in \
+                 the pause; {states} of states moved"
             );
             // Whoever asked may have gone.
             let _ = asked.reply.send(Ok(Answer::Done(text)));
@@ -298,10 +349,10 @@ impl Supervisor {
     }
 
     /// Cuts the layers anew where that pays, if the operator lets us.
-    pub(super) async fn rebalance_if_it_pays(&mut self) {
+    pub(super) fn rebalance_if_it_pays(&mut self) {
         // One computes slower than planned, or not any more.
         self.rebalancing.speeds_changed |= self.speeds_changed();
-        if !self.ends.config.rebalance {
+        if !self.ends.config.rebalance || self.coming.is_some() {
             return;
         }
         let Line::Up { stages, since, .. } = &self.line else { return };
@@ -329,7 +380,7 @@ impl Supervisor {
             Some(gain) if gain >= PAYS => {
                 self.rebalancing.last = Some(now);
                 let what = format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
-                self.change(what, None).await;
+                self.change(what, None, None);
             }
             _ => self.rebalancing.in_vain = spares,
         }

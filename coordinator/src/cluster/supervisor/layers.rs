@@ -3,20 +3,12 @@
 use std::ops::Range;
 
 use super::super::admin::Refused;
+use super::super::ahead::Ordered;
 use super::super::conn::Conn;
 use super::super::place;
 use super::super::reconcile::MemberId;
 use super::{Line, Supervisor};
 use crate::plan::HandCut;
-
-/// A line that was ordered: it is built once, while all of its members are there.
-#[derive(Clone, Debug)]
-pub(super) struct Ordered {
-    /// Members, first stage first.
-    pub who: Vec<MemberId>,
-    /// Where it is cut.
-    pub cut: HandCut,
-}
 
 impl Supervisor {
     /// The line that an order to move `layers` to `worker` makes, and the worker's name.

@@ -159,7 +159,7 @@ impl Supervisor {
     pub(super) async fn heart_stopped(&mut self, id: MemberId, error: WorkerError) {
         match &error {
             WorkerError::StageFailed { .. } => {}
-            WorkerError::Busy { .. } => return self.wants_to_leave(id, error).await,
+            WorkerError::Busy { .. } => return self.wants_to_leave(id, error),
             _ => return self.member_gone(id, error.to_string()).await,
         }
         // Its neighbours' stages fail with it: who began is asked for.
@@ -194,6 +194,7 @@ impl Supervisor {
         let line = std::mem::replace(&mut self.line, Line::Down { again_at: now });
         self.building.abort_all();
         self.building = JoinSet::new();
+        self.give_up_coming(&reason);
         let stood = match line {
             Line::Up { since, stages, .. } => {
                 // The driver hears of it before a suspect is killed, which would look like another fault.

@@ -1,0 +1,214 @@
+//! Loading ahead: while a line runs, its workers load what their stages of the next line lack, so that streams do not
+//! wait for it. It takes one thread, and memory beside the stage that computes; where there is none, Load does all.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use brigade_proto::control::{LoadedFacts, Phase, PrepareReply};
+use brigade_proto::failure::{Failure, FailureKind};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{Inner, Resident, Worker, over};
+use crate::backend::KeptWeights;
+use crate::executor::gone;
+use crate::load::{Loader, Room};
+use crate::order::{Order, StageKey};
+
+/// What the next line's stage will find in memory.
+pub(super) struct Ahead {
+    order: Arc<Order>,
+    /// Layers that the stage has which computes now.
+    has: Range<usize>,
+    given_up: CancellationToken,
+    /// Once it is loaded.
+    weights: Option<AheadWeights>,
+}
+
+/// Weights that were loaded ahead.
+pub(super) struct AheadWeights {
+    key: StageKey,
+    pub(super) kept: KeptWeights,
+    nbytes: u64,
+}
+
+impl AheadWeights {
+    /// Its tensors that are what `order` asks for.
+    pub(super) fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
+        let same = self.key.same_tensors(order, host_id);
+        self.kept.tensors().filter(|tensor| same.contains(*tensor)).map(str::to_owned).collect()
+    }
+}
+
+impl Ahead {
+    /// What was loaded; nothing more is.
+    pub(super) fn into_weights(self) -> Option<AheadWeights> {
+        self.given_up.cancel();
+        self.weights
+    }
+}
+
+impl Inner {
+    /// Bytes of weights that were loaded ahead.
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        self.ahead_weights().map_or(0, |weights| weights.nbytes)
+    }
+
+    pub(super) fn ahead_weights(&self) -> Option<&AheadWeights> {
+        self.ahead.as_ref()?.weights.as_ref()
+    }
+
+    /// The line whose stage computes; for calls beside it.
+    fn running(&mut self, coordinator_id: &str, epoch: u64) -> Result<&Resident, Failure> {
+        self.session.check(Instant::now(), coordinator_id, epoch)?;
+        let phase = self.session.phase();
+        if !matches!(phase, Phase::Ready | Phase::Running) {
+            let why = format!("epoch {epoch} is in {}: no stage computes", phase.as_str_name());
+            return Err(Failure::refusal(FailureKind::WrongPhase, why));
+        }
+        let resident = self.resident.as_ref().filter(|resident| resident.stage.is_some());
+        resident.ok_or_else(gone)
+    }
+}
+
+impl Worker {
+    /// Finds the bytes of the stage that this worker will have on the next line.
+    ///
+    /// # Errors
+    /// The session's refusals, WrongPhase where no stage computes, and [`Loader::locate`]'s.
+    pub async fn prepare_ahead(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        order: Order,
+    ) -> Result<PrepareReply, Failure> {
+        let order = Arc::new(order);
+        let (held, had, given_up) = {
+            let mut inner = self.inner();
+            let resident = inner.running(coordinator_id, epoch)?;
+            let held = resident.key.same_tensors(&order, &self.loader.host_id);
+            let had = resident.key.place().1;
+            let given_up = inner.epoch_over.child_token();
+            let (has, weights) = (0..0, None);
+            let ahead = Ahead { order: order.clone(), has, given_up: given_up.clone(), weights };
+            // Whatever was wanted before is not wanted any more.
+            let before = inner.ahead.replace(ahead);
+            before.inspect(|before| before.given_up.cancel());
+            (held, had.start as usize..had.end as usize, given_up)
+        };
+        tracing::info!(epoch, model = order.model_name, "prepare ahead");
+        let reply = self.locate(order.clone(), held.clone(), given_up).await?;
+        let mut inner = self.inner();
+        let ahead = inner.ahead.as_mut().filter(|ahead| Arc::ptr_eq(&ahead.order, &order));
+        let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
+        ahead.has = stays(&order, &held, had);
+        Ok(reply)
+    }
+
+    /// Loads what was prepared ahead. `progress` is told `(done, total)` bytes.
+    ///
+    /// # Errors
+    /// The session's refusals; WrongPhase where nothing was prepared, or its bytes are missing; NoMemory where there is
+    /// no room beside the stage; what loading fails with. The line runs on.
+    pub async fn load_ahead(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        progress: impl Fn(u64, u64) + Send + 'static,
+    ) -> Result<LoadedFacts, Failure> {
+        let (order, has, given_up, room) = {
+            let mut inner = self.inner();
+            let resident = inner.running(coordinator_id, epoch)?;
+            let room = self.room_beside(resident);
+            let ahead = inner.ahead.as_ref().ok_or_else(|| {
+                Failure::refusal(FailureKind::WrongPhase, "call PrepareAhead first")
+            })?;
+            (ahead.order.clone(), ahead.has.clone(), ahead.given_up.clone(), room)
+        };
+        let started = Instant::now();
+        let (loader, loading) = (self.loader.clone(), order.clone());
+        let work = move || load(&loader, &loading, &has, room, &given_up, progress);
+        let (weights, read_bytes) = on_own_thread(work).await?;
+        let nbytes = weights.nbytes;
+        let mut inner = self.inner();
+        let current = inner.session.is_at(coordinator_id, epoch);
+        let ahead = inner.ahead.as_mut().filter(|a| current && Arc::ptr_eq(&a.order, &order));
+        let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
+        ahead.weights = Some(weights);
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!(epoch, nbytes, read_bytes, ms = (seconds * 1e3) as u64, "loaded ahead");
+        Ok(LoadedFacts {
+            weight_bytes: nbytes,
+            seconds,
+            metadata_hash: order.header.0.as_bytes().to_vec().into(),
+            read_bytes,
+            ..LoadedFacts::default()
+        })
+    }
+
+    /// Whether a blob belongs to what is prepared ahead.
+    pub(super) fn wants_ahead(inner: &Inner, blob: &brigade_proto::control::Blob) -> bool {
+        inner.ahead.as_ref().is_some_and(|ahead| ahead.order.wants(blob))
+    }
+
+    /// Memory beside the stage that computes: its states may be there twice when they move.
+    fn room_beside(&self, resident: &Resident) -> u64 {
+        let facts = resident.stage.as_ref().map(|stage| &stage.loaded.facts);
+        let taken = facts.map_or(0, |facts| {
+            facts.weight_bytes.saturating_add(facts.state_bytes.saturating_mul(2))
+        });
+        let copies = self.copies.nbytes();
+        self.loader.memory_limit.saturating_sub(taken.saturating_add(copies))
+    }
+}
+
+/// The layers that a worker goes on with: those that it `had`, if all of their tensors that the order has are `held`.
+fn stays(order: &Order, held: &HashSet<String>, had: Range<usize>) -> Range<usize> {
+    let wanted = order.spec.layer_begin as usize..order.spec.layer_end as usize;
+    let both = had.start.max(wanted.start)..had.end.min(wanted.end);
+    let of_both = |name: &str| {
+        brigade_engine::arch::layer_of(name).is_some_and(|layer| both.contains(&layer))
+    };
+    let same = order.tensors.iter().all(|t| !of_both(&t.name) || held.contains(&t.name));
+    if same && !both.is_empty() { both } else { 0..0 }
+}
+
+fn load(
+    loader: &Loader,
+    order: &Order,
+    has: &Range<usize>,
+    room: u64,
+    given_up: &CancellationToken,
+    progress: impl Fn(u64, u64) + Send + 'static,
+) -> Result<(AheadWeights, u64), Failure> {
+    let layer = |name: &String| brigade_engine::arch::layer_of(name);
+    let in_memory = order.tensors.iter().map(|tensor| &tensor.name);
+    let in_memory = in_memory.filter(|name| layer(name).is_some_and(|layer| has.contains(&layer)));
+    let found = loader.find(order, &in_memory.cloned().collect(), given_up)?;
+    let key = order.key(found.content.clone());
+    let total = order.tensor_bytes();
+    let mut done = 0;
+    let count = Box::new(move |nbytes: u64| {
+        done += nbytes;
+        progress(done, total);
+    });
+    let room = Room { nbytes: room, has: has.clone() };
+    let (kept, nbytes, read_bytes) = loader.load_ahead(order, found, room, given_up, count)?;
+    Ok((AheadWeights { key, kept, nbytes }, read_bytes))
+}
+
+/// Runs work that pins its thread: one of the runtime's would stay pinned.
+async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let (done, result) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("load-ahead".into());
+    let spawned = thread.spawn(move || drop(done.send(work())));
+    spawned.map_err(|error| {
+        Failure::refusal(FailureKind::Io, format!("cannot start a thread to load ahead: {error}"))
+    })?;
+    let failed = || Failure::refusal(FailureKind::Compute, "loading ahead failed: see the log");
+    result.await.unwrap_or_else(|_| Err(failed()))
+}
