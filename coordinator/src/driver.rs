@@ -28,6 +28,7 @@ use crate::handle::{
 use crate::keys::KeyEnd;
 use crate::meter::Meter;
 use crate::metrics;
+use crate::numerics::Numerics;
 use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::sched::{
@@ -137,6 +138,9 @@ struct Driver {
     down_because: Option<String>,
     /// A planned change is under way: the next line is about to come.
     changing: bool,
+    /// What the line computes, or the last one did, and what the one before it.
+    numerics: Option<Numerics>,
+    numerics_before: Option<Numerics>,
     /// Ubatches not yet back.
     in_flight: HashMap<u64, Sent>,
     /// States on their way out of the line or into it.
@@ -166,6 +170,8 @@ impl Driver {
             broken: None,
             down_because: None,
             changing: false,
+            numerics: None,
+            numerics_before: None,
             in_flight: HashMap::new(),
             states,
             checkpoints,
@@ -218,12 +224,14 @@ impl Driver {
                     tokens,
                     "goes on: computes again what it had"
                 );
-                if let Some(live) = self.live.get(&request) {
-                    live.replayed(tokens);
+                let before = self.numerics_before;
+                if let Some(live) = self.live.get_mut(&request) {
+                    live.replayed(tokens, before);
                 }
             }
             Action::Token { request, token, .. } => {
-                self.with_live(request, |live| live.token(now, token));
+                let numerics = self.numerics;
+                self.with_live(request, |live| live.token(now, token, numerics));
             }
             Action::Logits { request, pos, row } => {
                 self.with_live(request, |live| live.logits(now, pos, row));
@@ -442,6 +450,7 @@ impl Driver {
                 self.broken = None;
                 self.down_because = None;
                 self.changing = false;
+                self.numerics_before = self.numerics.replace(info.numerics());
                 self.status.send_replace(Status::Ready(info));
                 self.line_opened(*line);
             }

@@ -57,6 +57,8 @@ pub struct End {
     pub n_reused: u32,
     /// Positions that were computed again because a line was lost.
     pub n_recomputed: u32,
+    /// Whether it went on where other bits are computed than before.
+    pub numerics_changed: bool,
     /// From submission to the first token: queue and prefill.
     pub to_first: Duration,
     /// From there to the end.
@@ -221,6 +223,7 @@ impl Generation {
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
             n_recomputed: self.sequence.recomputed(),
+            numerics_changed: self.sequence.numerics_changed(),
             to_first: first - self.submitted,
             after_first: now - first,
         }
@@ -234,6 +237,7 @@ impl Generation {
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
             n_recomputed: self.sequence.recomputed(),
+            numerics_changed: self.sequence.numerics_changed(),
             to_first,
             after_first,
         };

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::health::Loading;
 use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
+use crate::numerics::Numerics;
 use crate::request::{Request, RequestError};
 use crate::sched;
 pub use crate::sched::{FinishReason, RequestId};
@@ -54,6 +55,14 @@ pub struct LineInfo {
     pub stages: Vec<StageInfo>,
 }
 
+impl LineInfo {
+    /// By the numbers of its layers' kernels.
+    pub fn numerics(&self) -> Numerics {
+        let of_stage = |stage: &StageInfo| vec![stage.numerics; stage.layers.len()];
+        Numerics::of_layers(self.stages.iter().flat_map(of_stage))
+    }
+}
+
 /// One stage of the line that runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageInfo {
@@ -69,6 +78,8 @@ pub struct StageInfo {
     pub gb_per_second: f64,
     /// Int8 products measured there, 10^9 operations a second.
     pub gop_per_second: f64,
+    /// Number of what its kernel table computes.
+    pub numerics: u32,
 }
 
 impl StageInfo {
@@ -219,6 +230,8 @@ pub struct Past {
     pub recorder: Recorder,
     /// Its tokens so far; `None`: it begins here.
     pub drawn: Option<Vec<SampledToken>>,
+    /// What drew the last of them.
+    pub numerics: Option<Numerics>,
 }
 
 /// Rows of a sequence that were not computed, or computed twice.
@@ -226,6 +239,7 @@ pub struct Past {
 pub struct Counts {
     reused: AtomicU32,
     recomputed: AtomicU32,
+    numerics_changed: AtomicBool,
 }
 
 impl Counts {
@@ -237,6 +251,16 @@ impl Counts {
     /// The line was lost, and `tokens` more are computed a second time.
     pub fn add_recomputed(&self, tokens: u32) {
         self.recomputed.fetch_add(tokens, Ordering::AcqRel);
+    }
+
+    /// It goes on where other bits are computed than before.
+    pub fn set_numerics_changed(&self) {
+        self.numerics_changed.store(true, Ordering::Release);
+    }
+
+    /// Whether it did.
+    pub fn has_changed_numerics(&self) -> bool {
+        self.numerics_changed.load(Ordering::Acquire)
     }
 }
 
@@ -427,6 +451,11 @@ impl Sequence {
     /// Positions that were computed again because a line was lost.
     pub fn recomputed(&self) -> u32 {
         self.counts.recomputed.load(Ordering::Acquire)
+    }
+
+    /// Whether it went on where other bits are computed than before.
+    pub fn numerics_changed(&self) -> bool {
+        self.counts.has_changed_numerics()
     }
 
     /// The next event; `None` after the last one.

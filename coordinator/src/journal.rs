@@ -20,6 +20,7 @@ use std::time::Duration;
 use brigade_engine::batch::SampledToken;
 use thiserror::Error;
 
+use crate::numerics::Numerics;
 use crate::sched::FinishReason;
 pub use records::Opened;
 use records::Record;
@@ -85,6 +86,8 @@ struct State {
 pub struct Drawn {
     /// Its tokens.
     pub tokens: Vec<SampledToken>,
+    /// What drew the last of them.
+    pub numerics: Option<Numerics>,
     /// How it ended, if it has.
     pub finish: Option<FinishReason>,
 }
@@ -244,11 +247,11 @@ impl Entry {
 }
 
 impl Recorder {
-    /// The sequence has drawn its next token.
-    pub fn token(&self, token: &SampledToken) {
+    /// The sequence has drawn its next token; `numerics` where it is not of what drew the one before.
+    pub fn token(&self, token: &SampledToken, numerics: Option<Numerics>) {
         let mut state = self.entry.journal.state();
         if state.live_bytes < MAX_LIVE_BYTES {
-            let record = Record::token(self.entry.no, self.sequence, token);
+            let record = Record::token(self.entry.no, self.sequence, token, numerics);
             state.note(self.entry.no, &record);
         }
     }
@@ -302,9 +305,10 @@ mod tests {
         let (journal, found) = Journal::open(&folder, "m").unwrap();
         assert!(found.is_empty());
         let (a, b) = (journal.begin(opened("a")).unwrap(), journal.begin(opened("b")).unwrap());
-        (0..5).for_each(|id| a.recorder(1).token(&token(id)));
+        let numerics = Numerics::of_layers([1, 1]);
+        (0..5).for_each(|id| a.recorder(1).token(&token(id), (id == 0).then_some(numerics)));
         a.recorder(0).finished(&FinishReason::Stop(token(9)));
-        b.recorder(0).token(&token(6));
+        b.recorder(0).token(&token(6), None);
         b.over();
         drop((a, b));
         journal.close();
@@ -315,12 +319,14 @@ mod tests {
         assert_eq!(drawn[1].tokens, (0..5).map(token).collect::<Vec<_>>());
         assert_eq!(drawn[0].finish, Some(FinishReason::Stop(token(9))));
         assert!(drawn[1].finish.is_none());
+        assert_eq!((drawn[0].numerics, drawn[1].numerics), (None, Some(numerics)));
         // It goes on where it was.
-        found[0].entry.recorder(1).token(&token(5));
+        found[0].entry.recorder(1).token(&token(5), None);
         drop(found);
         journal.close();
         let (journal, found) = Journal::open(&folder, "m").unwrap();
         assert_eq!(found[0].drawn[1].tokens.len(), 6);
+        assert_eq!(found[0].drawn[1].numerics, Some(numerics));
         drop(found);
         journal.close();
         let (journal, found) = Journal::open(&folder, "another").unwrap();
@@ -334,7 +340,7 @@ mod tests {
         let folder = folder("torn");
         let (journal, _) = Journal::open(&folder, "m").unwrap();
         let entry = journal.begin(opened("a")).unwrap();
-        (0..3).for_each(|id| entry.recorder(0).token(&token(id)));
+        (0..3).for_each(|id| entry.recorder(0).token(&token(id), None));
         drop(entry);
         journal.close();
         let path = folder.join(FILE);

@@ -26,6 +26,7 @@ pub mod keys;
 pub mod meter;
 pub mod metrics;
 pub mod model;
+pub mod numerics;
 pub mod pki;
 pub mod plan;
 pub mod random;

@@ -109,6 +109,13 @@ pub fn check_claims(caps: &Capabilities) -> Result<(), Incompatible> {
     }
     let n = caps.features.len();
     possible(n <= MAX_ABILITIES, "capabilities.features", n, format!("at most {MAX_ABILITIES}"))?;
+    let n = caps.kernel_numerics.len();
+    possible(
+        n <= MAX_ABILITIES,
+        "capabilities.kernel_numerics",
+        n,
+        format!("at most {MAX_ABILITIES}"),
+    )?;
     short_name("capabilities.kernels", &caps.kernels)?;
     short_name("capabilities.host_id", &caps.host_id)?;
     short_name("capabilities.platform", &caps.platform)
@@ -130,6 +137,12 @@ fn possible(
         return Ok(());
     }
     Err(Incompatible::Absurd { field, value: value.to_string(), expected })
+}
+
+/// The number of what a kernel table of a worker computes. Releases that do not say have 1.
+pub fn numerics(caps: &Capabilities, table: &str) -> u32 {
+    let mut tables = caps.kernel_tables.iter().zip(&caps.kernel_numerics);
+    tables.find(|(name, _)| *name == table).map_or(1, |(_, numerics)| *numerics)
 }
 
 /// Checks that a worker has everything in `needs`.

@@ -27,6 +27,8 @@ pub struct Abilities {
     pub kv_types: Vec<KvType>,
     /// Op tables this CPU runs, best first.
     pub kernel_tables: Vec<String>,
+    /// The number of what each of these computes.
+    pub kernel_numerics: Vec<u32>,
     /// The one used by default.
     pub kernels: String,
     /// Compute threads used by default.

@@ -67,6 +67,7 @@ impl CpuBackend {
             quant_types: quant_types(),
             kv_types: vec![KvType::F32, KvType::F16, KvType::Q80],
             kernel_tables: kernels::available().iter().map(|k| k.name.to_owned()).collect(),
+            kernel_numerics: kernels::available().iter().map(|k| k.numerics).collect(),
             kernels: kernels.name.to_owned(),
             threads: threads as u32,
             gb_per_second,

@@ -4,6 +4,7 @@
 //! bytes that it lacks. All stages go through this at the same time. Nothing is loaded before every worker
 //! has accepted.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use brigade_engine::error::ModelError;
 use brigade_engine::gguf::TensorInfo;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_engine::state::Prefixes;
-use brigade_proto::capability::Requirements;
+use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec,
     TensorRef,
@@ -141,11 +142,12 @@ impl Placement {
     pub fn info(&self) -> LineInfo {
         let stage = |s: &PlacedStage| {
             let caps = s.conn.capabilities();
-            let kernels = &self.kernels;
+            let kernels = self.kernels.clone().unwrap_or_else(|| caps.kernels.clone());
             StageInfo {
                 worker: s.conn.name().to_string(),
                 layers: s.layers.clone(),
-                kernels: kernels.clone().unwrap_or_else(|| caps.kernels.clone()),
+                numerics: capability::numerics(caps, &kernels),
+                kernels,
                 threads: caps.threads,
                 gb_per_second: caps.gb_per_second,
                 gop_per_second: caps.gop_per_second,
@@ -167,8 +169,8 @@ pub async fn place(
     identity: Identity,
     progress: &Progress,
 ) -> Result<Placement, PlaceError> {
-    tell_kernels(&conns, options);
     let placement = placed(model, conns, options, identity).await?;
+    tell_kernels(&placement.info());
     let mut preparing = JoinSet::new();
     for order in orders(model, &placement, options)? {
         preparing.spawn(prepare(model.clone(), order, progress.clone()));
@@ -287,13 +289,18 @@ pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
     }
 }
 
-/// Says where workers compute on different kernel tables: the same bits at different speeds.
-fn tell_kernels(conns: &[(MemberId, Conn)], options: &StageOptions) {
-    let mut tables: Vec<&str> =
-        conns.iter().map(|(_, c)| c.capabilities().kernels.as_str()).collect();
-    tables.sort_unstable();
-    tables.dedup();
-    if options.kernels.is_none() && tables.len() > 1 {
+/// Says where workers compute on different kernel tables, and whether these give the same bits.
+fn tell_kernels(line: &LineInfo) {
+    let of = |what: fn(&StageInfo) -> String| {
+        line.stages.iter().map(what).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let (tables, numerics) = (of(|s| s.kernels.clone()), of(|s| s.numerics.to_string()));
+    if numerics.len() > 1 {
+        tracing::warn!(
+            numerics = numerics.join(", "),
+            "workers of several releases compute other bits: until all are of one, answers depend on the cut"
+        );
+    } else if tables.len() > 1 {
         tracing::info!(
             tables = tables.join(", "),
             "workers use different kernel tables: the same results, at different speeds"

@@ -10,6 +10,7 @@ use crate::handle::{Counts, Failure, Finish, FinishReason, Past, SeqEvent, Statu
 use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
 use crate::metrics;
+use crate::numerics::Numerics;
 use crate::request::RequestError;
 use crate::sched::{Micros, Rejection};
 
@@ -27,6 +28,8 @@ pub(super) struct Client {
     latest: Micros,
     /// Where it is noted, if it can be gone on with.
     recorder: Option<Recorder>,
+    /// What has computed its latest rows.
+    numerics: Option<Numerics>,
 }
 
 impl Client {
@@ -48,12 +51,14 @@ impl Client {
             first: None,
             latest: now,
             recorder: None,
+            numerics: None,
         }
     }
 
     /// It is noted from here on, and gets what it had drawn before; the tokens' ids, and mirostat's mu after them.
     pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<(Vec<u32>, Option<f32>)> {
         self.recorder = Some(past.recorder);
+        self.numerics = past.numerics;
         let drawn = past.drawn?;
         if !drawn.is_empty() {
             self.first = Some(now);
@@ -73,10 +78,21 @@ impl Client {
         self.counts.set_reused(tokens);
     }
 
-    /// It has a place again after its line was lost; so many positions are computed a second time.
-    pub(super) fn replayed(&self, tokens: u32) {
+    /// It has a place again after its line was lost; so many positions are computed a second time, where before it was
+    /// on a line with these numerics.
+    pub(super) fn replayed(&mut self, tokens: u32, before: Option<Numerics>) {
         metrics::replayed(tokens);
         self.counts.add_recomputed(tokens);
+        self.numerics = self.numerics.or(before);
+    }
+
+    /// It is computed on a line with these numerics; what they are if that is news.
+    fn computed_with(&mut self, numerics: Option<Numerics>) -> Option<Numerics> {
+        let before = std::mem::replace(&mut self.numerics, numerics);
+        if before.is_some() && before != numerics {
+            self.counts.set_numerics_changed();
+        }
+        numerics.filter(|_| before != numerics)
     }
 
     /// The scheduler has it.
@@ -107,8 +123,14 @@ impl Client {
         }
     }
 
-    /// Sends a token; `false` if nobody wants it.
-    pub(super) fn token(&mut self, now: Micros, token: SampledToken) -> bool {
+    /// Sends a token that a line with these numerics drew; `false` if nobody wants it.
+    pub(super) fn token(
+        &mut self,
+        now: Micros,
+        token: SampledToken,
+        numerics: Option<Numerics>,
+    ) -> bool {
+        let news = self.computed_with(numerics);
         match self.first {
             None => {
                 self.first = Some(now);
@@ -117,7 +139,7 @@ impl Client {
             Some(_) => metrics::next_token(now - self.latest),
         }
         self.latest = now;
-        self.recorder.iter().for_each(|recorder| recorder.token(&token));
+        self.recorder.iter().for_each(|recorder| recorder.token(&token, news));
         self.events.try_send(SeqEvent::Token(token)).is_ok()
     }
 

@@ -6,7 +6,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::*;
 use crate::cluster::Moved;
-use crate::handle::SeqEvent;
+use crate::handle::{Counts, LineInfo, SeqEvent};
 use crate::health::Loading;
 use crate::request::{Drawing, Limits};
 use crate::sched::LineSpec;
@@ -45,12 +45,16 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
 
 /// Submits a prompt of three tokens to be continued.
 fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
+    submit_counting(driver, id, Arc::default())
+}
+
+fn submit_counting(driver: &mut Driver, id: u64, counts: Arc<Counts>) -> mpsc::Receiver<SeqEvent> {
     let limits = Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB };
     let drawing = Drawing { max_tokens: Some(20), ..Drawing::default() };
     let request = Request::generate(vec![1, 2, 3], drawing, &limits).unwrap();
     let (events, receiver) = mpsc::channel(request.max_events());
     let (verdict, _) = oneshot::channel();
-    let (id, counts) = (RequestId(id), Arc::default());
+    let id = RequestId(id);
     driver.submit(Submission { id, request, events, verdict, counts, past: None });
     receiver
 }
@@ -104,6 +108,38 @@ async fn a_client_that_leaves_makes_no_ubatch_overtake_another() {
     assert!(later.len() == 2 && opens(&later[1]), "{later:?}");
     assert_eq!(later.iter().map(|u| u.id).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(driver.live.len(), 2);
+}
+
+/// A line whose layers are computed with kernels of these numbers.
+fn line_with(epoch: u64, numbers: [u32; N_STAGES]) -> (OpenLine, mpsc::Receiver<LaneFrame>) {
+    let (mut line, sent) = OpenLine::of_nobody(epoch, SPEC);
+    let stage = |(i, numerics): (usize, u32)| StageInfo {
+        layers: 2 * i..2 * i + 2,
+        numerics,
+        ..StageInfo::default()
+    };
+    line.info = Arc::new(LineInfo { stages: numbers.into_iter().enumerate().map(stage).collect() });
+    (line, sent)
+}
+
+#[tokio::test]
+async fn a_stream_that_goes_on_where_other_bits_are_computed_says_so() {
+    for (after, changed) in [([1, 1, 1], false), ([1, 2, 1], true)] {
+        let (mut driver, _) = driver();
+        let (line, mut frames) = line_with(2, [1, 1, 1]);
+        driver.line_event(LineEvent::Up(Box::new(line)));
+        let counts = Arc::<Counts>::default();
+        let mut events = submit_counting(&mut driver, 0, counts.clone());
+        driver.line_news(result(&sent(&mut frames)[0]));
+        let reason = "stage 1 is gone".to_string();
+        driver.line_event(LineEvent::Down { reason, planned: false });
+        let (line, mut frames) = line_with(3, after);
+        driver.line_event(LineEvent::Up(Box::new(line)));
+        assert!(!counts.has_changed_numerics());
+        driver.line_news(result(&sent(&mut frames)[0]));
+        let tokens = std::iter::from_fn(|| events.try_recv().ok()).count();
+        assert_eq!((tokens, counts.has_changed_numerics()), (2, changed));
+    }
 }
 
 fn loading(total_bytes: u64) -> LineEvent {

@@ -40,6 +40,7 @@ pub struct Ended {
     /// spared.
     reused: Vec<Option<u32>>,
     recomputed: u32,
+    numerics_changed: bool,
 }
 
 impl Ended {
@@ -51,6 +52,7 @@ impl Ended {
         let least = &mut self.reused[prompt];
         *least = Some(least.map_or(end.n_reused, |n| n.min(end.n_reused)));
         self.recomputed = self.recomputed.saturating_add(end.n_recomputed);
+        self.numerics_changed |= end.numerics_changed;
     }
 
     /// The counts of a request with so many prompt tokens and drawn tokens.
@@ -62,6 +64,7 @@ impl Ended {
             total_tokens: prompt_tokens.saturating_add(completion_tokens),
             prompt_tokens_details: PromptDetails { cached_tokens },
             recomputed_tokens: self.recomputed,
+            numerics_changed: self.numerics_changed,
         }
     }
 }
@@ -156,7 +159,7 @@ async fn sequence(
 ) -> Result<Sequence, ApiError> {
     let id = app.next_id();
     let Some(resumable) = resumable else { return Ok(app.engine.submit(id, request).await?) };
-    if let Some(Drawn { tokens, finish }) = resumable.drawn(i) {
+    if let Some(Drawn { tokens, finish, .. }) = resumable.drawn(i) {
         // Its last token may have been noted, and its end not.
         let is_long = tokens.len() >= request.max_tokens() as usize;
         let finish = finish.clone().or(is_long.then_some(FinishReason::Length));

@@ -528,6 +528,7 @@ mod tests {
                 n_generated: logprobs.len() as u32,
                 n_reused: 0,
                 n_recomputed: 0,
+                numerics_changed: false,
                 to_first: Duration::ZERO,
                 after_first: Duration::ZERO,
             },

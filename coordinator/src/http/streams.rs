@@ -92,7 +92,9 @@ impl Resumable {
     /// Where sequence number `sequence` is noted, if anywhere.
     pub fn past(&self, sequence: usize) -> Option<Past> {
         let recorder = self.stream.entry.as_ref()?.recorder(sequence);
-        Some(Past { recorder, drawn: self.drawn(sequence).map(|drawn| drawn.tokens.clone()) })
+        let drawn = self.drawn(sequence);
+        let numerics = drawn.and_then(|drawn| drawn.numerics);
+        Some(Past { recorder, drawn: drawn.map(|drawn| drawn.tokens.clone()), numerics })
     }
 }
 

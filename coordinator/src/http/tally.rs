@@ -259,6 +259,7 @@ mod tests {
             n_generated: 5,
             n_reused: 8,
             n_recomputed: 2,
+            numerics_changed: false,
             to_first: Duration::from_millis(10),
             after_first: Duration::from_secs(2),
         };

@@ -19,10 +19,17 @@ pub struct Usage {
     /// Positions that were computed a second time because a worker was lost; left out where there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub recomputed_tokens: u32,
+    /// The answer was begun and gone on with by workers that compute other bits; left out where it was not.
+    #[serde(skip_serializing_if = "is_false")]
+    pub numerics_changed: bool,
 }
 
 fn is_zero(n: &u32) -> bool {
     *n == 0
+}
+
+fn is_false(is: &bool) -> bool {
+    !is
 }
 
 /// More about a prompt's tokens.

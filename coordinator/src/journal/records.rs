@@ -5,6 +5,7 @@ use brigade_engine::batch::SampledToken;
 use serde::{Deserialize, Serialize};
 
 use super::Drawn;
+use crate::numerics::Numerics;
 use crate::sched::FinishReason;
 
 /// A request as it was taken: enough to go on with it, and to write its answer as it was begun.
@@ -37,7 +38,13 @@ pub(super) enum Record {
     /// A request was taken.
     Open { no: u64, opened: Opened },
     /// One of its sequences drew a token.
-    Token { no: u64, sequence: u32, token: Token },
+    Token {
+        no: u64,
+        sequence: u32,
+        token: Token,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        numerics: Option<Numerics>,
+    },
     /// One of its sequences ended; with the token that it ended on, or because it was long enough.
     Finish { no: u64, sequence: u32, stop: Option<Token> },
     /// Nobody will ask for the request.
@@ -80,8 +87,8 @@ impl From<Token> for SampledToken {
 }
 
 impl Record {
-    pub fn token(no: u64, sequence: u32, token: &SampledToken) -> Self {
-        Self::Token { no, sequence, token: token.into() }
+    pub fn token(no: u64, sequence: u32, token: &SampledToken, numerics: Option<Numerics>) -> Self {
+        Self::Token { no, sequence, token: token.into(), numerics }
     }
 
     pub fn finish(no: u64, sequence: u32, reason: &FinishReason) -> Self {
@@ -109,8 +116,9 @@ impl Old {
     /// Takes in a record of one of its sequences.
     pub fn take(&mut self, record: Record) {
         match record {
-            Record::Token { sequence, token, .. } => {
+            Record::Token { sequence, token, numerics, .. } => {
                 if let Some(drawn) = self.drawn.get_mut(sequence as usize) {
+                    drawn.numerics = numerics.or(drawn.numerics);
                     drawn.tokens.push(token.into());
                 }
             }
@@ -138,7 +146,8 @@ pub(super) fn lines(no: u64, old: &Old) -> Vec<u8> {
     let mut out = line(&Record::Open { no, opened: old.opened.clone() });
     for (drawn, sequence) in old.drawn.iter().zip(0..) {
         for token in &drawn.tokens {
-            out.extend(line(&Record::token(no, sequence, token)));
+            // That some were drawn by others than the last is told already.
+            out.extend(line(&Record::token(no, sequence, token, drawn.numerics)));
         }
         if let Some(reason) = &drawn.finish {
             out.extend(line(&Record::finish(no, sequence, reason)));

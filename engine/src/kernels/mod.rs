@@ -58,7 +58,7 @@ pub use pool::{MAX_THREADS, Pool};
 pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
 pub use scan::{FLUSH_EVERY, ScanPart};
 pub use ssd::{Ssd, SsdInput, SsdShape};
-pub use table::{Kernels, available, select};
+pub use table::{Kernels, NUMERICS, available, select};
 pub use wkv6::Wkv6Rows;
 pub use wkv7::{Wkv7Rows, Wkv7Weights};
 

@@ -20,11 +20,17 @@ use super::ssd::SsdTile;
 use super::wkv6::Wkv6Tile;
 use super::wkv7::{Wkv7Head, Wkv7Tile};
 
+/// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
+/// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
+pub const NUMERICS: u32 = 1;
+
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
 /// instructions that this machine has.
 pub struct Kernels {
     /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`.
     pub name: &'static str,
+    /// [`NUMERICS`], unless its bits are others.
+    pub numerics: u32,
     detected: fn() -> bool,
     pub(super) quantize: fn(&[f32], &mut [ActBlock]),
     pub(super) matmul: fn(&MatmulChunk<'_>),
@@ -79,6 +85,7 @@ impl Kernels {
     const fn of<S: Simd>() -> Self {
         Self {
             name: S::NAME,
+            numerics: NUMERICS,
             detected: || S::detect().is_some(),
             quantize: cpu::act::quantize::<S>,
             matmul: cpu::matmul::chunk::<S>,

@@ -6,14 +6,12 @@ use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
 use crate::state::{BlockCopy, BlockSource, LayerPrint, StageCopy};
 
-/// Version of what the ops compute. States of another one would go on with other bits.
-const NUMERICS: u32 = 1;
-
 impl Stage {
     /// What copies of this stage's states belong to: model, cache type and numerics. Weights are told apart layer by
     /// layer, by their fingerprints.
     pub fn copy_kind(&self) -> String {
-        format!("{}, numerics {NUMERICS}", self.identity())
+        // States of other numerics would go on with other bits.
+        format!("{}, numerics {}", self.identity(), self.compute.kernels().numerics)
     }
 
     /// Fingerprints of its layers' weights.

@@ -71,6 +71,7 @@ impl Worker {
             quant_types: abilities.quant_types,
             wire_types: wire_types.into_iter().map(i32::from).collect(),
             kernel_tables: abilities.kernel_tables,
+            kernel_numerics: abilities.kernel_numerics,
             kernels: abilities.kernels,
             threads: abilities.threads,
             memory_limit: limit,

@@ -52,6 +52,7 @@ impl FakeBackend {
             quant_types: vec!["F32".into()],
             kv_types: vec![KvType::F32, KvType::F16],
             kernel_tables: vec!["plain".into()],
+            kernel_numerics: vec![1],
             kernels: "plain".into(),
             threads: 1,
             gb_per_second: 1.0,

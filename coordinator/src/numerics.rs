@@ -1,0 +1,19 @@
+//! What bits a line computes: equal for lines whose layers are computed with kernels of equal numbers, wherever they are
+//! cut. A stream that goes on with other ones is told so in its `usage`.
+
+use serde::{Deserialize, Serialize};
+
+/// A hash of the numbers of what computes each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Numerics(u64);
+
+impl Numerics {
+    /// Of a line; for each layer the number of the kernel table that computes it.
+    pub fn of_layers(numbers: impl IntoIterator<Item = u32>) -> Self {
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
+        let mut first = [0; 8];
+        first.copy_from_slice(&blake3::hash(&bytes).as_bytes()[..8]);
+        Self(u64::from_le_bytes(first))
+    }
+}
