@@ -1,9 +1,11 @@
 //! Streams under load while workers are killed, stopped, and their links cut or held up. Prints, for each model, faults,
-//! streams, lost ones, those with other bytes, positions computed again, and how long streams paused.
+//! streams, lost ones, those with other bytes, positions computed again, and how long streams paused; the last column is
+//! of workers that were killed and restarted.
 //!
 //!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear:tiny-moe
 //!
-//! Ends with an error if a stream was lost or got other bytes. `--seed` repeats a run's faults, though not their
+//! Ends with an error if a stream was lost or got other bytes. `--checkpoint buddy` has the line take copies of states.
+//! `--seed` repeats a run's faults, though not their
 //! moments.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
@@ -45,6 +47,7 @@ struct Options {
     models: Vec<String>,
     size: String,
     seed: u64,
+    checkpoint: String,
 }
 
 /// A worker behind a proxy, which keeps its address over restarts.
@@ -177,6 +180,7 @@ fn run(model: &str, options: &Options) -> bool {
     let mut workers: Vec<Worker> = (0..WORKERS).map(|_| Worker::start()).collect();
     let addresses: Vec<String> = workers.iter().map(|w| w.proxy.address.to_string()).collect();
     let mut args = vec!["-m", path.to_str().unwrap(), "--replace-after", "1", "--max-seqs", "8"];
+    args.extend(["--checkpoint", &options.checkpoint]);
     addresses.iter().for_each(|address| args.extend(["--worker", address]));
     let log = std::env::temp_dir().join(format!("brigade-chaos-{}.log", std::process::id()));
     let server = Server::start_logged(&args, &log);
@@ -198,32 +202,31 @@ fn run(model: &str, options: &Options) -> bool {
         let mixed = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33
     };
-    let (mut pauses, mut kinds) = (Vec::new(), HashMap::new());
+    let (mut pauses, mut kinds) = (Vec::new(), HashMap::<Fault, Vec<Duration>>::new());
     for _ in 0..options.kills {
         std::thread::sleep(Duration::from_millis(200 + next() % 600));
         let all = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Hold];
         let fault = all[next() as usize % all.len()];
-        pauses.push(harm(fault, &mut workers[next() as usize % WORKERS], &seen));
-        *kinds.entry(fault).or_insert(0_usize) += 1;
+        let pause = harm(fault, &mut workers[next() as usize % WORKERS], &seen);
+        pauses.push(pause);
+        kinds.entry(fault).or_default().push(pause);
     }
     seen.stop.store(true, Ordering::SeqCst);
     clients.into_iter().for_each(|client| client.join().unwrap());
-    pauses.sort_unstable();
-    let at =
-        |share: f64| pauses[((pauses.len() - 1) as f64 * share).round() as usize].as_secs_f64();
-    let count = |fault| kinds.get(&fault).copied().unwrap_or(0);
+    let count = |fault| kinds.get(&fault).map_or(0, Vec::len);
+    let restarted = kinds.get(&Fault::Kill).map_or(0.0, |pauses| quantile(pauses, 0.99));
     let [streams, lost, different] =
         [&seen.streams, &seen.lost, &seen.different].map(|n| n.load(Ordering::SeqCst));
     println!(
-        "| {arch} {size} | {} | {} | {} | {} | {streams} | {lost} | {different} | {} | {:.2} | {:.2} | {:.2} |",
+        "| {arch} {size} | {} | {} | {} | {} | {streams} | {lost} | {different} | {} | {:.2} | {:.2} | {:.2} | {restarted:.2} |",
         count(Fault::Kill),
         count(Fault::Stop),
         count(Fault::Cut),
         count(Fault::Hold),
         seen.recomputed.load(Ordering::SeqCst),
-        at(0.5),
-        at(0.99),
-        at(1.0)
+        quantile(&pauses, 0.5),
+        quantile(&pauses, 0.99),
+        quantile(&pauses, 1.0)
     );
     drop(server);
     let well = lost == 0 && different == 0;
@@ -236,9 +239,17 @@ fn run(model: &str, options: &Options) -> bool {
     well
 }
 
+/// Seconds that a share of the pauses stay below.
+fn quantile(pauses: &[Duration], share: f64) -> f64 {
+    let mut pauses = pauses.to_vec();
+    pauses.sort_unstable();
+    pauses[((pauses.len() - 1) as f64 * share).round() as usize].as_secs_f64()
+}
+
 fn options() -> Result<Options, String> {
+    let (size, checkpoint) = ("tiny".to_owned(), "off".to_owned());
     let mut options =
-        Options { kills: 20, models: vec!["llama".to_owned()], size: "tiny".to_owned(), seed: 1 };
+        Options { kills: 20, models: vec!["llama".to_owned()], size, seed: 1, checkpoint };
     // `cargo bench` adds `--bench`.
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(name) = args.next() {
@@ -249,7 +260,11 @@ fn options() -> Result<Options, String> {
             "--seed" => options.seed = number()?,
             "--model" => options.models = value.split(',').map(str::to_owned).collect(),
             "--size" => options.size = value,
-            _ => return Err(format!("{name}: --kills, --model, --size and --seed are there")),
+            "--checkpoint" => options.checkpoint = value,
+            _ => {
+                let there = "--kills, --model, --size, --checkpoint and --seed are there";
+                return Err(format!("{name}: {there}"));
+            }
         }
     }
     Ok(options)
@@ -264,9 +279,9 @@ fn main() -> ExitCode {
         }
     };
     println!(
-        "| model | kill | stop | cut | hold | streams | lost | other bytes | computed again | pause p50 s | p99 | max |"
+        "| model | kill | stop | cut | hold | streams | lost | other bytes | computed again | pause p50 s | p99 | max | p99 of restarts |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let well: Vec<bool> = options.models.iter().map(|model| run(model, &options)).collect();
     if well.iter().all(|well| *well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
