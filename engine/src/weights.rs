@@ -189,14 +189,14 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// What the products of tensor `name`, `n` matrices, are multiplied with. NVFP4 has scales in eight bits
-    /// only, so its tensors `X.weight` may have an f32 scale for each matrix in `X.scale`. `X.input_scale`
-    /// would be for activations of four bits: ours have eight, and scales of their own.
+    /// only, and BitNet's ternary weights have none, so tensors `X.weight` may have an f32 scale for each matrix in
+    /// `X.scale`. NVFP4's `X.input_scale` would be for activations of four bits: ours have eight, and scales of their
+    /// own.
     fn scales(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         let is_nvfp4 = self.model.tensor(name).is_some_and(|tensor| tensor.ty == GgmlType::NVFP4);
-        let stem = name.strip_suffix(".weight").filter(|_| is_nvfp4);
-        let Some(stem) = stem else { return Ok(vec![1.0; n]) };
+        let Some(stem) = name.strip_suffix(".weight") else { return Ok(vec![1.0; n]) };
         let of_inputs = format!("{stem}.input_scale");
-        if self.has(&of_inputs) {
+        if is_nvfp4 && self.has(&of_inputs) {
             self.taken.insert(of_inputs);
         }
         Ok(self.opt_vector(&format!("{stem}.scale"), n)?.unwrap_or_else(|| vec![1.0; n]))

@@ -19,8 +19,9 @@ const PROMPT: usize = 1_150;
 /// Models of the repository's golden folder. They have f32 weights and two quants, per-head norms and scales,
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
-/// positions, slopes, or layers without attention.
-const MODELS: [&str; 29] = [
+/// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
+/// embedded rows beside the stream.
+const MODELS: [&str; 36] = [
     "llama",
     "qwen3",
     "granite",
@@ -50,6 +51,13 @@ const MODELS: [&str; 29] = [
     "rwkv6",
     "arwkv7-plain",
     "plamo2",
+    "mistral4",
+    "laguna",
+    "laguna-values",
+    "step35",
+    "talkie",
+    "muse-glimmer",
+    "bitnet",
 ];
 
 fn path(model: &str) -> PathBuf {

@@ -33,11 +33,48 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// A factor on q that grows with the position.
     pub temperature: Option<Temperature>,
-    /// Whether the query projection has a gate behind each head's query, whose sigmoid multiplies the
-    /// head's output.
-    pub gated: bool,
+    /// What multiplies the heads' outputs; `None`: nothing.
+    pub gate: Option<HeadGate>,
+    /// Epsilon of an RMS norm (`attn_sub_norm`) of all heads' outputs together; `None` without it.
+    pub sub_norm: Option<f32>,
     /// Whether the bias of the output projection is added, where the file has one.
     pub output_bias: bool,
+}
+
+/// A factor on what the heads give, made of the block's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadGate {
+    /// The rows that it is made of.
+    pub source: GateSource,
+    /// What becomes of them.
+    pub activation: GateActivation,
+}
+
+impl HeadGate {
+    /// The sigmoid of what `source` gives.
+    pub(super) fn sigmoid(source: GateSource) -> Self {
+        Self { source, activation: GateActivation::Sigmoid }
+    }
+}
+
+/// The projection that a [`HeadGate`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateSource {
+    /// Rows behind each head's query in the query projection, one for each of the head's values.
+    BehindQuery,
+    /// `attn_gate`, with a row for each value of each head.
+    EachValue,
+    /// `attn_gate`, with a row for each head.
+    EachHead,
+}
+
+/// From a projection's row to a factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `ln(1 + exp(x))`.
+    Softplus,
 }
 
 /// What rotates q and k.
@@ -78,6 +115,8 @@ pub enum NormOver {
     HeadUnweighted,
     /// Each head with weights of its own.
     HeadOwn,
+    /// Each head without weights; a query is then multiplied by its head's factor.
+    HeadFactor,
     /// Each head with weights of its own, the mean taken off first.
     HeadLayer,
     /// All heads together.
@@ -152,7 +191,8 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         alibi: None,
         sinks: false,
         temperature: None,
-        gated: false,
+        gate: None,
+        sub_norm: None,
         output_bias: true,
     })
 }
@@ -175,6 +215,33 @@ impl Hparams<'_> {
         let period = self.u32(KEY)?.unwrap_or(period) as usize;
         let windowed = |il: usize| period == 0 || il % period < period - 1;
         Ok((0..self.n_layer()).map(windowed).collect())
+    }
+
+    /// As [`Self::windowed_layers`], where a period that the file does not list begins with the layer without a
+    /// window.
+    ///
+    /// # Errors
+    /// As [`Self::windowed_layers`].
+    pub fn windowed_layers_behind(&self, period: u32) -> Result<Vec<bool>, ModelError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        if self.flags(KEY)?.is_some() {
+            return self.windowed_layers(period);
+        }
+        let period = self.u32(KEY)?.unwrap_or(period) as usize;
+        let windowed = |il: usize| period == 0 || !il.is_multiple_of(period);
+        Ok((0..self.n_layer()).map(windowed).collect())
+    }
+
+    /// The layers with windows of a model whose file must list them.
+    ///
+    /// # Errors
+    /// It does not, or the list has not one flag for each layer.
+    pub fn listed_windows(&self) -> Result<Vec<bool>, ModelError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        match self.flags(KEY)? {
+            Some(_) => self.windowed_layers(0),
+            None => Err(self.bad(KEY, "must be a list with a flag for each layer")),
+        }
     }
 
     /// `attention.sliding_window`; `None` where it is missing or 0.

@@ -75,6 +75,24 @@ fn rope_with(hp: &Hparams<'_>, layout: RopeLayout, factors: bool) -> Result<Rope
     RopeSpec::read(hp, layout, head_dim, factors)
 }
 
+/// `rope` with as many rotated values as `rope.dimension_count_swa` says, where the file has the key.
+pub(super) fn local_width(hp: &Hparams<'_>, rope: RopeSpec) -> Result<RopeSpec, ModelError> {
+    const KEY: &str = "rope.dimension_count_swa";
+    let Some(n_rot) = hp.u32(KEY)?.map(|n| n as usize) else { return Ok(rope) };
+    let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);
+    let (head_dim, _) = hp.head_dims(n_head)?;
+    if !n_rot.is_multiple_of(2) || n_rot == 0 || n_rot > head_dim {
+        let problem = format!("is {n_rot}; it must be even and at most the head's {head_dim}");
+        return Err(hp.bad(KEY, &problem));
+    }
+    Ok(RopeSpec { n_rot, ..rope })
+}
+
+/// `rope` without what stretches it over longer contexts.
+pub(super) fn unscaled(rope: &RopeSpec) -> RopeSpec {
+    RopeSpec { freq_scale: 1.0, attn_factor: 1.0, yarn: None, ..rope.clone() }
+}
+
 /// The heads of layer `il`, rotated by the model's rotation.
 pub(super) fn attention(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpec, ModelError> {
     Ok(AttentionSpec { rotation: Rotation::Model, ..attention_spec(hp, il)? })
@@ -116,12 +134,40 @@ pub(super) fn deepseek_experts(
     let n_ff = n_shared * shared.unwrap_or(experts.n_ff);
     Ok(MoeSpec {
         router: hp.expert_router()?.unwrap_or(router),
-        selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),
+        selection_bias: experts::has_selection_bias(hp, il),
         norm_weights: hp.bool("expert_weights_norm")?.unwrap_or(false),
         weights_scale: hp.expert_weights_scale()?,
         shared: (n_ff > 0).then(|| SharedExpertSpec::new(n_ff, Activation::SwiGlu)),
         ..experts
     })
+}
+
+/// As [`deepseek_experts`], beside one shared expert: as wide as `expert_shared_feed_forward_length` says or, without
+/// it, as the others.
+pub(super) fn experts_beside_one(
+    hp: &Hparams<'_>,
+    il: usize,
+    router: Router,
+) -> Result<MoeSpec, ModelError> {
+    let experts = deepseek_experts(hp, il, router, None)?;
+    let n_shared = match hp.u32("expert_shared_feed_forward_length")?.unwrap_or(0) {
+        0 => experts.n_ff,
+        n => n as usize,
+    };
+    let shared = Some(SharedExpertSpec::new(n_shared, Activation::SwiGlu));
+    Ok(MoeSpec { shared, ..experts })
+}
+
+/// A layer's FFN: `experts` where the file has a router for it, else a dense one.
+pub(super) fn experts_or_dense(
+    hp: &Hparams<'_>,
+    il: usize,
+    experts: impl FnOnce() -> Result<MoeSpec, ModelError>,
+) -> Result<BlockKind, ModelError> {
+    match hp.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight")) {
+        true => Ok(BlockKind::Moe(experts()?)),
+        false => dense(hp, il, Activation::SwiGlu),
+    }
 }
 
 /// Sliding windows: which layers have one, how long it is, and the rotation in them.
@@ -142,9 +188,19 @@ impl Windows {
         rope: &RopeSpec,
         local: RopeSpec,
     ) -> Result<Self, ModelError> {
+        Self::of_layers(hp, hp.windowed_layers(period)?, window, rope, local)
+    }
+
+    /// As [`Windows::read`], in the `layers` that the list says.
+    pub(super) fn of_layers(
+        hp: &Hparams<'_>,
+        layers: Vec<bool>,
+        window: Option<u32>,
+        rope: &RopeSpec,
+        local: RopeSpec,
+    ) -> Result<Self, ModelError> {
         let freq_base = hp.f32("rope.freq_base_swa")?.unwrap_or(local.freq_base);
         let local = RopeSpec { freq_base, ..local };
-        let layers = hp.windowed_layers(period)?;
         let other = window.is_some() && local != *rope;
         Ok(Self { layers, window, local_rope: other.then_some(local) })
     }
@@ -154,14 +210,30 @@ impl Windows {
         self.window.is_some() && self.layers[il]
     }
 
+    /// Refuses another rotation of layers with windows, for models in which one base serves all layers.
+    pub(super) fn one_base(&self, hp: &Hparams<'_>) -> Result<(), ModelError> {
+        match &self.local_rope {
+            Some(_) => {
+                let problem = format!("{} rotates by rope.freq_base alone", hp.arch());
+                Err(hp.bad("rope.freq_base_swa", &problem))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The window of layer `il`.
+    pub(super) fn window_of(&self, il: usize) -> Option<Window> {
+        self.window.filter(|_| self.layers[il]).map(Window::Sliding)
+    }
+
     /// `attention` with the window and the rotation of layer `il`.
     pub(super) fn apply(&self, il: usize, attention: AttentionSpec) -> AttentionSpec {
-        let Some(window) = self.window.filter(|_| self.layers[il]) else { return attention };
+        let Some(window) = self.window_of(il) else { return attention };
         let rotation = match (&self.local_rope, attention.rotation) {
             (Some(_), Rotation::Model) => Rotation::Local,
             (_, rotation) => rotation,
         };
-        AttentionSpec { window: Some(Window::Sliding(window)), rotation, ..attention }
+        AttentionSpec { window: Some(window), rotation, ..attention }
     }
 }
 

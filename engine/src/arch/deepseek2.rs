@@ -1,14 +1,16 @@
-//! `deepseek2`: DeepSeek-V2, V3 and R1, and models that share their blocks (Kimi K2, GLM-4.7-flash,
-//! GigaChat3). They have latent attention. The leading layers have dense FFNs, the others experts beside
-//! shared ones. (arXiv 2405.04434, arXiv 2412.19437.)
+//! `deepseek2` (DeepSeek-V2, V3 and R1, and models that share their blocks: Kimi K2, GLM-4.7-flash, GigaChat3) and
+//! `mistral4`. They have latent attention. The leading layers have dense FFNs, the others experts beside
+//! shared ones. (arXiv 2405.04434, arXiv 2412.19437.) In some, queries grow with the position.
 
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, experts, mla,
+    RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, Temperature, experts, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
+/// The architecture that rotates without magnitude, whatever its log multiplier is.
+const OWN: &str = "deepseek2";
 /// Converters write the YaRN log multiplier times this.
 const LOG_MULTIPLIER_UNIT: f32 = 0.1;
 /// Layers and vocabulary of GLM-4.7-flash, whose files do not name their sigmoid router.
@@ -16,9 +18,7 @@ const GLM_FLASH: (std::ops::RangeInclusive<usize>, usize) = (47..=48, 154_880);
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
-    if hp.f32("attention.temperature_scale")?.is_some_and(|scale| scale != 0.0) {
-        return Err(ModelError::Unsupported("attention temperature by position".to_owned()));
-    }
+    let temperature = temperature(hp)?;
     let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
     let n_dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let widest = mla::read(hp, 0, eps)?;
@@ -28,7 +28,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     for il in 0..hp.n_layer() {
         let attention = mla::read(hp, il, eps)?;
         let scale = attention.scale * attention_scale;
-        let attention = BlockKind::Mla(MlaSpec { scale, rope: true, ..attention });
+        let attention = BlockKind::Mla(MlaSpec { scale, rope: true, temperature, ..attention });
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, n_vocab)? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
@@ -38,10 +38,24 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { rope: Some(rope), ..ModelSpec::usual(hp, layers, eps)? })
 }
 
+/// `attention.temperature_scale` over steps of `attention.temperature_length` positions.
+fn temperature(hp: &Hparams<'_>) -> Result<Option<Temperature>, ModelError> {
+    const LENGTH: &str = "attention.temperature_length";
+    let scale = hp.f32("attention.temperature_scale")?.unwrap_or(0.0);
+    if scale == 0.0 {
+        return Ok(None);
+    }
+    match hp.need_u32(LENGTH)? {
+        0 => Err(hp.bad(LENGTH, "must be positive")),
+        every => Ok(Some(Temperature { scale, every, offset: 0.0 })),
+    }
+}
+
 /// Sets the rotation's magnitude as these models want it and returns the factor on their scores.
 ///
-/// Let `m` be the log multiplier and `l(k) = 1 + 0.1 k ln(factor)`. A model that has an `m` rotates without
-/// magnitude and multiplies its scores by `l(m)²`. A model without one rotates with the magnitude `l(1)`,
+/// Let `m` be the log multiplier and `l(k) = 1 + 0.1 k ln(factor)`. A deepseek2 that has an `m` rotates without
+/// magnitude and multiplies its scores by `l(m)²`. Of others the rotation's magnitude is `l(1) / l(m)`, and scores are
+/// multiplied by the square of `l(1)`. A model without one rotates with the magnitude `l(1)`,
 /// which then also counts for the part that is not rotated.
 fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError> {
     let multiplier =
@@ -50,7 +64,11 @@ fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError>
     let plain = 1.0 + 0.1 * ln_factor;
     if rope.yarn.is_some() {
         // The rotation multiplies by `plain` by itself.
-        let wanted = if multiplier == 0.0 { plain.max(1.0) } else { 1.0 };
+        let wanted = match multiplier {
+            0.0 => plain.max(1.0),
+            m if hp.arch() == OWN && m != 1.0 => 1.0,
+            m => plain.max(1.0) / (1.0 + 0.1 * m * ln_factor).max(1.0),
+        };
         rope.attn_factor *= wanted / plain;
     }
     let magnitude = rope.attn_factor * plain * (1.0 + 0.1 * multiplier * ln_factor);

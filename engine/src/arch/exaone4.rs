@@ -1,8 +1,13 @@
-//! `exaone4`. It norms each head of q and k, and the outputs of attention and FFN, but not their inputs. The
+//! `exaone4` and `exaone-moe`. exaone4 norms each head of q and k, and the outputs of attention and FFN, but not their inputs. The
 //! model of 64 layers has windows in three of four layers, and rotates only those. (arXiv 2507.11407.)
+//!
+//! exaone-moe always has these windows, and experts behind leading dense layers. It norms the inputs of
+//! attention and FFN.
 
-use super::decoder::{self, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
-use super::{Activation, AttentionSpec, Hparams, ModelSpec, QkNorm, Rotation};
+use super::decoder::{
+    self, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows, experts_beside_one,
+};
+use super::{Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, QkNorm, Rotation, Router};
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
@@ -19,9 +24,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         false => None,
     };
     let windows = Windows::read(hp, window, 4, &rope, rope.clone())?;
-    if windows.local_rope.is_some() {
-        return Err(hp.bad("rope.freq_base_swa", "exaone4 rotates by rope.freq_base alone"));
-    }
+    windows.one_base(hp)?;
     let layer = |il: usize| {
         let attention = windows.apply(il, decoder::attention(hp, il)?);
         let rotates = window.is_none() || windows.has(il);
@@ -34,6 +37,30 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         let after = [POST_ATTENTION_NORM, POST_FFN_NORM];
         Ok(decoder::layer_with_post_norms(eps, [None; 2], attention, ffn, after))
+    };
+    decoder::model(hp, eps, rope, layer)
+}
+
+pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let rope = decoder::rope_with_factors(hp, RopeLayout::Neox)?;
+    let window = hp.need_u32("attention.sliding_window")?;
+    let windows = Windows::read(hp, Some(window), 4, &rope, rope.clone())?;
+    windows.one_base(hp)?;
+    let n_dense = decoder::n_dense(hp)?;
+    hp.need_u32("expert_gating_func")?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec {
+            rotation: if windows.has(il) { Rotation::Model } else { Rotation::None },
+            qk_norm: Some(QkNorm::heads(eps)),
+            output_bias: false,
+            ..windows.apply(il, decoder::attention(hp, il)?)
+        };
+        let ffn = match il < n_dense {
+            true => decoder::dense(hp, il, Activation::SwiGlu)?,
+            false => BlockKind::Moe(experts_beside_one(hp, il, Router::Softmax)?),
+        };
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
     decoder::model(hp, eps, rope, layer)
 }

@@ -26,6 +26,13 @@ pub(super) fn read(
     Ok(MoeSpec { groups, ..MoeSpec::new(n_expert, n_used, n_ff) })
 }
 
+/// Whether a bias takes part in the choice of layer `il`'s experts.
+pub(super) fn has_selection_bias(hp: &Hparams<'_>, il: usize) -> bool {
+    ["exp_probs_b", "exp_probs_b.bias"]
+        .iter()
+        .any(|name| hp.has_tensor(&format!("blk.{il}.{name}")))
+}
+
 /// `expert_group_count` and `expert_group_used_count`; one group, or none, is no restriction.
 fn groups(
     hp: &Hparams<'_>,

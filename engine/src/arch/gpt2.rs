@@ -18,7 +18,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 /// A LayerNorm between embedding and layers.
 pub(super) fn describe_bloom(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    let skeleton = Skeleton { embedding_norm: true, ..LAYER_NORMS };
+    let skeleton = Skeleton { embedding_norm: Some(NormKind::Layer), ..LAYER_NORMS };
     build(hp, skeleton, Activation::Gelu, |attention| AttentionSpec {
         alibi: Some(Alibi::USUAL),
         ..attention
@@ -53,7 +53,7 @@ pub(super) fn describe_jais(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 const LAYER_NORMS: Skeleton = Skeleton {
     norm: NormKind::Layer,
-    embedding_norm: false,
+    embedding_norm: None,
     learned_positions: false,
     beside: Beside::Nothing,
     residual: Residual::Sum,

@@ -1,9 +1,10 @@
-//! `granite` and `granitehybrid`. granite is llama's block with four scales (embedding, residual, attention,
+//! `granite`, `granitehybrid` and `granite_swa`. granite is llama's block with four scales (embedding, residual, attention,
 //! logits), and a switch that leaves the rotation out. granitehybrid has Mamba-2 mixers in layers without KV
-//! heads.
+//! heads. granite_swa has sinks, windows in listed layers, and layers without rotation where the file says so.
 
+use super::decoder::Windows;
 use super::transformer::{self, Family};
-use super::{Hparams, ModelSpec};
+use super::{AttentionSpec, BlockKind, Hparams, ModelSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
@@ -13,6 +14,7 @@ const FAMILY: Family = Family {
     qk_norm: false,
     shared_expert: true,
     granite_scales: true,
+    rotation_switch: true,
     mamba2: false,
 };
 
@@ -25,4 +27,38 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 pub(super) fn describe_hybrid(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &Family { mamba2: true, ..FAMILY })
+}
+
+pub(super) fn describe_swa(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    if hp.i32s("deepstack_mapping")?.is_some_and(|map| map.iter().any(|&input| input >= 0)) {
+        return Err(ModelError::Unsupported(format!("{} made for images", hp.arch())));
+    }
+    let family = Family { rotation_switch: false, ..FAMILY };
+    let mut spec = transformer::describe(hp, &family)?;
+    let Some(rope) = spec.rope.clone() else {
+        unreachable!("without the switch, a family rotates");
+    };
+    let window = hp.need_u32("attention.sliding_window")?;
+    let layers = hp.listed_windows()?;
+    let windows = Windows::of_layers(hp, layers, Some(window), &rope, rope.clone())?;
+    windows.one_base(hp)?;
+    let rotates = hp.flags("attention.rope_pattern")?;
+    for (il, layer) in spec.layers.iter_mut().enumerate() {
+        let rotates = rotates.as_ref().is_none_or(|flags| flags.get(il) != Some(&false));
+        for block in &mut layer.blocks {
+            match &mut block.kind {
+                BlockKind::Attention(attention) => {
+                    let rotation = if rotates { Rotation::Model } else { Rotation::None };
+                    let with = AttentionSpec { sinks: true, rotation, ..attention.clone() };
+                    *attention = windows.apply(il, with);
+                }
+                // The shared expert's gate and way up are one tensor.
+                BlockKind::Moe(moe) => {
+                    moe.shared.iter_mut().for_each(|shared| shared.mlp.fused = true);
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(spec)
 }

@@ -2,7 +2,7 @@
 
 use super::layer_of;
 use crate::error::ModelError;
-use crate::gguf::{Gguf, GgufError, Value};
+use crate::gguf::{Gguf, GgufError, TensorInfo, Value};
 use crate::kernels::MAX_CONV_TAPS;
 
 /// Most layers a model may have; the largest known have under 200.
@@ -112,6 +112,25 @@ impl<'m> Hparams<'m> {
         self.model.meta().opt_i32s(&self.key(key))
     }
 
+    /// A number for each layer, or the one for all of them; `None` where the key is missing.
+    ///
+    /// # Errors
+    /// The list has not one number for each layer.
+    pub fn f32_per_layer(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        let (meta, whole_key) = (self.model.meta(), self.key(key));
+        let list = match meta.get(&whole_key) {
+            Some(Value::Array(_)) => meta.opt_f32s(&whole_key)?,
+            _ => self.f32(key)?.map(|value| vec![value; self.n_layer]),
+        };
+        match list {
+            Some(list) if list.len() < self.n_layer => {
+                let problem = format!("{} numbers for {} layers", list.len(), self.n_layer);
+                Err(self.bad(key, &problem))
+            }
+            list => Ok(list),
+        }
+    }
+
     /// A list of flags, `None` where the key is missing or a single number.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
         let (meta, key) = (self.model.meta(), self.key(key));
@@ -136,6 +155,11 @@ impl<'m> Hparams<'m> {
     /// Whether the model has a tensor of this name.
     pub fn has_tensor(&self, name: &str) -> bool {
         self.model.tensor(name).is_some()
+    }
+
+    /// Rows of a matrix, `None` where the model has none of this name.
+    pub fn rows_of(&self, name: &str) -> Option<usize> {
+        self.model.tensor(name).map(TensorInfo::n_rows)
     }
 
     /// Rows of the embedding matrix, which must equal the length of the token list where the file

@@ -1,11 +1,12 @@
-//! `hunyuan-dense` and `hunyuan-moe`. Both norm each head of q and k after the rotation. hunyuan-moe has
-//! experts in every layer, beside a shared one that has a width of its own. In the dense model,
-//! `rope.scaling.alpha` may stretch the rotation's base.
+//! `hunyuan-dense`, `hunyuan-moe`, `maincoder` and `hy_v3`. The first three norm each head of q and k after the
+//! rotation, hy_v3 before it. maincoder is hunyuan-dense with NORM rotation. hunyuan-moe has experts in every layer, beside a shared one that has a width of its own. In the dense model,
+//! `rope.scaling.alpha` may stretch the rotation's base. hy_v3 has experts in the layers that have a router: a sigmoid,
+//! with a bias that takes part in the choice.
 
-use super::decoder::{self, FFN_NORM};
+use super::decoder::{self, FFN_NORM, experts_beside_one, experts_or_dense};
 use super::{
-    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, SharedExpertSpec,
-    experts,
+    Activation, AttentionSpec, BlockKind, Hparams, LayerSpec, ModelSpec, MoeSpec, QkNorm, Router,
+    SharedExpertSpec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -18,11 +19,29 @@ pub(super) fn describe_dense(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
         let power = head_dim as f64 / (head_dim as f64 - 2.0);
         rope.freq_base *= libm::pow(f64::from(alpha), power) as f32;
     }
+    decoder::model(hp, eps, rope, |il| dense_layer(hp, eps, il))
+}
+
+pub(super) fn describe_maincoder(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let rope = decoder::rope(hp, RopeLayout::Norm)?;
+    decoder::model(hp, eps, rope, |il| dense_layer(hp, eps, il))
+}
+
+fn dense_layer(hp: &Hparams<'_>, eps: f32, il: usize) -> Result<LayerSpec, ModelError> {
+    let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
+    Ok(decoder::layer(eps, attention(hp, il, eps)?, FFN_NORM, ffn))
+}
+
+pub(super) fn describe_v3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
     let layer = |il: usize| {
-        let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
-        Ok(decoder::layer(eps, attention(hp, il, eps)?, FFN_NORM, ffn))
+        let qk_norm = Some(QkNorm::heads(eps));
+        let attention = AttentionSpec { qk_norm, ..decoder::attention(hp, il)? };
+        let ffn = experts_or_dense(hp, il, || experts_beside_one(hp, il, Router::Sigmoid))?;
+        Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
-    decoder::model(hp, eps, rope, layer)
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
 }
 
 pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

@@ -1,29 +1,35 @@
-//! `internlm2`, `xverse`, `exaone`, `arcee`, `chatglm`, `minicpm` and `olmo`: llama's block, in which each of
-//! them changes the rotation, the FFN, the scales or the norms.
+//! `internlm2`, `xverse`, `exaone`, `pangu-embedded`, `arcee`, `chatglm`, `minicpm` and `olmo`: llama's block, in
+//! which each of them changes the rotation, the FFN, the scales or the norms.
 
 use super::decoder::{self, FFN_NORM};
 use super::{
-    Activation, AttentionSpec, BlockKind, HeadSpec, Hparams, MlpSpec, ModelSpec, NormKind, Skeleton,
+    Activation, AttentionSpec, BlockKind, HeadSpec, Hparams, MlpSpec, ModelSpec, NormKind,
+    RopeSpec, Skeleton,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
 /// `internlm2` and `xverse`.
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    build(hp, RopeLayout::Norm, Activation::SwiGlu)
+    build(hp, decoder::rope_with_factors(hp, RopeLayout::Norm)?, Activation::SwiGlu)
 }
 
 pub(super) fn describe_exaone(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    build(hp, RopeLayout::Neox, Activation::SwiGlu)
+    build(hp, decoder::rope_with_factors(hp, RopeLayout::Neox)?, Activation::SwiGlu)
+}
+
+/// NEOX rotation without tensors of factors, biases.
+pub(super) fn describe_pangu(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    build(hp, decoder::rope(hp, RopeLayout::Neox)?, Activation::SwiGlu)
 }
 
 pub(super) fn describe_arcee(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    build(hp, RopeLayout::Norm, Activation::ReluSquared)
+    build(hp, decoder::rope_with_factors(hp, RopeLayout::Norm)?, Activation::ReluSquared)
 }
 
 fn build(
     hp: &Hparams<'_>,
-    layout: RopeLayout,
+    rope: RopeSpec,
     activation: Activation,
 ) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
@@ -31,7 +37,7 @@ fn build(
         let ffn = decoder::dense(hp, il, activation)?;
         Ok(decoder::layer(eps, decoder::attention(hp, il)?, FFN_NORM, ffn))
     };
-    decoder::model(hp, eps, decoder::rope_with_factors(hp, layout)?, layer)
+    decoder::model(hp, eps, rope, layer)
 }
 
 /// A fused way up, rotation of a part of each head.
@@ -47,7 +53,8 @@ pub(super) fn describe_chatglm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
 
 /// Granite's scales with defaults of their own.
 pub(super) fn describe_minicpm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    let mut spec = build(hp, RopeLayout::Norm, Activation::SwiGlu)?;
+    let rope = decoder::rope_with_factors(hp, RopeLayout::Norm)?;
+    let mut spec = build(hp, rope, Activation::SwiGlu)?;
     let residual = hp.f32("residual_scale")?.unwrap_or(1.4 / (hp.n_layer() as f32).sqrt());
     for block in spec.layers.iter_mut().flat_map(|layer| &mut layer.blocks) {
         block.residual_scale = residual;

@@ -13,6 +13,7 @@ const FAMILY: Family = Family {
     qk_norm: false,
     shared_expert: false,
     granite_scales: false,
+    rotation_switch: false,
     mamba2: false,
 };
 

@@ -42,5 +42,6 @@ pub(super) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
         rope: false,
         eps,
         gated: false,
+        temperature: None,
     })
 }

@@ -6,10 +6,12 @@
 //! A spec says which blocks a layer has and how large they are. It holds no weights, and making one reads no
 //! tensor data. So the planner, `inspect` and the coordinator use the same specs as the stages.
 
+mod afmoe;
 mod arctic;
 mod attention_spec;
 mod baichuan;
 mod bailing;
+mod bitnet;
 mod cohere;
 mod dbrx;
 mod deci;
@@ -21,6 +23,7 @@ mod ernie;
 mod exaone4;
 mod experts;
 mod falcon_h1;
+mod ffn_spec;
 mod gemma;
 mod glm4;
 mod gpt2;
@@ -35,10 +38,13 @@ mod jamba;
 mod kimi_k3;
 mod kimi_linear;
 mod lfm2;
+mod limits;
 mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
+mod mellum;
+mod mimo2;
 mod minicpm3;
 mod minimax;
 mod mistral3;
@@ -47,6 +53,7 @@ mod nemotron;
 mod olmo;
 mod openelm;
 mod phi3;
+mod plamo;
 mod plamo2;
 mod qwen;
 mod qwen2moe;
@@ -59,21 +66,28 @@ mod rwkv7;
 mod seed_oss;
 mod spec;
 mod starcoder2;
+mod step35;
+mod talkie;
 mod transformer;
 
 use std::ops::Range;
 
-pub use attention_spec::{Alibi, AttentionSpec, NormOver, QkNorm, Rotation, Temperature};
+pub use attention_spec::{
+    Alibi, AttentionSpec, GateActivation, GateSource, HeadGate, NormOver, QkNorm, Rotation,
+    Temperature,
+};
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
+pub use ffn_spec::{
+    Activation, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+};
 pub use hparams::Hparams;
 pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Activation, Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, ExpertGroups, HeadSpec,
-    LatentSpec, LayerSpec, LowRankSteps, Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, MlpSpec,
-    ModelSpec, MoeSpec, NormKind, Reads, Router, SharedExpertSpec, ShortConvSpec, Skeleton,
-    TimeMix6Spec, TimeMixSpec,
+    Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, HeadSpec, LayerSpec, LowRankSteps,
+    Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, ModelSpec, NormKind, Reads, ShortConvSpec,
+    Skeleton, TimeMix6Spec, TimeMixSpec,
 };
 
 use crate::classifier;
@@ -85,16 +99,19 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
+    ("afmoe", afmoe::describe),
     ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
     ("arwkv7", rwkv7::describe_arwkv7),
     ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("bitnet", bitnet::describe),
     ("bloom", gpt2::describe_bloom),
     ("chatglm", internlm2::describe_chatglm),
     ("codeshell", starcoder2::describe),
     ("cohere2", cohere::describe_2),
+    ("cohere2moe", cohere::describe_2_moe),
     ("command-r", cohere::describe),
     ("dbrx", dbrx::describe),
     ("deci", deci::describe),
@@ -104,6 +121,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("ernie4_5", ernie::describe),
     ("ernie4_5-moe", ernie::describe_moe),
     ("exaone", internlm2::describe_exaone),
+    ("exaone-moe", exaone4::describe_moe),
     ("exaone4", exaone4::describe),
     ("falcon", gptneox::describe_falcon),
     ("falcon-h1", falcon_h1::describe),
@@ -116,28 +134,37 @@ const ARCHS: &[(&str, Describe)] = &[
     ("gpt2", gpt2::describe),
     ("gptneox", gptneox::describe),
     ("granite", granite::describe),
+    ("granite_swa", granite::describe_swa),
     ("granitehybrid", granite::describe_hybrid),
     ("granitemoe", granite::describe),
     ("grok", grok::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
+    ("hy_v3", hunyuan::describe_v3),
     ("internlm2", internlm2::describe),
     ("jais", gpt2::describe_jais),
     ("jais2", starcoder2::describe_nemotron),
     ("jamba", jamba::describe),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
+    ("laguna", afmoe::describe_laguna),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),
     ("llama4", llama4::describe),
+    ("maincoder", hunyuan::describe_maincoder),
     ("mamba", mamba::describe),
     ("mamba2", mamba2::describe),
+    ("maple", mellum::describe_maple),
+    ("mellum", mellum::describe),
+    ("mimo2", mimo2::describe),
     ("minicpm", internlm2::describe_minicpm),
     ("minicpm3", minicpm3::describe),
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
+    ("mistral4", deepseek2::describe),
     ("mpt", gpt2::describe_mpt),
+    ("muse-glimmer", afmoe::describe_muse),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
@@ -146,10 +173,15 @@ const ARCHS: &[(&str, Describe)] = &[
     ("olmoe", olmo::describe_olmoe),
     ("openelm", openelm::describe),
     ("orion", starcoder2::describe_orion),
+    ("pangu-embedded", internlm2::describe_pangu),
     ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
     ("phimoe", phi3::describe_moe),
+    ("plamo", plamo::describe),
     ("plamo2", plamo2::describe),
+    ("plamo3", plamo::describe_3),
+    ("plm", minicpm3::describe_plm),
+    ("qwen", qwen::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen::describe_qwen3),
@@ -163,9 +195,12 @@ const ARCHS: &[(&str, Describe)] = &[
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
     ("smollm3", seed_oss::describe_smollm3),
+    ("spark2_5", step35::describe_spark),
     ("stablelm", gptneox::describe_stablelm),
     ("starcoder", gpt2::describe),
     ("starcoder2", starcoder2::describe),
+    ("step35", step35::describe),
+    ("talkie", talkie::describe),
     ("xverse", internlm2::describe),
 ];
 
@@ -241,5 +276,5 @@ pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
     let skeleton = &spec.skeleton;
     // Elsewhere the norm's name is that of the norm before the head.
     (skeleton.learned_positions && name == POSITION_EMBD)
-        || (skeleton.embedding_norm && name.starts_with(EMBEDDING_NORM))
+        || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
 }

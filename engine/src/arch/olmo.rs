@@ -5,8 +5,7 @@
 
 use super::decoder::{self, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
 use super::{
-    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, NormOver, QkNorm, RopeSpec,
-    experts,
+    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, NormOver, QkNorm, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -14,8 +13,7 @@ use crate::kernels::RopeLayout;
 pub(super) fn describe_olmo2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let rope = decoder::rope(hp, RopeLayout::Neox)?;
-    let plain = RopeSpec { freq_scale: 1.0, attn_factor: 1.0, yarn: None, ..rope.clone() };
-    let windows = Windows::read(hp, hp.window()?, 4, &rope, plain)?;
+    let windows = Windows::read(hp, hp.window()?, 4, &rope, decoder::unscaled(&rope))?;
     let layer = |il: usize| {
         let attention = windows.apply(il, attention(hp, il, eps)?);
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;

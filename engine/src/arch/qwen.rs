@@ -1,8 +1,9 @@
-//! `qwen2`, `qwen3` and `qwen3moe`: NEOX rotation without tensors of factors. qwen2 has biases on q, k and v.
-//! The other two instead norm each head of q and k before the rotation.
+//! `qwen`, `qwen2`, `qwen3` and `qwen3moe`: NEOX rotation without tensors of factors. qwen and qwen2 have biases on
+//! q, k and v. The other two instead norm each head of q and k before the rotation.
 
+use super::decoder::{self, FFN_NORM};
 use super::transformer::{self, Family};
-use super::{Hparams, ModelSpec};
+use super::{AttentionSpec, BlockKind, Hparams, MlpSpec, ModelSpec};
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
@@ -12,10 +13,25 @@ const QWEN2: Family = Family {
     qk_norm: false,
     shared_expert: false,
     granite_scales: false,
+    rotation_switch: false,
     mamba2: false,
 };
 
 const QWEN3: Family = Family { qk_norm: true, ..QWEN2 };
+
+/// The first Qwen: its FFN is half as wide as its key says.
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let n_ff = decoder::n_ff(hp, il)? / 2;
+        if n_ff == 0 {
+            return Err(hp.bad("feed_forward_length", "must be at least 2"));
+        }
+        let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
+        Ok(decoder::layer(eps, attention, FFN_NORM, BlockKind::Mlp(MlpSpec::swiglu(n_ff))))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+}
 
 pub(super) fn describe_qwen2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &QWEN2)

@@ -5,8 +5,9 @@
 //! gate.
 
 use super::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec, experts,
+    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, GateSource, HeadGate, Hparams,
+    LayerSpec, MlpSpec, ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec,
+    attention_spec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
@@ -49,7 +50,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
             BlockKind::Attention(AttentionSpec {
                 rotation: Rotation::Model,
                 qk_norm: Some(QkNorm::heads(eps)),
-                gated: true,
+                gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
                 ..attention
             })
         };

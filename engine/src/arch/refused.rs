@@ -68,32 +68,6 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["nanbeige", "hrm_text"],
         "it goes through its layers more than once, which does not run yet",
     ),
-    (&["bitnet"], "the norms inside its blocks do not run yet"),
-    (
-        &[
-            "qwen",
-            "plamo",
-            "plamo3",
-            "maincoder",
-            "plm",
-            "granite_swa",
-            "mellum",
-            "pangu-embedded",
-            "spark2_5",
-            "mistral4",
-            "exaone-moe",
-            "afmoe",
-            "cohere2moe",
-            "hy_v3",
-            "laguna",
-            "maple",
-            "mimo2",
-            "step35",
-            "talkie",
-            "muse-glimmer",
-        ],
-        "it has not been compared with llama.cpp yet",
-    ),
 ];
 
 /// Architectures that llama.cpp names and that do not run here, with the reason.

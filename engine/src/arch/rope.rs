@@ -22,6 +22,8 @@ pub struct RopeSpec {
     pub yarn: Option<YarnSpec>,
     /// Tensor whose values divide the angles, where the file has one.
     pub factors: Option<RopeFactors>,
+    /// Values of that tensor; where they are more than pairs, the last serve a wider rotation.
+    pub n_factors: usize,
 }
 
 /// Which tensor `[n_rot / 2]` divides the angles.
@@ -106,6 +108,15 @@ impl RopeSpec {
             () => None,
         };
         let freq_base = hp.f32("rope.freq_base")?.unwrap_or(10_000.0);
-        Ok(Self { layout, n_rot, freq_base, freq_scale, attn_factor, yarn, factors })
+        Ok(Self {
+            layout,
+            n_rot,
+            freq_base,
+            freq_scale,
+            attn_factor,
+            yarn,
+            factors,
+            n_factors: n_rot / 2,
+        })
     }
 }

@@ -15,7 +15,7 @@ const RESCALE: &str = "rescale_every_n_layers";
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.layer_norm_eps()?;
     let norm = NormKind::Layer;
-    let skeleton = Skeleton { norm, embedding_norm: true, ..Skeleton::default() };
+    let skeleton = Skeleton { norm, embedding_norm: Some(norm), ..Skeleton::default() };
     check_shifts(hp, 2)?;
     let rescale = hp.u32(RESCALE)?.unwrap_or(0) as usize;
     let spec = decoder::model(hp, eps, None, |il| {

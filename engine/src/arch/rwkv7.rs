@@ -16,7 +16,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.layer_norm_eps()?;
     let skeleton = Skeleton {
         norm: NormKind::Layer,
-        embedding_norm: true,
+        embedding_norm: Some(NormKind::Layer),
         beside: Beside::FirstValue,
         ..Skeleton::default()
     };

@@ -4,10 +4,11 @@
 //! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
-    AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, OUTPUT_NORM, Residual, RopeSpec, TOKEN_EMBD,
+    AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, MlpSpec, MoeSpec, OUTPUT_NORM, Residual,
+    RopeSpec, TOKEN_EMBD, Temperature,
 };
 use crate::error::ModelError;
-use crate::kernels::{GateBounds, MambaScan, SsdShape, SwiGluClamp, Window};
+use crate::kernels::{MambaScan, SsdShape, Window};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -40,8 +41,8 @@ pub struct ModelSpec {
 pub struct Skeleton {
     /// The norms before blocks and head.
     pub norm: NormKind,
-    /// Whether embedded rows are normed before the first layer.
-    pub embedding_norm: bool,
+    /// How embedded rows are normed before the first layer; `None`: they are not.
+    pub embedding_norm: Option<NormKind>,
     /// Whether each position has a row of its own, which is added to the token's: positions end with the table.
     pub learned_positions: bool,
     /// What goes along beside the residual stream.
@@ -58,6 +59,8 @@ pub enum NormKind {
     Rms,
     /// [`NormKind::Rms`] with a bias added.
     RmsBiased,
+    /// `x / sqrt(mean(x²) + eps)`; files have no tensors of them.
+    RmsUnweighted,
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
     Layer,
     /// [`NormKind::Layer`] without a bias.
@@ -74,6 +77,8 @@ pub enum Beside {
     Nothing,
     /// The first layer's values, as wide as the residual stream.
     FirstValue,
+    /// The rows that come into the first layer.
+    Embedding,
 }
 
 impl ModelSpec {
@@ -125,7 +130,7 @@ impl ModelSpec {
     pub fn boundary(&self, cut: usize) -> BoundarySpec {
         let beside = match self.skeleton.beside {
             Beside::Nothing => 0,
-            Beside::FirstValue => 1,
+            Beside::FirstValue | Beside::Embedding => 1,
         };
         let kept = self.skeleton.residual.n_kept(cut);
         BoundarySpec { widths: vec![self.n_embd; 1 + beside + kept] }
@@ -165,14 +170,18 @@ pub struct BlockSpec {
     /// Tensor of the norm's weight within the layer, e.g. `attn_norm.weight`; `None` where the block reads
     /// the stream as it is.
     pub norm: Option<&'static str>,
-    /// Epsilon of its norms, inside the root.
+    /// Epsilon of that norm, inside the root.
     pub eps: f32,
     /// Tensor of the weight of a norm of the block's output.
     pub post_norm: Option<&'static str>,
+    /// Epsilon of that norm.
+    pub post_eps: f32,
     /// Multiplies the block's output before it is added.
     pub residual_scale: f32,
     /// Multiplies the residual stream after that (1: nothing).
     pub stream_scale: f32,
+    /// Tensor of one value: times this, the rows of [`Beside::Embedding`] are added after the block.
+    pub skip: Option<&'static str>,
     /// Which rows it reads.
     pub reads: Reads,
     /// What the block computes.
@@ -182,9 +191,17 @@ pub struct BlockSpec {
 impl BlockSpec {
     /// A block on its own whose output is added as it is.
     pub(super) fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
-        let (norm, post_norm) = (Some(norm), None);
-        let (residual_scale, stream_scale) = (1.0, 1.0);
-        Self { norm, eps, post_norm, residual_scale, stream_scale, reads: Reads::Stream, kind }
+        Self {
+            norm: Some(norm),
+            eps,
+            post_norm: None,
+            post_eps: eps,
+            residual_scale: 1.0,
+            stream_scale: 1.0,
+            skip: None,
+            reads: Reads::Stream,
+            kind,
+        }
     }
 }
 
@@ -304,37 +321,14 @@ pub struct MlaSpec {
     pub eps: f32,
     /// Whether the sigmoid of a projection of the block's input (`attn_gate`) multiplies the heads' values.
     pub gated: bool,
+    /// A factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
 }
 
 impl MlaSpec {
     /// Width of what is remembered of a position.
     pub fn key_width(&self) -> usize {
         self.kv_rank + self.n_pe
-    }
-}
-
-/// What an FFN computes between its way up and its way down.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
-    /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
-    SwiGlu,
-    /// SwiGLU with both factors bounded: `b tanh(gate x / b) sigmoid(gate x) * l tanh(up x / l)`.
-    BoundedSilu(GateBounds),
-    /// `max(up x, 0)²`; there is no gate matrix.
-    ReluSquared,
-    /// `gelu(gate x) * up x`, by the hyperbolic tangent.
-    GeGlu,
-    /// `gelu(up x)`; there is no gate matrix.
-    Gelu,
-    /// SwiGLU with bounds and a 1 added to what is gated: see
-    /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
-    ClampedSwiGlu(SwiGluClamp),
-}
-
-impl Activation {
-    /// Whether there is a gate matrix beside the way up.
-    pub fn is_gated(self) -> bool {
-        !matches!(self, Self::ReluSquared | Self::Gelu)
     }
 }
 
@@ -367,133 +361,6 @@ impl Mamba2Spec {
             None => self.shape.n_inner() + 2 * self.shape.n_bc(),
             Some(_) => self.shape.n_inner(),
         }
-    }
-}
-
-/// Dense FFN: `down(activation(up x))`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MlpSpec {
-    /// Inner width.
-    pub n_ff: usize,
-    /// Between the tensor's stem and `.weight`: `""`, or `"_shexp"` for a shared expert.
-    pub suffix: &'static str,
-    /// What is between the matrices.
-    pub activation: Activation,
-    /// Whether the gate's rows are the first half of the way up's tensor.
-    pub fused: bool,
-}
-
-impl MlpSpec {
-    /// A layer's FFN.
-    pub fn new(n_ff: usize, activation: Activation) -> Self {
-        Self { n_ff, suffix: "", activation, fused: false }
-    }
-
-    /// A layer's SwiGLU FFN.
-    pub fn swiglu(n_ff: usize) -> Self {
-        Self::new(n_ff, Activation::SwiGlu)
-    }
-}
-
-/// Mixture of experts; a token is computed by the `n_used` that its router scores highest.
-///
-/// [`MoeSpec::new`] is Mixtral's; the fields are what others vary.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MoeSpec {
-    /// Experts in the layer.
-    pub n_expert: usize,
-    /// Experts a token uses.
-    pub n_used: usize,
-    /// Inner width of an expert.
-    pub n_ff: usize,
-    /// What is between an expert's matrices.
-    pub activation: Activation,
-    /// What makes weights of the router's logits.
-    pub router: Router,
-    /// Whether a bias (`exp_probs_b.bias`) is added to the weights for the choice alone.
-    pub selection_bias: bool,
-    /// Groups of experts that are chosen first; `None` where all experts compete.
-    pub groups: Option<ExpertGroups>,
-    /// Whether the chosen weights are divided by their sum.
-    pub norm_weights: bool,
-    /// Multiplies the chosen weights, after that division.
-    pub weights_scale: f32,
-    /// Whether weights multiply what an expert reads, not what it gives.
-    pub weigh_input: bool,
-    /// Multiplies the sum of all experts, the shared one included.
-    pub output_scale: f32,
-    /// What experts work in, where it is not the model's width.
-    pub latent: Option<LatentSpec>,
-    /// An expert that every token uses.
-    pub shared: Option<SharedExpertSpec>,
-}
-
-impl MoeSpec {
-    /// SwiGLU experts under a softmax router, weights divided by their sum, nothing shared.
-    pub fn new(n_expert: usize, n_used: usize, n_ff: usize) -> Self {
-        Self {
-            n_expert,
-            n_used,
-            n_ff,
-            activation: Activation::SwiGlu,
-            router: Router::Softmax,
-            selection_bias: false,
-            groups: None,
-            norm_weights: true,
-            weights_scale: 1.0,
-            weigh_input: false,
-            output_scale: 1.0,
-            latent: None,
-            shared: None,
-        }
-    }
-}
-
-/// A width of experts' own: a matrix before all of them narrows the rows, one after their sum widens it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LatentSpec {
-    /// The width.
-    pub width: usize,
-    /// What the tensors are called: `ffn_<stem>_down`, `ffn_<stem>_up` and `ffn_<stem>_norm`.
-    pub stem: &'static str,
-    /// Epsilon of an RMS norm of the experts' sum before it is widened; `None` without it.
-    pub norm_eps: Option<f32>,
-}
-
-/// From a router's logits to the weights of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Router {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each.
-    Sigmoid,
-    /// The choice by the logits themselves, then softmax over the chosen.
-    SoftmaxOfChosen,
-}
-
-/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,
-/// arXiv 2412.19437, section 2.1.2): a group counts as the sum of its two highest scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Groups; divides the number of experts.
-    pub count: usize,
-    /// Groups that a token may use.
-    pub used: usize,
-}
-
-/// The expert that every token uses, added to the others.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SharedExpertSpec {
-    /// The expert itself.
-    pub mlp: MlpSpec,
-    /// Whether it is multiplied by `sigmoid(w · x)` (`ffn_gate_inp_shexp`).
-    pub gated: bool,
-}
-
-impl SharedExpertSpec {
-    /// An un-gated one of inner width `n_ff`.
-    pub fn new(n_ff: usize, activation: Activation) -> Self {
-        Self { mlp: MlpSpec { suffix: "_shexp", ..MlpSpec::new(n_ff, activation) }, gated: false }
     }
 }
 

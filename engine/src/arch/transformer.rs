@@ -21,6 +21,8 @@ pub(super) struct Family {
     pub shared_expert: bool,
     /// Whether granite's scale keys are read.
     pub granite_scales: bool,
+    /// Whether `rope.scaling.finetuned = false` says that nothing rotates.
+    pub rotation_switch: bool,
     /// Whether layers without KV heads have Mamba-2 mixers.
     pub mamba2: bool,
 }
@@ -103,9 +105,9 @@ fn ffn_spec(hp: &Hparams<'_>, family: &Family, il: usize) -> Result<BlockKind, M
     Ok(BlockKind::Moe(MoeSpec { shared, ..experts }))
 }
 
-/// The model's rotation, or `None` where granite says `rope.scaling.finetuned = false`.
+/// The model's rotation, or `None` where a file says `rope.scaling.finetuned = false`.
 fn rope_spec(hp: &Hparams<'_>, family: &Family) -> Result<Option<RopeSpec>, ModelError> {
-    if family.granite_scales && hp.bool("rope.scaling.finetuned")? == Some(false) {
+    if family.rotation_switch && hp.bool("rope.scaling.finetuned")? == Some(false) {
         return Ok(None);
     }
     let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);

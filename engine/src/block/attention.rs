@@ -1,12 +1,12 @@
 //! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245).
 //!
 //! The steps are projections, norms where there are some, rotation, causal attention (which may have a
-//! window), a gate where there is one, and the output projection.
+//! window), a gate and a norm where there are some, and the output projection.
 
 use super::BlockCx;
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use crate::arch::{AttentionSpec, Rotation};
+use crate::arch::{AttentionSpec, GateActivation, GateSource, HeadGate, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, AttendVariant, MatmulJob, PackedMatrix};
 use crate::state::KvCache;
@@ -16,10 +16,12 @@ use crate::weights::WeightLoader;
 pub struct Attention {
     spec: AttentionSpec,
     q: Linear,
-    /// To the gate of each head's output, `[n_head * head_dim_v, n_embd]`.
+    /// To the gates of the heads' outputs: a row for each head, or for each value of each head.
     gate: Option<Box<PackedMatrix>>,
     k: Linear,
     v: Linear,
+    /// Weight and epsilon of a norm of the heads' outputs.
+    sub_norm: Option<(Vec<f32>, f32)>,
     output: Linear,
     qk_norms: Option<QkNorms>,
     /// A score without a value for each query head.
@@ -29,8 +31,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Loads `<stem>.attn_{q,k,v,output}` (or `attn_qkv`) and, where the spec has them, `attn_{q,k}_norm` and
-    /// `attn_sinks`.
+    /// Loads `<stem>.attn_{q,k,v,output}` (or `attn_qkv`) and, where the spec has them, `attn_{q,k}_norm`,
+    /// `attn_gate`, `attn_sub_norm` and `attn_sinks`.
     pub fn load(
         spec: &AttentionSpec,
         stem: &str,
@@ -40,13 +42,27 @@ impl Attention {
         let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
         let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
         let name = |part: &str| format!("{stem}.attn_{part}");
-        let ([q, k, v], gate) = if spec.gated {
-            let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
-            let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
-            let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
-            ([Linear { weight: q, bias: None }, k, v], Some(Box::new(gate)))
-        } else {
-            (load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?, None)
+        let ([q, k, v], gate) = match spec.gate.map(|gate| gate.source) {
+            Some(GateSource::BehindQuery) => {
+                let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
+                let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
+                let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
+                ([Linear { weight: q, bias: None }, k, v], Some(Box::new(gate)))
+            }
+            own => {
+                let qkv = load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?;
+                let rows =
+                    own.map(|own| if own == GateSource::EachHead { spec.n_head } else { n_o });
+                let gate = match rows {
+                    Some(rows) => Some(loader.matrix(&name("gate.weight"), rows, n_embd)?),
+                    None => None,
+                };
+                (qkv, gate.map(Box::new))
+            }
+        };
+        let sub_norm = match spec.sub_norm {
+            Some(eps) => Some((loader.vector(&name("sub_norm.weight"), n_o)?, eps)),
+            None => None,
         };
         let mut output = Linear::load(loader, &name("output"), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
@@ -56,7 +72,7 @@ impl Attention {
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
         let qk_norms = QkNorms::load(spec, stem, loader)?;
-        Ok(Self { q, gate, k, v, output, qk_norms, sinks, slopes, spec: spec.clone() })
+        Ok(Self { q, gate, k, v, sub_norm, output, qk_norms, sinks, slopes, spec: spec.clone() })
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
@@ -95,12 +111,30 @@ impl Attention {
             slopes: self.slopes.as_deref(),
         };
         kv.attend(cx.compute, cx.parts, cx.sequences, (spec.scale, variant), &q, &mut heads);
-        if let Some(gate) = gate {
-            cx.compute.sigmoid_mul(&mut heads, &gate);
+        if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
+            self.apply_gate(cx, by, &mut gate, &mut heads);
             cx.scratch.give_all([gate]);
+        }
+        if let Some((weight, eps)) = &self.sub_norm {
+            cx.compute.rms_norm_inplace(&mut heads, weight, *eps);
         }
         self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, k, v, heads]);
+    }
+
+    /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
+    fn apply_gate(&self, cx: &BlockCx<'_>, by: HeadGate, gate: &mut [f32], heads: &mut [f32]) {
+        match by.activation {
+            GateActivation::Sigmoid if by.source != GateSource::EachHead => {
+                return cx.compute.sigmoid_mul(heads, gate);
+            }
+            GateActivation::Sigmoid => cx.compute.sigmoid(gate),
+            GateActivation::Softplus => cx.compute.softplus(gate),
+        }
+        match by.source {
+            GateSource::EachHead => cx.compute.scale_rows(heads, self.spec.head_dim_v, gate),
+            _ => cx.compute.mul(heads, gate),
+        }
     }
 
     /// What happens to queries and keys between their projections and the cache.

@@ -118,7 +118,11 @@ impl Mla {
             cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
         }
         self.finish_keys(cx, n, &mut key);
-        let q_hat = self.absorb(cx, n, &q);
+        let mut q_hat = self.absorb(cx, n, &q);
+        if let Some(temperature) = spec.temperature {
+            let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
+            cx.compute.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
+        }
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
         kv.append(cx.compute, cx.parts, cx.sequences, &key, &[]);
         let variant = (spec.scale, AttendVariant::default());

@@ -1,4 +1,5 @@
-//! The dense FFN: a way up, an activation that may have a gate, and a way down. Each may have a bias.
+//! The dense FFN: a way up, an activation that may have a gate, a norm where there is one, and a way down. Each
+//! matrix may have a bias.
 
 use super::BlockCx;
 use super::linear::Linear;
@@ -13,6 +14,8 @@ pub struct Mlp {
     /// Where the activation has one.
     gate: Option<Linear>,
     up: Linear,
+    /// Weight and epsilon of a norm before the way down.
+    sub_norm: Option<(Vec<f32>, f32)>,
     down: Linear,
 }
 
@@ -37,10 +40,17 @@ impl Mlp {
             };
             (gate, Linear::load(loader, &name("up"), spec.n_ff, n_embd)?)
         };
+        let sub_norm = match spec.sub_norm {
+            Some(eps) => {
+                Some((loader.vector(&format!("{}.weight", name("sub_norm")), spec.n_ff)?, eps))
+            }
+            None => None,
+        };
         Ok(Self {
             activation: spec.activation,
             gate,
             up,
+            sub_norm,
             down: Linear::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
@@ -61,6 +71,9 @@ impl Mlp {
         }
         self.up.add_bias(cx, &mut up);
         activate(cx.compute, self.activation, &gate, &mut up);
+        if let Some((weight, eps)) = &self.sub_norm {
+            cx.compute.rms_norm_inplace(&mut up, weight, *eps);
+        }
         self.down.forward(cx, &up, out);
         cx.scratch.give_all([gate, up]);
     }
@@ -84,6 +97,7 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], 
         Activation::ReluSquared => compute.relu_squared(up),
         Activation::GeGlu => compute.gelu_mul(up, gate),
         Activation::Gelu => compute.gelu(up),
+        Activation::LimitedSwiGlu(limit) => compute.limited_swiglu_mul(up, gate, limit),
         Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
     }
 }

@@ -14,6 +14,9 @@ use crate::error::ModelError;
 use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
 
+/// Stem of the tensor that takes part in the choice of experts alone.
+const SELECTION_BIAS: &str = "exp_probs_b";
+
 /// Weights of one mixture.
 pub struct Moe {
     spec: MoeSpec,
@@ -73,7 +76,12 @@ impl Moe {
             false => [Vec::new(), loader.experts(&name("up_exps"), n, spec.n_ff, width)?],
         };
         let selection_bias = match spec.selection_bias {
-            true => Some(loader.vector(&format!("{stem}.exp_probs_b.bias"), n)?),
+            true => {
+                // Converters write it with and without the usual end of a name.
+                let plain = format!("{stem}.{SELECTION_BIAS}");
+                let name = if loader.has(&plain) { plain } else { format!("{plain}.bias") };
+                Some(loader.vector(&name, n)?)
+            }
             false => None,
         };
         let mut bias = |part: &str, rows: usize| {

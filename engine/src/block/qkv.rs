@@ -60,6 +60,11 @@ impl QkNorms {
             match norm.over {
                 NormOver::Head => loader.vector(&name, d),
                 NormOver::HeadUnweighted => Ok(vec![1.0; d]),
+                NormOver::HeadFactor if part == "k" => Ok(vec![1.0; n_head * d]),
+                NormOver::HeadFactor => {
+                    let factors = loader.values(&name, &[1, n_head])?;
+                    Ok(factors.into_iter().flat_map(|factor| vec![factor; d]).collect())
+                }
                 NormOver::HeadOwn | NormOver::HeadLayer => loader.values(&name, &[d, n_head]),
                 NormOver::AllHeads => loader.vector(&name, n_head * d),
             }
@@ -82,7 +87,7 @@ impl QkNorms {
                     let biases = vec![0.0; weights.len()];
                     cx.compute.group_layer_norm(x, weights, &biases, spec.head_dim_k, norm.eps);
                 }
-                NormOver::HeadOwn => {
+                NormOver::HeadOwn | NormOver::HeadFactor => {
                     cx.compute.group_rms_norm(x, weights, spec.head_dim_k, norm.eps);
                 }
                 _ => cx.compute.rms_norm_inplace(x, weights, norm.eps),

@@ -1,4 +1,4 @@
-//! Activations of FFNs other than SwiGLU (GELU and the clamped SwiGLU), and bounds on values.
+//! Activations of FFNs other than SwiGLU (GELU and bounded SwiGLUs), and bounds on values.
 
 use super::compute::Compute;
 
@@ -15,6 +15,24 @@ pub struct SwiGluClamp {
     pub alpha: f32,
     /// Bound of the gate from above, and of what is gated from both sides.
     pub limit: f32,
+}
+
+/// Bounds of [`Compute::limited_swiglu_mul`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiGluLimit {
+    /// Of the gate from above, and of what is gated from both sides.
+    pub limit: f32,
+    /// Where the gate meets its bound.
+    pub gate: GateBound,
+}
+
+/// Which value of a gate is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateBound {
+    /// What goes into its activation.
+    Before,
+    /// What its activation gives.
+    After,
 }
 
 impl Compute {
@@ -34,6 +52,13 @@ impl Compute {
     pub fn clamped_swiglu_mul(&self, x: &mut [f32], gates: &[f32], clamp: SwiGluClamp) {
         let op = self.kernels().clamped_swiglu_mul;
         self.each_span(x, gates.len(), "clamped_swiglu_mul", &|span, x| op(x, &gates[span], clamp));
+    }
+
+    /// `x = silu(min(g, limit)) clamp(x, -limit, limit)` for each `g` of `gates`. With [`GateBound::After`] the
+    /// first factor is `min(silu(g), limit)`.
+    pub fn limited_swiglu_mul(&self, x: &mut [f32], gates: &[f32], limit: SwiGluLimit) {
+        let op = self.kernels().limited_swiglu_mul;
+        self.each_span(x, gates.len(), "limited_swiglu_mul", &|span, x| op(x, &gates[span], limit));
     }
 
     /// `x = cap * tanh(x / cap)`.

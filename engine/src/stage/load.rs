@@ -205,11 +205,11 @@ fn load_embedding(
         None => None,
     };
     let norm = match spec.skeleton.embedding_norm {
-        true => {
+        Some(kind) => {
             let weight = format!("{EMBEDDING_NORM}weight");
-            Some(load_norm(spec, loader, &weight, spec.head.eps)?)
+            Some(Norm::load(loader, kind, &weight, spec.n_embd, spec.head.eps)?)
         }
-        false => None,
+        None => None,
     };
     Ok(Input { tokens, positions, norm })
 }
@@ -262,7 +262,11 @@ fn load_layer(
             }
         };
         let post_norm = match block.post_norm {
-            Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.eps)?),
+            Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.post_eps)?),
+            None => None,
+        };
+        let skip = match block.skip {
+            Some(name) => Some(loader.vector(&format!("{stem}{name}"), 1)?[0]),
             None => None,
         };
         blocks.push(LoadedBlock {
@@ -270,6 +274,7 @@ fn load_layer(
             index,
             read,
             post_norm,
+            skip,
             restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
             state: BlockState::None,
@@ -333,10 +338,12 @@ fn load_rope(
     if let Some(factors) = rope.factors {
         for other in ["rope_factors_long.weight", "rope_factors_short.weight"] {
             if loader.has(other) {
-                loader.reference(other, &[rope.n_rot / 2])?;
+                loader.reference(other, &[rope.n_factors])?;
             }
         }
-        freq_factors = Some(loader.vector(factors.tensor(n_ctx), rope.n_rot / 2)?);
+        let mut values = loader.vector(factors.tensor(n_ctx), rope.n_factors)?;
+        values.truncate(rope.n_rot / 2);
+        freq_factors = Some(values);
     }
     Ok(Some(RopeParams {
         layout: rope.layout,

@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
 
-use crate::arch::{BlockSpec, ModelSpec, Reads};
+use crate::arch::{Beside, BlockSpec, ModelSpec, Reads};
 use crate::batch::{Boundary, RowOutput, SeqPart, UBatch};
 use crate::block::{Block, BlockCx, Scratch};
 use crate::constraint::{Masks, VocabularySource};
@@ -90,6 +90,8 @@ struct LoadedBlock {
     read: Option<BlockInput>,
     /// A norm of the block's output.
     post_norm: Option<Norm>,
+    /// Times this, the embedded rows are added after the block.
+    skip: Option<f32>,
     /// Whether the stream is kept as it is, and goes on as the block's output.
     restarts: bool,
     block: Block,
@@ -162,7 +164,7 @@ impl Stage {
             Some(input) => {
                 BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
             }
-            None => BoundaryRows::stream(self.embed(ub)),
+            None => self.embed(ub),
         };
         if self.head.is_none() {
             self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut rows);
@@ -183,10 +185,15 @@ impl Stage {
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
-    fn embed(&self, ub: &UBatch) -> Vec<f32> {
+    fn embed(&self, ub: &UBatch) -> BoundaryRows {
         // These rows leave with the boundary: a buffer of the scratch would be lost to it.
-        let Some(input) = &self.embedding else { return Vec::new() };
-        input.rows(&self.compute, ub, self.spec.embedding_scale)
+        let Some(input) = &self.embedding else { return BoundaryRows::default() };
+        let mut rows =
+            BoundaryRows::stream(input.rows(&self.compute, ub, self.spec.embedding_scale));
+        if self.spec.skeleton.beside == Beside::Embedding {
+            rows.beside.push(rows.hidden.clone());
+        }
+        rows
     }
 
     /// Refuses a ubatch whose rows do not fit, before any sequence is touched.
@@ -311,6 +318,9 @@ impl Stage {
                 self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
                 if block.spec.stream_scale != 1.0 {
                     self.compute.scale(&mut rows.hidden, block.spec.stream_scale);
+                }
+                if let Some(factor) = block.skip {
+                    self.compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
                 }
             }
         }

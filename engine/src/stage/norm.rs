@@ -29,9 +29,13 @@ impl Norm {
         n: usize,
         eps: f32,
     ) -> Result<Self, ModelError> {
-        let centred = !matches!(kind, NormKind::Rms | NormKind::RmsBiased);
+        let centred =
+            matches!(kind, NormKind::Layer | NormKind::LayerUnbiased | NormKind::LayerUnweighted);
         let bias = match kind {
             NormKind::Rms => None,
+            NormKind::RmsUnweighted => {
+                return Ok(Self { weight: vec![1.0; n], bias: None, centred, eps });
+            }
             NormKind::LayerUnbiased => Some(vec![0.0; n]),
             NormKind::LayerUnweighted => {
                 return Ok(Self { weight: vec![1.0; n], bias: Some(vec![0.0; n]), centred, eps });

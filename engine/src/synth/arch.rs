@@ -2,8 +2,8 @@
 
 use super::plan::ModelPlan;
 use super::{
-    Shape, Spec, SynthError, classic, deepseek, delta, dense, hybrids, kimi, kimi_k3, mamba2,
-    mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
+    Shape, Spec, SynthError, classic, deepseek, delta, dense, gated, hybrids, kimi, kimi_k3, later,
+    mamba2, mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -106,6 +106,27 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "deci", build: thinned::deci },
     Arch { name: "openelm", build: thinned::openelm },
     Arch { name: "minicpm3", build: deepseek::minicpm3 },
+    Arch { name: "qwen", build: later::qwen },
+    Arch { name: "plamo", build: later::plamo },
+    Arch { name: "plamo3", build: later::plamo3 },
+    Arch { name: "maincoder", build: later::maincoder },
+    Arch { name: "plm", build: deepseek::plm },
+    Arch { name: "granite_swa", build: gated::granite_swa },
+    Arch { name: "mellum", build: gated::mellum },
+    Arch { name: "pangu-embedded", build: later::pangu },
+    Arch { name: "spark2_5", build: later::spark2_5 },
+    Arch { name: "mistral4", build: deepseek::mistral4 },
+    Arch { name: "exaone-moe", build: gated::exaone_moe },
+    Arch { name: "afmoe", build: gated::afmoe },
+    Arch { name: "cohere2moe", build: gated::cohere2moe },
+    Arch { name: "hy_v3", build: gated::hy_v3 },
+    Arch { name: "laguna", build: gated::laguna },
+    Arch { name: "maple", build: gated::maple },
+    Arch { name: "mimo2", build: gated::mimo2 },
+    Arch { name: "step35", build: gated::step35 },
+    Arch { name: "talkie", build: later::talkie },
+    Arch { name: "muse-glimmer", build: later::muse_glimmer },
+    Arch { name: "bitnet", build: later::bitnet },
 ];
 
 impl Arch {

@@ -39,6 +39,27 @@ pub(super) fn window(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("attention.sliding_window", (shape.context / 1024).clamp(16, 4096));
 }
 
+/// Which layers have a window, as a list: the last of every `period` has none.
+pub(super) fn listed_windows(shape: &Shape, plan: &mut ModelPlan, period: usize) -> Vec<bool> {
+    window(shape, plan);
+    let has: Vec<bool> = (1..=shape.n_layer).map(|il| !il.is_multiple_of(period)).collect();
+    plan.counts("attention.sliding_window_pattern", has.iter().map(|&has| usize::from(has)));
+    has
+}
+
+/// The matrix of a gate of what heads give, with a row for each head or for each of its values.
+pub(super) fn head_gate(shape: &Shape, plan: &mut ModelPlan, rows: usize) {
+    plan.matrix("attn_gate", Role::Matrix, &[shape.n_embd, rows], 1.0);
+}
+
+/// A block of multi-token prediction behind the layers: what it has besides a layer.
+pub(super) fn prediction(shape: &Shape, plan: &mut ModelPlan) {
+    plan.matrix("nextn.eh_proj", Role::Matrix, &[2 * shape.n_embd, shape.n_embd], 1.0);
+    for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
+        plan.norm(norm, shape.n_embd);
+    }
+}
+
 /// YaRN over an eighth of the context.
 pub(super) fn yarn(shape: &Shape, plan: &mut ModelPlan) {
     plan.text("rope.scaling.type", "yarn");

@@ -1,6 +1,8 @@
-//! Synthetic models with DeepSeek's latent attention: its own, with experts beside shared ones, and minicpm3.
+//! Synthetic models with DeepSeek's latent attention: its own, with experts beside shared ones, mistral4,
+//! minicpm3 and plm.
 
 use super::Shape;
+use super::classic::two_matrices;
 use super::decoder::dense_layers;
 use super::file_type::Role;
 use super::parts::{
@@ -44,6 +46,14 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
             ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
         }
     }
+    Ok(())
+}
+
+/// mistral4: deepseek2 with queries that grow with the position.
+pub(super) fn mistral4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    deepseek2(shape, plan)?;
+    plan.number("attention.temperature_scale", 0.1);
+    plan.count("attention.temperature_length", 24);
     Ok(())
 }
 
@@ -120,6 +130,35 @@ pub(super) fn minicpm3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String
         plan.matrix("attn_kv_b", Role::Matrix, &[kv_rank, n_head * 2 * dim], 1.0);
         plan.matrix("attn_output", Role::AttnOutput, &[n_head * dim, n_embd], ATTENTION_GAIN);
         ffn(shape, plan);
+    }
+    Ok(())
+}
+
+/// plm: queries of full rank, keys and values of heads from one matrix, squared ReLUs.
+pub(super) fn plm(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    refuse_experts(shape)?;
+    if !shape.tied {
+        return Err("its output matrix is the embedding, choose a size where it is".to_owned());
+    }
+    let Latent { kv_rank, n_pe, .. } = Latent::of(shape);
+    let (n_embd, n_head, dim) = (shape.n_embd, shape.n_head, shape.head_dim);
+    base_metadata(shape, plan);
+    plan.count("attention.head_count_kv", n_head);
+    plan.count("attention.kv_lora_rank", kv_rank);
+    plan.count("attention.key_length", dim + n_pe);
+    plan.count("attention.value_length", dim);
+    plan.count("rope.dimension_count", n_pe);
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        plan.norm("attn_norm", n_embd);
+        plan.matrix("attn_q", Role::Matrix, &[n_embd, n_head * (dim + n_pe)], 1.0);
+        plan.matrix("attn_kv_a_mqa", Role::Matrix, &[n_embd, kv_rank + n_pe], 1.0);
+        plan.norm("attn_kv_a_norm", kv_rank);
+        plan.matrix("attn_kv_b", Role::Matrix, &[kv_rank, n_head * 2 * dim], 1.0);
+        plan.matrix("attn_output", Role::AttnOutput, &[n_head * dim, n_embd], ATTENTION_GAIN);
+        plan.norm("ffn_norm", n_embd);
+        two_matrices(shape, plan, false);
     }
     Ok(())
 }

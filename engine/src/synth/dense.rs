@@ -12,7 +12,7 @@ use super::parts::{
 use super::plan::ModelPlan;
 
 /// Metadata of a transformer without experts, then its layers.
-fn layers(
+pub(super) fn layers(
     shape: &Shape,
     plan: &mut ModelPlan,
     deviation: f32,

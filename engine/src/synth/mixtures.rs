@@ -2,7 +2,7 @@
 
 use super::decoder::{
     dense_layers, expert_biases, experts, fused_projections, half_rotated, head_norms, mixture,
-    projections, qkv_biases, sinks, untied, whole_heads, wide_norms, window, yarn,
+    prediction, projections, qkv_biases, sinks, untied, whole_heads, wide_norms, window, yarn,
 };
 use super::file_type::Role;
 use super::parts::{
@@ -13,11 +13,11 @@ use super::plan::ModelPlan;
 use super::{Experts, Shape};
 
 /// `expert_gating_func` of routers.
-const SOFTMAX: usize = 1;
-const SIGMOID: usize = 2;
+pub(super) const SOFTMAX: usize = 1;
+pub(super) const SIGMOID: usize = 2;
 
 /// Embedding and layers; `layer` gets the layer's number.
-fn layers(
+pub(super) fn layers(
     shape: &Shape,
     plan: &mut ModelPlan,
     deviation: f32,
@@ -31,7 +31,7 @@ fn layers(
 }
 
 /// Metadata with experts of a width of their own.
-fn metadata(shape: &Shape, plan: &mut ModelPlan) -> Result<Experts, String> {
+pub(super) fn metadata(shape: &Shape, plan: &mut ModelPlan) -> Result<Experts, String> {
     let experts = experts(shape)?;
     transformer_metadata(shape, plan);
     plan.count("expert_feed_forward_length", experts.n_ff);
@@ -83,15 +83,12 @@ pub(super) fn glm4moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String>
     layers(shape, plan, EMBEDDING, layer);
     plan.layer(shape.n_layer);
     layer(shape.n_layer, plan);
-    plan.matrix("nextn.eh_proj", Role::Matrix, &[2 * shape.n_embd, shape.n_embd], 1.0);
-    for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
-        plan.norm(norm, shape.n_embd);
-    }
+    prediction(shape, plan);
     Ok(())
 }
 
 /// Keys of DeepSeek's line: one dense layer first, one shared expert.
-fn deepseek_keys(plan: &mut ModelPlan, router: usize, norm: bool) {
+pub(super) fn deepseek_keys(plan: &mut ModelPlan, router: usize, norm: bool) {
     plan.count("leading_dense_block_count", 1);
     plan.count("expert_shared_count", 1);
     plan.number("expert_weights_scale", 2.5);
@@ -100,7 +97,7 @@ fn deepseek_keys(plan: &mut ModelPlan, router: usize, norm: bool) {
 }
 
 /// A dense FFN in leading layers, then experts with a bias on the choice and a shared one.
-fn dense_then_experts(
+pub(super) fn dense_then_experts(
     shape: &Shape,
     plan: &mut ModelPlan,
     is_dense: bool,

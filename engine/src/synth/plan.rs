@@ -29,6 +29,8 @@ pub(super) enum MetaScalar {
     F32(f32),
     /// One value for each layer.
     Layers(Vec<u32>),
+    /// One number for each layer.
+    Numbers(Vec<f32>),
     Bool(bool),
     Str(&'static str),
 }
@@ -38,6 +40,7 @@ impl MetaScalar {
         match self {
             Self::U32(v) => writer.set(key, v),
             Self::F32(v) => writer.set(key, v),
+            Self::Numbers(v) => writer.set(key, v.as_slice()),
             Self::Layers(v) => writer.set(key, v.as_slice()),
             Self::Bool(v) => writer.set(key, v),
             Self::Str(v) => writer.set(key, *v),
@@ -104,6 +107,12 @@ impl ModelPlan {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Layers(values)));
     }
 
+    /// Adds a number for each layer to the metadata.
+    pub fn numbers(&mut self, key: &str, values: impl IntoIterator<Item = f32>) {
+        let values = values.into_iter().collect();
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Numbers(values)));
+    }
+
     /// Adds a word to the metadata.
     pub fn text(&mut self, key: &str, value: &'static str) {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Str(value)));
@@ -160,6 +169,16 @@ impl ModelPlan {
     pub fn norm(&mut self, name: &str, width: usize) {
         let name = format!("blk.{}.{name}.weight", self.place.il);
         self.push(name, Role::Precise, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// A norm of the current layer whose name has no end.
+    pub fn bare_norm(&mut self, name: &str, width: usize) {
+        self.precise(name, &[width], Fill::AroundOne(SMALL));
+    }
+
+    /// A bias of the current layer whose name has no end.
+    pub fn bare_bias(&mut self, name: &str, width: usize) {
+        self.precise(name, &[width], Fill::Normal(SMALL));
     }
 
     /// Norms of the current layer with weights `[width, n]`.

@@ -22,6 +22,7 @@ fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
         rope,
         eps: EPS,
         gated: false,
+        temperature: None,
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{
     Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
-use crate::kernels::{GateBounds, SwiGluClamp, available};
+use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -36,11 +36,23 @@ fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
             let gates = gate.iter().map(|g| g.min(limit)).map(|g| g * sigmoid(alpha * g));
             gates.zip(up).map(|(g, u)| g * (u.clamp(-limit, limit) + 1.0)).collect()
         }
+        Activation::LimitedSwiGlu(SwiGluLimit { limit, gate: bound }) => {
+            let limit = f64::from(limit);
+            let silu = |g: f64| g * sigmoid(g);
+            let gates = gate.iter().map(|g| match bound {
+                GateBound::Before => silu(g.min(limit)),
+                GateBound::After => silu(*g).min(limit),
+            });
+            gates.zip(up).map(|(g, u)| g * u.clamp(-limit, limit)).collect()
+        }
     }
 }
 
-/// Adds the matrices (and biases) of a dense FFN.
+/// Adds the matrices (and biases) of a dense FFN, and the norm inside it.
 fn mlp_tensors(tensors: &mut Tensors, spec: &MlpSpec, biases: bool) {
+    if spec.sub_norm.is_some() {
+        tensors.add("blk.0.ffn_sub_norm.weight", &[spec.n_ff]);
+    }
     let gate = spec.activation.is_gated().then_some(("gate", N_EMBD, spec.n_ff));
     for (part, cols, rows) in
         gate.into_iter().chain([("up", N_EMBD, spec.n_ff), ("down", spec.n_ff, N_EMBD)])
@@ -63,7 +75,14 @@ fn plain_mlp(tensors: &Tensors, spec: &MlpSpec, x: &[f64]) -> Vec<f64> {
         y
     };
     let gate = if spec.activation.is_gated() { affine("gate", x) } else { Vec::new() };
-    affine("down", &activated(spec.activation, &gate, &affine("up", x)))
+    let mut inner = activated(spec.activation, &gate, &affine("up", x));
+    if let Some(eps) = spec.sub_norm {
+        let mean = inner.iter().map(|x| x * x).sum::<f64>() / inner.len() as f64;
+        let weights = &tensors.0["blk.0.ffn_sub_norm.weight"].1;
+        let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+        inner.iter_mut().zip(weights).for_each(|(x, w)| *x *= factor * f64::from(*w));
+    }
+    affine("down", &inner)
 }
 
 /// Router and experts have biases, in the tests, where the weights are softmaxed last: as in gpt-oss.
@@ -239,10 +258,13 @@ fn check(what: &str, kind: &BlockKind, tensors: &Tensors, plain: impl Fn(&[f64])
 fn dense_ffns_match_f64() {
     let situ = |linear| Activation::BoundedSilu(GateBounds { gate: 4.0, linear });
     let clamp = Activation::ClampedSwiGlu(SwiGluClamp { alpha: 1.702, limit: 0.8 });
-    let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu, clamp];
+    let limited = |gate| Activation::LimitedSwiGlu(SwiGluLimit { limit: 0.8, gate });
+    let bounded = [limited(GateBound::Before), limited(GateBound::After), clamp];
+    let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu];
+    let others = others.into_iter().chain(bounded);
     for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
-        for biases in [false, true] {
-            let spec = MlpSpec { activation, ..MlpSpec::swiglu(N_FF) };
+        for (biases, sub_norm) in [(false, None), (true, None), (false, Some(1e-5))] {
+            let spec = MlpSpec { activation, sub_norm, ..MlpSpec::swiglu(N_FF) };
             let mut tensors = Tensors::default();
             mlp_tensors(&mut tensors, &spec, biases);
             let kind = BlockKind::Mlp(spec.clone());

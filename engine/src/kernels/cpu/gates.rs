@@ -1,9 +1,9 @@
 //! The kernels of GELU, of the clamped SwiGLU, and of bounds on values.
 
 use super::elementwise::{map, zip};
-use super::exp::{sigmoid, tanh};
+use super::exp::{sigmoid, silu, tanh};
 use super::run;
-use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, SwiGluClamp};
+use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit};
 use crate::kernels::simd::{Op, Simd};
 
 /// See [`Compute::gelu`](crate::kernels::Compute::gelu).
@@ -65,6 +65,38 @@ pub(crate) fn clamped_swiglu_mul<S: Simd>(x: &mut [f32], gates: &[f32], clamp: S
         }
     }
     run::<S, _>(Clamped(x, gates, clamp));
+}
+
+/// See [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
+pub(crate) fn limited_swiglu_mul<S: Simd>(x: &mut [f32], gates: &[f32], limit: SwiGluLimit) {
+    struct Limited<'a>(&'a mut [f32], &'a [f32], SwiGluLimit);
+    impl Op for Limited<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let limit = s.splat(self.2.limit);
+            match self.2.gate {
+                GateBound::Before => zip(
+                    s,
+                    self.0,
+                    self.1,
+                    #[inline(always)]
+                    |x, g| s.mul(silu(s, s.select_gt(g, limit, limit, g)), bounded(s, x, limit)),
+                ),
+                GateBound::After => zip(
+                    s,
+                    self.0,
+                    self.1,
+                    #[inline(always)]
+                    |x, g| {
+                        let g = silu(s, g);
+                        s.mul(s.select_gt(g, limit, limit, g), bounded(s, x, limit))
+                    },
+                ),
+            }
+        }
+    }
+    run::<S, _>(Limited(x, gates, limit));
 }
 
 /// See [`Compute::softcap`](crate::kernels::Compute::softcap).

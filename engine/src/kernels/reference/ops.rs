@@ -1,6 +1,6 @@
 //! Elementwise ops, norms, softmax and rotation in plain f64. Tests compare the kernels with them.
 
-use crate::kernels::{GateBounds, SwiGluClamp};
+use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit};
 
 /// `x / sqrt(mean(x²) + eps) * weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -58,6 +58,17 @@ pub(crate) fn clamped_swiglu_mul(gate: f32, up: f32, clamp: SwiGluClamp) -> f64 
     let (alpha, limit) = (f64::from(clamp.alpha), f64::from(clamp.limit));
     let gate = f64::from(gate).min(limit);
     gate * sigmoid(alpha * gate) * (f64::from(up).clamp(-limit, limit) + 1.0)
+}
+
+/// `min(silu(g), limit) clamp(u, -limit, limit)`, or with the bound inside the activation.
+pub(crate) fn limited_swiglu_mul(gate: f32, up: f32, limit: SwiGluLimit) -> f64 {
+    let (gate, bound) = (f64::from(gate), f64::from(limit.limit));
+    let silu = |x: f64| x * sigmoid(x);
+    let gate = match limit.gate {
+        GateBound::Before => silu(gate.min(bound)),
+        GateBound::After => silu(gate).min(bound),
+    };
+    gate * f64::from(up).clamp(-bound, bound)
 }
 
 /// Softmax of a row.

@@ -1,8 +1,8 @@
-//! GELU, the clamped SwiGLU and bounds against f64, and bit equality on all tables and thread counts.
+//! GELU, bounded SwiGLUs and bounds against f64, and bit equality on all tables and thread counts.
 
 use super::{Rng, close, same_bits_everywhere};
 use crate::kernels::reference::ops;
-use crate::kernels::{Compute, SwiGluClamp};
+use crate::kernels::{Compute, GateBound, SwiGluClamp, SwiGluLimit};
 
 /// An op of a row and its gates.
 type GatedOp = dyn Fn(&Compute, &mut [f32], &[f32]);
@@ -35,6 +35,12 @@ fn gates_match_f64() {
     check("gelu_mul", &|c, x, g| c.gelu_mul(x, g), &gated, 2e-5);
     let clamped = |x, g| ops::clamped_swiglu_mul(g, x, CLAMP);
     check("clamped_swiglu_mul", &|c, x, g| c.clamped_swiglu_mul(x, g, CLAMP), &clamped, 2e-6);
+    for gate in [GateBound::Before, GateBound::After] {
+        let limit = SwiGluLimit { limit: 7.0, gate };
+        let op = move |c: &Compute, x: &mut [f32], g: &[f32]| c.limited_swiglu_mul(x, g, limit);
+        let limited = |x, g| ops::limited_swiglu_mul(g, x, limit);
+        check("limited_swiglu_mul", &op, &limited, 2e-6);
+    }
     let capped = |x: f32, _| 3.0 * (f64::from(x) / 3.0).tanh();
     check("softcap", &|c, x, _| c.softcap(x, 3.0), &capped, 1e-6);
     check("clamp", &|c, x, _| c.clamp(x, 4.0), &|x, _| f64::from(x.clamp(-4.0, 4.0)), 0.0);

@@ -1,0 +1,160 @@
+//! FFNs as data: dense ones, mixtures of experts, and what stands between their matrices.
+
+use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
+
+/// What an FFN computes between its way up and its way down.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
+    SwiGlu,
+    /// SwiGLU with both factors bounded: `b tanh(gate x / b) sigmoid(gate x) * l tanh(up x / l)`.
+    BoundedSilu(GateBounds),
+    /// `max(up x, 0)²`; there is no gate matrix.
+    ReluSquared,
+    /// `gelu(gate x) * up x`, by the hyperbolic tangent.
+    GeGlu,
+    /// `gelu(up x)`; there is no gate matrix.
+    Gelu,
+    /// SwiGLU with bounds and a 1 added to what is gated: see
+    /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
+    ClampedSwiGlu(SwiGluClamp),
+    /// SwiGLU whose gate is bounded from above and whose other factor is bounded from both sides: see
+    /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
+    LimitedSwiGlu(SwiGluLimit),
+}
+
+impl Activation {
+    /// Whether there is a gate matrix beside the way up.
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Self::ReluSquared | Self::Gelu)
+    }
+}
+
+/// Dense FFN: `down(activation(up x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Inner width.
+    pub n_ff: usize,
+    /// Between the tensor's stem and `.weight`: `""`, or `"_shexp"` for a shared expert.
+    pub suffix: &'static str,
+    /// What is between the matrices.
+    pub activation: Activation,
+    /// Whether the gate's rows are the first half of the way up's tensor.
+    pub fused: bool,
+    /// Epsilon of an RMS norm (`ffn_sub_norm`) before the way down; `None` without it.
+    pub sub_norm: Option<f32>,
+}
+
+impl MlpSpec {
+    /// A layer's FFN.
+    pub fn new(n_ff: usize, activation: Activation) -> Self {
+        Self { n_ff, suffix: "", activation, fused: false, sub_norm: None }
+    }
+
+    /// A layer's SwiGLU FFN.
+    pub fn swiglu(n_ff: usize) -> Self {
+        Self::new(n_ff, Activation::SwiGlu)
+    }
+}
+
+/// Mixture of experts; a token is computed by the `n_used` that its router scores highest.
+///
+/// [`MoeSpec::new`] is Mixtral's; the fields are what others vary.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeSpec {
+    /// Experts in the layer.
+    pub n_expert: usize,
+    /// Experts a token uses.
+    pub n_used: usize,
+    /// Inner width of an expert.
+    pub n_ff: usize,
+    /// What is between an expert's matrices.
+    pub activation: Activation,
+    /// What makes weights of the router's logits.
+    pub router: Router,
+    /// Whether a bias (`exp_probs_b.bias`) is added to the weights for the choice alone.
+    pub selection_bias: bool,
+    /// Groups of experts that are chosen first; `None` where all experts compete.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the chosen weights are divided by their sum.
+    pub norm_weights: bool,
+    /// Multiplies the chosen weights, after that division.
+    pub weights_scale: f32,
+    /// Whether weights multiply what an expert reads, not what it gives.
+    pub weigh_input: bool,
+    /// Multiplies the sum of all experts, the shared one included.
+    pub output_scale: f32,
+    /// What experts work in, where it is not the model's width.
+    pub latent: Option<LatentSpec>,
+    /// An expert that every token uses.
+    pub shared: Option<SharedExpertSpec>,
+}
+
+impl MoeSpec {
+    /// SwiGLU experts under a softmax router, weights divided by their sum, nothing shared.
+    pub fn new(n_expert: usize, n_used: usize, n_ff: usize) -> Self {
+        Self {
+            n_expert,
+            n_used,
+            n_ff,
+            activation: Activation::SwiGlu,
+            router: Router::Softmax,
+            selection_bias: false,
+            groups: None,
+            norm_weights: true,
+            weights_scale: 1.0,
+            weigh_input: false,
+            output_scale: 1.0,
+            latent: None,
+            shared: None,
+        }
+    }
+}
+
+/// A width of experts' own: a matrix before all of them narrows the rows, one after their sum widens it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// The width.
+    pub width: usize,
+    /// What the tensors are called: `ffn_<stem>_down`, `ffn_<stem>_up` and `ffn_<stem>_norm`.
+    pub stem: &'static str,
+    /// Epsilon of an RMS norm of the experts' sum before it is widened; `None` without it.
+    pub norm_eps: Option<f32>,
+}
+
+/// From a router's logits to the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Router {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+    /// The choice by the logits themselves, then softmax over the chosen.
+    SoftmaxOfChosen,
+}
+
+/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,
+/// arXiv 2412.19437, section 2.1.2): a group counts as the sum of its two highest scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups; divides the number of experts.
+    pub count: usize,
+    /// Groups that a token may use.
+    pub used: usize,
+}
+
+/// The expert that every token uses, added to the others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedExpertSpec {
+    /// The expert itself.
+    pub mlp: MlpSpec,
+    /// Whether it is multiplied by `sigmoid(w · x)` (`ffn_gate_inp_shexp`).
+    pub gated: bool,
+}
+
+impl SharedExpertSpec {
+    /// An un-gated one of inner width `n_ff`.
+    pub fn new(n_ff: usize, activation: Activation) -> Self {
+        Self { mlp: MlpSpec { suffix: "_shexp", ..MlpSpec::new(n_ff, activation) }, gated: false }
+    }
+}

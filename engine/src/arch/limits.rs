@@ -1,0 +1,29 @@
+//! Bounds of SwiGLUs that metadata give layer by layer.
+
+use super::{Activation, Hparams};
+use crate::error::ModelError;
+use crate::kernels::{GateBound, SwiGluLimit};
+
+/// Bounds up to this are none.
+const NONE: f32 = 1e-6;
+
+/// The bound of each layer's SwiGLU.
+pub(super) struct SwiGluLimits {
+    limits: Option<Vec<f32>>,
+    gate: GateBound,
+}
+
+impl SwiGluLimits {
+    /// Reads `key`; `gate` says where gates meet their bound.
+    pub(super) fn read(hp: &Hparams<'_>, key: &str, gate: GateBound) -> Result<Self, ModelError> {
+        Ok(Self { limits: hp.f32_per_layer(key)?, gate })
+    }
+
+    /// The activation of layer `il`.
+    pub(super) fn of(&self, il: usize) -> Activation {
+        match self.limits.as_ref().map(|limits| limits[il]).filter(|&limit| limit > NONE) {
+            Some(limit) => Activation::LimitedSwiGlu(SwiGluLimit { limit, gate: self.gate }),
+            None => Activation::SwiGlu,
+        }
+    }
+}
