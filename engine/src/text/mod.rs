@@ -7,8 +7,8 @@
 //! - Nothing here knows requests, sequences or the network.
 //!
 //! Reading order: [`vocab`](VocabData) has the tables, `special` the roles of tokens. `partition` finds
-//! special tokens in a text, `pretok` cuts text into pieces, and `merge`, `spm`, `bpe`, `wpm`, `ugm` and `rwkv` turn
-//! pieces into ids. [`Tokenizer`] puts them together. [`StreamDecoder`], [`StopMatcher`] and [`ChatTemplate`]
+//! special tokens in a text, `pretok` cuts text into pieces, and `merge`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` and
+//! `plamo2` turn pieces into ids. [`Tokenizer`] puts them together. [`StreamDecoder`], [`StopMatcher`] and [`ChatTemplate`]
 //! stand alone.
 
 mod bpe;
@@ -19,6 +19,7 @@ mod from_gguf;
 mod hash;
 mod merge;
 mod partition;
+mod plamo2;
 mod pretok;
 mod rwkv;
 mod special;

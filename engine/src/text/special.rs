@@ -117,6 +117,9 @@ fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {
             mask: Some(103),
             ..none
         },
+        Kind::Plamo2 => {
+            SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(3), ..none }
+        }
         Kind::Ugm => SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none },
         Kind::Bpe if data.model == "gemma4" => none,
         Kind::Bpe => {

@@ -3,7 +3,7 @@
 
 use super::partition::{Fragment, Partition};
 use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
-use super::{TextError, bpe, pretok, rwkv, special, spm, ugm, wpm};
+use super::{TextError, bpe, plamo2, pretok, rwkv, special, spm, ugm, wpm};
 
 /// Longest text that is tokenised; positions inside are 32-bit.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;
@@ -28,6 +28,7 @@ enum Algorithm {
     Wpm(wpm::Wpm),
     Ugm(Box<ugm::Ugm>),
     Rwkv(Box<rwkv::Rwkv>),
+    Plamo2(Box<plamo2::Plamo2>),
     None,
 }
 
@@ -59,7 +60,7 @@ impl Tokenizer {
             Kind::Wpm => (true, false, false),
             Kind::Ugm => (false, true, false),
             Kind::Bpe => (pre.as_ref().is_some_and(|p| p.add_bos), false, false),
-            Kind::Rwkv | Kind::None => (false, false, false),
+            Kind::Rwkv | Kind::Plamo2 | Kind::None => (false, false, false),
         };
         let mut add_bos = data.flags.add_bos.unwrap_or(bos_default);
         add_bos |= pre.as_ref().is_some_and(|p| p.force_bos);
@@ -69,6 +70,7 @@ impl Tokenizer {
             (Kind::Wpm, _) => Algorithm::Wpm(wpm::Wpm::new(&data)),
             (Kind::Ugm, _) => Algorithm::Ugm(Box::new(ugm::Ugm::new(&vocab, &data)?)),
             (Kind::Rwkv, _) => Algorithm::Rwkv(Box::new(rwkv::Rwkv::new(&vocab)?)),
+            (Kind::Plamo2, _) => Algorithm::Plamo2(Box::new(plamo2::Plamo2::new(&vocab)?)),
             (Kind::Spm, _) => Algorithm::Spm,
             _ => Algorithm::None,
         };
@@ -169,6 +171,10 @@ impl Tokenizer {
             }
             Algorithm::Rwkv(rwkv) => {
                 rwkv.encode(text, out);
+                Ok(())
+            }
+            Algorithm::Plamo2(plamo2) => {
+                plamo2.encode(text, out);
                 Ok(())
             }
             Algorithm::Ugm(ugm) => ugm.encode(&self.vocab, text, self.add_space_prefix, out),
@@ -324,9 +330,10 @@ fn kind_of(model: &str) -> Result<Kind, TextError> {
         "bert" => Ok(Kind::Wpm),
         "t5" => Ok(Kind::Ugm),
         "rwkv" => Ok(Kind::Rwkv),
+        "plamo2" => Ok(Kind::Plamo2),
         "none" | "no_vocab" => Ok(Kind::None),
         other => Err(TextError::Unsupported(format!(
-            "tokenizer.ggml.model is {other:?}; known are llama, gpt2, gemma4, bert, t5, rwkv and none. \
+            "tokenizer.ggml.model is {other:?}; known are llama, gpt2, gemma4, bert, t5, rwkv, plamo2 and none. \
              The model still runs on token ids"
         ))),
     }

@@ -14,7 +14,7 @@ pub const MAX_VOCAB: usize = 1 << 22;
 /// Everything a tokenizer needs from a model file, as plain data.
 #[derive(Clone, Debug, Default)]
 pub struct VocabData {
-    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5`, `rwkv` or `none`.
+    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5`, `rwkv`, `plamo2` or `none`.
     pub model: String,
     /// `tokenizer.ggml.pre`: the pre-tokenizer's name (BPE only).
     pub pre: Option<String>,
@@ -92,6 +92,8 @@ pub enum Kind {
     Ugm,
     /// `rwkv`: bytes, longest match.
     Rwkv,
+    /// `plamo2`: characters, cheapest path.
+    Plamo2,
     /// `none`: a size and nothing else.
     None,
 }
@@ -191,7 +193,8 @@ impl Vocab {
         let mut piece = Vec::new();
         for (text, &a) in self.texts.iter().zip(&self.attrs) {
             piece.clear();
-            if a & (attr::CONTROL | attr::UNKNOWN | attr::USER) != 0 {
+            let literal = self.kind == Kind::Plamo2 && a & attr::BYTE == 0;
+            if literal || a & (attr::CONTROL | attr::UNKNOWN | attr::USER) != 0 {
                 piece.extend_from_slice(text.as_bytes());
             } else if let Some(byte) = byte_token(text).filter(|_| a & attr::BYTE != 0) {
                 piece.push(byte);

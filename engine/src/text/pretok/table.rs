@@ -25,7 +25,8 @@ pub fn find(data: &VocabData) -> Result<Pretok, TextError> {
     };
     let steps = steps_of(name).ok_or_else(|| {
         TextError::Unsupported(format!(
-            "tokenizer.ggml.pre is {name:?}, a pre-tokenizer this version does not know"
+            "tokenizer.ggml.pre is {name:?}, a pre-tokenizer that this version does not know: convert the model \
+             again, or take a newer brigade. The model still runs on token ids"
         ))
     })?;
     if matches!(name, "gemma4" | "granite-embed-multi-311m" | "sarvam-moe") {

@@ -1,6 +1,7 @@
 //! Rules of text, shown with vocabularies made by hand. The workspace's tests compare whole vocabularies with
 //! published vectors.
 
+mod plamo2;
 mod pretok;
 mod rules;
 mod rwkv;

@@ -158,7 +158,7 @@ fn bad_vocabularies_are_refused_with_the_name_of_the_field() {
     let says = |message: String, parts: &[&str]| {
         assert!(parts.iter().all(|p| message.contains(p)), "{message}");
     };
-    for model in ["plamo2", "hybriddna"] {
+    for model in ["whitespace", "hybriddna"] {
         says(with(&|d| d.model = model.into()), &["tokenizer.ggml.model", model]);
     }
     says(with(&|d| d.pre = Some("nonsense".into())), &["tokenizer.ggml.pre", "nonsense"]);
