@@ -21,7 +21,7 @@ const PROMPT: usize = 1_150;
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream.
-const MODELS: [&str; 36] = [
+const MODELS: [&str; 39] = [
     "llama",
     "qwen3",
     "granite",
@@ -58,6 +58,9 @@ const MODELS: [&str; 36] = [
     "talkie",
     "muse-glimmer",
     "bitnet",
+    "apertus",
+    "gemma4",
+    "gemma4-moe",
 ];
 
 fn path(model: &str) -> PathBuf {

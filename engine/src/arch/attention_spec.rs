@@ -33,6 +33,10 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// A factor on q that grows with the position.
     pub temperature: Option<Temperature>,
+    /// Whether values are what the keys' projection gives, before the keys' norm and rotation.
+    pub values_of_keys: bool,
+    /// Epsilon of an RMS norm without weights of each value; `None` without it.
+    pub value_norm: Option<f32>,
     /// What multiplies the heads' outputs; `None`: nothing.
     pub gate: Option<HeadGate>,
     /// Epsilon of an RMS norm (`attn_sub_norm`) of all heads' outputs together; `None` without it.
@@ -191,6 +195,8 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         alibi: None,
         sinks: false,
         temperature: None,
+        values_of_keys: false,
+        value_norm: None,
         gate: None,
         sub_norm: None,
         output_bias: true,

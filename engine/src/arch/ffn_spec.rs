@@ -1,6 +1,6 @@
 //! FFNs as data: dense ones, mixtures of experts, and what stands between their matrices.
 
-use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
+use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit, Xielu};
 
 /// What an FFN computes between its way up and its way down.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub enum Activation {
     /// SwiGLU with bounds and a 1 added to what is gated: see
     /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
     ClampedSwiGlu(SwiGluClamp),
+    /// `xielu(up x)`; there is no gate matrix.
+    Xielu(Xielu),
     /// SwiGLU whose gate is bounded from above and whose other factor is bounded from both sides: see
     /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
     LimitedSwiGlu(SwiGluLimit),
@@ -26,7 +28,7 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate matrix beside the way up.
     pub fn is_gated(self) -> bool {
-        !matches!(self, Self::ReluSquared | Self::Gelu)
+        !matches!(self, Self::ReluSquared | Self::Gelu | Self::Xielu(_))
     }
 }
 
@@ -86,6 +88,9 @@ pub struct MoeSpec {
     pub output_scale: f32,
     /// What experts work in, where it is not the model's width.
     pub latent: Option<LatentSpec>,
+    /// Epsilon of norms that the shared expert and the others have of their own, before and behind them, where the
+    /// block reads rows that are not normed; `None` where both read the same normed rows.
+    pub branch_eps: Option<f32>,
     /// An expert that every token uses.
     pub shared: Option<SharedExpertSpec>,
 }
@@ -106,6 +111,7 @@ impl MoeSpec {
             weigh_input: false,
             output_scale: 1.0,
             latent: None,
+            branch_eps: None,
             shared: None,
         }
     }

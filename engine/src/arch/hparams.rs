@@ -117,15 +117,23 @@ impl<'m> Hparams<'m> {
     /// # Errors
     /// The list has not one number for each layer.
     pub fn f32_per_layer(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
-        let (meta, whole_key) = (self.model.meta(), self.key(key));
-        let list = match meta.get(&whole_key) {
-            Some(Value::Array(_)) => meta.opt_f32s(&whole_key)?,
-            _ => self.f32(key)?.map(|value| vec![value; self.n_layer]),
+        self.f32_per_layer_of(&self.key(key))
+    }
+
+    /// As [`Self::f32_per_layer`] for a key without the architecture's name before it.
+    ///
+    /// # Errors
+    /// As [`Self::f32_per_layer`].
+    pub fn f32_per_layer_of(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        let meta = self.model.meta();
+        let list = match meta.get(key) {
+            Some(Value::Array(_)) => meta.opt_f32s(key)?,
+            _ => meta.opt_f32(key)?.map(|value| vec![value; self.n_layer]),
         };
         match list {
             Some(list) if list.len() < self.n_layer => {
                 let problem = format!("{} numbers for {} layers", list.len(), self.n_layer);
-                Err(self.bad(key, &problem))
+                Err(GgufError::BadValue { key: key.to_owned(), problem }.into())
             }
             list => Ok(list),
         }

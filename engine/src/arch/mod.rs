@@ -7,6 +7,7 @@
 //! tensor data. So the planner, `inspect` and the coordinator use the same specs as the stages.
 
 mod afmoe;
+mod apertus;
 mod arctic;
 mod attention_spec;
 mod baichuan;
@@ -100,6 +101,7 @@ type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
 /// `general.architecture` to the function that describes such a model.
 const ARCHS: &[(&str, Describe)] = &[
     ("afmoe", afmoe::describe),
+    ("apertus", apertus::describe),
     ("arcee", internlm2::describe_arcee),
     ("arctic", arctic::describe),
     ("arwkv7", rwkv7::describe_arwkv7),
@@ -128,6 +130,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("gemma", gemma::describe),
     ("gemma2", gemma::describe_gemma2),
     ("gemma3", gemma::describe_gemma3),
+    ("gemma4", gemma::describe_gemma4),
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),

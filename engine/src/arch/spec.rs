@@ -180,6 +180,8 @@ pub struct BlockSpec {
     pub residual_scale: f32,
     /// Multiplies the residual stream after that (1: nothing).
     pub stream_scale: f32,
+    /// Tensor of one value that the residual stream is multiplied by after all that.
+    pub stream_factor: Option<&'static str>,
     /// Tensor of one value: times this, the rows of [`Beside::Embedding`] are added after the block.
     pub skip: Option<&'static str>,
     /// Which rows it reads.
@@ -198,6 +200,7 @@ impl BlockSpec {
             post_eps: eps,
             residual_scale: 1.0,
             stream_scale: 1.0,
+            stream_factor: None,
             skip: None,
             reads: Reads::Stream,
             kind,

@@ -19,7 +19,10 @@ pub struct Attention {
     /// To the gates of the heads' outputs: a row for each head, or for each value of each head.
     gate: Option<Box<PackedMatrix>>,
     k: Linear,
-    v: Linear,
+    /// `None` where values are what the keys' projection gives.
+    v: Option<Linear>,
+    /// Weights of 1 and epsilon of a norm of each value.
+    value_norm: Option<(Vec<f32>, f32)>,
     /// Weight and epsilon of a norm of the heads' outputs.
     sub_norm: Option<(Vec<f32>, f32)>,
     output: Linear,
@@ -42,22 +45,31 @@ impl Attention {
         let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
         let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
         let name = |part: &str| format!("{stem}.attn_{part}");
-        let ([q, k, v], gate) = match spec.gate.map(|gate| gate.source) {
+        let ([q, k], v, gate) = match spec.gate.map(|gate| gate.source) {
             Some(GateSource::BehindQuery) => {
                 let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
                 let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
                 let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
-                ([Linear { weight: q, bias: None }, k, v], Some(Box::new(gate)))
+                ([Linear { weight: q, bias: None }, k], Some(v), Some(Box::new(gate)))
             }
             own => {
-                let qkv = load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?;
+                let ([q, k], v) = match spec.values_of_keys {
+                    true => {
+                        let q = Linear::load(loader, &name("q"), n_q, n_embd)?;
+                        ([q, Linear::load(loader, &name("k"), n_k, n_embd)?], None)
+                    }
+                    false => {
+                        let [q, k, v] = load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?;
+                        ([q, k], Some(v))
+                    }
+                };
                 let rows =
                     own.map(|own| if own == GateSource::EachHead { spec.n_head } else { n_o });
                 let gate = match rows {
                     Some(rows) => Some(loader.matrix(&name("gate.weight"), rows, n_embd)?),
                     None => None,
                 };
-                (qkv, gate.map(Box::new))
+                ([q, k], v, gate.map(Box::new))
             }
         };
         let sub_norm = match spec.sub_norm {
@@ -72,7 +84,20 @@ impl Attention {
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
         let qk_norms = QkNorms::load(spec, stem, loader)?;
-        Ok(Self { q, gate, k, v, sub_norm, output, qk_norms, sinks, slopes, spec: spec.clone() })
+        let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v], eps));
+        Ok(Self {
+            q,
+            gate,
+            k,
+            v,
+            value_norm,
+            sub_norm,
+            output,
+            qk_norms,
+            sinks,
+            slopes,
+            spec: spec.clone(),
+        })
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
@@ -87,9 +112,10 @@ impl Attention {
         let spec = &self.spec;
         let mut q = cx.scratch.take(n * self.q.weight.rows());
         let mut k = cx.scratch.take(n * self.k.weight.rows());
-        let mut v = cx.scratch.take(n * self.v.weight.rows());
+        let mut v = cx.scratch.take(n * spec.n_kv_head * spec.head_dim_v);
         let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
-        let mut jobs = vec![self.q.job(x, &mut q), self.k.job(x, &mut k), self.v.job(x, &mut v)];
+        let mut jobs = vec![self.q.job(x, &mut q), self.k.job(x, &mut k)];
+        jobs.extend(self.v.as_ref().map(|w| w.job(x, &mut v)));
         if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
             jobs.push(MatmulJob { w, x, rows: 0..n, out: gate });
         }
@@ -97,9 +123,15 @@ impl Attention {
         drop(jobs);
         self.q.add_bias(cx, &mut q);
         self.k.add_bias(cx, &mut k);
-        self.v.add_bias(cx, &mut v);
+        match &self.v {
+            Some(w) => w.add_bias(cx, &mut v),
+            None => v.copy_from_slice(&k),
+        }
         if let Some(bound) = spec.clamp {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
+        }
+        if let Some((weights, eps)) = &self.value_norm {
+            cx.compute.rms_norm_inplace(&mut v, weights, *eps);
         }
         self.norm_and_rotate(cx, &mut q, &mut k);
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
@@ -165,7 +197,8 @@ impl Attention {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = vec![&self.q.weight, &self.k.weight, &self.v.weight];
+        let mut inputs = vec![&self.q.weight, &self.k.weight];
+        inputs.extend(self.v.iter().map(|v| &v.weight));
         inputs.extend(self.gate.as_deref());
         inputs
     }

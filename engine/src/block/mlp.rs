@@ -97,6 +97,7 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], 
         Activation::ReluSquared => compute.relu_squared(up),
         Activation::GeGlu => compute.gelu_mul(up, gate),
         Activation::Gelu => compute.gelu(up),
+        Activation::Xielu(shape) => compute.xielu(up, shape),
         Activation::LimitedSwiGlu(limit) => compute.limited_swiglu_mul(up, gate, limit),
         Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
     }

@@ -5,6 +5,7 @@
 //! owns.
 
 mod attention;
+mod branches;
 mod channel_mix;
 mod delta_net;
 mod kda;

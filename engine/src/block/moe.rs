@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::branches::Branches;
 use super::mlp::activate;
 use super::routing::{Routing, choose};
 use super::{BlockCx, Mlp};
@@ -26,6 +27,8 @@ pub struct Moe {
     selection_bias: Option<Vec<f32>>,
     /// Where experts work in another width.
     latent: Option<Latent>,
+    /// Where the shared expert and the others have norms of their own.
+    branches: Option<Branches>,
     /// Empty where the activation has no gate.
     gate: Vec<PackedMatrix>,
     up: Vec<PackedMatrix>,
@@ -92,8 +95,21 @@ impl Moe {
             }
         };
         let biases = [bias("gate", spec.n_ff)?, bias("up", spec.n_ff)?, bias("down", width)?];
+        let branches = match spec.branch_eps {
+            Some(eps) => Some(Branches::load(stem, n_embd, eps, loader)?),
+            None => None,
+        };
+        // What stands beside it as a scale is for its input, where there are branches.
+        let router = match branches {
+            Some(_) => {
+                let (ty, bytes) = loader.raw(&name("gate_inp"), &[n_embd, n])?;
+                loader.pack(ty, n, n_embd, &bytes)?
+            }
+            None => loader.matrix(&name("gate_inp"), n, n_embd)?,
+        };
         Ok(Self {
-            router: loader.matrix(&name("gate_inp"), n, n_embd)?,
+            router,
+            branches,
             router_bias: loader.opt_vector(&format!("{stem}.ffn_gate_inp.bias"), n)?,
             biases,
             selection_bias,
@@ -111,6 +127,9 @@ impl Moe {
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
     pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+        if let Some(branches) = &self.branches {
+            return self.forward_branches(cx, branches, x, out);
+        }
         let routing = self.route(cx, x);
         match &self.shared {
             Some(shared) => shared.forward(cx, x, out),
@@ -123,6 +142,38 @@ impl Moe {
         if self.spec.output_scale != 1.0 {
             cx.compute.scale(out, self.spec.output_scale);
         }
+    }
+
+    /// [`Moe::forward`] where the shared expert and the others have norms of their own.
+    fn forward_branches(
+        &self,
+        cx: &mut BlockCx<'_>,
+        branches: &Branches,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (width, eps) = (x.cols(), branches.eps);
+        let mut normed = cx.scratch.take(out.len());
+        out.fill(0.0);
+        if let Some(shared) = &self.shared {
+            let [before, behind] = &branches.shared;
+            cx.compute.rms_norm(x.values(), before, eps, &mut normed);
+            let rows = ActRows::new(cx.compute, &normed, width, &shared.inputs());
+            shared.forward(cx, &rows, out);
+            cx.compute.rms_norm_inplace(out, behind, eps);
+        }
+        cx.compute.rms_norm(x.values(), &branches.router, eps, &mut normed);
+        let routing = self.route(cx, &ActRows::new(cx.compute, &normed, width, &[&self.router]));
+        let [before, behind] = &branches.experts;
+        cx.compute.rms_norm(x.values(), before, eps, &mut normed);
+        let mut sum = cx.scratch.take(out.len());
+        sum.fill(0.0);
+        let rows = ActRows::new(cx.compute, &normed, width, &[]);
+        self.add_experts(cx, &rows, &routing, &mut sum);
+        drop(rows);
+        cx.compute.rms_norm_inplace(&mut sum, behind, eps);
+        cx.compute.add(out, &sum);
+        cx.scratch.give_all([normed, sum]);
     }
 
     /// [`Moe::add_experts`] through the experts' own width.
@@ -199,6 +250,10 @@ impl Moe {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        if self.branches.is_some() {
+            // Their products read rows that the block norms itself.
+            return Vec::new();
+        }
         let mut inputs = vec![&self.router];
         inputs.extend(self.latent.iter().map(|latent| &latent.narrow));
         inputs.extend(self.shared.iter().flat_map(Shared::inputs));

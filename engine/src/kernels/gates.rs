@@ -1,4 +1,4 @@
-//! Activations of FFNs other than SwiGLU (GELU and bounded SwiGLUs), and bounds on values.
+//! Activations of FFNs other than SwiGLU (GELU, xIELU and bounded SwiGLUs), and bounds on values.
 
 use super::compute::Compute;
 
@@ -24,6 +24,19 @@ pub struct SwiGluLimit {
     pub limit: f32,
     /// Where the gate meets its bound.
     pub gate: GateBound,
+}
+
+/// Constants of [`Compute::xielu`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Factor below 0.
+    pub alpha_n: f32,
+    /// Factor of the square above 0.
+    pub alpha_p: f32,
+    /// Slope at 0.
+    pub beta: f32,
+    /// What the exponential's argument is at most.
+    pub eps: f32,
 }
 
 /// Which value of a gate is bounded.
@@ -59,6 +72,14 @@ impl Compute {
     pub fn limited_swiglu_mul(&self, x: &mut [f32], gates: &[f32], limit: SwiGluLimit) {
         let op = self.kernels().limited_swiglu_mul;
         self.each_span(x, gates.len(), "limited_swiglu_mul", &|span, x| op(x, &gates[span], limit));
+    }
+
+    /// `x = alpha_p x² + beta x` above 0, elsewhere `x = alpha_n (exp(min(x, eps)) - 1 - x) + beta x` (xIELU, arXiv
+    /// 2411.13010).
+    pub fn xielu(&self, x: &mut [f32], shape: Xielu) {
+        let xielu = self.kernels().xielu;
+        let len = x.len();
+        self.each_span(x, len, "xielu", &|_, x| xielu(x, shape));
     }
 
     /// `x = cap * tanh(x / cap)`.

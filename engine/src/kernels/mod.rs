@@ -48,7 +48,7 @@ pub use compute::Compute;
 pub use conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use error::KernelError;
-pub use gates::{GateBound, SwiGluClamp, SwiGluLimit};
+pub use gates::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
 pub use head_columns::HeadColumns;
 pub use kv::{KvLayout, KvType, ValuePlace};
 pub use mamba::{MambaRows, MambaScan};

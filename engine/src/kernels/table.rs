@@ -9,7 +9,7 @@ use super::cpu;
 use super::delta::DeltaTile;
 use super::depth_attention::DepthRow;
 use super::error::KernelError;
-use super::gates::{SwiGluClamp, SwiGluLimit};
+use super::gates::{SwiGluClamp, SwiGluLimit, Xielu};
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
@@ -54,6 +54,7 @@ pub struct Kernels {
     pub(super) gelu_mul: fn(&mut [f32], &[f32]),
     pub(super) clamped_swiglu_mul: fn(&mut [f32], &[f32], SwiGluClamp),
     pub(super) limited_swiglu_mul: fn(&mut [f32], &[f32], SwiGluLimit),
+    pub(super) xielu: fn(&mut [f32], Xielu),
     pub(super) softcap: fn(&mut [f32], f32),
     pub(super) clamp: fn(&mut [f32], f32),
     pub(super) softmax: fn(&mut [f32]),
@@ -110,6 +111,7 @@ impl Kernels {
             gelu_mul: cpu::gates::gelu_mul::<S>,
             clamped_swiglu_mul: cpu::gates::clamped_swiglu_mul::<S>,
             limited_swiglu_mul: cpu::gates::limited_swiglu_mul::<S>,
+            xielu: cpu::gates::xielu::<S>,
             softcap: cpu::gates::softcap::<S>,
             clamp: cpu::gates::clamp::<S>,
             softmax: cpu::elementwise::softmax::<S>,

@@ -265,15 +265,17 @@ fn load_layer(
             Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.post_eps)?),
             None => None,
         };
-        let skip = match block.skip {
-            Some(name) => Some(loader.vector(&format!("{stem}{name}"), 1)?[0]),
-            None => None,
+        let mut factor = |name: Option<&str>| match name {
+            Some(name) => Ok::<_, ModelError>(Some(loader.vector(&format!("{stem}{name}"), 1)?[0])),
+            None => Ok(None),
         };
+        let (stream_factor, skip) = (factor(block.stream_factor)?, factor(block.skip)?);
         blocks.push(LoadedBlock {
             layer,
             index,
             read,
             post_norm,
+            stream_factor,
             skip,
             restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, layer, spec.n_embd, loader)?,

@@ -90,6 +90,8 @@ struct LoadedBlock {
     read: Option<BlockInput>,
     /// A norm of the block's output.
     post_norm: Option<Norm>,
+    /// Multiplies the stream after the block.
+    stream_factor: Option<f32>,
     /// Times this, the embedded rows are added after the block.
     skip: Option<f32>,
     /// Whether the stream is kept as it is, and goes on as the block's output.
@@ -318,6 +320,9 @@ impl Stage {
                 self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
                 if block.spec.stream_scale != 1.0 {
                     self.compute.scale(&mut rows.hidden, block.spec.stream_scale);
+                }
+                if let Some(factor) = block.stream_factor {
+                    self.compute.scale(&mut rows.hidden, factor);
                 }
                 if let Some(factor) = block.skip {
                     self.compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);

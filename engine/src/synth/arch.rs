@@ -126,6 +126,8 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "step35", build: gated::step35 },
     Arch { name: "talkie", build: later::talkie },
     Arch { name: "muse-glimmer", build: later::muse_glimmer },
+    Arch { name: "apertus", build: later::apertus },
+    Arch { name: "gemma4", build: gated::gemma4 },
     Arch { name: "bitnet", build: later::bitnet },
 ];
 

@@ -2,6 +2,7 @@
 //! or the embedded rows added again.
 
 use super::Shape;
+use super::classic::two_matrices;
 use super::decoder::{
     fused_ffn, fused_projections, head_gate, head_norms, listed_windows, projections, qkv_biases,
     untied, whole_heads, window, yarn,
@@ -144,5 +145,24 @@ pub(super) fn bitnet(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
         {
             plan.precise(&format!("{part}.scale"), &[1], Fill::AroundOne(0.3));
         }
+    })
+}
+
+/// apertus: norms of each head, xIELU with constants of each layer's own.
+pub(super) fn apertus(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    untied(shape)?;
+    transformer_metadata(shape, plan);
+    let layers_of =
+        |first: f32, step: f32| (0..shape.n_layer).map(move |il| first + step * il as f32);
+    plan.plain_numbers("xielu.alpha_n", layers_of(0.6, 0.1));
+    plan.plain_numbers("xielu.alpha_p", layers_of(0.3, -0.1));
+    plan.plain_numbers("xielu.beta", layers_of(0.5, 0.0));
+    plan.plain_numbers("xielu.eps", layers_of(-1e-6, 0.0));
+    plan.global_norm("rope_freqs", shape.head_dim / 2);
+    layers(shape, plan, EMBEDDING, |plan| {
+        attention(shape, plan);
+        head_norms(shape, plan);
+        plan.norm("ffn_norm", shape.n_embd);
+        two_matrices(shape, plan, false);
     })
 }

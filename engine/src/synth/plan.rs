@@ -113,6 +113,11 @@ impl ModelPlan {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Numbers(values)));
     }
 
+    /// As [`Self::numbers`], under a key without the architecture's name before it.
+    pub fn plain_numbers(&mut self, key: &str, values: impl IntoIterator<Item = f32>) {
+        self.metadata.push((key.to_owned(), MetaScalar::Numbers(values.into_iter().collect())));
+    }
+
     /// Adds a word to the metadata.
     pub fn text(&mut self, key: &str, value: &'static str) {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Str(value)));

@@ -4,7 +4,7 @@ use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{
     Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
-use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit, available};
+use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -35,6 +35,14 @@ fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let gates = gate.iter().map(|g| g.min(limit)).map(|g| g * sigmoid(alpha * g));
             gates.zip(up).map(|(g, u)| g * (u.clamp(-limit, limit) + 1.0)).collect()
+        }
+        Activation::Xielu(Xielu { alpha_n, alpha_p, beta, eps }) => {
+            let [alpha_n, alpha_p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(f64::from);
+            let of = |x: f64| match x > 0.0 {
+                true => alpha_p * x * x + beta * x,
+                false => alpha_n * (x.min(eps).exp_m1() - x) + beta * x,
+            };
+            up.iter().map(|u| of(*u)).collect()
         }
         Activation::LimitedSwiGlu(SwiGluLimit { limit, gate: bound }) => {
             let limit = f64::from(limit);
@@ -260,7 +268,8 @@ fn dense_ffns_match_f64() {
     let clamp = Activation::ClampedSwiGlu(SwiGluClamp { alpha: 1.702, limit: 0.8 });
     let limited = |gate| Activation::LimitedSwiGlu(SwiGluLimit { limit: 0.8, gate });
     let bounded = [limited(GateBound::Before), limited(GateBound::After), clamp];
-    let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu];
+    let xielu = Activation::Xielu(Xielu { alpha_n: 1.3, alpha_p: 0.9, beta: 0.5, eps: -1e-6 });
+    let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu, xielu];
     let others = others.into_iter().chain(bounded);
     for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
         for (biases, sub_norm) in [(false, None), (true, None), (false, Some(1e-5))] {

@@ -1,9 +1,9 @@
 //! The kernels of GELU, of the clamped SwiGLU, and of bounds on values.
 
 use super::elementwise::{map, zip};
-use super::exp::{sigmoid, silu, tanh};
+use super::exp::{exp, sigmoid, silu, tanh};
 use super::run;
-use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit};
+use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit, Xielu};
 use crate::kernels::simd::{Op, Simd};
 
 /// See [`Compute::gelu`](crate::kernels::Compute::gelu).
@@ -97,6 +97,35 @@ pub(crate) fn limited_swiglu_mul<S: Simd>(x: &mut [f32], gates: &[f32], limit: S
         }
     }
     run::<S, _>(Limited(x, gates, limit));
+}
+
+/// See [`Compute::xielu`](crate::kernels::Compute::xielu). `exp(x) - 1` is `tanh(x / 2) (exp(x) + 1)`, which loses nothing
+/// near 0.
+pub(crate) fn xielu<S: Simd>(x: &mut [f32], shape: Xielu) {
+    struct XieluOp<'a>(&'a mut [f32], Xielu);
+    impl Op for XieluOp<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) {
+            let Xielu { alpha_n, alpha_p, beta, eps } = self.1;
+            let (alpha_n, alpha_p) = (s.splat(alpha_n), s.splat(alpha_p));
+            let (beta, eps) = (s.splat(beta), s.splat(eps));
+            map(
+                s,
+                self.0,
+                #[inline(always)]
+                |x| {
+                    let above = s.mul(x, s.fma(x, alpha_p, beta));
+                    let low = s.select_gt(x, eps, eps, x);
+                    let half = tanh(s, s.mul(low, s.splat(0.5)));
+                    let less_one = s.mul(half, s.add(exp(s, low), s.splat(1.0)));
+                    let below = s.fma(s.sub(less_one, x), alpha_n, s.mul(x, beta));
+                    s.select_gt(x, s.zero(), above, below)
+                },
+            );
+        }
+    }
+    run::<S, _>(XieluOp(x, shape));
 }
 
 /// See [`Compute::softcap`](crate::kernels::Compute::softcap).

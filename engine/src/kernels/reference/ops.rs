@@ -1,6 +1,6 @@
 //! Elementwise ops, norms, softmax and rotation in plain f64. Tests compare the kernels with them.
 
-use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit};
+use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu};
 
 /// `x / sqrt(mean(x²) + eps) * weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -69,6 +69,17 @@ pub(crate) fn limited_swiglu_mul(gate: f32, up: f32, limit: SwiGluLimit) -> f64 
         GateBound::After => silu(gate).min(bound),
     };
     gate * f64::from(up).clamp(-bound, bound)
+}
+
+/// `alpha_p x² + beta x` above 0, elsewhere `alpha_n (exp(min(x, eps)) - 1 - x) + beta x`.
+pub(crate) fn xielu(x: f32, shape: Xielu) -> f64 {
+    let [alpha_n, alpha_p, beta, eps] =
+        [shape.alpha_n, shape.alpha_p, shape.beta, shape.eps].map(f64::from);
+    let x = f64::from(x);
+    match x > 0.0 {
+        true => alpha_p * x * x + beta * x,
+        false => alpha_n * (x.min(eps).exp_m1() - x) + beta * x,
+    }
 }
 
 /// Softmax of a row.

@@ -1,0 +1,36 @@
+//! The norms of a mixture whose shared expert stands beside the others as a branch of its own: each branch norms what it
+//! reads and what it gives, and the router norms what it reads as well.
+
+use crate::error::ModelError;
+use crate::weights::WeightLoader;
+
+/// Weights of these norms, `[n_embd]` each.
+pub(super) struct Branches {
+    /// Before the shared expert and behind it.
+    pub shared: [Vec<f32>; 2],
+    /// Before the other experts and behind their sum.
+    pub experts: [Vec<f32>; 2],
+    /// Before the router.
+    pub router: Vec<f32>,
+    /// Epsilon of them all.
+    pub eps: f32,
+}
+
+impl Branches {
+    /// Loads `<stem>.ffn_norm`, `post_ffw_norm_1`, `pre_ffw_norm_2`, `post_ffw_norm_2` and `ffn_gate_inp.scale`. Routers
+    /// read rows that are divided by the root of their width, too.
+    pub(super) fn load(
+        stem: &str,
+        n_embd: usize,
+        eps: f32,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let mut norm = |name: &str| loader.vector(&format!("{stem}.{name}"), n_embd);
+        let shared = [norm("ffn_norm.weight")?, norm("post_ffw_norm_1.weight")?];
+        let experts = [norm("pre_ffw_norm_2.weight")?, norm("post_ffw_norm_2.weight")?];
+        let mut router = norm("ffn_gate_inp.scale")?;
+        let root = (n_embd as f32).sqrt();
+        router.iter_mut().for_each(|weight| *weight /= root);
+        Ok(Self { shared, experts, router, eps })
+    }
+}
