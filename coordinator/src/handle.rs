@@ -482,7 +482,7 @@ mod tests {
     use crate::request::Limits;
 
     fn request() -> Request {
-        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4 }).unwrap()
+        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4, encoder: None }).unwrap()
     }
 
     #[tokio::test]

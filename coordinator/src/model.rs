@@ -10,6 +10,7 @@ use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, GgufError, TensorFiles};
 use brigade_engine::kernels::KvType;
 use brigade_engine::text::TextError;
+use brigade_proto::limits::MAX_ROWS;
 use bytes::Bytes;
 use thiserror::Error;
 
@@ -19,6 +20,9 @@ use crate::text_model::TextModel;
 
 /// Context where the operator names none, if the model was trained on more.
 pub const DEFAULT_CTX: u32 = 4096;
+
+/// Rows of the largest ubatch where nothing is said, of a model that takes texts in pieces.
+const DEFAULT_MAX_ROWS: u32 = 512;
 
 /// A context beyond the positions that a model has learned.
 #[derive(Debug, Error)]
@@ -83,7 +87,10 @@ impl Model {
 
     fn from_gguf(gguf: Gguf, files: Option<TensorFiles>, name: &str) -> Result<Self, OpenError> {
         let spec = arch::describe(&gguf)?;
-        let text = TextModel::from_gguf(name.to_string(), &gguf)?;
+        let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
+        if spec.is_encoder() {
+            text.set_encoder();
+        }
         let classifier = match &files {
             Some(files) => Classifier::read(&gguf, files)?.map(Arc::new),
             None => None,
@@ -117,6 +124,14 @@ impl Model {
     /// The context to use when `wanted` was asked for.
     pub fn ctx(&self, wanted: Option<u32>) -> u32 {
         wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+    }
+
+    /// Rows of the largest ubatch where nothing is said. An encoder's holds a text as long as the context.
+    pub fn default_rows(&self, ctx: Option<u32>) -> u32 {
+        match self.spec.is_encoder() {
+            true => DEFAULT_MAX_ROWS.max(self.ctx(ctx)).min(MAX_ROWS),
+            false => DEFAULT_MAX_ROWS,
+        }
     }
 
     /// Refuses a context of more positions than the model can tell apart.
@@ -176,7 +191,7 @@ impl Model {
 
     /// Whether the head computes with the embedding's matrix.
     pub fn is_tied(&self) -> bool {
-        self.gguf.tensor(arch::OUTPUT).is_none()
+        arch::is_tied(&self.gguf, &self.spec)
     }
 }
 

@@ -11,7 +11,8 @@ use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
 
 use crate::keys::Force;
-use crate::sched::{Share, Work};
+use crate::pooling::Pooling;
+use crate::sched::{HiddenRows, Share, Work};
 
 /// Tokens generated when a client names no number.
 pub const DEFAULT_MAX_TOKENS: u32 = 1024;
@@ -36,6 +37,8 @@ pub struct Limits {
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
+    /// Of an encoder: rows of the largest ubatch, which has to hold a whole text.
+    pub encoder: Option<u32>,
 }
 
 impl Limits {
@@ -88,6 +91,10 @@ pub struct Drawing {
     pub constraint: Option<Constraint>,
 }
 
+/// What is said to whoever wants tokens or logits of an encoder.
+pub const ENCODER: &str = "this model is an encoder: it makes vectors of texts and writes none; use /v1/embeddings, \
+                           /v1/rerank if it is a reranker, or brigade embed";
+
 /// Why a request cannot run, and on which field that lies.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum RequestError {
@@ -118,6 +125,20 @@ pub enum RequestError {
         /// Positions of the context.
         n_ctx: u64,
     },
+    /// An encoder was asked for tokens.
+    #[error("{ENCODER}")]
+    Encoder,
+    /// An encoder's text is longer than a ubatch.
+    #[error(
+        "the text has {n_prompt} tokens, and an encoder computes a text in one ubatch, which has {most} rows at most \
+         here: shorten the text or start with a larger --ubatch"
+    )]
+    LongerThanUbatch {
+        /// Tokens of the text.
+        n_prompt: u64,
+        /// Rows of the largest ubatch.
+        most: u64,
+    },
     /// A token id that the model does not have.
     #[error("token id {id} at position {pos} is not below the vocabulary's size {n_vocab}")]
     TokenOutOfRange {
@@ -147,6 +168,9 @@ impl Request {
         drawing: Drawing,
         limits: &Limits,
     ) -> Result<Self, RequestError> {
+        if limits.encoder.is_some() {
+            return Err(RequestError::Encoder);
+        }
         check_prompt(&tokens, limits)?;
         let n_prompt = tokens.len() as u64;
         if n_prompt >= u64::from(limits.n_ctx) {
@@ -184,18 +208,37 @@ impl Request {
         Self { tokens, work, label, share, force, within: None }
     }
 
-    /// A prompt whose hidden rows are wanted at every position.
-    pub fn hidden(tokens: Vec<u32>, limits: &Limits) -> Result<Self, RequestError> {
-        Ok(Self { work: Work::Hidden, ..Self::logits(tokens, limits)? })
+    /// A prompt of which the last norm's rows are wanted that `pooling` is made of.
+    ///
+    /// # Errors
+    /// The prompt is empty, has tokens that there are not, or is too long.
+    pub fn hidden(
+        tokens: Vec<u32>,
+        pooling: Pooling,
+        limits: &Limits,
+    ) -> Result<Self, RequestError> {
+        check_rows(&tokens, limits)?;
+        let rows = match (limits.encoder, pooling) {
+            (None, _) | (_, Pooling::Mean) => HiddenRows::All,
+            (Some(_), Pooling::First) => HiddenRows::First,
+            (Some(_), Pooling::Last) => HiddenRows::Last,
+        };
+        let n_prompt = tokens.len() as u64;
+        match limits.encoder.map(u64::from).filter(|&most| n_prompt > most) {
+            Some(most) => Err(RequestError::LongerThanUbatch { n_prompt, most }),
+            None => Ok(Self::of(tokens, Work::Hidden(rows))),
+        }
     }
 
     /// A prompt whose logits are wanted at every position.
+    ///
+    /// # Errors
+    /// As [`Request::hidden`], or the model has no logits.
     pub fn logits(tokens: Vec<u32>, limits: &Limits) -> Result<Self, RequestError> {
-        check_prompt(&tokens, limits)?;
-        let n_prompt = tokens.len() as u64;
-        if n_prompt > u64::from(limits.n_ctx) {
-            return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
+        if limits.encoder.is_some() {
+            return Err(RequestError::Encoder);
         }
+        check_rows(&tokens, limits)?;
         Ok(Self::of(tokens, Work::Logits))
     }
 
@@ -217,7 +260,7 @@ impl Request {
     pub fn max_tokens(&self) -> u32 {
         match &self.work {
             Work::Generate { max_tokens, .. } => *max_tokens,
-            Work::Logits | Work::Hidden => 0,
+            Work::Logits | Work::Hidden(_) => 0,
         }
     }
 
@@ -225,9 +268,19 @@ impl Request {
     pub fn max_events(&self) -> usize {
         match &self.work {
             Work::Generate { max_tokens, .. } => *max_tokens as usize + 1,
-            Work::Logits | Work::Hidden => self.tokens.len() + 1,
+            Work::Logits | Work::Hidden(_) => self.tokens.len() + 1,
         }
     }
+}
+
+/// Checks a prompt after which nothing is generated.
+fn check_rows(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
+    check_prompt(tokens, limits)?;
+    let (n_prompt, n_ctx) = (tokens.len() as u64, u64::from(limits.n_ctx));
+    if n_prompt > n_ctx {
+        return Err(RequestError::PromptTooLong { n_prompt, n_ctx });
+    }
+    Ok(())
 }
 
 fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
@@ -311,7 +364,7 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { n_ctx: 8, n_vocab: 100 };
+    const LIMITS: Limits = Limits { n_ctx: 8, n_vocab: 100, encoder: None };
 
     fn generate(n_prompt: usize, drawing: Drawing) -> Result<Request, RequestError> {
         Request::generate(vec![1; n_prompt], drawing, &LIMITS)
@@ -355,7 +408,7 @@ mod tests {
 
     #[test]
     fn penalties_may_look_back_on_the_whole_context() {
-        let limits = Limits { n_ctx: MAX_PENALTY_LAST_N * 2, n_vocab: 100 };
+        let limits = Limits { n_ctx: MAX_PENALTY_LAST_N * 2, n_vocab: 100, encoder: None };
         let with = |penalty_last_n| {
             let params = SamplingParams { penalty_last_n, ..SamplingParams::default() };
             Request::generate(vec![1], Drawing { params, ..Drawing::default() }, &limits)

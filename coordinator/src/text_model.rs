@@ -14,6 +14,8 @@ use crate::dialect::opening::{end_of_reasoning, opening};
 use crate::dialect::parser::Options;
 use crate::dialect::probe::Facts;
 use crate::dialect::{Dialect, History, IdSeed, Parser, Shape, Tools};
+use crate::pooling::Pooling;
+use crate::request::ENCODER;
 
 /// What turns text into token ids and back.
 #[derive(Debug)]
@@ -22,7 +24,8 @@ pub struct TextModel {
     names: Vec<String>,
     /// Any name will do.
     any_name: bool,
-    pooling: Pooling,
+    pooling: Option<Pooling>,
+    is_encoder: bool,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     eog: Arc<[u32]>,
@@ -55,8 +58,16 @@ impl TextModel {
     /// Puts a text side together.
     pub fn new(name: String, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
         let eog = tokenizer.eog().into();
-        let (names, any_name, pooling) = (vec![name], false, Pooling::default());
-        Self { names, any_name, pooling, tokenizer, template, eog, markup: OnceLock::new() }
+        Self {
+            names: vec![name],
+            any_name: false,
+            pooling: None,
+            is_encoder: false,
+            tokenizer,
+            template,
+            eog,
+            markup: OnceLock::new(),
+        }
     }
 
     /// One without a vocabulary, for reading requests and no more; any name will do.
@@ -121,9 +132,15 @@ impl TextModel {
         self.any_name || self.names.iter().any(|known| known == name || known == bare)
     }
 
-    /// How the rows of a text become one vector, as the model's file says.
+    /// The model makes vectors of texts, and writes none.
+    pub fn set_encoder(&mut self) {
+        self.is_encoder = true;
+    }
+
+    /// How the rows of a text become one vector, as the model's file says; where it says nothing, an encoder's mean, and
+    /// a decoder's last.
     pub fn pooling(&self) -> Pooling {
-        self.pooling
+        self.pooling.unwrap_or(if self.is_encoder { Pooling::Mean } else { Pooling::Last })
     }
 
     /// The tokens before a prefix, before a suffix, and before what stands between them.
@@ -169,10 +186,11 @@ impl TextModel {
             return self.tokenizer.encode(&text.join(query), false, true);
         }
         let plain = |text: &str| self.tokenizer.encode(text, false, false);
-        let eos = self.tokenizer.eos().filter(|_| self.tokenizer.add_eos());
+        let marks = self.tokenizer.pair_marks();
         let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
-        let mut tokens: Vec<u32> = bos.into_iter().chain(plain(query)?).chain(eos).collect();
-        tokens.extend(plain(document)?.into_iter().chain(eos));
+        let mut tokens: Vec<u32> = bos.into_iter().chain(plain(query)?).collect();
+        tokens.extend(marks.between);
+        tokens.extend(plain(document)?.into_iter().chain(marks.end));
         Ok(tokens)
     }
 
@@ -226,6 +244,9 @@ impl TextModel {
     /// # Errors
     /// There is no template, or it refuses the messages, or it cannot do what is asked of it.
     pub fn encode_chat(&self, chat: &Chat) -> Result<Prompt, TextError> {
+        if self.is_encoder {
+            return Err(TextError::Encoder(ENCODER));
+        }
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let markup = self.markup(template);
         let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
@@ -320,30 +341,6 @@ impl TextModel {
         }
         let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
         (ids.into(), names.into())
-    }
-}
-
-/// How the rows of a text become one vector.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their mean.
-    Mean,
-    /// The first one.
-    First,
-    /// The last one: the one that has seen the whole text, in a decoder.
-    #[default]
-    Last,
-}
-
-impl Pooling {
-    /// As `ARCHITECTURE.pooling_type` says, by llama.cpp's numbers.
-    fn of(gguf: &Gguf) -> Self {
-        let key = gguf.architecture().map(|arch| format!("{arch}.pooling_type"));
-        match key.and_then(|key| gguf.meta().u32(&key)).ok() {
-            Some(1) => Self::Mean,
-            Some(2) => Self::First,
-            _ => Self::Last,
-        }
     }
 }
 

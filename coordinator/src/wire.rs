@@ -101,6 +101,8 @@ fn part(part: SeqPart) -> pb::SeqPart {
         Want::Sample => pb::Want::Sample,
         Want::Logits => pb::Want::Logits,
         Want::Hidden => pb::Want::Hidden,
+        Want::HiddenFirst => pb::Want::HiddenFirst,
+        Want::HiddenLast => pb::Want::HiddenLast,
     };
     let SeqPart { slot, pos, tokens, mu, .. } = part;
     pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu }

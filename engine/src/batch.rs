@@ -142,6 +142,10 @@ pub enum Want {
     Logits,
     /// Every row: what the head's norm makes of it is returned, `[n_embd]`, for embeddings.
     Hidden,
+    /// The first row, as in [`Want::Hidden`]. Encoders alone are asked for it.
+    HiddenFirst,
+    /// The last row, as in [`Want::Hidden`]. Encoders alone are asked for it.
+    HiddenLast,
 }
 
 /// Everything that decides how a sequence's tokens are drawn; fixed when it opens.

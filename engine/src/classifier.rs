@@ -1,53 +1,102 @@
 //! The head of a reranker: it judges a text by one row, where other heads continue the text.
 //!
-//! A stage does not run it. Whoever has the row that the last norm makes of a text's last token, and the model's
-//! file, has all it takes.
+//! A stage does not run it. Whoever has the row that the last norm makes of a text (its last token's in a decoder, its
+//! first token's or the mean of all in an encoder), and the model's file, has all it takes.
 
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorFiles, TensorInfo};
 use crate::quant;
 
 /// Begins the names of its tensors, which no stage needs.
-pub const STEM: &str = "cls.output.";
+const STEM: &str = "cls.";
 
+const DENSE: &str = "cls.weight";
+const DENSE_BIAS: &str = "cls.bias";
+const NORM: &str = "cls.norm.weight";
 const WEIGHT: &str = "cls.output.weight";
 const BIAS: &str = "cls.output.bias";
+
+/// Whether a tensor is the head's.
+pub fn has(tensor: &str) -> bool {
+    tensor.starts_with(STEM)
+}
 
 /// Most classes of a model.
 const MAX_CLASSES: usize = 1024;
 
+/// The architecture whose head has GELU and reads the mean of all rows.
+const MODERN_BERT: &str = "modern-bert";
+
+/// llama.cpp's number of the mean among the ways to make one vector of a text's rows.
+const MEAN: u32 = 1;
+
 /// Weights of a classification head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
-    /// `[n_classes, n_embd]`.
-    weight: Vec<f32>,
-    /// `[n_classes]`; none: empty.
-    bias: Vec<f32>,
+    /// What comes before the classes.
+    dense: Option<Dense>,
+    /// `None` where the matrix before is all there is.
+    classes: Option<Matrix>,
+    /// Whether the classes share a probability: those of decoders, as `yes` and `no`.
+    shares: bool,
+    reads_mean: bool,
     n_embd: usize,
 }
 
+/// A matrix with an activation, and a LayerNorm where there is one.
+#[derive(Clone, Debug, PartialEq)]
+struct Dense {
+    matrix: Matrix,
+    activation: Activation,
+    /// Weight and epsilon.
+    norm: Option<(Vec<f32>, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Activation {
+    Tanh,
+    Gelu,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Matrix {
+    /// `[rows, cols]`.
+    weight: Vec<f32>,
+    /// `[rows]`; none: empty.
+    bias: Vec<f32>,
+    cols: usize,
+}
+
 impl Classifier {
-    /// Of a model and its open files; `None` where the model only continues texts.
+    /// Of a model and its open files; `None` where the model only continues texts, or makes vectors of them.
     ///
     /// # Errors
     /// Its tensors do not fit each other, or cannot be read.
     pub fn read(model: &Gguf, files: &TensorFiles) -> Result<Option<Self>, ModelError> {
-        let Some(tensor) = model.tensor(WEIGHT) else { return Ok(None) };
-        let (n_embd, n_classes) = (tensor.row_len(), tensor.n_rows());
-        if n_classes == 0 || n_classes > MAX_CLASSES {
+        let dense = Matrix::read(model, files, DENSE, DENSE_BIAS)?;
+        let classes = Matrix::read(model, files, WEIGHT, BIAS)?;
+        let Some(n_embd) = dense.as_ref().or(classes.as_ref()).map(|first| first.cols) else {
+            return Ok(None);
+        };
+        let arch = model.architecture()?;
+        let dense = match dense {
+            Some(matrix) => Some(Dense::read(model, files, arch, matrix)?),
+            None => None,
+        };
+        let before = dense.as_ref().map_or(n_embd, |dense| dense.matrix.rows());
+        if let Some(classes) = &classes
+            && (classes.rows() > MAX_CLASSES || classes.cols != before)
+        {
             return Err(ModelError::Bad(format!(
-                "tensor {WEIGHT} has {n_classes} rows: 1 to {MAX_CLASSES} are possible"
+                "tensor {WEIGHT} has {} rows of {}: 1 to {MAX_CLASSES} of {before} are possible",
+                classes.rows(),
+                classes.cols
             )));
         }
-        let bias = model.tensor(BIAS).map(|tensor| values(files, tensor)).transpose()?;
-        let bias = bias.unwrap_or_default();
-        if !bias.is_empty() && bias.len() != n_classes {
-            let found = bias.len();
-            return Err(ModelError::Bad(format!(
-                "tensor {BIAS} has {found} values for {n_classes} classes"
-            )));
-        }
-        Ok(Some(Self { weight: values(files, tensor)?, bias, n_embd }))
+        let is_encoder = crate::arch::describe(model)?.is_encoder();
+        let pooling = model.meta().opt_u32(&format!("{arch}.classifier.pooling_type"))?;
+        let reads_mean = pooling.map_or(arch == MODERN_BERT, |pooling| pooling == MEAN);
+        Ok(Some(Self { dense, classes, shares: !is_encoder, reads_mean, n_embd }))
     }
 
     /// Values of a row that it judges.
@@ -55,22 +104,115 @@ impl Classifier {
         self.n_embd
     }
 
-    /// How well the text fits, by `row` `[n_embd]`: the first class's probability, or what the only class says. The
-    /// first class of a reranker is the "yes".
+    /// Whether an encoder's head judges the mean of a text's rows, not the first one.
+    pub fn reads_mean(&self) -> bool {
+        self.reads_mean
+    }
+
+    /// How well the text fits, by `row` `[n_embd]`: what the first class says, which is the "yes" of a reranker; of a
+    /// decoder's classes, its probability.
     pub fn score(&self, row: &[f32]) -> f32 {
-        let dot = |weights: &[f32]| -> f64 {
-            weights.iter().zip(row).map(|(w, v)| f64::from(*w) * f64::from(*v)).sum()
+        let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
+        let row = match &self.dense {
+            Some(dense) => dense.apply(&row),
+            None => row,
         };
-        let bias = self.bias.iter().map(|b| f64::from(*b)).chain(std::iter::repeat(0.0));
-        let logits: Vec<f64> =
-            self.weight.chunks_exact(self.n_embd).zip(bias).map(|(w, b)| dot(w) + b).collect();
-        if let [only] = logits[..] {
-            return only as f32;
+        let logits = match &self.classes {
+            Some(classes) => classes.apply(&row),
+            None => row,
+        };
+        if logits.len() == 1 || !self.shares {
+            return logits[0] as f32;
         }
         let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let parts: f64 = logits.iter().map(|logit| (logit - most).exp()).sum();
         ((logits[0] - most).exp() / parts) as f32
     }
+}
+
+impl Dense {
+    fn read(
+        model: &Gguf,
+        files: &TensorFiles,
+        arch: &str,
+        matrix: Matrix,
+    ) -> Result<Self, ModelError> {
+        let norm = match model.tensor(NORM) {
+            Some(tensor) => {
+                let eps = model.meta().f32(&format!("{arch}.attention.layer_norm_epsilon"))?;
+                Some((vector(files, tensor, matrix.rows())?, eps))
+            }
+            None => None,
+        };
+        let activation = if arch == MODERN_BERT { Activation::Gelu } else { Activation::Tanh };
+        Ok(Self { matrix, activation, norm })
+    }
+
+    fn apply(&self, row: &[f64]) -> Vec<f64> {
+        let mut row = self.matrix.apply(row);
+        row.iter_mut().for_each(|v| *v = self.activation.of(*v));
+        let Some((weight, eps)) = &self.norm else { return row };
+        let n = row.len() as f64;
+        let mean = row.iter().sum::<f64>() / n;
+        let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
+        let scale = 1.0 / (variance + f64::from(*eps)).sqrt();
+        row.iter_mut().zip(weight).for_each(|(v, w)| *v = (*v - mean) * scale * f64::from(*w));
+        row
+    }
+}
+
+impl Activation {
+    fn of(self, x: f64) -> f64 {
+        match self {
+            Self::Tanh => libm::tanh(x),
+            Self::Gelu => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                0.5 * x * (1.0 + libm::tanh(inner))
+            }
+        }
+    }
+}
+
+impl Matrix {
+    /// `None` where the model lacks it.
+    fn read(
+        model: &Gguf,
+        files: &TensorFiles,
+        name: &str,
+        bias: &str,
+    ) -> Result<Option<Self>, ModelError> {
+        let Some(tensor) = model.tensor(name) else { return Ok(None) };
+        let (cols, rows) = (tensor.row_len(), tensor.n_rows());
+        if rows == 0 || cols == 0 {
+            return Err(ModelError::Bad(format!("tensor {name} is empty")));
+        }
+        let bias = match model.tensor(bias) {
+            Some(tensor) => vector(files, tensor, rows)?,
+            None => Vec::new(),
+        };
+        Ok(Some(Self { weight: values(files, tensor)?, bias, cols }))
+    }
+
+    fn rows(&self) -> usize {
+        self.weight.len() / self.cols
+    }
+
+    fn apply(&self, row: &[f64]) -> Vec<f64> {
+        let dot = |weights: &[f32]| -> f64 {
+            weights.iter().zip(row).map(|(w, v)| f64::from(*w) * v).sum()
+        };
+        let bias = self.bias.iter().map(|b| f64::from(*b)).chain(std::iter::repeat(0.0));
+        self.weight.chunks_exact(self.cols).zip(bias).map(|(w, b)| dot(w) + b).collect()
+    }
+}
+
+/// The values of a tensor of `n`.
+fn vector(files: &TensorFiles, tensor: &TensorInfo, n: usize) -> Result<Vec<f32>, ModelError> {
+    if tensor.n_elems() != n {
+        let (name, found) = (&tensor.name, tensor.n_elems());
+        return Err(ModelError::Bad(format!("tensor {name} has {found} values, {n} are needed")));
+    }
+    values(files, tensor)
 }
 
 fn values(files: &TensorFiles, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
@@ -85,8 +227,13 @@ fn values(files: &TensorFiles, tensor: &TensorInfo) -> Result<Vec<f32>, ModelErr
 mod tests {
     use super::*;
 
+    fn matrix(weight: &[f32], bias: &[f32]) -> Matrix {
+        Matrix { weight: weight.to_vec(), bias: bias.to_vec(), cols: 2 }
+    }
+
     fn of(weight: &[f32], bias: &[f32]) -> Classifier {
-        Classifier { weight: weight.to_vec(), bias: bias.to_vec(), n_embd: 2 }
+        let classes = Some(matrix(weight, bias));
+        Classifier { dense: None, classes, shares: true, reads_mean: false, n_embd: 2 }
     }
 
     #[test]
@@ -99,10 +246,30 @@ mod tests {
         assert!((yes + no - 1.0).abs() < 1e-7);
         // A bias of 2 makes them equal.
         assert_eq!(of(&[1.0, -1.0, 1.0, 0.0], &[0.0, 2.0]).score(&row), 0.5);
+        let encoder = Classifier { shares: false, ..of(&[1.0, -1.0, 1.0, 0.0], &[]) };
+        assert_eq!(encoder.score(&row), 3.0);
     }
 
     #[test]
     fn one_class_says_what_it_says() {
         assert_eq!(of(&[1.0, -1.0], &[0.5]).score(&[1.0, -2.0]), 3.5);
+    }
+
+    #[test]
+    fn a_matrix_before_the_classes_bends_and_may_norm() {
+        let dense = |activation, norm| Dense {
+            matrix: matrix(&[1.0, 0.0, 0.0, 1.0], &[0.5, 0.0]),
+            activation,
+            norm,
+        };
+        let bent = |dense| Classifier { dense: Some(dense), ..of(&[1.0, 1.0], &[]) };
+        let tanh = bent(dense(Activation::Tanh, None)).score(&[0.5, -2.0]);
+        assert!((f64::from(tanh) - (1f64.tanh() - 2f64.tanh())).abs() < 1e-6, "{tanh}");
+        // GELU of 1 and of 0 are 0.8412 and 0; normed they are 1 and -1, and weigh 3 and 1.
+        let norm = Some((vec![3.0, 1.0], 0.0));
+        let normed = bent(dense(Activation::Gelu, norm)).score(&[0.5, 0.0]);
+        assert!((f64::from(normed) - 2.0).abs() < 1e-6, "{normed}");
+        let alone = Classifier { classes: None, ..bent(dense(Activation::Gelu, None)) };
+        assert!((alone.score(&[0.5, 0.0]) - 0.841_192).abs() < 1e-5);
     }
 }

@@ -73,7 +73,7 @@ impl Recipe {
     ///
     /// # Panics
     /// If `synth` makes another file than the one whose results are kept.
-    fn make(&self) -> PathBuf {
+    pub fn make(&self) -> PathBuf {
         let folder = std::env::temp_dir().join("brigade-golden-models");
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join(format!("{}-{}-{}.gguf", self.arch, self.size, self.fnv1a));
@@ -171,6 +171,34 @@ impl Golden {
         let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
         let manifest = serde_json::from_str(&manifest).unwrap();
         Self { folder: folder.to_owned(), manifest }
+    }
+}
+
+/// Encoders together with the vectors that llama.cpp made with them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Encoders {
+    /// Tokens of the texts.
+    pub texts: Vec<Vec<u32>>,
+    /// Models by name.
+    pub models: BTreeMap<String, EncoderEntry>,
+}
+
+/// One encoder's results.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EncoderEntry {
+    /// How the model is made.
+    pub synth: Recipe,
+    /// By the name of the pooling, the vector of each text.
+    pub pooled: BTreeMap<String, Vec<Vec<f64>>>,
+    /// Of a reranker: what its head says of each text.
+    pub rank: Option<Vec<f64>>,
+}
+
+impl Encoders {
+    /// Those of the repository.
+    pub fn repository() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/encoders.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 }
 

@@ -167,6 +167,20 @@ impl Line {
         rows
     }
 
+    /// The last norm's rows of several texts at once, one after the other in one ubatch: of an encoder.
+    pub fn texts(&mut self, texts: &[&[u32]]) -> Vec<Vec<Vec<f32>>> {
+        let slots = || (0..texts.len() as u32).map(SlotId);
+        let part = |(slot, text): (SlotId, &&[u32])| {
+            let (tokens, want) = (text.to_vec(), Want::Hidden);
+            SeqPart { slot, pos: 0, tokens, want, mu: None }
+        };
+        let ops = slots().map(|slot| Self::open_slot(slot.0, None)).collect();
+        let mut rows = self.run(ops, slots().zip(texts).map(part).collect()).into_iter();
+        self.run(slots().map(|slot| SeqOp::Close { slot }).collect(), Vec::new());
+        let of = |text: &&[u32]| rows.by_ref().take(text.len()).map(into_hidden).collect();
+        texts.iter().map(of).collect()
+    }
+
     /// `n` greedy tokens after `prompt`, prompt in ubatches of at most `n_ubatch` rows.
     pub fn generate(&mut self, prompt: &[u32], n: usize, n_ubatch: usize) -> Vec<u32> {
         let slot = SlotId(0);
@@ -200,6 +214,14 @@ pub fn into_logits(row: RowOutput) -> Vec<f32> {
     }
 }
 
+/// The row of the last norm that was wanted.
+pub fn into_hidden(row: RowOutput) -> Vec<f32> {
+    match row.value {
+        RowValue::Hidden(row) => row,
+        other => panic!("wanted a row of the last norm, got {other:?}"),
+    }
+}
+
 /// The token of a row that wanted one.
 pub fn into_token(row: RowOutput) -> SampledToken {
     match row.value {
@@ -217,11 +239,12 @@ fn load(
 ) -> Stage {
     let kernels = table.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
     let compute = Compute::new(kernels, config.threads, None).unwrap();
+    let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,
         n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
         kv_type: config.kv_type,
-        n_ctx: SLOT_POSITIONS as u32,
+        n_ctx: n_positions.unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
         max_rows: SLOT_POSITIONS,
     };
     Stage::load(model, model.clone(), layers, stage, compute, &mut |_| {}).unwrap()

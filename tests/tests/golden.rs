@@ -14,7 +14,7 @@
 use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::state::StateSpec;
-use brigade_tests::golden::{Entry, Golden, NOT_RUN, argmax, relative_error, same_bits};
+use brigade_tests::golden::{Encoders, Entry, Golden, NOT_RUN, argmax, relative_error, same_bits};
 use brigade_tests::line::{self, Line, LineConfig};
 
 const F32_LIMIT: f64 = 1e-4;
@@ -56,7 +56,9 @@ fn every_golden_model_is_run_or_excused() {
         let model = Gguf::open(repository.model(entry)).unwrap();
         model.architecture().unwrap().to_owned()
     };
-    let run: Vec<String> = repository.models().map(|(_, entry)| arch_of(entry)).collect();
+    let encoders = Encoders::repository().models.into_values().map(|entry| entry.synth.arch);
+    let decoders = repository.models().map(|(_, entry)| arch_of(entry));
+    let run: Vec<String> = decoders.chain(encoders).collect();
     let supported = arch::supported().into_iter();
     let missing: Vec<_> = supported
         .filter(|arch| !run.iter().any(|run| run == arch) && !IN_TEST_DATA.contains(arch))

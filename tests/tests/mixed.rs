@@ -35,7 +35,7 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
 async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits) {
     let path = Golden::repository().folder.join("llama.gguf");
     let model = Arc::new(Model::open(&path).unwrap());
-    let limits = Limits { n_ctx: CTX, n_vocab: model.n_vocab() };
+    let limits = Limits { n_ctx: CTX, n_vocab: model.n_vocab(), encoder: None };
     let stage = StageOptions {
         kv_type: KvType::F32,
         wire_type: WireType::F32,

@@ -3,11 +3,12 @@
 //!
 //! | event | |
 //! |---|---|
-//! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others |
+//! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others; with `texts`, it is an encoder's |
 //! | `down REASON`, `planned REASON` | it is lost; it is taken down as planned |
 //! | `part` | it will be taken down as planned |
 //! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
+//! | | with `hidden=0`: all rows of the last norm, the first for 1, the last for 2 |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
 //! | `ready KEPT`, `drop KEPT` | it is filled, or will not be |
@@ -24,8 +25,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_coordinator::sched::{
-    Action, Event, KeptId, KeptInfo, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler,
-    Share, StageTime, Work,
+    Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
+    SchedConfig, Scheduler, Share, StageTime, Work,
 };
 use brigade_engine::batch::{
     RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
@@ -121,7 +122,7 @@ impl Script {
                 id: RequestId(number(words[0])),
                 label: words[0].into(),
                 prompt: (find("from").unwrap_or(1)..).take(field("prompt") as usize).collect(),
-                work: find("max").map_or(Work::Logits, |max_tokens| Work::Generate {
+                work: find("max").map_or(rows(find("hidden")), |max_tokens| Work::Generate {
                     max_tokens,
                     sampler: sampler(),
                     stop_tokens: find("stop").into_iter().collect(),
@@ -172,6 +173,8 @@ impl Script {
                     let positions = match part.want {
                         Want::Nothing => end..end,
                         Want::Sample => end - 1..end,
+                        Want::HiddenFirst => part.pos..part.pos + 1,
+                        Want::HiddenLast => end - 1..end,
                         Want::Logits | Want::Hidden => part.pos..end,
                     };
                     positions.map(|pos| (part.slot, pos))
@@ -220,10 +223,23 @@ fn line_spec(
         n_blocks,
         n_slots: field("slots"),
         n_kept: find("kept").unwrap_or(0),
-        prefixes: if find("whole").is_some() { Prefixes::Whole } else { Prefixes::All },
+        prefixes: match (find("texts"), find("whole")) {
+            (Some(_), _) => Prefixes::None,
+            (_, Some(_)) => Prefixes::Whole,
+            (None, None) => Prefixes::All,
+        },
         block_positions,
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
+    }
+}
+
+fn rows(hidden: Option<u32>) -> Work {
+    match hidden {
+        None => Work::Logits,
+        Some(0) => Work::Hidden(HiddenRows::All),
+        Some(1) => Work::Hidden(HiddenRows::First),
+        Some(_) => Work::Hidden(HiddenRows::Last),
     }
 }
 

@@ -138,7 +138,7 @@ impl StageBackend for CpuBackend {
         }
         let tensors = arch::stage_tensors(model, &described, &layers);
         let last = layers.end == described.n_layer();
-        let tied = model.tensor(arch::OUTPUT).is_none();
+        let tied = arch::is_tied(model, &described);
         let mut weight_bytes = 0;
         for tensor in &tensors {
             let embedding = tensor.name == arch::TOKEN_EMBD;

@@ -203,6 +203,8 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
         Ok(pb::Want::Sample) => Want::Sample,
         Ok(pb::Want::Logits) => Want::Logits,
         Ok(pb::Want::Hidden) => Want::Hidden,
+        Ok(pb::Want::HiddenFirst) => Want::HiddenFirst,
+        Ok(pb::Want::HiddenLast) => Want::HiddenLast,
         Err(_) => return Err(FrameError::Invalid { field: "part.want", why: "unknown value" }),
     };
     let pb::SeqPart { slot, pos, mu, .. } = part;

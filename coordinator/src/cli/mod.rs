@@ -12,6 +12,7 @@ mod completions;
 mod data_dir;
 mod demo;
 mod detokenize;
+mod embed;
 mod input;
 mod inspect;
 mod keeping;
@@ -76,6 +77,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Measure prefill and decode beside the machine's limits
     Bench(bench::BenchArgs),
+    /// Make vectors of texts
+    Embed(embed::EmbedArgs),
     /// Write the logits at every position of a prompt
     Logits(logits::LogitsArgs),
     /// Turn text into token ids
@@ -125,6 +128,7 @@ impl Command {
             Self::Plan(args) => plan::execute(args).await,
             Self::Inspect(args) => inspect::execute(args),
             Self::Bench(args) => bench::execute(args).await,
+            Self::Embed(args) => embed::execute(args).await,
             Self::Logits(args) => logits::execute(args).await,
             Self::Tokenize(args) => tokenize::execute(args),
             Self::Detokenize(args) => detokenize::execute(args),
@@ -178,6 +182,7 @@ mod tests {
             "brigade chat --url http://127.0.0.1:8080/v1 --api-key k --ca c.pem --model-name m",
             "brigade inspect m.gguf --json",
             "brigade logits -m m.gguf --tokens 1,2,3 --workers 3 --ubatch 7 --out x.npy",
+            "brigade embed -m m.gguf -f texts.txt --pooling cls --json --workers 3",
             "brigade tokenize -m m.gguf hello --no-bos --no-special",
             "brigade detokenize -m m.gguf 1,2,3",
             "brigade perplexity -m m.gguf -f text.txt --ctx 512",

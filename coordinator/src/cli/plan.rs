@@ -89,7 +89,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         max_seqs: args.max_seqs,
         keep: model.keep(args.keep, args.max_seqs),
         block_positions: KV_PAGE as u32,
-        max_rows: args.line.ubatch.unwrap_or(PlanSettings::default().max_rows),
+        max_rows: args.line.ubatch.unwrap_or(model.default_rows(args.ctx)),
         prompt_per_generated: args.line.balance.prompt_per_generated(),
         checkpoint: args.checkpoint,
         ..PlanSettings::default()

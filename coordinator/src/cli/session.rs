@@ -38,9 +38,6 @@ use crate::sched::{
 };
 use crate::text_model::TemplateSource;
 
-/// Rows of the largest ubatch where nothing is said.
-const DEFAULT_MAX_ROWS: u32 = 512;
-
 /// Characters that tell one command's requests from another's.
 const RUN_ID_CHARS: usize = 8;
 
@@ -233,14 +230,20 @@ impl Session {
             Some(security) => security,
             None => Security::of_command(&options.line)?,
         };
-        let config = cluster_config(&options, &security, model.spec.n_layer())?;
+        let max_rows = options.line.ubatch.unwrap_or(model.default_rows(options.ctx));
+        let max_rows = max_rows.max(options.max_seqs);
+        let config = cluster_config(&options, &security, model.spec.n_layer(), max_rows)?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
         if options.ctx.is_some_and(|ctx| ctx > trained) {
             tracing::warn!(trained, "--ctx is longer than the model was trained for");
         }
-        let limits = Limits { n_ctx: model.ctx(options.ctx), n_vocab: model.n_vocab() };
+        let limits = Limits {
+            n_ctx: model.ctx(options.ctx),
+            n_vocab: model.n_vocab(),
+            encoder: model.spec.is_encoder().then_some(max_rows),
+        };
         let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
         let stop = stop_cluster.clone();
         let cluster = cluster::start(config, own_name, model.clone(), stop).await?;
@@ -340,6 +343,7 @@ fn cluster_config(
     options: &SessionOptions,
     security: &Security,
     n_layers: usize,
+    max_rows: u32,
 ) -> Result<ClusterConfig> {
     let line = &options.line;
     let kv_type = match options.kv_type {
@@ -347,7 +351,6 @@ fn cluster_config(
         KvArg::F16 => KvType::F16,
         KvArg::Q80 => KvType::Q80,
     };
-    let max_rows = line.ubatch.unwrap_or(DEFAULT_MAX_ROWS).max(options.max_seqs);
     let stage = StageOptions {
         kv_type,
         wire_type: line.wire_type.proto(),

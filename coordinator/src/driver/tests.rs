@@ -49,7 +49,7 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
 }
 
 fn submit_counting(driver: &mut Driver, id: u64, counts: Arc<Counts>) -> mpsc::Receiver<SeqEvent> {
-    let limits = Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB };
+    let limits = Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB, encoder: None };
     let drawing = Drawing { max_tokens: Some(20), ..Drawing::default() };
     let request = Request::generate(vec![1, 2, 3], drawing, &limits).unwrap();
     let (events, receiver) = mpsc::channel(request.max_events());

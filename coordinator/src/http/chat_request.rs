@@ -136,7 +136,7 @@ mod tests {
     use super::super::messages::MAX_MESSAGES;
     use super::*;
 
-    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100 };
+    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, encoder: None };
 
     fn error(json: &str) -> String {
         let error = ChatRequest::read(json.as_bytes(), &LIMITS, &TextModel::sample()).unwrap_err();

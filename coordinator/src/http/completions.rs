@@ -474,7 +474,7 @@ mod tests {
     use crate::generation::{End, EndReason};
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
-        let limits = Limits { n_ctx: 64, n_vocab: 100 };
+        let limits = Limits { n_ctx: 64, n_vocab: 100, encoder: None };
         CompletionRequest::read(json.as_bytes(), &limits, &TextModel::sample())
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }

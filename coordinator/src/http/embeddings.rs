@@ -10,8 +10,10 @@ use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::{App, models, pooled, trace};
+use crate::pooling::Pooling;
 use crate::request::Limits;
-use crate::text_model::{Pooling, TextModel};
+use crate::text_model::TextModel;
+use crate::vector::normalize;
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -98,13 +100,10 @@ impl Wanted {
         let word: Option<String> = fields.take_any(&["pooling", "pooling_type"])?;
         let pooling = match word.as_deref() {
             None => text.pooling(),
-            Some("mean") => Pooling::Mean,
-            Some("cls") => Pooling::First,
-            Some("last") => Pooling::Last,
-            Some(other) => {
-                let message = format!("pooling is {other:?}: \"mean\", \"cls\" or \"last\"");
-                return Err(ApiError::field("pooling", message));
-            }
+            Some(word) => Pooling::named(word).ok_or_else(|| {
+                let message = format!("pooling is {word:?}: \"mean\", \"cls\" or \"last\"");
+                ApiError::field("pooling", message)
+            })?,
         };
         let dimensions: Option<usize> = fields.take("dimensions")?;
         let normalize: bool = fields.take_any(&["normalize", "embd_normalize"])?.unwrap_or(true);
@@ -122,10 +121,7 @@ impl Wanted {
             vector.truncate(n);
         }
         if self.normalize {
-            let length = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
-            if length > 0.0 {
-                vector.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
-            }
+            normalize(&mut vector);
         }
         Ok(vector)
     }
@@ -188,7 +184,7 @@ mod tests {
     #[test]
     fn inputs_come_in_four_forms() {
         let text = TextModel::sample();
-        let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab() };
+        let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), encoder: None };
         for (json, n) in
             [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
         {

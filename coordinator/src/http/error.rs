@@ -217,6 +217,13 @@ impl From<RequestError> for ApiError {
                 api.0.extra = vec![("n_ctx", n_ctx)];
                 api
             }
+            RequestError::Encoder => Self::field("model", message),
+            RequestError::LongerThanUbatch { n_prompt, most } => {
+                let mut api = Self::field("input", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", most)];
+                api
+            }
             RequestError::Setting { field, .. } => Self::field(field, message),
             RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
                 Self::field("prompt", message)
@@ -253,6 +260,7 @@ impl From<TextError> for ApiError {
                 Self::field("messages", format!("{message}: serve has --chat-template for that"))
             }
             TextError::Template(_) => Self::field("messages", message),
+            TextError::Encoder(_) => Self::field("model", message),
             TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
                 Self::field("prompt", message)
             }

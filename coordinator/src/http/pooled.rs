@@ -1,15 +1,16 @@
 //! Texts as vectors: the rows that the head's norm makes of their tokens, pooled.
 //!
-//! Pooling is done here, over rows in the order of their positions: the same for any cut. Several texts of a
-//! request are in the line at once, so that its stages work on different ones.
+//! Several texts of a request are in the line at once, so that its stages work on different ones, and texts of an
+//! encoder fill its ubatches.
 
 use tokio::task::JoinSet;
 
 use super::error::ApiError;
 use super::{App, trace};
-use crate::handle::{Failure, SeqEvent, Sequence};
+use crate::handle::Failure;
+use crate::pooling::Pooling;
 use crate::request::Request as SeqRequest;
-use crate::text_model::Pooling;
+use crate::vector::pool;
 
 /// Texts of one request in the line at once, where as many sequences may be. Each brings rows as large as its
 /// tokens are many.
@@ -35,7 +36,7 @@ pub(super) async fn vectors(
             take_one(&mut running, name, &mut vectors).await?;
         }
         let n_tokens = tokens.len();
-        let request = SeqRequest::hidden(tokens, &app.limits)?.named(&name.id);
+        let request = SeqRequest::hidden(tokens, pooling, &app.limits)?.named(&name.id);
         let request = request.owned(name.tally.share(), name.tally.force(), None);
         name.tally.submitted(n_tokens);
         let sequence = app.engine.submit(app.next_id(), request).await?;
@@ -60,34 +61,4 @@ async fn take_one(
     vectors[index] = pooled.inspect_err(|failure| name.tally.failed(failure))?;
     name.tally.computed();
     Ok(())
-}
-
-/// One vector of a text's rows.
-async fn pool(mut sequence: Sequence, pooling: Pooling) -> Result<Vec<f32>, Failure> {
-    let (mut sums, mut kept, mut n): (Vec<f64>, Vec<f32>, usize) = (Vec::new(), Vec::new(), 0);
-    loop {
-        match sequence.next().await {
-            Some(SeqEvent::Logits { pos, row }) => {
-                n += 1;
-                match pooling {
-                    Pooling::Mean => {
-                        sums.resize(row.len(), 0.0);
-                        sums.iter_mut().zip(&row).for_each(|(sum, v)| *sum += f64::from(*v));
-                    }
-                    Pooling::First if pos > 0 => {}
-                    Pooling::First | Pooling::Last => kept = row,
-                }
-            }
-            Some(SeqEvent::Finished(_)) | None => break,
-            Some(SeqEvent::Failed(failure)) => return Err(failure),
-            Some(SeqEvent::Token(_)) => {
-                let reason = "a text's rows came as tokens".to_string();
-                return Err(Failure::Internal { reason });
-            }
-        }
-    }
-    Ok(match pooling {
-        Pooling::Mean => sums.into_iter().map(|sum| (sum / n.max(1) as f64) as f32).collect(),
-        Pooling::First | Pooling::Last => kept,
-    })
 }

@@ -1,5 +1,5 @@
 //! `POST /v1/rerank`: how well each of several documents answers a query, judged by the head that a reranker's
-//! file has (`cls.output.weight`).
+//! file has (`cls.output.weight`, in some encoders behind `cls.weight`).
 //!
 //! The shapes are Jina's and Cohere's (`documents`), which llama.cpp's server has as well, and that of Hugging
 //! Face's text-embeddings-inference (`texts`).
@@ -17,8 +17,9 @@ use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
 use super::fields::{Fields, list, read};
 use super::{App, models, pooled, trace};
+use crate::pooling::Pooling;
 use crate::request::Limits;
-use crate::text_model::{Pooling, TextModel};
+use crate::text_model::TextModel;
 
 /// What a request asks for.
 #[derive(Debug)]
@@ -51,15 +52,20 @@ pub(super) async fn create(
     let mut wanted = app.read(request, Wanted::read).await?;
     let pairs = std::mem::take(&mut wanted.pairs);
     let n_tokens: usize = pairs.iter().map(Vec::len).sum();
-    // The last token has seen both the query and the document.
-    let rows = pooled::vectors(&app, &name, pairs, Pooling::Last).await?;
+    // In a decoder the last token has seen both the query and the document.
+    let pooling = match app.limits.encoder {
+        None => Pooling::Last,
+        Some(_) if classifier.reads_mean() => Pooling::Mean,
+        Some(_) => Pooling::First,
+    };
+    let rows = pooled::vectors(&app, &name, pairs, pooling).await?;
     Ok(wanted.answer(&rows, &classifier, app.text.name(), n_tokens).into_response())
 }
 
 fn judges_nothing(app: &App) -> ApiError {
     let (model, arch) = (app.text.name(), &app.meta.architecture);
     ApiError::not_implemented(format!(
-        "{model} ({arch}) has no head that judges texts: serve a reranker (its file has cls.output.weight), or compare \
+        "{model} ({arch}) has no head that judges texts: serve a reranker (its file has cls.output.weight or cls.weight), or compare \
          the vectors of /v1/embeddings"
     ))
 }

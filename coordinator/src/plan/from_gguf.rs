@@ -4,7 +4,9 @@
 //! their operations follow from the sizes of their matrices. What a block remembers comes from its
 //! [`StateSpec`], so nothing here can tell attention from Mamba.
 
-use brigade_engine::arch::{self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD};
+use brigade_engine::arch::{
+    self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
+};
 use brigade_engine::classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, TensorInfo};
@@ -42,7 +44,9 @@ impl ModelFacts {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
                 // The coordinator has the head that judges texts.
-                None if tensor.name.starts_with(classifier::STEM) => {}
+                None if classifier::has(&tensor.name) => {}
+                // No stage of an encoder makes logits.
+                None if tensor.name == OUTPUT && spec.is_encoder() => {}
                 None => last_stage += packed_bytes(tensor)?,
             }
         }
@@ -68,9 +72,10 @@ fn ends(
     last_stage: u64,
 ) -> Result<ModelFacts, ModelError> {
     let embedding = model.require(TOKEN_EMBD)?;
-    let tied = model.tensor(OUTPUT).is_none();
+    let tied = arch::is_tied(model, spec);
     // Tied, the last stage packs a head from the embedding's bytes.
     let head_bytes = last_stage + if tied { packed_bytes(embedding)? } else { 0 };
+    let head_width = if spec.is_encoder() { 0 } else { spec.n_vocab };
     let cut = |cut| if cut == 0 { 0 } else { 4 * spec.boundary(cut).width() as u64 };
     Ok(ModelFacts {
         name: String::new(),
@@ -78,9 +83,9 @@ fn ends(
         layers,
         embedding_bytes: 0,
         head_bytes,
-        head_elements: (spec.n_embd * spec.n_vocab) as u64,
+        head_elements: (spec.n_embd * head_width) as u64,
         scratch_bytes_per_row: 0,
-        logits_bytes: 4 * spec.n_vocab as u64,
+        logits_bytes: 4 * head_width as u64,
         n_ctx_train: spec.n_ctx_train,
     })
 }
@@ -122,7 +127,7 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
 
 /// Bytes of a tensor as the kernels hold it: matrices packed, vectors and rows of positions in f32.
 fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
-    if tensor.n_dims < 2 || tensor.name == POSITION_EMBD {
+    if tensor.n_dims < 2 || [POSITION_EMBD, TOKEN_TYPES].contains(&&*tensor.name) {
         return Ok(4 * tensor.n_elems() as u64);
     }
     let [cols, rows] = [tensor.ne[0], tensor.ne[1]];

@@ -57,11 +57,12 @@ pub const MAX_KEEP: u32 = 4096;
 
 /// Sequences kept for later requests where the operator does not say. Where a kept sequence takes nothing
 /// but KV pages that nobody needs, several conversations for each that can run; where it takes a recurrent
-/// state, no more states than those of running sequences.
+/// state, no more states than those of running sequences. None of an encoder: nothing can begin with them.
 pub fn default_keep(prefixes: Prefixes, max_seqs: u32) -> u32 {
     let keep = match prefixes {
         Prefixes::All => max_seqs.saturating_mul(4),
         Prefixes::Whole => max_seqs,
+        Prefixes::None => 0,
     };
     keep.min(MAX_KEEP)
 }

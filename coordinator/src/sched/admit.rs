@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use brigade_engine::state::Prefixes;
+
 use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work};
 use super::fair::{self, Owners};
 use super::line::Line;
@@ -237,6 +239,9 @@ pub(super) fn check_sense(request: &Request) -> Result<(), Rejection> {
 
 /// Whether the request can ever run on `line`.
 pub(super) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
+    if line.prefixes == Prefixes::None {
+        return check_text(request, line);
+    }
     let pages = u64::from(line.n_blocks) * u64::from(line.block_positions);
     let limit = pages.min(u64::from(line.max_positions));
     let needed = request.positions();
@@ -247,10 +252,22 @@ pub(super) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     Err(Rejection::TooLong { needed, prompt, max_tokens: needed - prompt, limit })
 }
 
+/// As [`check_fits`], on the line of an encoder.
+fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
+    if !matches!(request.work, Work::Hidden(_)) {
+        return Err(Rejection::Invalid("the model is an encoder; ask for a text's rows"));
+    }
+    let pages = u64::from(line.n_blocks) * u64::from(line.block_positions);
+    let limit = pages.min(line.max_positions.into()).min(line.max_rows.into());
+    let needed = request.positions();
+    match needed <= limit {
+        true => Ok(()),
+        false => Err(Rejection::TooLong { needed, prompt: needed, max_tokens: 0, limit }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use brigade_engine::state::Prefixes;
-
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {

@@ -42,6 +42,7 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
             let prompt_ends = sent == n_known && sent > checkpointed;
             (sent, prompt_ends || sent >= checkpointed.saturating_add(every))
         }
+        Prefixes::None => return None,
     };
     if !is_due {
         return None;

@@ -143,7 +143,9 @@ impl Draft {
             let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
             let mut rows = left.min(sequence.prompt_left());
-            if matches!(sequence.work, Work::Logits | Work::Hidden) {
+            if sequence.whole {
+                rows = self.rows_of_whole(sequence.prompt_left(), left);
+            } else if matches!(sequence.work, Work::Logits | Work::Hidden(_)) {
                 match sequence.reported_left() {
                     0 => {
                         rows = rows.min(self.logits_rows_left);
@@ -158,12 +160,19 @@ impl Draft {
             let all_sent = rows == sequence.prompt_left();
             self.add(live, no, rows);
             self.prompt_rows += rows;
-            left -= rows;
+            left = left.saturating_sub(rows);
             if !all_sent {
                 break;
             }
             live.prefilling.remove(at);
         }
+    }
+
+    /// Rows of a text that is sent whole or not at all: all `n` of it, or 0. Where nothing is in the ubatch yet, it may
+    /// have more rows than `left`, up to the most that a ubatch holds.
+    fn rows_of_whole(&self, n: u32, left: u32) -> u32 {
+        let room = if self.parts.is_empty() { self.rows_left } else { left };
+        if n <= room { n } else { 0 }
     }
 
     /// Adds the next `rows` rows of a sequence, opening it first if it is new.
@@ -184,6 +193,8 @@ impl Draft {
         let (kind, positions) = match part.want {
             Want::Nothing => (WantedKind::Token, 0..0),
             Want::Sample => (WantedKind::Token, last..last + 1),
+            Want::HiddenFirst => (WantedKind::Logits, part.pos..part.pos + 1),
+            Want::HiddenLast => (WantedKind::Logits, last..last + 1),
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
         let slot = part.slot;

@@ -62,7 +62,7 @@ impl Request {
     pub fn positions(&self) -> u64 {
         let generated = match self.work {
             Work::Generate { max_tokens, .. } => u64::from(max_tokens),
-            Work::Logits | Work::Hidden => 0,
+            Work::Logits | Work::Hidden(_) => 0,
         };
         self.prompt.len() as u64 + generated
     }
@@ -100,8 +100,29 @@ pub enum Work {
     },
     /// The logits row at every position of the prompt, nothing generated.
     Logits,
-    /// The row that the head's norm makes at every position of the prompt, nothing generated.
-    Hidden,
+    /// Rows that the last norm makes of the prompt, nothing generated.
+    Hidden(HiddenRows),
+}
+
+/// Which of the last norm's rows are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HiddenRows {
+    /// That at every position.
+    All,
+    /// The first, of an encoder.
+    First,
+    /// The last, of an encoder.
+    Last,
+}
+
+impl HiddenRows {
+    /// How many they are of a prompt of `n` tokens.
+    pub fn count(self, n: u32) -> u32 {
+        match self {
+            Self::All => n,
+            Self::First | Self::Last => 1,
+        }
+    }
 }
 
 /// What the scheduler hears.

@@ -57,7 +57,7 @@ impl Kept {
         match prefixes {
             Prefixes::All => common as u32,
             Prefixes::Whole if common == self.tokens.len() => common as u32,
-            Prefixes::Whole => 0,
+            Prefixes::Whole | Prefixes::None => 0,
         }
     }
 }
@@ -160,7 +160,7 @@ impl KeptPool {
     pub fn covered_by(&self, tokens: &[u32], prefixes: Prefixes) -> Vec<KeptId> {
         let covered = |kept: &&Kept| match prefixes {
             Prefixes::All => tokens.starts_with(&kept.tokens),
-            Prefixes::Whole => tokens == kept.tokens,
+            Prefixes::Whole | Prefixes::None => tokens == kept.tokens,
         };
         let may_go = self.all.iter().filter(|kept| !kept.pinned);
         may_go.filter(covered).map(|kept| kept.id).collect()

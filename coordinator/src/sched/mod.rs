@@ -39,8 +39,8 @@ pub use config::{
     DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
 };
 pub use events::{
-    Action, Event, FinishReason, KeptId, LineFault, LineSpec, Micros, Rejection, Request,
-    RequestError, RequestId, Results, Share, StageTime, Work,
+    Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
+    Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use kept::KeptInfo;
 
@@ -376,8 +376,13 @@ impl Scheduler {
     fn logits(&mut self, now: Micros, no: SeqNo, pos: u32, row: Vec<f32>, out: &mut Vec<Action>) {
         let Some(sequence) = self.live.get_mut(no) else { return };
         let request = sequence.request;
+        let rows_before = if sequence.rows_wanted() == 1 { 0 } else { pos };
+        if rows_before < sequence.rows_returned {
+            // It was reported before its line was lost, and came again with the whole text.
+            return;
+        }
         sequence.rows_returned += 1;
-        let all = sequence.rows_returned == sequence.n_prompt;
+        let all = sequence.rows_returned == sequence.rows_wanted();
         out.push(Action::Logits { request, pos, row });
         if all {
             self.end(now, no);

@@ -71,6 +71,7 @@ impl Line {
             }
         };
         Admitted {
+            whole: self.spec.prefixes == Prefixes::None,
             request: request.id,
             label: request.label,
             share: request.share,
@@ -123,7 +124,7 @@ impl Line {
         blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
         let sampler = match &request.work {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
-            Work::Logits | Work::Hidden => None,
+            Work::Logits | Work::Hidden(_) => None,
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 
-use super::events::{Micros, RequestId, Share, Work};
+use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::Owners;
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
@@ -43,6 +43,8 @@ pub(super) struct Admitted {
     pub n_prompt: u32,
     /// Tokens that are computed as a prompt is: those known at admission.
     pub n_known: u32,
+    /// Whether its rows see those after them: all that is known is sent in one part.
+    pub whole: bool,
     pub slot: SlotId,
     pub blocks: Vec<BlockId>,
     /// Tokens of the prompt that a kept sequence stood for.
@@ -80,7 +82,7 @@ impl Admitted {
     pub fn sampler(&self) -> Option<Arc<SamplerSetup>> {
         match &self.work {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
-            Work::Logits | Work::Hidden => None,
+            Work::Logits | Work::Hidden(_) => None,
         }
     }
 
@@ -111,7 +113,7 @@ impl Admitted {
                 let asked = self.generated() + u32::from(self.awaiting);
                 self.sent >= self.n_known && asked < max_tokens
             }
-            Work::Logits | Work::Hidden => false,
+            Work::Logits | Work::Hidden(_) => false,
         }
     }
 
@@ -127,9 +129,18 @@ impl Admitted {
         }
     }
 
-    /// Rows whose logits were reported before the line was lost, and that are not yet sent again.
+    /// Rows whose logits were reported before the line was lost, and that are not yet sent again. What is sent whole
+    /// comes back whole: rows that were reported are dropped then.
     pub fn reported_left(&self) -> u32 {
-        self.rows_returned.saturating_sub(self.sent)
+        if self.whole { 0 } else { self.rows_returned.saturating_sub(self.sent) }
+    }
+
+    /// Rows that are reported in the end.
+    pub fn rows_wanted(&self) -> u32 {
+        match self.work {
+            Work::Hidden(rows) => rows.count(self.n_prompt),
+            Work::Logits | Work::Generate { .. } => self.n_prompt,
+        }
     }
 
     /// The next at most `max_rows` rows, marked as sent; no more than [`Admitted::reported_left`] where
@@ -143,9 +154,11 @@ impl Admitted {
         let end = self.n_tokens().min(pos + max_rows);
         assert!(end > pos, "{:?} has nothing to send", self.request);
         let want = match self.work {
-            Work::Logits | Work::Hidden if self.reported_left() > 0 => Want::Nothing,
+            Work::Logits | Work::Hidden(_) if self.reported_left() > 0 => Want::Nothing,
             Work::Logits => Want::Logits,
-            Work::Hidden => Want::Hidden,
+            Work::Hidden(HiddenRows::All) => Want::Hidden,
+            Work::Hidden(HiddenRows::First) => Want::HiddenFirst,
+            Work::Hidden(HiddenRows::Last) => Want::HiddenLast,
             Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
             Work::Generate { .. } => Want::Nothing,
         };

@@ -43,6 +43,44 @@ pub struct AttentionSpec {
     pub sub_norm: Option<f32>,
     /// Whether the bias of the output projection is added, where the file has one.
     pub output_bias: bool,
+    /// Whether a row sees the rows after it too, as in encoders.
+    pub both_ways: bool,
+    /// What scores gain by the distance; `None`: nothing.
+    pub buckets: Option<Buckets>,
+}
+
+/// Distances in buckets, each with a value for every head that its scores gain (T5, arXiv 1910.10683, section 2.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// Holds the values, `[n, n_head]`.
+    pub tensor: String,
+    /// Half of them are for positions before the row and its own, half for those after it.
+    pub n: usize,
+}
+
+impl Buckets {
+    /// Distances from here on share the last bucket.
+    const FAR: usize = 128;
+
+    /// The farthest distance that has to be told from others.
+    pub fn reach(&self) -> usize {
+        Self::FAR.max(self.n / 4)
+    }
+
+    /// The bucket of a position `ahead` of the row's own: of each half, one half is for a distance each, and the other
+    /// half by the logarithm.
+    pub fn of(&self, ahead: isize) -> usize {
+        let half = self.n / 2;
+        let (exact, distance) = (half / 2, ahead.unsigned_abs());
+        let first = if ahead > 0 { half } else { 0 };
+        if distance < exact {
+            return first + distance;
+        }
+        let share = |n: usize| libm::log(n as f64 / exact as f64);
+        let steps = share(distance) * (half - exact) as f64 / share(Self::FAR);
+        // In f32: a distance that is a step's end must not fall short of it by a rounding.
+        first + ((exact as f64 + steps) as f32 as usize).min(half - 1)
+    }
 }
 
 /// A factor on what the heads give, made of the block's input.
@@ -92,7 +130,7 @@ pub enum Rotation {
     Local,
 }
 
-/// RMS norms of q and k.
+/// Norms of q and k, mostly RMS norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
     /// Their epsilon.
@@ -125,6 +163,8 @@ pub enum NormOver {
     HeadLayer,
     /// All heads together.
     AllHeads,
+    /// All heads together, the mean taken off first, with a bias.
+    AllHeadsLayer,
 }
 
 /// Scores that fall with the distance (ALiBi, arXiv 2108.12409). They stand for positions: nothing rotates.
@@ -200,6 +240,8 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         gate: None,
         sub_norm: None,
         output_bias: true,
+        both_ways: false,
+        buckets: None,
     })
 }
 
@@ -210,6 +252,23 @@ impl Hparams<'_> {
     /// # Errors
     /// The list has not one flag for each layer.
     pub fn windowed_layers(&self, period: u32) -> Result<Vec<bool>, ModelError> {
+        self.pattern(period, |place, period| place < period - 1)
+    }
+
+    /// As [`Self::windowed_layers`], with the layer that has no window at the beginning of each period.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn windowed_layers_after(&self, period: u32) -> Result<Vec<bool>, ModelError> {
+        self.pattern(period, |place, _| place > 0)
+    }
+
+    /// The list, or by the place in a period and its length whether a layer has a window.
+    fn pattern(
+        &self,
+        period: u32,
+        has: impl Fn(usize, usize) -> bool,
+    ) -> Result<Vec<bool>, ModelError> {
         const KEY: &str = "attention.sliding_window_pattern";
         if let Some(flags) = self.flags(KEY)? {
             if flags.len() < self.n_layer() {
@@ -219,7 +278,7 @@ impl Hparams<'_> {
             return Ok(flags[..self.n_layer()].to_vec());
         }
         let period = self.u32(KEY)?.unwrap_or(period) as usize;
-        let windowed = |il: usize| period == 0 || il % period < period - 1;
+        let windowed = |il: usize| period == 0 || has(il % period, period);
         Ok((0..self.n_layer()).map(windowed).collect())
     }
 
@@ -286,5 +345,19 @@ mod tests {
         let first = |window: Window, pos| window.first_visible(pos);
         assert_eq!([0, 3, 4, 9].map(|pos| first(Window::Sliding(4), pos)), [0, 0, 1, 6]);
         assert_eq!([0, 3, 4, 9].map(|pos| first(Window::Chunk(4), pos)), [0, 0, 4, 8]);
+        assert_eq!([0, 3, 4, 9].map(|pos| first(Window::Around(5), pos)), [0, 1, 2, 7]);
+        assert_eq!([0, 3, 9].map(|pos| Window::Around(5).n_visible(pos, 10)), [3, 6, 10]);
+        assert_eq!([Window::Around(5), Window::Around(4)].map(Window::width), [5, 5]);
+    }
+
+    #[test]
+    fn buckets_are_single_distances_and_then_grow() {
+        let buckets = Buckets { tensor: String::new(), n: 32 };
+        let of = |distances: &[isize]| -> Vec<usize> {
+            distances.iter().map(|&ahead| buckets.of(ahead)).collect()
+        };
+        assert_eq!(of(&[0, -1, -7, 1, 7]), [0, 1, 7, 17, 23]);
+        assert_eq!(of(&[-8, -11, -12, -15, -16, -31, -32]), [8, 8, 9, 9, 10, 11, 12]);
+        assert_eq!(of(&[-127, -128, -5000, 128, 5000]), [15, 15, 15, 31, 31]);
     }
 }

@@ -15,6 +15,8 @@ pub enum Activation {
     GeGlu,
     /// `gelu(up x)`; there is no gate matrix.
     Gelu,
+    /// `max(up x, 0)`; there is no gate matrix.
+    Relu,
     /// SwiGLU with bounds and a 1 added to what is gated: see
     /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
     ClampedSwiGlu(SwiGluClamp),
@@ -28,7 +30,7 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate matrix beside the way up.
     pub fn is_gated(self) -> bool {
-        !matches!(self, Self::ReluSquared | Self::Gelu | Self::Xielu(_))
+        !matches!(self, Self::ReluSquared | Self::Gelu | Self::Relu | Self::Xielu(_))
     }
 }
 

@@ -54,6 +54,8 @@ pub(super) fn describe_jais(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 const LAYER_NORMS: Skeleton = Skeleton {
     norm: NormKind::Layer,
     embedding_norm: None,
+    token_types: 0,
+    encoder_names: false,
     learned_positions: false,
     beside: Beside::Nothing,
     residual: Residual::Sum,

@@ -50,7 +50,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     };
     Ok(ModelSpec {
         rope,
-        head: HeadSpec { norm: HEAD_NORM, eps, logit_scale: 1.0, softcap: None },
+        head: HeadSpec { norm: Some(HEAD_NORM), eps, logit_scale: 1.0, softcap: None },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }

@@ -12,6 +12,7 @@ mod arctic;
 mod attention_spec;
 mod baichuan;
 mod bailing;
+mod bert;
 mod bitnet;
 mod cohere;
 mod dbrx;
@@ -20,12 +21,15 @@ mod decoder;
 mod deepseek;
 mod deepseek2;
 mod delta_spec;
+mod encoder;
 mod ernie;
+mod eurobert;
 mod exaone4;
 mod experts;
 mod falcon_h1;
 mod ffn_spec;
 mod gemma;
+mod gemma_embedding;
 mod glm4;
 mod gpt2;
 mod gpt_oss;
@@ -50,7 +54,9 @@ mod minicpm3;
 mod minimax;
 mod mistral3;
 mod mla;
+mod modern_bert;
 mod nemotron;
+mod neo_bert;
 mod olmo;
 mod openelm;
 mod phi3;
@@ -59,6 +65,7 @@ mod plamo2;
 mod qwen;
 mod qwen2moe;
 mod qwen_next;
+mod recurrent_spec;
 mod refused;
 mod residual;
 mod rope;
@@ -68,27 +75,30 @@ mod seed_oss;
 mod spec;
 mod starcoder2;
 mod step35;
+mod t5_encoder;
 mod talkie;
 mod transformer;
 
 use std::ops::Range;
 
 pub use attention_spec::{
-    Alibi, AttentionSpec, GateActivation, GateSource, HeadGate, NormOver, QkNorm, Rotation,
-    Temperature,
+    Alibi, AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, NormOver, QkNorm,
+    Rotation, Temperature,
 };
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use ffn_spec::{
     Activation, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
 pub use hparams::Hparams;
+pub use recurrent_spec::{
+    ChannelMixSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
+};
 pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Beside, BlockKind, BlockSpec, BoundarySpec, ChannelMixSpec, HeadSpec, LayerSpec, LowRankSteps,
-    Mamba2Spec, MambaNorms, MambaSpec, MlaSpec, ModelSpec, NormKind, Reads, ShortConvSpec,
-    Skeleton, TimeMix6Spec, TimeMixSpec,
+    Beside, BlockKind, BlockSpec, BoundarySpec, HeadSpec, LayerSpec, LowRankSteps, Mamba2Spec,
+    MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 
 use crate::classifier;
@@ -108,6 +118,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("bert", bert::describe),
     ("bitnet", bitnet::describe),
     ("bloom", gpt2::describe_bloom),
     ("chatglm", internlm2::describe_chatglm),
@@ -122,6 +133,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("dots1", deepseek::describe_dots1),
     ("ernie4_5", ernie::describe),
     ("ernie4_5-moe", ernie::describe_moe),
+    ("eurobert", eurobert::describe),
     ("exaone", internlm2::describe_exaone),
     ("exaone-moe", exaone4::describe_moe),
     ("exaone4", exaone4::describe),
@@ -131,6 +143,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("gemma2", gemma::describe_gemma2),
     ("gemma3", gemma::describe_gemma3),
     ("gemma4", gemma::describe_gemma4),
+    ("gemma-embedding", gemma_embedding::describe),
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),
@@ -148,12 +161,15 @@ const ARCHS: &[(&str, Describe)] = &[
     ("jais", gpt2::describe_jais),
     ("jais2", starcoder2::describe_nemotron),
     ("jamba", jamba::describe),
+    ("jina-bert-v2", bert::describe_jina_2),
+    ("jina-bert-v3", bert::describe_jina_3),
     ("kimi-k3", kimi_k3::describe),
     ("kimi-linear", kimi_linear::describe),
     ("laguna", afmoe::describe_laguna),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::describe),
     ("llama", llama::describe),
+    ("llama-embed", eurobert::describe_llama),
     ("llama4", llama4::describe),
     ("maincoder", hunyuan::describe_maincoder),
     ("mamba", mamba::describe),
@@ -166,11 +182,15 @@ const ARCHS: &[(&str, Describe)] = &[
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
     ("mistral4", deepseek2::describe),
+    ("modern-bert", modern_bert::describe),
     ("mpt", gpt2::describe_mpt),
     ("muse-glimmer", afmoe::describe_muse),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
+    ("neo-bert", neo_bert::describe),
+    ("nomic-bert", bert::describe_nomic),
+    ("nomic-bert-moe", bert::describe_nomic_moe),
     ("olmo", internlm2::describe_olmo),
     ("olmo2", olmo::describe_olmo2),
     ("olmoe", olmo::describe_olmoe),
@@ -204,6 +224,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("starcoder2", starcoder2::describe),
     ("step35", step35::describe),
     ("talkie", talkie::describe),
+    ("t5encoder", t5_encoder::describe),
     ("xverse", internlm2::describe),
 ];
 
@@ -216,6 +237,10 @@ pub const OUTPUT_NORM: &str = "output_norm.weight";
 
 /// Name of the table of positions' rows, where a model has one.
 pub const POSITION_EMBD: &str = "position_embd.weight";
+/// Begins the names of all tensors of a file that has an encoder's beside a decoder's.
+const ENCODER_PREFIX: &str = "enc.";
+/// Name of the table of token types' rows, where a model has one.
+pub const TOKEN_TYPES: &str = "token_types.weight";
 /// Stem of the norm after the embedding, where a model has one.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
@@ -232,7 +257,10 @@ pub fn supported() -> Vec<&'static str> {
 pub fn describe(model: &Gguf) -> Result<ModelSpec, ModelError> {
     let arch = model.architecture()?;
     match ARCHS.iter().find(|(name, _)| *name == arch) {
-        Some((_, describe)) => describe(&Hparams::new(model)?),
+        Some((_, describe)) => {
+            let hp = Hparams::new(model)?;
+            encoder::if_both_ways(&hp, describe(&hp)?)
+        }
         None => Err(ModelError::Unsupported(refusal(arch))),
     }
 }
@@ -250,7 +278,14 @@ fn refusal(arch: &str) -> String {
 
 /// The layer a tensor belongs to: 7 for `blk.7.attn_q.weight`, `None` outside the layers.
 pub fn layer_of(tensor: &str) -> Option<usize> {
-    tensor.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+    tensor
+        .strip_prefix(ENCODER_PREFIX)
+        .unwrap_or(tensor)
+        .strip_prefix("blk.")?
+        .split_once('.')?
+        .0
+        .parse()
+        .ok()
 }
 
 /// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
@@ -262,16 +297,24 @@ pub fn stage_tensors<'m>(
     layers: &Range<usize>,
 ) -> Vec<&'m TensorInfo> {
     let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
-    let tied = model.tensor(OUTPUT).is_none();
+    let tied = is_tied(model, spec);
     let wanted = |name: &str| match layer_of(name) {
-        Some(layer) => layers.contains(&layer),
+        Some(layer) => {
+            layers.contains(&layer) || layers.clone().any(|layer| spec.shares(layer, name))
+        }
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
-        None if name.starts_with(classifier::STEM) => false,
+        None if classifier::has(name) => false,
+        None if name == OUTPUT => last && !spec.is_encoder(),
         None if is_of_input(name, spec) => first,
         None => last,
     };
     model.tensors().iter().filter(|t| wanted(&t.name)).collect()
+}
+
+/// Whether the head computes with the embedding's matrix. An encoder's has none.
+pub fn is_tied(model: &Gguf, spec: &ModelSpec) -> bool {
+    model.tensor(OUTPUT).is_none() && !spec.is_encoder()
 }
 
 /// Whether the first stage needs the tensor besides the embedding, to make rows of tokens.
@@ -279,5 +322,6 @@ pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
     let skeleton = &spec.skeleton;
     // Elsewhere the norm's name is that of the norm before the head.
     (skeleton.learned_positions && name == POSITION_EMBD)
+        || (skeleton.token_types > 0 && name == TOKEN_TYPES)
         || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
 }

@@ -3,22 +3,6 @@
 
 /// Names, and what keeps them from running.
 const REFUSED: &[(&[&str], &str)] = &[
-    (
-        &[
-            "bert",
-            "modern-bert",
-            "nomic-bert",
-            "nomic-bert-moe",
-            "neo-bert",
-            "jina-bert-v2",
-            "jina-bert-v3",
-            "eurobert",
-            "gemma-embedding",
-            "llama-embed",
-            "t5encoder",
-        ],
-        "it is an encoder: it makes embeddings and writes no text",
-    ),
     (&["t5"], "it is an encoder with a decoder"),
     (&["clip"], "it reads images for another model and writes no text"),
     (&["wavtokenizer-dec", "qwen3tts", "pockettts"], "it makes sound"),

@@ -4,8 +4,9 @@
 //! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
-    AttentionSpec, DeltaNetSpec, Hparams, KdaSpec, MlpSpec, MoeSpec, OUTPUT_NORM, Residual,
-    RopeSpec, TOKEN_EMBD, Temperature,
+    AttentionSpec, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams, KdaSpec, MambaSpec,
+    MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, ShortConvSpec, TOKEN_EMBD, Temperature,
+    TimeMix6Spec, TimeMixSpec,
 };
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, SsdShape, Window};
@@ -43,8 +44,12 @@ pub struct Skeleton {
     pub norm: NormKind,
     /// How embedded rows are normed before the first layer; `None`: they are not.
     pub embedding_norm: Option<NormKind>,
+    /// Rows of the table of token types, of which the first is added to every token's; 0: there is none.
+    pub token_types: usize,
     /// Whether each position has a row of its own, which is added to the token's: positions end with the table.
     pub learned_positions: bool,
+    /// Whether the names of layers' tensors begin with `enc.`, beside those of a decoder that another file has.
+    pub encoder_names: bool,
     /// What goes along beside the residual stream.
     pub beside: Beside,
     /// What blocks and head read of the residual stream.
@@ -101,7 +106,7 @@ impl ModelSpec {
             rope: None,
             local_rope: None,
             layers,
-            head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: 1.0, softcap: None },
+            head: HeadSpec { norm: Some(OUTPUT_NORM), eps, logit_scale: 1.0, softcap: None },
             skeleton: Skeleton::default(),
         })
     }
@@ -116,13 +121,36 @@ impl ModelSpec {
         self.skeleton.learned_positions.then_some(self.n_ctx_train)
     }
 
+    /// Whether rows see the rows after them: the model makes vectors of whole texts, and writes none.
+    pub fn is_encoder(&self) -> bool {
+        let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
+        blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.both_ways))
+    }
+
     /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold.
     pub fn prefixes(&self) -> Prefixes {
+        if self.is_encoder() {
+            return Prefixes::None;
+        }
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         match blocks.any(|block| matches!(block.kind.state(), StateSpec::Slot { .. })) {
             true => Prefixes::Whole,
             false => Prefixes::All,
         }
+    }
+
+    /// What the names of a layer's tensors begin with.
+    pub fn layer_stem(&self, layer: usize) -> String {
+        let prefix = if self.skeleton.encoder_names { ENCODER_PREFIX } else { "" };
+        format!("{prefix}blk.{layer}")
+    }
+
+    /// Whether layer `layer` reads a tensor that has another layer's name, or its own.
+    pub fn shares(&self, layer: usize, tensor: &str) -> bool {
+        self.layers[layer].blocks.iter().any(|block| match &block.kind {
+            BlockKind::Attention(a) => a.buckets.as_ref().is_some_and(|b| b.tensor == tensor),
+            _ => false,
+        })
     }
 
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
@@ -157,7 +185,7 @@ impl BoundarySpec {
 }
 
 /// One layer: residual blocks in order, `x += residual_scale * post_norm(block(norm(x)))` for each, with the
-/// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception.
+/// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception. Then `x` itself may be normed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Usually a mixer and an FFN; none where a layer does nothing.
@@ -184,6 +212,10 @@ pub struct BlockSpec {
     pub stream_factor: Option<&'static str>,
     /// Tensor of one value: times this, the rows of [`Beside::Embedding`] are added after the block.
     pub skip: Option<&'static str>,
+    /// Tensor of the weight of a norm of the residual stream after that.
+    pub stream_norm: Option<&'static str>,
+    /// Tensor of the weight of a norm after that one, of the sum of its rows and the stream as it came to the block.
+    pub again_norm: Option<&'static str>,
     /// Which rows it reads.
     pub reads: Reads,
     /// What the block computes.
@@ -202,9 +234,16 @@ impl BlockSpec {
             stream_scale: 1.0,
             stream_factor: None,
             skip: None,
+            stream_norm: None,
+            again_norm: None,
             reads: Reads::Stream,
             kind,
         }
+    }
+
+    /// A block that reads the stream as it is; the sum of both is normed.
+    pub(super) fn with_stream_norm(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
+        Self { norm: None, stream_norm: Some(norm), ..Self::new(norm, eps, kind) }
     }
 }
 
@@ -281,12 +320,10 @@ impl BlockKind {
         }
     }
 
-    /// Positions that a row sees at most; `None`: all before it.
+    /// Positions that a row sees at most; `None`: all before it, or in an encoder all of its text.
     pub fn window(&self) -> Option<u32> {
         match self {
-            Self::Attention(attention) => attention.window.map(|window| match window {
-                Window::Sliding(n) | Window::Chunk(n) => n,
-            }),
+            Self::Attention(attention) => attention.window.map(Window::width),
             _ => None,
         }
     }
@@ -367,91 +404,11 @@ impl Mamba2Spec {
     }
 }
 
-/// A Mamba mixer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MambaSpec {
-    /// Channels of convolution and scan.
-    pub d_inner: usize,
-    /// States of a channel.
-    pub n_state: usize,
-    /// Width that the step sizes come from.
-    pub dt_rank: usize,
-    /// Taps of the convolution.
-    pub conv_taps: usize,
-    /// Norms of the low-rank step sizes, B and C.
-    pub norms: Option<MambaNorms>,
-}
-
-/// RMS norms inside a Mamba mixer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MambaNorms {
-    /// Their epsilon.
-    pub eps: f32,
-    /// Whether they have weights (`ssm_dt_norm`, `ssm_b_norm`, `ssm_c_norm`).
-    pub weighted: bool,
-}
-
-/// A gated short convolution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShortConvSpec {
-    /// Channels.
-    pub n_embd: usize,
-    /// Taps of the convolution.
-    pub conv_taps: usize,
-}
-
-/// RWKV-7's time mixing.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TimeMixSpec {
-    /// Width of a row.
-    pub n_embd: usize,
-    /// Keys and values of a head; divides the width.
-    pub head_dim: usize,
-    /// Narrow width that decays come from.
-    pub decay_rank: usize,
-    /// Narrow width that learning rates come from.
-    pub rate_rank: usize,
-    /// Narrow width that the share of the first layer's values comes from.
-    pub value_rank: usize,
-    /// Narrow width that gates come from; `None` without gates.
-    pub gate_rank: Option<usize>,
-    /// Whether each head's output is normed.
-    pub norm: bool,
-}
-
-/// RWKV-6's time mixing.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TimeMix6Spec {
-    /// Width of a row.
-    pub n_embd: usize,
-    /// Keys and values of a head; divides the width.
-    pub head_dim: usize,
-    /// Heads of keys and values, which divide the heads.
-    pub n_kv_head: usize,
-    /// Narrow width that the mixtures' shares come from.
-    pub mix_rank: usize,
-    /// Narrow width that decays come from.
-    pub decay_rank: usize,
-    /// Whether it is gated linear attention instead, as in QRWKV-6.
-    pub linear_attention: bool,
-}
-
-/// Channel mixing of RWKV-6 and RWKV-7.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ChannelMixSpec {
-    /// Width of a row.
-    pub n_embd: usize,
-    /// Inner width.
-    pub n_ff: usize,
-    /// Whether a gate multiplies what comes out.
-    pub gated: bool,
-}
-
-/// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded.
+/// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded. An encoder's end is the norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
-    /// Tensor of the last norm's weight.
-    pub norm: &'static str,
+    /// Tensor of the last norm's weight; `None` where the layers end with one.
+    pub norm: Option<&'static str>,
     /// Epsilon of the last norm.
     pub eps: f32,
     /// Multiplies the logits (1: nothing).

@@ -57,7 +57,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
     Ok(ModelSpec {
         embedding_scale: scales.embedding,
         rope,
-        head: HeadSpec { norm: OUTPUT_NORM, eps, logit_scale: scales.logits, softcap: None },
+        head: HeadSpec { norm: Some(OUTPUT_NORM), eps, logit_scale: scales.logits, softcap: None },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }

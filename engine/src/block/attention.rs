@@ -6,9 +6,9 @@
 use super::BlockCx;
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use crate::arch::{AttentionSpec, GateActivation, GateSource, HeadGate, Rotation};
+use crate::arch::{AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, AttendVariant, DistanceBiases, MatmulJob, PackedMatrix};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -31,6 +31,8 @@ pub struct Attention {
     sinks: Option<Vec<f32>>,
     /// What scores lose with the distance, for each query head.
     slopes: Option<Vec<f32>>,
+    /// What scores gain by the distance, `[n_head, 2 * reach + 1]`.
+    biases: Option<Vec<f32>>,
 }
 
 impl Attention {
@@ -76,13 +78,18 @@ impl Attention {
             Some(eps) => Some((loader.vector(&name("sub_norm.weight"), n_o)?, eps)),
             None => None,
         };
-        let mut output = Linear::load(loader, &name("output"), n_embd, n_o)?;
+        let back = if loader.has(&name("o.weight")) { "o" } else { "output" };
+        let mut output = Linear::load(loader, &name(back), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
         let sinks = match spec.sinks {
             true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
             false => None,
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
+        let biases = match &spec.buckets {
+            Some(buckets) => Some(load_biases(buckets, spec.n_head, loader)?),
+            None => None,
+        };
         let qk_norms = QkNorms::load(spec, stem, loader)?;
         let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v], eps));
         Ok(Self {
@@ -96,6 +103,7 @@ impl Attention {
             qk_norms,
             sinks,
             slopes,
+            biases,
             spec: spec.clone(),
         })
     }
@@ -141,6 +149,11 @@ impl Attention {
             softcap: spec.softcap,
             sinks: self.sinks.as_deref(),
             slopes: self.slopes.as_deref(),
+            biases: self.biases.as_ref().map(|of_heads| DistanceBiases {
+                reach: (of_heads.len() / spec.n_head - 1) / 2,
+                of_heads,
+            }),
+            both_ways: spec.both_ways,
         };
         kv.attend(cx.compute, cx.parts, cx.sequences, (spec.scale, variant), &q, &mut heads);
         if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
@@ -208,4 +221,17 @@ impl Attention {
         let output = &self.output.weight;
         self.inputs().into_iter().chain([output]).map(PackedMatrix::nbytes).sum()
     }
+}
+
+/// What scores gain by the distance, `[n_head, 2 * reach + 1]`, from the tensor of the buckets.
+fn load_biases(
+    buckets: &Buckets,
+    n_head: usize,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Vec<f32>, ModelError> {
+    let table = loader.values(&buckets.tensor, &[n_head, buckets.n])?;
+    let reach = buckets.reach() as isize;
+    let of_head = |head| (-reach..=reach).map(move |ahead| (head, ahead));
+    let bias = |(head, ahead)| table[buckets.of(ahead) * n_head + head];
+    Ok((0..n_head).flat_map(of_head).map(bias).collect())
 }

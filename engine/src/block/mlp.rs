@@ -32,7 +32,10 @@ impl Mlp {
         let (gate, up) = if spec.fused {
             let both = format!("{}.weight", name("up"));
             let [gate, up] = loader.row_blocks(&both, [spec.n_ff; 2], n_embd)?;
-            (Some(Linear { weight: gate, bias: None }), Linear { weight: up, bias: None })
+            let bias = loader.opt_vector(&format!("{}.bias", name("up")), 2 * spec.n_ff)?;
+            let halves = bias.map(|bias| (bias[..spec.n_ff].to_vec(), bias[spec.n_ff..].to_vec()));
+            let (gate_bias, up_bias) = halves.unzip();
+            (Some(Linear { weight: gate, bias: gate_bias }), Linear { weight: up, bias: up_bias })
         } else {
             let gate = match spec.activation.is_gated() {
                 true => Some(Linear::load(loader, &name("gate"), spec.n_ff, n_embd)?),
@@ -99,6 +102,7 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], 
         Activation::Gelu => compute.gelu(up),
         Activation::Xielu(shape) => compute.xielu(up, shape),
         Activation::LimitedSwiGlu(limit) => compute.limited_swiglu_mul(up, gate, limit),
+        Activation::Relu => up.iter_mut().for_each(|x| *x = x.max(0.0)),
         Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
     }
 }

@@ -108,44 +108,43 @@ impl BlockCx<'_> {
 }
 
 impl Block {
-    /// Loads the block of `layer` that `kind` describes; rows are `n_embd` wide.
+    /// Loads the block of `layer` that `kind` describes; its tensors' names begin with `stem`, rows are `n_embd` wide.
     pub fn load(
         kind: &BlockKind,
-        layer: usize,
+        (layer, stem): (usize, &str),
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let stem = format!("blk.{layer}");
         Ok(match kind {
             BlockKind::Attention(spec) => {
-                Self::Attention(Box::new(Attention::load(spec, &stem, n_embd, loader)?))
+                Self::Attention(Box::new(Attention::load(spec, stem, n_embd, loader)?))
             }
             BlockKind::Mamba2(spec) => {
-                Self::Mamba2(Box::new(Mamba2::load(spec, &stem, n_embd, loader)?))
+                Self::Mamba2(Box::new(Mamba2::load(spec, stem, n_embd, loader)?))
             }
-            BlockKind::Mla(spec) => Self::Mla(Box::new(Mla::load(spec, &stem, n_embd, loader)?)),
-            BlockKind::Mlp(spec) => Self::Mlp(Box::new(Mlp::load(spec, &stem, n_embd, loader)?)),
-            BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, &stem, n_embd, loader)?)),
+            BlockKind::Mla(spec) => Self::Mla(Box::new(Mla::load(spec, stem, n_embd, loader)?)),
+            BlockKind::Mlp(spec) => Self::Mlp(Box::new(Mlp::load(spec, stem, n_embd, loader)?)),
+            BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, stem, n_embd, loader)?)),
             BlockKind::Mamba(spec) => {
-                Self::Mamba(Box::new(Mamba::load(spec, &stem, n_embd, loader)?))
+                Self::Mamba(Box::new(Mamba::load(spec, stem, n_embd, loader)?))
             }
-            BlockKind::Kda(spec) => Self::Kda(Box::new(Kda::load(spec, &stem, n_embd, loader)?)),
+            BlockKind::Kda(spec) => Self::Kda(Box::new(Kda::load(spec, stem, n_embd, loader)?)),
             BlockKind::DeltaNet(spec) => {
-                Self::DeltaNet(Box::new(DeltaNet::load(spec, &stem, n_embd, loader)?))
+                Self::DeltaNet(Box::new(DeltaNet::load(spec, stem, n_embd, loader)?))
             }
             BlockKind::ShortConv(spec) => {
-                Self::ShortConv(Box::new(ShortConv::load(spec, &stem, n_embd, loader)?))
+                Self::ShortConv(Box::new(ShortConv::load(spec, stem, n_embd, loader)?))
             }
             BlockKind::TimeMix(spec) => {
-                Self::TimeMix(Box::new(TimeMix::load(spec, &stem, layer, n_embd, loader)?))
+                Self::TimeMix(Box::new(TimeMix::load(spec, stem, layer, n_embd, loader)?))
             }
             BlockKind::ChannelMix(spec) => {
-                Self::ChannelMix(Box::new(ChannelMix::load(spec, &stem, n_embd, loader)?))
+                Self::ChannelMix(Box::new(ChannelMix::load(spec, stem, n_embd, loader)?))
             }
             BlockKind::TimeMix6(spec) => {
-                Self::TimeMix6(Box::new(TimeMix6::load(spec, &stem, n_embd, loader)?))
+                Self::TimeMix6(Box::new(TimeMix6::load(spec, stem, n_embd, loader)?))
             }
-            BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(&stem, n_embd, loader)?)),
+            BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(stem, n_embd, loader)?)),
         })
     }
 

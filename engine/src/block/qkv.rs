@@ -42,8 +42,15 @@ pub(super) fn load_qkv(
 
 /// The weights of the norms of q and k.
 pub(super) struct QkNorms {
-    q: Vec<f32>,
-    k: Vec<f32>,
+    q: Weights,
+    k: Weights,
+}
+
+/// Of one of them.
+struct Weights {
+    weight: Vec<f32>,
+    /// Zeros where the file has none and the norm needs one; else empty.
+    bias: Vec<f32>,
 }
 
 impl QkNorms {
@@ -56,18 +63,25 @@ impl QkNorms {
         let Some(norm) = spec.qk_norm else { return Ok(None) };
         let d = spec.head_dim_k;
         let mut weights = |part: &str, n_head: usize| {
-            let name = format!("{stem}.attn_{part}_norm.weight");
-            match norm.over {
-                NormOver::Head => loader.vector(&name, d),
-                NormOver::HeadUnweighted => Ok(vec![1.0; d]),
-                NormOver::HeadFactor if part == "k" => Ok(vec![1.0; n_head * d]),
+            let stem = format!("{stem}.attn_{part}_norm");
+            let name = format!("{stem}.weight");
+            let weight = match norm.over {
+                NormOver::Head => loader.vector(&name, d)?,
+                NormOver::HeadUnweighted => vec![1.0; d],
+                NormOver::HeadFactor if part == "k" => vec![1.0; n_head * d],
                 NormOver::HeadFactor => {
                     let factors = loader.values(&name, &[1, n_head])?;
-                    Ok(factors.into_iter().flat_map(|factor| vec![factor; d]).collect())
+                    factors.into_iter().flat_map(|factor| vec![factor; d]).collect()
                 }
-                NormOver::HeadOwn | NormOver::HeadLayer => loader.values(&name, &[d, n_head]),
-                NormOver::AllHeads => loader.vector(&name, n_head * d),
-            }
+                NormOver::HeadOwn | NormOver::HeadLayer => loader.values(&name, &[d, n_head])?,
+                NormOver::AllHeads | NormOver::AllHeadsLayer => loader.vector(&name, n_head * d)?,
+            };
+            let bias = match norm.over {
+                NormOver::HeadLayer => vec![0.0; weight.len()],
+                NormOver::AllHeadsLayer => loader.vector(&format!("{stem}.bias"), n_head * d)?,
+                _ => Vec::new(),
+            };
+            Ok::<_, ModelError>(Weights { weight, bias })
         };
         Ok(Some(Self { q: weights("q", spec.n_head)?, k: weights("k", spec.n_kv_head)? }))
     }
@@ -81,16 +95,18 @@ impl QkNorms {
         k: &mut [f32],
     ) {
         let Some(norm) = spec.qk_norm else { return };
-        for (x, weights) in [(q, &self.q), (k, &self.k)] {
+        for (x, Weights { weight, bias }) in [(q, &self.q), (k, &self.k)] {
             match norm.over {
                 NormOver::HeadLayer => {
-                    let biases = vec![0.0; weights.len()];
-                    cx.compute.group_layer_norm(x, weights, &biases, spec.head_dim_k, norm.eps);
+                    cx.compute.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);
+                }
+                NormOver::AllHeadsLayer => {
+                    cx.compute.group_layer_norm(x, weight, bias, weight.len(), norm.eps);
                 }
                 NormOver::HeadOwn | NormOver::HeadFactor => {
-                    cx.compute.group_rms_norm(x, weights, spec.head_dim_k, norm.eps);
+                    cx.compute.group_rms_norm(x, weight, spec.head_dim_k, norm.eps);
                 }
-                _ => cx.compute.rms_norm_inplace(x, weights, norm.eps),
+                _ => cx.compute.rms_norm_inplace(x, weight, norm.eps),
             }
         }
     }

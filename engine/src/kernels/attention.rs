@@ -5,7 +5,8 @@
 //! absolute positions. So no bit depends on how rows, heads and spans are spread over threads.
 //!
 //! Rows beside a row change no bit of it either. They only share the reading of keys and values. Positions
-//! beyond a row's own are never used, whatever a recycled page still holds there.
+//! beyond a row's own are never used, whatever a recycled page still holds there. In an encoder a row sees those of its
+//! own part too, which is a whole text then.
 
 use std::ops::Range;
 
@@ -31,7 +32,8 @@ pub struct AttendPart<'a> {
     pub first_row: usize,
 }
 
-/// One layer's attention over all rows of a ubatch. Each row sees its own position and those before.
+/// One layer's attention over all rows of a ubatch. Each row sees its own position and those before; in an encoder all of
+/// its part.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend<'a> {
     /// Shape of the pages.
@@ -60,15 +62,39 @@ pub struct AttendVariant<'a> {
     /// For each query head what a score loses for every position between it and its row (ALiBi, arXiv
     /// 2108.12409): after the scale and the bound.
     pub slopes: Option<&'a [f32]>,
+    /// What scores gain by the distance.
+    pub biases: Option<DistanceBiases<'a>>,
+    /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
+    pub both_ways: bool,
 }
 
-/// Which positions a row sees, besides that none comes after its own.
+/// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
+/// scale and the bound.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceBiases<'a> {
+    /// `[n_head, 2 * reach + 1]`: of the distances `-reach..=reach`. Farther ones count as the farthest.
+    pub of_heads: &'a [f32],
+    /// The farthest distance that is told from others.
+    pub reach: usize,
+}
+
+impl<'a> DistanceBiases<'a> {
+    /// Those of one head.
+    fn of(&self, head: usize) -> &'a [f32] {
+        let n = 2 * self.reach + 1;
+        &self.of_heads[head * n..][..n]
+    }
+}
+
+/// Which positions a row sees of those that it may see at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// The last so many, its own included.
     Sliding(u32),
     /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
     Chunk(u32),
+    /// Those at most half so many away, before and after it.
+    Around(u32),
 }
 
 impl Window {
@@ -77,6 +103,23 @@ impl Window {
         match self {
             Self::Sliding(n) => (pos + 1).saturating_sub(n as usize),
             Self::Chunk(n) => pos / n.max(1) as usize * n.max(1) as usize,
+            Self::Around(n) => pos.saturating_sub(n as usize / 2),
+        }
+    }
+
+    /// Behind the last position that a row at `pos` sees of positions up to `end`.
+    pub fn n_visible(self, pos: usize, end: usize) -> usize {
+        match self {
+            Self::Sliding(_) | Self::Chunk(_) => end,
+            Self::Around(n) => end.min(pos + n as usize / 2 + 1),
+        }
+    }
+
+    /// Positions that a row sees at most.
+    pub fn width(self) -> u32 {
+        match self {
+            Self::Sliding(n) | Self::Chunk(n) => n,
+            Self::Around(n) => n / 2 * 2 + 1,
         }
     }
 }
@@ -95,12 +138,16 @@ const TILES_PER_THREAD: usize = 4;
 pub(super) struct Query<'a> {
     /// `[head_dim_k]`.
     pub(super) q: &'a [f32],
+    /// Its row's position.
+    pub(super) pos: usize,
     /// The first position it sees.
     pub(super) first_visible: usize,
     /// Behind the last position it sees.
     pub(super) n_visible: usize,
-    /// What a score loses for every position back.
+    /// What a score loses for every position between it and the row.
     pub(super) slope: Option<f32>,
+    /// What a score gains by the distance, `[2 * reach + 1]`.
+    pub(super) biases: Option<&'a [f32]>,
 }
 
 /// Some queries of one head over one span of pages.
@@ -195,8 +242,9 @@ impl Compute {
     /// Fills the states of one span of a tile.
     fn attend_span(&self, plan: &AttendCall<'_>, tile: &Tile, span: usize, states: &mut [f32]) {
         let part = &plan.attend.parts[tile.part];
-        let mut queries =
-            [Query { q: &[], first_visible: 0, n_visible: 0, slope: None }; TILE_QUERIES];
+        let none =
+            Query { q: &[], pos: 0, first_visible: 0, n_visible: 0, slope: None, biases: None };
+        let mut queries = [none; TILE_QUERIES];
         let n_queries = tile.queries.len();
         for (query, i) in queries.iter_mut().zip(tile.queries.clone()) {
             *query = plan.query(tile, i);
@@ -264,6 +312,10 @@ impl<'a> AttendCall<'a> {
             attend.variant.slopes.is_none_or(|slopes| slopes.len() == n_head),
             "attend: a slope for each query head"
         );
+        assert!(
+            attend.variant.biases.is_none_or(|b| b.of_heads.len() == n_head * (2 * b.reach + 1)),
+            "attend: biases for each query head"
+        );
         let mut plan = Self {
             attend,
             q,
@@ -282,8 +334,8 @@ impl<'a> AttendCall<'a> {
             for kv_head in 0..layout.n_kv_head {
                 for start in (0..n_queries).step_by(TILE_QUERIES) {
                     let queries = start..(start + TILE_QUERIES).min(n_queries);
-                    let n_visible = part.first_pos + (queries.end - 1) / plan.group + 1;
-                    let first = plan.first_visible(part.first_pos + queries.start / plan.group);
+                    let n_visible = plan.visible(part, (queries.end - 1) / plan.group).end;
+                    let first = plan.visible(part, queries.start / plan.group).start;
                     let skipped = first / (SPAN_PAGES * KV_PAGE);
                     let n_spans = n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped;
                     let tile = Tile { part: p, kv_head, queries, skipped, n_spans, first_span };
@@ -310,14 +362,26 @@ impl<'a> AttendCall<'a> {
         let (row, head) = self.row_and_head(tile, i);
         let dk = self.attend.layout.head_dim_k;
         let at = (row * self.attend.n_head + head) * dk;
-        let pos = self.attend.parts[tile.part].first_pos + i / self.group;
-        let first_visible = self.first_visible(pos);
-        let slope = self.attend.variant.slopes.map(|slopes| slopes[head]);
-        Query { q: &self.q[at..at + dk], first_visible, n_visible: pos + 1, slope }
+        let (part, variant) = (&self.attend.parts[tile.part], &self.attend.variant);
+        let Range { start: first_visible, end: n_visible } = self.visible(part, i / self.group);
+        Query {
+            q: &self.q[at..at + dk],
+            pos: part.first_pos + i / self.group,
+            first_visible,
+            n_visible,
+            slope: variant.slopes.map(|slopes| slopes[head]),
+            biases: variant.biases.map(|biases| biases.of(head)),
+        }
     }
 
-    /// The first position that a row at `pos` sees.
-    fn first_visible(&self, pos: usize) -> usize {
-        self.attend.variant.window.map_or(0, |window| window.first_visible(pos))
+    /// The positions that row `row` of a part sees. Neither end goes back from one row to the next.
+    fn visible(&self, part: &AttendPart<'_>, row: usize) -> Range<usize> {
+        let variant = &self.attend.variant;
+        let pos = part.first_pos + row;
+        let end = if variant.both_ways { part.first_pos + part.n_rows } else { pos + 1 };
+        match variant.window {
+            None => 0..end,
+            Some(window) => window.first_visible(pos)..window.n_visible(pos, end),
+        }
     }
 }

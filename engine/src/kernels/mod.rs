@@ -42,7 +42,7 @@ mod wkv6;
 mod wkv7;
 
 pub use act::ActRows;
-pub use attention::{Attend, AttendPart, AttendVariant, Window};
+pub use attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
 pub use bounded_gate::GateBounds;
 pub use compute::Compute;
 pub use conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};

@@ -14,6 +14,8 @@ use crate::weights::TensorSource;
 /// What makes the first layer's rows.
 pub(super) struct Input {
     pub(super) tokens: Embedding,
+    /// `[n_embd]`, added to every token's: the row of the only token type that comes.
+    pub(super) token_type: Option<Vec<f32>>,
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
     pub(super) positions: Option<Vec<f32>>,
     pub(super) norm: Option<Norm>,
@@ -25,6 +27,9 @@ impl Input {
     pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, scale: f32) -> Vec<f32> {
         let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
         let mut rows = self.tokens.rows(compute, &tokens, scale);
+        if let Some(row) = &self.token_type {
+            compute.add_bias(&mut rows, row);
+        }
         if let Some(table) = &self.positions {
             let n = self.tokens.n_embd;
             let positions = ub.parts.iter().flat_map(|p| (p.pos as usize..).take(p.tokens.len()));

@@ -40,7 +40,7 @@ pub(super) fn of_layer(
 /// Whether what a layer leaves behind depends on a tensor.
 pub(super) fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     match layer_of(tensor) {
-        Some(of) => of == layer,
+        Some(of) => of == layer || spec.shares(layer, tensor),
         None if tensor == TOKEN_EMBD => layer == 0,
         None if is_of_input(tensor, spec) => layer == 0,
         None => tensor.starts_with("rope_"),

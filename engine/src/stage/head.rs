@@ -15,7 +15,10 @@ use crate::state::{PartRows, Sequences};
 pub(super) struct Head {
     pub(super) spec: HeadSpec,
     pub(super) read: BlockInput,
-    pub(super) output: PackedMatrix,
+    /// `None` in an encoder, which has no logits.
+    pub(super) output: Option<PackedMatrix>,
+    /// Width of a row.
+    pub(super) n_embd: usize,
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vec<f32>>,
     pub(super) sampler: Sampler,
@@ -33,19 +36,19 @@ impl Head {
         parts: &[PartRows],
         wanted: &BoundaryRows,
     ) -> Vec<RowOutput> {
-        let n_vocab = self.output.rows();
-        let n = wanted.hidden.len() / self.output.cols();
+        let n_vocab = self.output.as_ref().map_or(0, PackedMatrix::rows);
+        let n_embd = self.n_embd;
+        let n = wanted.hidden.len() / n_embd;
         if n == 0 {
             return Vec::new();
         }
-        let n_embd = self.output.cols();
         let mut normed = scratch.take(n * n_embd);
         self.read.apply(compute, wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
-        let logits = match any_logits {
-            true => self.logits(compute, scratch, &normed, n),
-            false => Vec::new(),
+        let logits = match self.output.as_ref().filter(|_| any_logits) {
+            Some(output) => self.logits(compute, scratch, output, &normed),
+            None => Vec::new(),
         };
         let mut outputs = Vec::with_capacity(n);
         let mut index = 0;
@@ -55,7 +58,7 @@ impl Head {
                 let logits = || &logits[index * n_vocab..(index + 1) * n_vocab];
                 let value = match part.want {
                     Want::Sample => self.sample(sequences, part, pos, logits()),
-                    Want::Hidden => {
+                    Want::Hidden | Want::HiddenFirst | Want::HiddenLast => {
                         RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
                     }
                     Want::Logits | Want::Nothing => RowValue::Logits(logits().to_vec()),
@@ -71,16 +74,16 @@ impl Head {
         outputs
     }
 
-    /// `[n, n_vocab]` from `n` normed rows.
+    /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     fn logits(
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
+        output: &PackedMatrix,
         normed: &[f32],
-        n: usize,
     ) -> Vec<f32> {
-        let mut logits = scratch.take(n * self.output.rows());
-        compute.multiply(&self.output, normed, &mut logits);
+        let mut logits = scratch.take(normed.len() / self.n_embd * output.rows());
+        compute.multiply(output, normed, &mut logits);
         if let Some(bias) = &self.bias {
             compute.add_bias(&mut logits, bias);
         }
@@ -146,13 +149,14 @@ mod tests {
         let bytes = bytemuck::cast_slice(&weights);
         Head {
             spec: HeadSpec {
-                norm: crate::arch::OUTPUT_NORM,
+                norm: Some(crate::arch::OUTPUT_NORM),
                 eps: 1e-5,
                 logit_scale: 1.0,
                 softcap: None,
             },
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
-            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).unwrap(),
+            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).ok(),
+            n_embd: N_EMBD,
             bias: None,
             sampler: Sampler::new(),
             masks: Masks::new(Box::new(|| unreachable!("nothing is held to a grammar here"))),

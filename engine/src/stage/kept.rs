@@ -143,7 +143,7 @@ pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
 pub(super) fn head_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
     let last = spec.n_layer() - 1..spec.n_layer();
     let mut tensors = arch::stage_tensors(model, spec, &last);
-    let tied = model.tensor(arch::OUTPUT).is_none();
+    let tied = arch::is_tied(model, spec);
     tensors.retain(|tensor| {
         let rows = tensor.name == TOKEN_EMBD && !tied;
         arch::layer_of(&tensor.name).is_none() && !tensor.name.starts_with("rope_") && !rows

@@ -12,6 +12,7 @@ use super::norm::Norm;
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{
     self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads, RopeSpec, TOKEN_EMBD,
+    TOKEN_TYPES,
 };
 use crate::block::{Block, Scratch};
 use crate::constraint::{ConstraintError, Masks};
@@ -211,7 +212,15 @@ fn load_embedding(
         }
         None => None,
     };
-    Ok(Input { tokens, positions, norm })
+    let token_type = match spec.skeleton.token_types {
+        0 => None,
+        n => {
+            let mut rows = loader.values(TOKEN_TYPES, &[spec.n_embd, n])?;
+            rows.truncate(spec.n_embd);
+            Some(rows)
+        }
+    };
+    Ok(Input { tokens, token_type, positions, norm })
 }
 
 /// Room for the sequences of every block of `layers`, in order.
@@ -230,7 +239,7 @@ fn states(
 fn facts(blocks: &[LoadedBlock], head: Option<&Head>, compute: &Compute) -> StageFacts {
     StageFacts {
         weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
-            + head.map_or(0, |h| h.output.nbytes() as u64),
+            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
         kernels: compute.kernels().name,
         threads: compute.pool().threads(),
@@ -253,7 +262,8 @@ fn load_layer(
     let mut blocks = Vec::new();
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
         let residual = &spec.skeleton.residual;
-        let stem = format!("blk.{layer}.");
+        let block_stem = spec.layer_stem(layer);
+        let stem = format!("{block_stem}.");
         let read = match block.reads {
             Reads::AsBefore => None,
             Reads::Stream | Reads::LayerInput => {
@@ -265,6 +275,11 @@ fn load_layer(
             Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.post_eps)?),
             None => None,
         };
+        let mut norm = |name: Option<&str>| -> Result<Option<Norm>, ModelError> {
+            let Some(name) = name else { return Ok(None) };
+            Ok(Some(load_norm(spec, loader, &format!("{stem}{name}"), block.eps)?))
+        };
+        let stream_norms = [norm(block.stream_norm)?, norm(block.again_norm)?];
         let mut factor = |name: Option<&str>| match name {
             Some(name) => Ok::<_, ModelError>(Some(loader.vector(&format!("{stem}{name}"), 1)?[0])),
             None => Ok(None),
@@ -275,10 +290,11 @@ fn load_layer(
             index,
             read,
             post_norm,
+            stream_norms,
             stream_factor,
             skip,
             restarts: index == 0 && residual.restarts(layer),
-            block: Block::load(&block.kind, layer, spec.n_embd, loader)?,
+            block: Block::load(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
             state: BlockState::None,
             spec: block.clone(),
         });
@@ -318,10 +334,15 @@ fn load_read(
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
     let head_score = spec.skeleton.residual.head_score();
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
+    let output = match spec.is_encoder() {
+        true => None,
+        false => Some(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?),
+    };
     Ok(Head {
         spec: spec.head.clone(),
-        read: load_read(spec, loader, "", Some(spec.head.norm), head_score, spec.head.eps)?,
-        output: loader.matrix(matrix, spec.n_vocab, spec.n_embd)?,
+        read: load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
+        output,
+        n_embd: spec.n_embd,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),
         masks: Masks::new(Box::new(|| Err(no_vocabulary()))),

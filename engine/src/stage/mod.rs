@@ -24,7 +24,7 @@ pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, Reads};
-use crate::batch::{Boundary, RowOutput, SeqPart, UBatch};
+use crate::batch::{Boundary, RowOutput, SeqPart, UBatch, Want};
 use crate::block::{Block, BlockCx, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
@@ -94,6 +94,8 @@ struct LoadedBlock {
     stream_factor: Option<f32>,
     /// Times this, the embedded rows are added after the block.
     skip: Option<f32>,
+    /// A norm of the stream after the block; and one of what it gives and the stream as it came.
+    stream_norms: [Option<Norm>; 2],
     /// Whether the stream is kept as it is, and goes on as the block's output.
     restarts: bool,
     block: Block,
@@ -217,6 +219,9 @@ impl Stage {
         if let Some(part) = ub.parts.iter().find(beyond) {
             return Err(BatchError::NoSuchPosition { slot: part.slot, n_positions });
         }
+        if self.spec.is_encoder() {
+            check_texts(ub)?;
+        }
         match (self.embedding.is_some(), input) {
             (true, None) => Ok(()),
             (true, Some(_)) => Err(BatchError::Boundary("the first stage takes no rows".into())),
@@ -300,6 +305,8 @@ impl Stage {
                 (_, Some(read)) => read.apply(&self.compute, rows, &mut normed),
                 (_, None) => {}
             }
+            let [stream_norm, again_norm] = &block.stream_norms;
+            let came = again_norm.as_ref().map(|_| rows.hidden.clone());
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
             let mut cx = BlockCx {
                 compute: &self.compute,
@@ -327,9 +334,34 @@ impl Stage {
                 if let Some(factor) = block.skip {
                     self.compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
                 }
+                if let Some(norm) = stream_norm {
+                    norm.apply_inplace(&self.compute, &mut rows.hidden);
+                }
+                if let (Some(norm), Some(came)) = (again_norm, came) {
+                    self.compute.add(&mut rows.hidden, &came);
+                    norm.apply_inplace(&self.compute, &mut rows.hidden);
+                }
             }
         }
         self.scratch.give_all([normed, out]);
+    }
+}
+
+/// Refuses parts that an encoder cannot compute: it reads whole texts, and has no logits.
+fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
+    if let Some(part) = ub.parts.iter().find(|part| part.pos > 0) {
+        let SeqPart { slot, pos, .. } = part;
+        return Err(BatchError::Malformed(format!(
+            "slot {}: a part at position {pos}, an encoder takes a text in one part",
+            slot.0
+        )));
+    }
+    match ub.parts.iter().find(|part| matches!(part.want, Want::Sample | Want::Logits)) {
+        Some(part) => Err(BatchError::Malformed(format!(
+            "slot {}: an encoder has no tokens and no logits, its rows can be asked for",
+            part.slot.0
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -30,6 +30,8 @@ pub enum Prefixes {
     /// After the last position only: a recurrent state ([`StateSpec::Slot`]) holds the sum of all positions,
     /// and cannot be taken back to an earlier one.
     Whole,
+    /// Nowhere: what is kept of a position depends on those after it too, as in encoders. Sequences are computed whole.
+    None,
 }
 
 /// What one block remembers of a sequence.

@@ -305,7 +305,7 @@ fn check_prefix(prefixes: Prefixes, slot: SlotId, len: u32, have: u32) -> Result
     if len > have {
         return Err(BatchError::WrongPosition { slot, expected: have, found: len });
     }
-    if len < have && prefixes == Prefixes::Whole {
+    if len < have && prefixes != Prefixes::All {
         return Err(BatchError::WholeOnly { slot, len: have, found: len });
     }
     Ok(())

@@ -2,8 +2,8 @@
 
 use super::plan::ModelPlan;
 use super::{
-    Shape, Spec, SynthError, classic, deepseek, delta, dense, gated, hybrids, kimi, kimi_k3, later,
-    mamba2, mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
+    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, hybrids, kimi,
+    kimi_k3, later, mamba2, mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -129,6 +129,17 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "apertus", build: later::apertus },
     Arch { name: "gemma4", build: gated::gemma4 },
     Arch { name: "bitnet", build: later::bitnet },
+    Arch { name: "bert", build: encoders::bert },
+    Arch { name: "nomic-bert", build: encoders::nomic_bert },
+    Arch { name: "nomic-bert-moe", build: encoders::nomic_bert_moe },
+    Arch { name: "jina-bert-v2", build: encoders::jina_bert_v2 },
+    Arch { name: "jina-bert-v3", build: encoders::jina_bert_v3 },
+    Arch { name: "neo-bert", build: encoders::neo_bert },
+    Arch { name: "eurobert", build: encoders::eurobert },
+    Arch { name: "llama-embed", build: encoders::eurobert },
+    Arch { name: "modern-bert", build: encoders::modern_bert },
+    Arch { name: "gemma-embedding", build: encoders::gemma_embedding },
+    Arch { name: "t5encoder", build: encoders::t5_encoder },
 ];
 
 impl Arch {

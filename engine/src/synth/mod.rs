@@ -10,6 +10,7 @@ mod decoder;
 mod deepseek;
 mod delta;
 mod dense;
+mod encoders;
 mod file_type;
 mod gated;
 mod hybrids;
@@ -150,7 +151,10 @@ fn header(spec: &Spec, plan: &ModelPlan) -> Result<GgufWriter, GgufError> {
     for (key, value) in &plan.metadata {
         value.set(&mut writer, key)?;
     }
-    vocab::write(&mut writer, spec.shape.vocab)?;
+    match plan.word_pieces {
+        true => vocab::write_word_pieces(&mut writer, spec.shape.vocab)?,
+        false => vocab::write(&mut writer, spec.shape.vocab)?,
+    }
     for tensor in &plan.tensors {
         writer.tensor(&tensor.name, tensor.ty, &tensor.ne)?;
     }

@@ -65,6 +65,10 @@ pub(super) struct ModelPlan {
     place: Place,
     pub metadata: Vec<(String, MetaScalar)>,
     pub tensors: Vec<TensorPlan>,
+    /// Whether its tokens are word pieces, as BERT's.
+    pub word_pieces: bool,
+    /// Before the names of layers' tensors.
+    pub layer_prefix: &'static str,
 }
 
 impl ModelPlan {
@@ -76,7 +80,9 @@ impl ModelPlan {
             n_gqa: shape.n_head.checked_div(shape.n_head_kv).unwrap_or(1),
             n_expert: shape.experts.map_or(0, |experts| experts.count),
         };
-        Self { prefix, quant, place, metadata: Vec::new(), tensors: Vec::new() }
+        let (metadata, tensors) = (Vec::new(), Vec::new());
+        let (word_pieces, layer_prefix) = (false, "");
+        Self { prefix, quant, place, metadata, tensors, word_pieces, layer_prefix }
     }
 
     /// Adds a count to the metadata, in the place of an earlier one of that key. Shapes are far below
@@ -162,17 +168,17 @@ impl ModelPlan {
     /// A matrix (or a stack of them) of the current layer that maps unit variance to `gain` squared.
     pub fn matrix(&mut self, name: &str, role: Role, ne: &[usize], gain: f32) {
         let deviation = gain / (ne[0] as f32).sqrt();
-        self.push(
-            format!("blk.{}.{name}.weight", self.place.il),
-            role,
-            ne,
-            Fill::Normal(deviation),
-        );
+        let name = self.layer_name(&format!("{name}.weight"));
+        self.push(name, role, ne, Fill::Normal(deviation));
+    }
+
+    fn layer_name(&self, name: &str) -> String {
+        format!("{}blk.{}.{name}", self.layer_prefix, self.place.il)
     }
 
     /// A norm of the current layer.
     pub fn norm(&mut self, name: &str, width: usize) {
-        let name = format!("blk.{}.{name}.weight", self.place.il);
+        let name = self.layer_name(&format!("{name}.weight"));
         self.push(name, Role::Precise, &[width], Fill::AroundOne(SMALL));
     }
 
@@ -194,12 +200,12 @@ impl ModelPlan {
 
     /// A tensor of the current layer that is f32 in every file type, by its whole name.
     pub fn precise(&mut self, name: &str, ne: &[usize], fill: Fill) {
-        self.push(format!("blk.{}.{name}", self.place.il), Role::Precise, ne, fill);
+        self.push(self.layer_name(name), Role::Precise, ne, fill);
     }
 
     /// A bias of the current layer.
     pub fn bias(&mut self, name: &str, width: usize) {
-        let name = format!("blk.{}.{name}.bias", self.place.il);
+        let name = self.layer_name(&format!("{name}.bias"));
         self.push(name, Role::Precise, &[width], Fill::Normal(SMALL));
     }
 }

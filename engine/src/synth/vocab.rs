@@ -57,6 +57,44 @@ pub(super) fn write(writer: &mut GgufWriter, n: usize) -> Result<(), GgufError> 
     writer.set("tokenizer.chat_template", CHAT_TEMPLATE)
 }
 
+/// Those of word pieces, and the names that BERT's have.
+const WORD_SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+
+/// Adds a vocabulary of `n` word pieces, within [`SIZES`]: texts are put in lower case, and stand between two tokens.
+pub(super) fn write_word_pieces(writer: &mut GgufWriter, n: usize) -> Result<(), GgufError> {
+    let pieces = word_pieces(n);
+    let special = |i| if i < WORD_SPECIAL.len() { CONTROL } else { NORMAL };
+    let types: Vec<i32> = (0..n).map(special).collect();
+    writer.set("tokenizer.ggml.model", "bert")?;
+    writer.set("tokenizer.ggml.pre", "jina-v2-en")?;
+    writer.set("tokenizer.ggml.tokens", &pieces[..])?;
+    writer.set("tokenizer.ggml.token_type", &types[..])?;
+    writer.set("tokenizer.ggml.token_type_count", &2_u32)?;
+    for (id, key) in ["padding", "unknown", "bos", "seperator", "mask"].iter().enumerate() {
+        writer.set(&format!("tokenizer.ggml.{key}_token_id"), &(id as u32))?;
+    }
+    writer.set("tokenizer.ggml.cls_token_id", &2_u32)
+}
+
+/// Begin words with a mark, and go on in words without one.
+fn word_pieces(n: usize) -> Vec<String> {
+    let spaced = |word: String| format!("{SPACE}{word}");
+    let characters = || {
+        let lower = PRINTABLE.filter(|byte| !byte.is_ascii_uppercase());
+        lower.map(|byte| char::from(byte).to_string())
+    };
+    let longer =
+        (2..=MAX_LETTERS).flat_map(|letters| words(letters).map(spaced).chain(words(letters)));
+    WORD_SPECIAL
+        .into_iter()
+        .map(str::to_owned)
+        .chain(characters().map(spaced))
+        .chain(characters())
+        .chain(longer)
+        .take(n)
+        .collect()
+}
+
 fn token_type(id: usize) -> i32 {
     match id {
         0 => UNKNOWN,
@@ -99,9 +137,10 @@ mod tests {
     #[test]
     fn every_size_is_met_without_repeats() {
         for n in [*SIZES.start(), 512, 32000, 128256, 151936, *SIZES.end()] {
-            let pieces = pieces(n);
-            assert_eq!(pieces.len(), n);
-            assert_eq!(pieces.iter().collect::<HashSet<_>>().len(), n);
+            for pieces in [pieces(n), word_pieces(n)] {
+                assert_eq!(pieces.len(), n);
+                assert_eq!(pieces.iter().collect::<HashSet<_>>().len(), n);
+            }
         }
     }
 

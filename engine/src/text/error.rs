@@ -37,6 +37,9 @@ pub enum TextError {
     /// The chat template is faulty, ran out of fuel, or refused the messages.
     #[error("chat template: {0}")]
     Template(String),
+    /// The model makes vectors of texts and writes none.
+    #[error("{0}")]
+    Encoder(&'static str),
     /// The model carries no chat template and the caller named none.
     #[error("the model has no chat template: choose one explicitly, for example chatml")]
     NoTemplate,

@@ -42,5 +42,5 @@ pub use template::{
     MAX_TEMPLATE_COUNT, MAX_TEMPLATE_DEPTH, TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT,
     TEMPLATE_FUEL, TemplateInput, TemplateTokens,
 };
-pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer};
+pub use tokenizer::{MAX_TEXT_BYTES, PairMarks, Tokenizer};
 pub use vocab::{Kind, MAX_VOCAB, SpecialIds, VocabData, VocabFlags};

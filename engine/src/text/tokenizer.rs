@@ -15,11 +15,21 @@ pub struct Tokenizer {
     partition: Partition,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     add_space_prefix: bool,
     suppressed: Vec<u32>,
     chat_template: Option<String>,
     named_templates: Vec<(String, String)>,
     n_vocab: usize,
+}
+
+/// Tokens around the texts of a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairMarks {
+    /// Between the two.
+    pub between: Vec<u32>,
+    /// Behind the second.
+    pub end: Option<u32>,
 }
 
 enum Algorithm {
@@ -77,6 +87,7 @@ impl Tokenizer {
         let tokenizer = Self {
             add_bos,
             add_eos: data.flags.add_eos.unwrap_or(eos_default),
+            add_sep: data.flags.add_sep.unwrap_or(false),
             add_space_prefix: data.flags.add_space_prefix.unwrap_or(space_default),
             suppressed: data.suppress.into_iter().filter(|&id| (id as usize) < n_vocab).collect(),
             chat_template: data.chat_template,
@@ -306,6 +317,17 @@ impl Tokenizer {
     /// Whether `encode` with `add_special` puts EOS last.
     pub fn add_eos(&self) -> bool {
         self.add_eos
+    }
+
+    /// What stands between the two texts of a pair, and what ends it. BERT has its separator in both places.
+    pub fn pair_marks(&self) -> PairMarks {
+        let ids = &self.vocab.ids;
+        if self.vocab.kind == Kind::Wpm {
+            return PairMarks { between: ids.sep.into_iter().collect(), end: ids.sep };
+        }
+        let end = ids.eos.or(ids.sep).filter(|_| self.add_eos);
+        let sep = ids.sep.filter(|_| self.add_sep);
+        PairMarks { between: end.into_iter().chain(sep).collect(), end }
     }
 
     /// The algorithm.

@@ -40,7 +40,21 @@ fn tiny(arch: &str) -> &'static str {
         "phimoe",
     ];
     let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2", "openelm"];
+    let encoders = [
+        "bert",
+        "nomic-bert",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "neo-bert",
+        "eurobert",
+        "llama-embed",
+        "modern-bert",
+        "gemma-embedding",
+        "t5encoder",
+    ];
     match arch {
+        "nomic-bert-moe" => "tiny-encoder-moe",
+        arch if encoders.contains(&arch) => "tiny-encoder",
         // Its layers must be 32 or 40.
         "baichuan" => "golden-32",
         arch if with_experts.contains(&arch) => "tiny-moe",

@@ -96,7 +96,7 @@ impl Bench {
         let compute = Compute::new(kernels, 2, None).unwrap();
         let (model, mut progress) = (tensors.gguf(), |_| ());
         let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
-        let block = Block::load(kind, 0, n_embd, &mut loader).unwrap();
+        let block = Block::load(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let state = BlockState::new(kind, KvType::F32, 16, 4).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);

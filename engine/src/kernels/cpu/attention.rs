@@ -201,9 +201,10 @@ impl<E: Element> Page<'_, E> {
             let (m, l) = (state[0], state[1]);
             let seen = first[r].first_visible.saturating_sub(self.start)..visible[r];
             let p = &mut weights.p[r];
-            let ahead = self.start as f32 - (first[r].n_visible - 1) as f32;
-            let slope = first[r].slope.map(|slope| (slope, ahead));
-            let scoring = Scoring { scale: self.scale, softcap: self.softcap, slope };
+            let ahead = self.start as isize - first[r].pos as isize;
+            let (slope, biases) = (first[r].slope, first[r].biases);
+            let scoring =
+                Scoring { scale: self.scale, softcap: self.softcap, ahead, slope, biases };
             let (m, l, correction) = soften(s, p, seen, scoring, m, l);
             (state[0], state[1], weights.correction[r]) = (m, l, correction);
         }
@@ -362,12 +363,30 @@ fn load_all<S: Simd, E: Element, const G: usize>(
 }
 
 /// What makes a score of a product.
-struct Scoring {
+struct Scoring<'a> {
     scale: f32,
     softcap: Option<f32>,
-    /// What a score gains for every position ahead, and how far the page's first position is ahead of the row's
-    /// own. Distances are whole numbers below 2^24, so that f32 has them exactly.
-    slope: Option<(f32, f32)>,
+    /// How far the page's first position is ahead of the row's own.
+    ahead: isize,
+    /// What a score loses for every position of the distance. Distances are whole numbers below 2^24, so that f32 has
+    /// them exactly.
+    slope: Option<f32>,
+    /// What a score gains by the distance.
+    biases: Option<&'a [f32]>,
+}
+
+impl Scoring<'_> {
+    /// What the positions of vector `g` gain by their distances; farther ones than there are biases for count as the
+    /// farthest.
+    #[inline(always)]
+    fn biases_of(&self, biases: &[f32], g: usize) -> [f32; LANES] {
+        let (reach, last) = ((biases.len() / 2) as isize, biases.len() as isize - 1);
+        let mut lanes = [0.0; LANES];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = biases[(self.ahead + reach + (g * LANES + i) as isize).clamp(0, last) as usize];
+        }
+        lanes
+    }
 }
 
 /// Turns the scores of a page into weights: of the positions `seen`, scaled, then capped, then lowered by their
@@ -378,7 +397,7 @@ fn soften<S: Simd>(
     s: S,
     p: &mut [f32; KV_PAGE],
     seen: Range<usize>,
-    scoring: Scoring,
+    scoring: Scoring<'_>,
     m_old: f32,
     l_old: f32,
 ) -> (f32, f32, f32) {
@@ -393,9 +412,13 @@ fn soften<S: Simd>(
         if let Some(cap) = scoring.softcap {
             scaled = s.mul(tanh(s, s.mul(scaled, s.splat(1.0 / cap))), s.splat(cap));
         }
-        if let Some((slope, ahead)) = scoring.slope {
-            let ahead = s.add(lane, s.splat(ahead + (g * LANES) as f32));
-            scaled = s.fma(ahead, s.splat(slope), scaled);
+        if let Some(slope) = scoring.slope {
+            let ahead = s.add(lane, s.splat((scoring.ahead + (g * LANES) as isize) as f32));
+            let distance = s.max(ahead, s.sub(s.zero(), ahead));
+            scaled = s.fma(s.sub(s.zero(), distance), s.splat(slope), scaled);
+        }
+        if let Some(biases) = scoring.biases {
+            scaled = s.add(scaled, s.load(&scoring.biases_of(biases, g)));
         }
         scores[g] = s.select_gt(end, lane, scaled, s.splat(f32::NEG_INFINITY));
         if seen.start > 0 {

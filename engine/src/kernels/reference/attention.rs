@@ -4,21 +4,25 @@ use super::ops::softmax;
 
 /// What [`attend`] changes of the softmax.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Variant {
+pub(crate) struct Variant<'a> {
     pub(crate) softcap: Option<f32>,
     pub(crate) sink: Option<f32>,
-    /// What a score loses for every position between it and the last one.
+    /// What a score loses for every position between it and the row's own.
     pub(crate) slope: Option<f32>,
+    /// What a score gains by its distance from the row's own; farther ones as the farthest.
+    pub(crate) biases: Option<&'a [f32]>,
+    /// Which key is at the row's own position; `None`: the last.
+    pub(crate) own: Option<usize>,
 }
 
 /// `Σ softmax(scale * q·k) v` over the given keys and values; the scores bounded by the cap, where there is
-/// one, and lowered by their distance from the last; the sink a further score without a value.
+/// one, and changed by their distance; the sink a further score without a value.
 pub(crate) fn attend(
     q: &[f32],
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
     scale: f32,
-    variant: Variant,
+    variant: Variant<'_>,
 ) -> Vec<f64> {
     let products =
         |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
@@ -27,8 +31,17 @@ pub(crate) fn attend(
         None => score,
     };
     let slope = variant.slope.map_or(0.0, f64::from);
+    let own = variant.own.unwrap_or(keys.len() - 1) as isize;
+    let bias = |ahead: isize| {
+        let of = |biases: &[f32]| {
+            let reach = (biases.len() / 2) as isize;
+            f64::from(biases[(ahead.clamp(-reach, reach) + reach) as usize])
+        };
+        variant.biases.map_or(0.0, of)
+    };
     let score = |(i, k): (usize, &Vec<f32>)| {
-        capped(f64::from(scale) * products(k)) - slope * (keys.len() - 1 - i) as f64
+        let ahead = i as isize - own;
+        capped(f64::from(scale) * products(k)) - slope * ahead.unsigned_abs() as f64 + bias(ahead)
     };
     let mut scores: Vec<f64> = keys.iter().enumerate().map(score).collect();
     scores.extend(variant.sink.map(f64::from));

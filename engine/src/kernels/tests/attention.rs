@@ -7,9 +7,12 @@ use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, Window,
-    available,
+    Attend, AttendPart, AttendVariant, Compute, DistanceBiases, KV_PAGE, KvLayout, KvType,
+    ValuePlace, Window, available,
 };
+
+/// Distances that biases tell apart.
+const REACH: usize = 40;
 
 /// A pool aligned as the ops ask for it.
 #[derive(Clone, Copy)]
@@ -33,6 +36,9 @@ struct Case {
     softcap: Option<f32>,
     sinks: Option<Vec<f32>>,
     slopes: Option<Vec<f32>>,
+    /// By distance, `[n_head, 2 * REACH + 1]`.
+    biases: Option<Vec<f32>>,
+    both_ways: bool,
     sequences: Vec<Sequence>,
 }
 
@@ -62,8 +68,29 @@ impl Case {
             }
         }
         let scale = 1.3 / (layout.head_dim_k as f32).sqrt();
-        let (window, softcap, sinks, slopes) = (None, None, None, None);
-        Self { layout, n_head, scale, window, softcap, sinks, slopes, sequences }
+        Self {
+            layout,
+            n_head,
+            scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+            slopes: None,
+            biases: None,
+            both_ways: false,
+            sequences,
+        }
+    }
+
+    /// With rows that see those after them.
+    fn both_ways(self) -> Self {
+        Self { both_ways: true, ..self }
+    }
+
+    /// With scores that change with the distance, by a table of each head's own.
+    fn biased(self) -> Self {
+        let biases = Rng::new(7).values(self.n_head * (2 * REACH + 1));
+        Self { biases: Some(biases), ..self }
     }
 
     /// With a window, a bound on the scores, and sinks that differ.
@@ -125,6 +152,11 @@ impl Case {
                 softcap: self.softcap,
                 sinks: self.sinks.as_deref(),
                 slopes: self.slopes.as_deref(),
+                biases: self
+                    .biases
+                    .as_deref()
+                    .map(|of_heads| DistanceBiases { of_heads, reach: REACH }),
+                both_ways: self.both_ways,
             },
         };
         compute.attend(&attend, &q, &mut out);
@@ -149,7 +181,10 @@ impl Case {
         for row in 0..seq.len {
             for h in 0..self.n_head {
                 let q = &seq.q[(row * self.n_head + h) * layout.head_dim_k..][..layout.head_dim_k];
-                let rows = self.window.map_or(0, |window| window.first_visible(row))..=row;
+                let end = if self.both_ways { seq.len } else { row + 1 };
+                let end = self.window.map_or(end, |window| window.n_visible(row, end));
+                let rows = self.window.map_or(0, |window| window.first_visible(row))..end;
+                let own = Some(row - rows.start);
                 let k: Vec<_> =
                     rows.clone().map(|r| head(&seq.k, layout.head_dim_k, r, h / group)).collect();
                 let value = |r| match layout.values {
@@ -162,7 +197,9 @@ impl Case {
                 let v: Vec<_> = rows.map(value).collect();
                 let sink = self.sinks.as_ref().map(|sinks| sinks[h]);
                 let slope = self.slopes.as_ref().map(|slopes| slopes[h]);
-                let variant = Variant { softcap: self.softcap, sink, slope };
+                let n = 2 * REACH + 1;
+                let biases = self.biases.as_ref().map(|biases| &biases[h * n..][..n]);
+                let variant = Variant { softcap: self.softcap, sink, slope, biases, own };
                 out.extend(plain_attend(q, &k, &v, self.scale, variant));
             }
         }
@@ -233,6 +270,60 @@ fn slopes_match_f64() {
     }
     // Far positions weigh nothing, in spans of their own.
     long_context(&Case::new(layout(1, 16, 16, KvType::F16), 2, &[2200]).sloped(), 2190);
+}
+
+#[test]
+fn rows_that_see_all_of_their_text_match_f64() {
+    for ty in TYPES {
+        let plain = || Case::new(layout(2, 20, 36, ty), 6, &[150, 1, 64, 65]).both_ways();
+        let windows = [1, 2, 63, 64, 65, 128, 500].map(Window::Around);
+        let varied = windows.map(|window| plain().varied(window));
+        let others = [plain(), plain().sloped(), plain().biased()];
+        for case in varied.into_iter().chain(others) {
+            let out = same_bits_everywhere("attention both ways", |compute| case.whole(compute));
+            let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+            for (got, want) in out.iter().zip(want) {
+                close(&format!("attention both ways, {:?}", case.window), *got, want, BOUND);
+            }
+        }
+    }
+    // More than two spans: a row sees nothing of those beyond its window.
+    for window in [None, Some(Window::Around(100)), Some(Window::Around(2100))] {
+        let case = Case::new(layout(1, 16, 16, KvType::F16), 2, &[3300]).both_ways();
+        long_context(&Case { window, ..case }, 3300);
+    }
+}
+
+#[test]
+fn biases_match_f64_without_rows_ahead() {
+    let case = Case::new(layout(2, 20, 36, KvType::F32), 6, &[150, 1, 64, 65]).biased();
+    let out = same_bits_everywhere("attention with biases", |compute| case.whole(compute));
+    let want = (0..case.sequences.len()).flat_map(|s| case.plain(s));
+    for (got, want) in out.iter().zip(want) {
+        close("attention with biases", *got, want, BOUND);
+    }
+}
+
+/// The rows beside a text, and whether they are there, change no bit of it.
+#[test]
+fn texts_beside_a_text_change_no_bit_of_it() {
+    let case = Case::new(layout(2, 64, 64, KvType::F32), 6, &[200, 90, 129]).both_ways().sloped();
+    for kernels in available() {
+        let compute = super::compute(kernels, 2);
+        let whole = case.whole(&compute);
+        let mut pool = case.pool();
+        let mut alone = Vec::new();
+        for s in 0..case.sequences.len() {
+            let ranges: Vec<_> = case
+                .sequences
+                .iter()
+                .enumerate()
+                .map(|(i, seq)| if i == s { 0..seq.len } else { 0..0 })
+                .collect();
+            alone.extend(case.step(&compute, &mut pool, &ranges));
+        }
+        same_bits("texts together and alone", &whole, &alone);
+    }
 }
 
 #[test]

@@ -1,0 +1,44 @@
+//! The ways to make one vector of a text's rows.
+
+use brigade_engine::gguf::Gguf;
+
+/// How the rows of a text become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first one.
+    First,
+    /// The last one: the one that has seen the whole text, in a decoder.
+    Last,
+}
+
+impl Pooling {
+    /// As `ARCHITECTURE.pooling_type` says, by llama.cpp's numbers. A reranker's head judges the first row, which its
+    /// classification token makes. `None` where the file does not say.
+    pub fn of(gguf: &Gguf) -> Option<Self> {
+        let key = format!("{}.pooling_type", gguf.architecture().ok()?);
+        let is_decoder = Self::is_decoder(gguf);
+        match gguf.meta().u32(&key).ok()? {
+            1 => Some(Self::Mean),
+            2 => Some(Self::First),
+            3 => Some(Self::Last),
+            4 if !is_decoder => Some(Self::First),
+            _ => None,
+        }
+    }
+
+    fn is_decoder(gguf: &Gguf) -> bool {
+        brigade_engine::arch::describe(gguf).is_ok_and(|spec| !spec.is_encoder())
+    }
+
+    /// By the name that requests and commands have for it.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "mean" => Some(Self::Mean),
+            "cls" => Some(Self::First),
+            "last" => Some(Self::Last),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! `gemma-embedding`: Gemma 3's block in which each row sees all of its text. One layer in six does so; in the others it
+//! sees a window on both sides, and another rotation.
+
+use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM};
+use super::encoder::{self, Full, Windows};
+use super::{Activation, AttentionSpec, Hparams, ModelSpec, QkNorm, Rotation};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+/// Projections of pooled vectors, which few files have.
+const PROJECTIONS: [&str; 2] = ["dense_2.weight", "dense_3.weight"];
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    if let Some(tensor) = PROJECTIONS.into_iter().find(|tensor| hp.has_tensor(tensor)) {
+        return Err(ModelError::Unsupported(format!(
+            "gemma-embedding with projections of its vectors ({tensor}): take a file that was converted without the \
+             dense modules of sentence-transformers"
+        )));
+    }
+    let eps = hp.rms_eps()?;
+    let rope = decoder::rope(hp, RopeLayout::Neox)?;
+    let windows = Windows::read(hp, 6, Full::Last, &rope)?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec {
+            output_bias: false,
+            qk_norm: Some(QkNorm::heads(eps)),
+            ..encoder::attention(hp, il, Rotation::Model)?
+        };
+        let ffn = decoder::dense(hp, il, Activation::GeGlu)?;
+        let (before, after) =
+            ([Some(ATTN_NORM), Some(FFN_NORM)], [POST_ATTENTION_NORM, POST_FFN_NORM]);
+        let attention = windows.apply(il, attention);
+        Ok(decoder::layer_with_post_norms(eps, before, attention, ffn, after))
+    };
+    let spec = decoder::model(hp, eps, rope.clone(), layer)?;
+    let embedding_scale = (spec.n_embd as f32).sqrt();
+    Ok(ModelSpec { embedding_scale, local_rope: windows.local_rope.clone(), ..spec })
+}
