@@ -92,7 +92,7 @@ impl Model {
             text.set_encoder();
         }
         let classifier = match &files {
-            Some(files) => Classifier::read(&gguf, files)?.map(Arc::new),
+            Some(files) => Classifier::read(&gguf, spec.is_encoder(), files)?.map(Arc::new),
             None => None,
         };
         let header = Bytes::from(gguf.header_bytes());

@@ -68,11 +68,16 @@ struct Matrix {
 }
 
 impl Classifier {
-    /// Of a model and its open files; `None` where the model only continues texts, or makes vectors of them.
+    /// Of a model, an encoder or not, and its open files; `None` where the model only continues texts, or makes
+    /// vectors of them.
     ///
     /// # Errors
     /// Its tensors do not fit each other, or cannot be read.
-    pub fn read(model: &Gguf, files: &TensorFiles) -> Result<Option<Self>, ModelError> {
+    pub fn read(
+        model: &Gguf,
+        is_encoder: bool,
+        files: &TensorFiles,
+    ) -> Result<Option<Self>, ModelError> {
         let dense = Matrix::read(model, files, DENSE, DENSE_BIAS)?;
         let classes = Matrix::read(model, files, WEIGHT, BIAS)?;
         let Some(n_embd) = dense.as_ref().or(classes.as_ref()).map(|first| first.cols) else {
@@ -93,7 +98,6 @@ impl Classifier {
                 classes.cols
             )));
         }
-        let is_encoder = crate::arch::describe(model)?.is_encoder();
         let pooling = model.meta().opt_u32(&format!("{arch}.classifier.pooling_type"))?;
         let reads_mean = pooling.map_or(arch == MODERN_BERT, |pooling| pooling == MEAN);
         Ok(Some(Self { dense, classes, shares: !is_encoder, reads_mean, n_embd }))

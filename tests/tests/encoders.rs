@@ -78,7 +78,7 @@ fn heads_judge_texts_as_llama_cpp_does() {
     for (name, entry) in &golden.models {
         let path = entry.synth.make();
         let (model, files) = Gguf::open_files(&path).unwrap();
-        let head = Classifier::read(&model, &files).unwrap();
+        let head = Classifier::read(&model, true, &files).unwrap();
         assert_eq!(head.is_some(), entry.rank.is_some(), "{name}");
         let (Some(head), Some(theirs)) = (head, &entry.rank) else { continue };
         let pooling = if head.reads_mean() { "mean" } else { "cls" };
