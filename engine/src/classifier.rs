@@ -266,7 +266,7 @@ mod tests {
             activation,
             norm,
         };
-        let bent = |dense| Classifier { dense: Some(dense), ..of(&[1.0, 1.0], &[]) };
+        let bent = |dense| Classifier { dense: Some(dense), shares: false, ..of(&[1.0, 1.0], &[]) };
         let tanh = bent(dense(Activation::Tanh, None)).score(&[0.5, -2.0]);
         assert!((f64::from(tanh) - (1f64.tanh() - 2f64.tanh())).abs() < 1e-6, "{tanh}");
         // GELU of 1 and of 0 are 0.8412 and 0; normed they are 1 and -1, and weigh 3 and 1.

@@ -91,6 +91,8 @@ fn word_pieces(n: usize) -> Vec<String> {
         .chain(characters().map(spaced))
         .chain(characters())
         .chain(longer)
+        // There are fewer characters than elsewhere, and no bytes.
+        .chain((0..).map(|i| format!("[unused{i}]")))
         .take(n)
         .collect()
 }

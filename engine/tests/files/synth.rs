@@ -10,36 +10,49 @@ fn spec(arch: &str, size: &str, quant: FileType) -> Spec {
     Spec { arch, shape, quant, seed: 1, header_only: false }
 }
 
+/// Architectures whose models have experts.
+const WITH_EXPERTS: &[&str] = &[
+    "qwen3moe",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35moe",
+    "nemotron_h_moe",
+    "deepseek2",
+    "kimi-linear",
+    "kimi-k3",
+    "gpt-oss",
+    "glm4moe",
+    "minimax-m2",
+    "llama4",
+    "qwen2moe",
+    "deepseek",
+    "dots1",
+    "ernie4_5-moe",
+    "hunyuan-moe",
+    "bailingmoe",
+    "bailingmoe2",
+    "olmoe",
+    "granitemoe",
+    "arctic",
+    "dbrx",
+    "grok",
+    "phimoe",
+    "granite_swa",
+    "mellum",
+    "mistral4",
+    "exaone-moe",
+    "afmoe",
+    "cohere2moe",
+    "hy_v3",
+    "laguna",
+    "maple",
+    "mimo2",
+    "step35",
+];
+
 /// A size that the architecture takes.
 fn tiny(arch: &str) -> &'static str {
-    let with_experts = [
-        "qwen3moe",
-        "lfm2moe",
-        "qwen3next",
-        "qwen35moe",
-        "nemotron_h_moe",
-        "deepseek2",
-        "kimi-linear",
-        "kimi-k3",
-        "gpt-oss",
-        "glm4moe",
-        "minimax-m2",
-        "llama4",
-        "qwen2moe",
-        "deepseek",
-        "dots1",
-        "ernie4_5-moe",
-        "hunyuan-moe",
-        "bailingmoe",
-        "bailingmoe2",
-        "olmoe",
-        "granitemoe",
-        "arctic",
-        "dbrx",
-        "grok",
-        "phimoe",
-    ];
-    let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2", "openelm"];
+    let tied = ["gemma", "gemma2", "gemma3", "command-r", "cohere2", "openelm", "plm", "bitnet"];
     let encoders = [
         "bert",
         "nomic-bert",
@@ -57,7 +70,7 @@ fn tiny(arch: &str) -> &'static str {
         arch if encoders.contains(&arch) => "tiny-encoder",
         // Its layers must be 32 or 40.
         "baichuan" => "golden-32",
-        arch if with_experts.contains(&arch) => "tiny-moe",
+        arch if WITH_EXPERTS.contains(&arch) => "tiny-moe",
         arch if tied.contains(&arch) => "tiny-tied",
         _ => "tiny",
     }
