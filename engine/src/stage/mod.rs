@@ -305,8 +305,7 @@ impl Stage {
                 (_, Some(read)) => read.apply(&self.compute, rows, &mut normed),
                 (_, None) => {}
             }
-            let [stream_norm, again_norm] = &block.stream_norms;
-            let came = again_norm.as_ref().map(|_| rows.hidden.clone());
+            let came = block.stream_norms[1].as_ref().map(|_| rows.hidden.clone());
             let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
             let mut cx = BlockCx {
                 compute: &self.compute,
@@ -324,26 +323,35 @@ impl Stage {
             if block.restarts {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
-                self.compute.add_scaled(&mut rows.hidden, &out, block.spec.residual_scale);
-                if block.spec.stream_scale != 1.0 {
-                    self.compute.scale(&mut rows.hidden, block.spec.stream_scale);
-                }
-                if let Some(factor) = block.stream_factor {
-                    self.compute.scale(&mut rows.hidden, factor);
-                }
-                if let Some(factor) = block.skip {
-                    self.compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
-                }
-                if let Some(norm) = stream_norm {
-                    norm.apply_inplace(&self.compute, &mut rows.hidden);
-                }
-                if let (Some(norm), Some(came)) = (again_norm, came) {
-                    self.compute.add(&mut rows.hidden, &came);
-                    norm.apply_inplace(&self.compute, &mut rows.hidden);
-                }
+                block.add(&self.compute, &out, came.as_deref(), rows);
             }
         }
         self.scratch.give_all([normed, out]);
+    }
+}
+
+impl LoadedBlock {
+    /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block; the
+    /// stream `came` so to it.
+    fn add(&self, compute: &Compute, out: &[f32], came: Option<&[f32]>, rows: &mut BoundaryRows) {
+        compute.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);
+        if self.spec.stream_scale != 1.0 {
+            compute.scale(&mut rows.hidden, self.spec.stream_scale);
+        }
+        if let Some(factor) = self.stream_factor {
+            compute.scale(&mut rows.hidden, factor);
+        }
+        if let Some(factor) = self.skip {
+            compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
+        }
+        let [stream_norm, again_norm] = &self.stream_norms;
+        if let Some(norm) = stream_norm {
+            norm.apply_inplace(compute, &mut rows.hidden);
+        }
+        if let (Some(norm), Some(came)) = (again_norm, came) {
+            compute.add(&mut rows.hidden, came);
+            norm.apply_inplace(compute, &mut rows.hidden);
+        }
     }
 }
 
