@@ -32,6 +32,9 @@ const LOAD_QUEUE: usize = 4;
 /// Least time between two progress events.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
+/// How far a load is, and what came of it.
+type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
+
 /// The service.
 #[derive(Clone)]
 pub struct ControlService {
@@ -90,6 +93,35 @@ impl ControlService {
         Ok(order)
     }
 
+    /// Loads what was prepared, now or ahead of the next line, and streams how far it is and what came of it.
+    ///
+    /// # Errors
+    /// Forbidden, Busy or StaleEpoch; what loading fails with comes in the stream.
+    async fn loading(
+        &self,
+        request: Request<LoadRequest>,
+        ahead: bool,
+    ) -> Result<LoadEvents, Failure> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let LoadRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
+        // A load waits for the one before it: nobody else may make a task that does.
+        self.worker.check(&coordinator_id, epoch)?;
+        let (events, stream) = mpsc::channel(LOAD_QUEUE);
+        let worker = self.worker.clone();
+        tokio::spawn(async move {
+            let progress =
+                progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
+            let loaded = match ahead {
+                true => worker.load_ahead(&coordinator_id, epoch, progress).await,
+                false => worker.load(&coordinator_id, epoch, progress).await,
+            };
+            // The coordinator may have left; what is loaded stays until another order comes.
+            let _ = events.send(loaded_event(loaded)).await;
+        });
+        Ok(ReceiverStream::new(stream))
+    }
+
     /// What a stream of a peer ended with; a refusal takes a turn.
     async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() {
@@ -122,8 +154,8 @@ impl Origin {
 
 #[tonic::async_trait]
 impl worker_server::Worker for ControlService {
-    type LoadStream = ReceiverStream<Result<LoadEvent, Status>>;
-    type LoadAheadStream = Self::LoadStream;
+    type LoadStream = LoadEvents;
+    type LoadAheadStream = LoadEvents;
     type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
@@ -169,21 +201,7 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<LoadRequest>,
     ) -> Result<Response<Self::LoadStream>, Status> {
-        let (from, request) = (Origin::of(&request), request.into_inner());
-        let LoadRequest { epoch, coordinator_id } = request;
-        self.turn(&from, &coordinator_id).await?;
-        // A load waits for the one before it: nobody else may make a task that does.
-        self.worker.check(&coordinator_id, epoch)?;
-        let (events, stream) = mpsc::channel(LOAD_QUEUE);
-        let worker = self.worker.clone();
-        tokio::spawn(async move {
-            let progress =
-                progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
-            let loaded = worker.load(&coordinator_id, epoch, progress).await;
-            // The coordinator may have left; the stage stays until it says otherwise.
-            let _ = events.send(loaded_event(loaded)).await;
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(self.loading(request, false).await?))
     }
 
     async fn prepare_ahead(
@@ -202,20 +220,7 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<LoadRequest>,
     ) -> Result<Response<Self::LoadAheadStream>, Status> {
-        let (from, request) = (Origin::of(&request), request.into_inner());
-        let LoadRequest { epoch, coordinator_id } = request;
-        self.turn(&from, &coordinator_id).await?;
-        self.worker.check(&coordinator_id, epoch)?;
-        let (events, stream) = mpsc::channel(LOAD_QUEUE);
-        let worker = self.worker.clone();
-        tokio::spawn(async move {
-            let progress =
-                progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
-            let loaded = worker.load_ahead(&coordinator_id, epoch, progress).await;
-            // The coordinator may have left: the next order drops what is loaded.
-            let _ = events.send(loaded_event(loaded)).await;
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(self.loading(request, true).await?))
     }
 
     async fn unload(

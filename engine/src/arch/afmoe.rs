@@ -56,7 +56,7 @@ pub(super) fn describe_muse(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let window = hp.need_u32("attention.sliding_window")?;
     let windows = Windows::read(hp, Some(window), 4, &local, local.clone())?;
     let layer = |il: usize| {
-        let rotation = if windows.has(il) { Rotation::Model } else { Rotation::None };
+        let rotation = windows.rotation(il);
         let attention = AttentionSpec { rotation, ..gated(hp, il, eps)? };
         let attention = AttentionSpec { window: windows.window_of(il), ..attention };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;

@@ -37,7 +37,7 @@ pub(super) fn describe_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     windows.one_base(hp)?;
     let layer = |il: usize| {
         let attention = windows.apply(il, decoder::attention(hp, il)?);
-        let rotation = if windows.has(il) { Rotation::Model } else { Rotation::None };
+        let rotation = windows.rotation(il);
         dense(hp, eps, il, AttentionSpec { rotation, ..attention })
     };
     let spec = decoder::model(hp, eps, rope, layer)?;

@@ -226,6 +226,11 @@ impl Windows {
         self.window.filter(|_| self.layers[il]).map(Window::Sliding)
     }
 
+    /// Of a model that rotates only its layers with windows: that of layer `il`.
+    pub(super) fn rotation(&self, il: usize) -> Rotation {
+        if self.has(il) { Rotation::Model } else { Rotation::None }
+    }
+
     /// `attention` with the window and the rotation of layer `il`.
     pub(super) fn apply(&self, il: usize, attention: AttentionSpec) -> AttentionSpec {
         let Some(window) = self.window_of(il) else { return attention };

@@ -51,7 +51,7 @@ pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     hp.need_u32("expert_gating_func")?;
     let layer = |il: usize| {
         let attention = AttentionSpec {
-            rotation: if windows.has(il) { Rotation::Model } else { Rotation::None },
+            rotation: windows.rotation(il),
             qk_norm: Some(QkNorm::heads(eps)),
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)

@@ -5,7 +5,7 @@
 
 use super::decoder::{self, FFN_NORM, Windows};
 use super::limits::SwiGluLimits;
-use super::{AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, Rotation, experts};
+use super::{AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, experts};
 use crate::error::ModelError;
 use crate::kernels::{GateBound, RopeLayout};
 
@@ -41,7 +41,7 @@ pub(super) fn describe_maple(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     let limits = SwiGluLimits::read(hp, "swiglu_clamp_exp", GateBound::Before)?;
     let layer = |il: usize| {
         let attention = AttentionSpec {
-            rotation: if windows.has(il) { Rotation::Model } else { Rotation::None },
+            rotation: windows.rotation(il),
             qk_norm: Some(QkNorm::heads(eps)),
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)
