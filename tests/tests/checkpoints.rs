@@ -340,6 +340,14 @@ fn over_tls_copies_go_to_the_buddy_alone() {
 /// Tokens of each stream behind which it is paused; `BRIGADE_PAUSES_CONTEXT` sets others.
 const CONTEXT: u64 = 8192;
 
+/// Architectures whose pauses and costs are measured; `BRIGADE_PAUSES_MODELS` sets others, with commas between them.
+const MEASURED: &str = "llama,granitehybrid";
+
+fn measured() -> Vec<String> {
+    let names = std::env::var("BRIGADE_PAUSES_MODELS").unwrap_or(MEASURED.to_owned());
+    names.split(',').map(str::to_owned).collect()
+}
+
 /// Tokens that a stream draws between two losses: at least one more checkpoint.
 const BETWEEN: usize = 140;
 
@@ -427,8 +435,8 @@ fn throughput(model: &Path, rounds: usize) -> [f64; 2] {
 fn pauses_are_ten_times_shorter() {
     let context = std::env::var("BRIGADE_PAUSES_CONTEXT").map_or(CONTEXT, |n| n.parse().unwrap());
     let mut short = Vec::new();
-    for arch in ["llama", "granitehybrid"] {
-        let model: PathBuf = synth(arch, "0.6b");
+    for arch in measured() {
+        let model: PathBuf = synth(&arch, "0.6b");
         println!(
             "| model | checkpoints | context | prompts and {BETWEEN} tokens | comes back | again | spare | workers |"
         );
@@ -445,8 +453,8 @@ fn pauses_are_ten_times_shorter() {
 #[test]
 #[ignore = "takes minutes: prints what checkpoints cost"]
 fn checkpoints_cost_little() {
-    for arch in ["llama", "granitehybrid"] {
-        let model: PathBuf = synth(arch, "0.6b");
+    for arch in measured() {
+        let model: PathBuf = synth(&arch, "0.6b");
         let [off, on] = throughput(&model, 5);
         let less = 100.0 * (1.0 - on / off);
         println!("{arch}: {off:.2} tokens/s without, {on:.2} with: {less:.1} % less");
