@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::classifier::Classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, GgufError, TensorFiles};
+use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
 use brigade_engine::text::TextError;
 use brigade_proto::limits::MAX_ROWS;
@@ -58,8 +58,8 @@ pub struct Model {
     pub spec: ModelSpec,
     /// Its text side.
     pub text: Arc<TextModel>,
-    /// What judges texts, in a reranker whose data is there.
-    pub classifier: Option<Arc<Classifier>>,
+    /// What makes verdicts or vectors of a text's rows, where its data is there.
+    pub heads: Arc<Heads>,
     /// Metadata and tensor directory, as every stage must have them.
     pub header: Bytes,
     /// blake3 of `header`.
@@ -91,13 +91,14 @@ impl Model {
         if spec.is_encoder() {
             text.set_encoder();
         }
-        let classifier = match &files {
-            Some(files) => Classifier::read(&gguf, spec.is_encoder(), files)?.map(Arc::new),
-            None => None,
+        let heads = match &files {
+            Some(files) => Heads::read(&gguf, spec.n_embd, spec.is_encoder(), files)?,
+            None => Heads::default(),
         };
         let header = Bytes::from(gguf.header_bytes());
         let header_hash = blake3::hash(&header);
-        Ok(Self { gguf, files, spec, text: Arc::new(text), classifier, header, header_hash })
+        let (text, heads) = (Arc::new(text), Arc::new(heads));
+        Ok(Self { gguf, files, spec, text, heads, header, header_hash })
     }
 
     /// The files that tensors are read from.

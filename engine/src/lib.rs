@@ -7,17 +7,17 @@
 //! - [`arch`] makes block specs of metadata. [`weights`] hands out tensors by name and shape.
 //! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
 //! - [`stage`] is layers with their state. [`sample`] draws tokens. [`text`] turns text into tokens and back.
-//! - [`classifier`] judges a text, in rerankers.
+//! - [`heads`] judge a text in rerankers, or move its vector to another space.
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
 //! - Beside them, [`synth`] makes random models, and [`npy`] reads and writes arrays.
 
 pub mod arch;
 pub mod batch;
 pub mod block;
-pub mod classifier;
 pub mod constraint;
 pub mod error;
 pub mod gguf;
+pub mod heads;
 pub mod kernels;
 pub mod npy;
 pub mod quant;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
-use brigade_engine::classifier::Classifier;
 use brigade_engine::gguf::Gguf;
+use brigade_engine::heads::{Classifier, Heads};
 use brigade_tests::golden::{Encoders, same_bits};
 use brigade_tests::line::{self, Line, LineConfig, into_hidden};
 
@@ -35,6 +35,14 @@ fn pooled(pooling: &str, rows: &[Vec<f32>]) -> Vec<f64> {
     }
 }
 
+/// What becomes of the pooled rows.
+fn vector(heads: &Heads, pooling: &str, rows: &[Vec<f32>]) -> Vec<f64> {
+    let pooled = pooled(pooling, rows);
+    let Some(projections) = &heads.projections else { return pooled };
+    let narrow: Vec<f32> = pooled.into_iter().map(|v| v as f32).collect();
+    projections.apply(&narrow).into_iter().map(f64::from).collect()
+}
+
 /// ||ours - theirs|| / ||theirs||.
 fn error(ours: &[f64], theirs: &[f64]) -> f64 {
     assert_eq!(ours.len(), theirs.len(), "width of a vector");
@@ -46,9 +54,14 @@ fn error(ours: &[f64], theirs: &[f64]) -> f64 {
 #[test]
 fn vectors_match_llama_cpp_at_every_number_of_stages() {
     let golden = Encoders::repository();
+    let mut n_projected = 0;
     for (name, entry) in &golden.models {
         let path = entry.synth.make();
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let (model, files) = Gguf::open_files(&path).unwrap();
+        let spec = arch::describe(&model).unwrap();
+        let heads = Heads::read(&model, spec.n_embd, true, &files).unwrap();
+        let n_layer = spec.n_layer();
+        n_projected += usize::from(heads.projections.is_some());
         let whole = rows(&path, &cut(Vec::new()), &golden.texts);
         let every = (1..n_layer).map(|at| vec![at]);
         let splits: Vec<_> =
@@ -63,12 +76,14 @@ fn vectors_match_llama_cpp_at_every_number_of_stages() {
         for (pooling, theirs) in &entry.pooled {
             assert_eq!(theirs.len(), golden.texts.len(), "{name}");
             for (rows, theirs) in whole.iter().zip(theirs) {
-                let error = error(&pooled(pooling, rows), theirs);
+                let ours = vector(&heads, pooling, rows);
+                let error = error(&ours, theirs);
                 println!("{name:20} {pooling:5} {} splits  error {error:.2e}", splits.len() + 1);
                 assert!(error <= LIMIT, "{name}, {pooling}: error {error:e}");
             }
         }
     }
+    assert_eq!(n_projected, 1, "models whose vectors go through matrices");
 }
 
 #[test]

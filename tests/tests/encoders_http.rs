@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::classifier::Classifier;
 use brigade_engine::gguf::Gguf;
+use brigade_engine::heads::Classifier;
 use brigade_tests::golden::Encoders;
 use brigade_tests::process::{Server, run};
 use serde_json::{Value, json};
@@ -49,8 +49,14 @@ fn of_length_one(vector: &[f64]) -> Vec<f64> {
 
 #[test]
 fn vectors_are_those_of_llama_cpp_at_any_cut() {
+    vectors_are_golden("bert", "cls");
+    // Its vectors go through two matrices.
+    vectors_are_golden("gemma-embedding-dense", "mean");
+}
+
+fn vectors_are_golden(name: &str, pooling_of_the_file: &str) {
     let golden = Encoders::repository();
-    let (path, entry) = (model("bert"), &golden.models["bert"]);
+    let (path, entry) = (model(name), &golden.models[name]);
     let answers = CUTS.map(|cut| {
         let server = server(&path, cut);
         let of = |pooling: &str| {
@@ -58,8 +64,8 @@ fn vectors_are_those_of_llama_cpp_at_any_cut() {
             vectors(&post(&server, "/v1/embeddings", &body))
         };
         let as_the_file_says = vectors(&post(&server, "/v1/embeddings", &json!({ "input": TEXT })));
-        let first = json!({ "input": TEXT, "pooling": "cls" });
-        assert_eq!(as_the_file_says, vectors(&post(&server, "/v1/embeddings", &first)));
+        let said = json!({ "input": TEXT, "pooling": pooling_of_the_file });
+        assert_eq!(as_the_file_says, vectors(&post(&server, "/v1/embeddings", &said)));
         ["cls", "last", "mean"].map(of)
     });
     assert!(answers.iter().all(|answer| *answer == answers[0]), "the same bits at any cut");
@@ -143,8 +149,17 @@ fn the_default_ubatch_holds_the_longest_text() {
 
 #[test]
 fn a_command_prints_the_same_vectors() {
-    let path = model("bert");
-    let file = std::env::temp_dir().join(format!("brigade-{}-texts.txt", std::process::id()));
+    for (name, pooling) in [("bert", "cls"), ("gemma-embedding-dense", "mean")] {
+        the_command_prints_what_the_server_says(name, pooling);
+    }
+    let out = run(&["run", "-m", model("bert").to_str().unwrap(), "-p", "hello", "-n", "2"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("brigade embed"), "{said}");
+}
+
+fn the_command_prints_what_the_server_says(name: &str, pooling_of_the_file: &str) {
+    let path = model(name);
+    let file = std::env::temp_dir().join(format!("brigade-{}-{name}.txt", std::process::id()));
     let texts: Vec<String> = (0..40).map(|i| format!("{TEXT} {i}")).collect();
     std::fs::write(&file, texts.join("\n")).unwrap();
     let server = server(&path, &["--workers", "1"]);
@@ -159,13 +174,10 @@ fn a_command_prints_the_same_vectors() {
         };
         let printed: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(line).collect();
         assert!(printed == in_f32(&wanted), "{cut:?}");
-        let out = run(&[&embed, cut, &["--json", "--pooling", "cls"]].concat());
+        let out = run(&[&embed, cut, &["--json", "--pooling", pooling_of_the_file]].concat());
         let answer: Value = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!(in_f32(&vectors(&answer)), in_f32(&wanted), "{cut:?}");
     }
-    let out = run(&["run", "-m", path, "-p", "hello", "-n", "2"]);
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(!out.status.success() && said.contains("brigade embed"), "{said}");
     std::fs::remove_file(file).unwrap();
 }
 

@@ -10,7 +10,7 @@ use brigade_engine::batch::{BlockId, Boundary, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::gguf::Gguf;
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
-use brigade_engine::state::{BlockSource, LayerPrint, StageCopy};
+use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
@@ -209,8 +209,8 @@ pub trait StageRunner {
         None
     }
 
-    /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, `max_bytes` at
-    /// most.
+    /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, as far as there is
+    /// room for it.
     ///
     /// # Errors
     /// There is no such state.
@@ -219,7 +219,7 @@ pub trait StageRunner {
         _slot: u32,
         _len: u32,
         _first_page: u32,
-        _max_bytes: usize,
+        _to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
         Err(no_copies())
     }

@@ -11,7 +11,7 @@ use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
-use brigade_engine::state::StageCopy;
+use brigade_engine::state::{CopyRoom, StageCopy};
 use brigade_engine::text::Tokenizer;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
@@ -339,9 +339,9 @@ impl StageRunner for CpuStage {
         slot: u32,
         len: u32,
         first_page: u32,
-        max_bytes: usize,
+        to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(SlotId(slot), len, first_page, max_bytes)
+        self.stage.copy_new(SlotId(slot), len, first_page, to)
     }
 
     fn put_back(

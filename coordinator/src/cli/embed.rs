@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade_engine::heads::Heads;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -96,7 +97,7 @@ struct Running {
 
 async fn embed(session: &Session, args: &EmbedArgs, text: &str) -> Result<()> {
     let pooling = args.pooling.map_or(session.model.text.pooling(), Pooling::from);
-    let (mut printed, began) = (Printed::new(args), Instant::now());
+    let (mut printed, began) = (Printed::new(args, &session.model.heads), Instant::now());
     let mut running = VecDeque::new();
     for (index, line) in text.lines().enumerate() {
         if running.len() == TEXTS_AT_ONCE {
@@ -118,6 +119,7 @@ async fn embed(session: &Session, args: &EmbedArgs, text: &str) -> Result<()> {
 /// Vectors as they are printed, in the order of their texts.
 struct Printed<'a> {
     args: &'a EmbedArgs,
+    heads: &'a Heads,
     n_texts: usize,
     n_tokens: usize,
     /// With `--json`: what is printed at the end.
@@ -125,14 +127,15 @@ struct Printed<'a> {
 }
 
 impl<'a> Printed<'a> {
-    fn new(args: &'a EmbedArgs) -> Self {
-        Self { args, n_texts: 0, n_tokens: 0, objects: Vec::new() }
+    fn new(args: &'a EmbedArgs, heads: &'a Heads) -> Self {
+        Self { args, heads, n_texts: 0, n_tokens: 0, objects: Vec::new() }
     }
 
     /// Waits for the next vector and prints it.
     async fn next(&mut self, running: Option<Running>) -> Result<()> {
         let Some(Running { n_tokens, vector }) = running else { return Ok(()) };
-        let mut vector = vector.await.context("a text's rows were not read")??;
+        let pooled = vector.await.context("a text's rows were not read")??;
+        let mut vector = self.heads.vector(pooled);
         if !self.args.no_normalize {
             normalize(&mut vector);
         }

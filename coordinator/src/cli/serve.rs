@@ -91,8 +91,8 @@ pub struct ServeArgs {
     /// (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
     #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
     checkpoint: Checkpoint,
-    /// With --checkpoint: tokens of a stream after which its recurrent states are copied again; full KV pages are
-    /// copied as they fill
+    /// With --checkpoint: tokens of an answer after which a stream's recurrent states are copied again, in its prompt four
+    /// times as many; full KV pages are copied as they fill
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHECKPOINT_EVERY,
         value_parser = clap::value_parser!(u32).range(1..))]
     checkpoint_every: u32,
@@ -215,7 +215,7 @@ pub fn app_of(
     App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
-        classifier: session.model.classifier.clone(),
+        heads: session.model.heads.clone(),
         limits: session.limits,
         meta: Arc::new(session.model.meta(session.limits.n_ctx)),
         created: clock::unix_now(),

@@ -73,8 +73,8 @@ pub(super) async fn make(
     let inputs = std::mem::take(&mut wanted.inputs);
     let n_tokens = inputs.iter().map(Vec::len).sum();
     let vectors = pooled::vectors(app, name, inputs, wanted.pooling).await?;
-    let vectors =
-        vectors.into_iter().map(|vector| wanted.finish(vector)).collect::<Result<_, _>>()?;
+    let vectors = vectors.into_iter().map(|pooled| wanted.finish(app.heads.vector(pooled)));
+    let vectors = vectors.collect::<Result<_, _>>()?;
     Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })
 }
 

@@ -58,7 +58,7 @@ use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{delete, get, post};
-use brigade_engine::classifier::Classifier;
+use brigade_engine::heads::Heads;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -88,7 +88,7 @@ pub struct App {
     /// Text to tokens and back.
     pub text: Arc<TextModel>,
     /// What judges texts, where the model has it.
-    pub classifier: Option<Arc<Classifier>>,
+    pub heads: Arc<Heads>,
     /// What requests must fit in.
     pub limits: Limits,
     /// For `/v1/models`.

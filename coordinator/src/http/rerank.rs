@@ -7,7 +7,7 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use brigade_engine::classifier::Classifier;
+use brigade_engine::heads::Classifier;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let classifier = app.classifier.clone().ok_or_else(|| judges_nothing(&app))?;
+    let classifier = app.heads.classifier.as_ref().ok_or_else(|| judges_nothing(&app))?;
     let mut wanted = app.read(request, Wanted::read).await?;
     let pairs = std::mem::take(&mut wanted.pairs);
     let n_tokens: usize = pairs.iter().map(Vec::len).sum();
@@ -59,7 +59,7 @@ pub(super) async fn create(
         Some(_) => Pooling::First,
     };
     let rows = pooled::vectors(&app, &name, pairs, pooling).await?;
-    Ok(wanted.answer(&rows, &classifier, app.text.name(), n_tokens).into_response())
+    Ok(wanted.answer(&rows, classifier, app.text.name(), n_tokens).into_response())
 }
 
 fn judges_nothing(app: &App) -> ApiError {

@@ -73,7 +73,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     };
     let app = App {
         engine,
-        classifier: None,
+        heads: Arc::default(),
         limits: Limits { n_ctx, n_vocab: text.n_vocab(), encoder: None },
         text,
         meta: Arc::new(meta),

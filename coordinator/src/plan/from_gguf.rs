@@ -7,9 +7,9 @@
 use brigade_engine::arch::{
     self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
 };
-use brigade_engine::classifier;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::{Gguf, TensorInfo};
+use brigade_engine::heads;
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
 use brigade_engine::state::StateSpec;
 
@@ -43,8 +43,8 @@ impl ModelFacts {
                 None if arch::is_of_input(&tensor.name, &spec) => {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
-                // The coordinator has the head that judges texts.
-                None if classifier::has(&tensor.name) => {}
+                // The coordinator has the heads that judge texts, or make vectors of them.
+                None if heads::has(&tensor.name) => {}
                 // No stage of an encoder makes logits.
                 None if tensor.name == OUTPUT && spec.is_encoder() => {}
                 None => last_stage += packed_bytes(tensor)?,

@@ -2,8 +2,8 @@
 //!
 //! A checkpoint rides on a ubatch ahead of the sequence's next rows, so that every stage copies the state after the
 //! same position. Where only pages are kept, whole ones are copied as they fill, and any position before is as good;
-//! a recurrent state is worth its bytes only every so many tokens, and at the end of the prompt, where the next tokens
-//! come slowly.
+//! a recurrent state is worth its bytes only every so many tokens. Within a prompt, whose tokens are soon computed again, that
+//! is more of them.
 //!
 //! After a lost line, others find out which positions every stage can go back to. Such a sequence gets its places, the
 //! pages it had if they are free, and waits until its state is there; then it computes the rest as a prompt. If its
@@ -12,6 +12,7 @@
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
 use brigade_engine::state::Prefixes;
 
+use super::config::PROMPT_TOKENS_AS_ONE;
 use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
 use super::replay::Pending;
@@ -39,8 +40,9 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
             (full, full > checkpointed)
         }
         Prefixes::Whole => {
-            let prompt_ends = sent == n_known && sent > checkpointed;
-            (sent, prompt_ends || sent >= checkpointed.saturating_add(every))
+            let in_prompt = sent < n_known;
+            let after = every.saturating_mul(if in_prompt { PROMPT_TOKENS_AS_ONE } else { 1 });
+            (sent, sent >= checkpointed.saturating_add(after))
         }
         Prefixes::None => return None,
     };

@@ -13,9 +13,13 @@ pub const DEFAULT_MAX_LOGITS_ROWS: u32 = 128;
 /// [`SchedConfig::repair_within_us`] says otherwise: five minutes.
 pub const DEFAULT_REPAIR_WITHIN_US: Micros = 300_000_000;
 
-/// Tokens after which a recurrent state is copied again, unless the operator says otherwise: these at most are computed
-/// again after a loss.
-pub const DEFAULT_CHECKPOINT_EVERY: u32 = 128;
+/// Tokens drawn after which a recurrent state is copied again, unless the operator says otherwise: these at most are
+/// computed again after a loss.
+pub const DEFAULT_CHECKPOINT_EVERY: u32 = 256;
+
+/// How many times as many tokens of a prompt: they are computed many at once, so that each costs a fraction of a drawn
+/// one, and a copy of the state as much.
+pub(super) const PROMPT_TOKENS_AS_ONE: u32 = 4;
 
 /// What the operator may fix; `None` leaves it to measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! `gemma-embedding`: Gemma 3's block in which each row sees all of its text. One layer in six does so; in the others it
-//! sees a window on both sides, and another rotation.
+//! sees a window on both sides, and another rotation. The matrices that its vectors go through are a head
+//! ([`crate::heads::Projections`]).
 
 use super::decoder::{self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM};
 use super::encoder::{self, Full, Windows};
@@ -7,16 +8,7 @@ use super::{Activation, AttentionSpec, Hparams, ModelSpec, QkNorm, Rotation};
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
-/// Projections of pooled vectors, which few files have.
-const PROJECTIONS: [&str; 2] = ["dense_2.weight", "dense_3.weight"];
-
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    if let Some(tensor) = PROJECTIONS.into_iter().find(|tensor| hp.has_tensor(tensor)) {
-        return Err(ModelError::Unsupported(format!(
-            "gemma-embedding with projections of its vectors ({tensor}): take a file that was converted without the \
-             dense modules of sentence-transformers"
-        )));
-    }
     let eps = hp.rms_eps()?;
     let rope = decoder::rope(hp, RopeLayout::Neox)?;
     let windows = Windows::read(hp, 6, Full::Last, &rope)?;

@@ -101,7 +101,6 @@ pub use spec::{
     MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 
-use crate::classifier;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 
@@ -304,7 +303,7 @@ pub fn stage_tensors<'m>(
         }
         None if name == TOKEN_EMBD => first || (last && tied),
         None if name.starts_with("rope_") => true,
-        None if classifier::has(name) => false,
+        None if crate::heads::has(name) => false,
         None if name == OUTPUT => last && !spec.is_encoder(),
         None if is_of_input(name, spec) => first,
         None => last,

@@ -4,7 +4,7 @@ use super::Stage;
 use crate::batch::{BlockId, SlotId};
 use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
-use crate::state::{BlockCopy, BlockSource, LayerPrint, StageCopy};
+use crate::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
 
 impl Stage {
     /// What copies of this stage's states belong to: model, cache type and numerics. Weights are told apart layer by
@@ -30,7 +30,7 @@ impl Stage {
     }
 
     /// What is new of the first `len` positions of a sequence, whose first `first_page` pages have been copied
-    /// already: at most `max_bytes`, so that a copy may be incomplete.
+    /// already: as much as there is room for, so that a copy may be incomplete.
     ///
     /// # Errors
     /// The slot is not open, has fewer positions, or, with recurrent layers in the model, more.
@@ -39,24 +39,24 @@ impl Stage {
         slot: SlotId,
         len: u32,
         first_page: u32,
-        max_bytes: usize,
+        to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
         let sequence = self.sequences.with_prefix(slot, len)?;
         let page_bytes: usize = self.blocks.iter().map(|b| b.state.page_bytes()).sum();
         let rest_bytes: usize = self.blocks.iter().map(|b| b.state.rest_bytes(len)).sum();
         let wanted = (len / KV_PAGE as u32).saturating_sub(first_page);
-        let room = max_bytes.checked_div(page_bytes).unwrap_or(usize::MAX);
+        let room = to.max_bytes.checked_div(page_bytes).unwrap_or(usize::MAX);
         let n_pages = wanted.min(u32::try_from(room).unwrap_or(u32::MAX));
-        let left = max_bytes.saturating_sub(n_pages as usize * page_bytes);
+        let left = to.max_bytes.saturating_sub(n_pages as usize * page_bytes);
         let complete = n_pages == wanted && rest_bytes <= left;
         let stateful = self.blocks.iter().filter_map(|b| Some((b, b.state.paged()?)));
         let blocks = stateful.map(|(block, paged)| BlockCopy {
             layer: block.layer as u32,
             block: block.index as u32,
             paged,
-            pages: block.state.copy_pages(sequence, first_page, n_pages),
+            pages: block.state.copy_pages(sequence, first_page, n_pages, to),
             rest: match complete {
-                true => block.state.copy_rest(slot, sequence, len),
+                true => block.state.copy_rest(slot, sequence, len, to),
                 false => Vec::new(),
             },
         });

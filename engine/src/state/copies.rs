@@ -7,6 +7,22 @@ use super::{BlockState, LayerPrint, Sequence};
 use crate::batch::{BlockId, SlotId};
 use crate::kernels::KV_PAGE;
 
+/// Room for a copy.
+#[derive(Clone, Copy)]
+pub struct CopyRoom<'a> {
+    /// Bytes that it may take.
+    pub max_bytes: usize,
+    /// An empty buffer with room for so many of them.
+    pub buffer: &'a dyn Fn(usize) -> Vec<u8>,
+}
+
+impl CopyRoom<'static> {
+    /// So many bytes of fresh memory.
+    pub fn fresh(max_bytes: usize) -> Self {
+        Self { max_bytes, buffer: &Vec::with_capacity }
+    }
+}
+
 /// What is new of a sequence on a stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageCopy {
@@ -88,9 +104,15 @@ impl BlockState {
     }
 
     /// Full pages `first..first + n` of a sequence, one after the other.
-    pub(crate) fn copy_pages(&self, sequence: &Sequence, first: u32, n: u32) -> Vec<u8> {
+    pub(crate) fn copy_pages(
+        &self,
+        sequence: &Sequence,
+        first: u32,
+        n: u32,
+        room: CopyRoom<'_>,
+    ) -> Vec<u8> {
         let Self::Kv(kv) = self else { return Vec::new() };
-        let mut bytes = Vec::with_capacity(n as usize * kv.layout().page_bytes());
+        let mut bytes = (room.buffer)(n as usize * kv.layout().page_bytes());
         for block in &sequence.blocks[first as usize..(first + n) as usize] {
             bytes.extend_from_slice(kv.page(*block));
         }
@@ -98,16 +120,27 @@ impl BlockState {
     }
 
     /// The rest at position `len`. Of a page, nothing beyond that.
-    pub(crate) fn copy_rest(&self, slot: SlotId, sequence: &Sequence, len: u32) -> Vec<u8> {
+    pub(crate) fn copy_rest(
+        &self,
+        slot: SlotId,
+        sequence: &Sequence,
+        len: u32,
+        room: CopyRoom<'_>,
+    ) -> Vec<u8> {
         match self {
             Self::None => Vec::new(),
             Self::Kv(_) if is_full(len) => Vec::new(),
             Self::Kv(kv) => {
-                let mut page = kv.page(sequence.blocks[len as usize / KV_PAGE]).to_vec();
+                let mut page = (room.buffer)(kv.layout().page_bytes());
+                page.extend_from_slice(kv.page(sequence.blocks[len as usize / KV_PAGE]));
                 kv.layout().clear_tail(&mut page, len as usize % KV_PAGE);
                 page
             }
-            Self::Slots(slots) => slots.read(slot),
+            Self::Slots(slots) => {
+                let mut state = (room.buffer)(slots.slot_bytes());
+                slots.read_into(slot, &mut state);
+                state
+            }
         }
     }
 

@@ -13,7 +13,7 @@ mod slots;
 mod snapshot;
 
 pub use block::BlockState;
-pub use copies::{BlockCopy, BlockSource, StageCopy};
+pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
 pub use kv::KvCache;
 pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};

@@ -64,14 +64,19 @@ impl SlotStates {
 
     /// A slot's state as little-endian bytes (the engine builds for no other order).
     pub fn read(&self, slot: SlotId) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.slot_bytes());
+        self.read_into(slot, &mut bytes);
+        bytes
+    }
+
+    /// Adds what [`Self::read`] returns to `bytes`.
+    pub fn read_into(&self, slot: SlotId, bytes: &mut Vec<u8>) {
         let slot = slot.0 as usize;
         let conv = &self.conv[slot * self.n_conv..][..self.n_conv];
         let scan = &self.scan[slot * self.n_scan..][..self.n_scan];
         // Checkpoints read states between two ubatches: at the speed of memory, not value by value.
-        let mut bytes = Vec::with_capacity(self.slot_bytes());
         bytes.extend_from_slice(bytemuck::cast_slice(conv));
         bytes.extend_from_slice(bytemuck::cast_slice(scan));
-        bytes
     }
 
     /// Puts back what [`Self::read`] returned.

@@ -224,7 +224,8 @@ pub(super) fn modern_bert(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Str
     Ok(())
 }
 
-/// gemma-embedding: Gemma 3's block, windows but in every sixth layer.
+/// gemma-embedding: Gemma 3's block, windows but in every sixth layer. The second kind has two matrices that its vectors
+/// go through.
 pub(super) fn gemma_embedding(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     begin(shape, plan, Pooling::Mean, EMBEDDING / (shape.n_embd as f32).sqrt())?;
@@ -240,6 +241,16 @@ pub(super) fn gemma_embedding(shape: &Shape, plan: &mut ModelPlan) -> Result<(),
         plan.norm("post_attention_norm", shape.n_embd);
         ffn(shape, plan);
         plan.norm("post_ffw_norm", shape.n_embd);
+    }
+    if !shape.tied {
+        let widths = [shape.n_embd, 2 * shape.n_embd, shape.n_embd];
+        plan.count("dense_2_feat_in", widths[0]);
+        plan.count("dense_2_feat_out", widths[1]);
+        plan.count("dense_3_feat_in", widths[1]);
+        plan.count("dense_3_feat_out", widths[2]);
+        let gain = |width: usize| 1.0 / (width as f32).sqrt();
+        plan.global("dense_2", Role::Precise, &widths[..2], gain(widths[0]));
+        plan.global("dense_3", Role::Precise, &widths[1..], gain(widths[1]));
     }
     Ok(())
 }

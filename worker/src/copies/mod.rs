@@ -11,6 +11,7 @@
 //! its own stage until the next line has them ([`parting`]). Nothing here decides whether and to which position a sequence
 //! goes back: that is the coordinator's.
 
+pub mod buffers;
 pub mod disk;
 pub mod fetch;
 pub mod parting;

@@ -1,5 +1,7 @@
 //! Copies as messages, and messages as copies: the one place that knows how the two correspond.
 
+use std::sync::Arc;
+
 use blake3::Hash;
 use brigade_engine::batch::{CopyName, TokenMark};
 use brigade_proto::copies::{CopyEnd, CopyHead, CopyItem, CopyPart, copy_part::Part};
@@ -10,6 +12,7 @@ use brigade_proto::limits::{
 use bytes::Bytes;
 
 use super::QUEUE_BYTES;
+use super::buffers::Buffers;
 use super::store::{Head, Item, What};
 use crate::memory::make_room;
 
@@ -84,9 +87,16 @@ pub struct Assembler {
     head: Option<Head>,
     item: Option<(Item, u64)>,
     data: Vec<u8>,
+    /// Where its memory comes from.
+    buffers: Arc<Buffers>,
 }
 
 impl Assembler {
+    /// One that puts copies together in `buffers`.
+    pub fn new(buffers: Arc<Buffers>) -> Self {
+        Self { buffers, ..Self::default() }
+    }
+
     /// Whose copies come now.
     pub fn head(&self) -> Option<&Head> {
         self.head.as_ref()
@@ -143,7 +153,9 @@ impl Assembler {
             n => What::Pages { first: first_page, n },
         };
         self.item = Some((Item { layer, block, paged, what }, nbytes));
-        self.data = Vec::new();
+        // One that was used before takes no more memory, whatever comes.
+        let used = usize::try_from(nbytes).ok().and_then(|n| self.buffers.used_before(n));
+        self.data = used.unwrap_or_default();
         Ok(None)
     }
 
@@ -161,7 +173,8 @@ impl Assembler {
             return Ok(None);
         }
         self.item = None;
-        Ok(Some(Event::Item(item, std::mem::take(&mut self.data).into())))
+        let data = self.buffers.share(std::mem::take(&mut self.data));
+        Ok(Some(Event::Item(item, data)))
     }
 }
 

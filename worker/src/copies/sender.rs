@@ -41,7 +41,8 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
     let order = grant.order.checkpoints.as_ref()?;
     let restarts = Arc::<AtomicU64>::default();
     let copies = worker.copies();
-    let (outbox, outgoing) = Outbox::new(copies.own.clone(), restarts.clone());
+    let (outbox, outgoing) =
+        Outbox::new(copies.own.clone(), copies.buffers.clone(), restarts.clone());
     match (order.mode, &order.buddy) {
         (CheckpointMode::Buddy, Some(buddy)) => {
             let open =

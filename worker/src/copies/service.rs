@@ -141,7 +141,9 @@ async fn keep(
     };
     let over = worker.begin_keep(&open, who)?;
     intake.iter().for_each(|intake| intake.accept(MAX_PIECE_BYTES));
-    let mut keeper = Keeper { store: worker.copies().kept.clone(), ..Keeper::default() };
+    let copies = worker.copies();
+    let assembler = Assembler::new(copies.buffers.clone());
+    let mut keeper = Keeper { store: copies.kept.clone(), assembler, ..Keeper::default() };
     loop {
         let message = tokio::select! {
             biased;

@@ -12,10 +12,11 @@ use std::time::Instant;
 use brigade_engine::batch::{BlockId, CopyName, SeqOp, TokenMark, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::{BlockSource, LayerPrint, StageCopy};
+use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::buffers::Buffers;
 use super::fetch::Gathered;
 use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
@@ -35,6 +36,8 @@ pub struct Outbox {
     room: Arc<Semaphore>,
     /// The stage's own recurrent states.
     own: Arc<Store>,
+    /// Memory of copies.
+    buffers: Arc<Buffers>,
     /// How often all had to begin anew, because what was sent may be lost.
     restarts: Arc<AtomicU64>,
 }
@@ -92,11 +95,12 @@ impl Outbox {
     /// An outbox whose content comes out of the receiver.
     pub fn new(
         own: Arc<Store>,
+        buffers: Arc<Buffers>,
         restarts: Arc<AtomicU64>,
     ) -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
         let (queue, outgoing) = mpsc::unbounded_channel();
         let room = Arc::new(Semaphore::new(QUEUE_BYTES / PERMIT_BYTES));
-        (Self { queue, room, own, restarts }, outgoing)
+        (Self { queue, room, own, buffers, restarts }, outgoing)
     }
 }
 
@@ -387,11 +391,12 @@ fn part_one(
         false => (&keep.parting.whole, 0),
     };
     let room = usize::try_from(keep.parting.room()).unwrap_or(usize::MAX);
-    let copy = runner.copy_new(slot, len, first_page, room)?;
+    let copy = runner.copy_new(slot, len, first_page, CopyRoom::fresh(room))?;
     if !copy.complete {
         return Ok(false);
     }
-    let items = items(copy, len).into_iter().filter(|(item, _)| !keep.stays || !item.paged);
+    let items =
+        items(copy, len, Bytes::from).into_iter().filter(|(item, _)| !keep.stays || !item.paged);
     for (item, bytes) in items {
         if !store.put(head, item, Piece::Memory(bytes)) {
             return Ok(false);
@@ -419,7 +424,9 @@ fn take(
         (named.restarts, named.sent_pages) = (restarts, 0);
     }
     let free = outbox.room.available_permits() * PERMIT_BYTES;
-    let copy = runner.copy_new(slot, at.0, named.sent_pages, free)?;
+    let buffer = |nbytes| outbox.buffers.take(nbytes);
+    let to = CopyRoom { max_bytes: free, buffer: &buffer };
+    let copy = runner.copy_new(slot, at.0, named.sent_pages, to)?;
     if copy.n_pages == 0 && !copy.complete {
         tracing::debug!(slot, len = at.0, "no room for a checkpoint: the next one goes on");
         return Ok(());
@@ -429,7 +436,7 @@ fn take(
     named.sent_pages = named.sent_pages.max(copy.first_page + copy.n_pages);
     let at = copy.complete.then_some(at);
     let head = head(facts, kind, named.name);
-    let items = items(copy, at.map_or(0, |(len, _)| len));
+    let items = items(copy, at.map_or(0, |(len, _)| len), |bytes| outbox.buffers.share(bytes));
     if let Some((len, mark)) = at {
         for (item, bytes) in items.iter().filter(|(item, _)| !item.paged) {
             outbox.own.put(&head, *item, Piece::Memory(bytes.clone()));
@@ -442,16 +449,16 @@ fn take(
     Ok(())
 }
 
-fn items(copy: StageCopy, len: u32) -> Vec<(Item, Bytes)> {
+fn items(copy: StageCopy, len: u32, share: impl Fn(Vec<u8>) -> Bytes) -> Vec<(Item, Bytes)> {
     let StageCopy { first_page: first, n_pages: n, blocks, .. } = copy;
     let mut items = Vec::new();
     for of in blocks {
         let item = |what| Item { layer: of.layer, block: of.block, paged: of.paged, what };
         if !of.pages.is_empty() {
-            items.push((item(What::Pages { first, n }), of.pages.into()));
+            items.push((item(What::Pages { first, n }), share(of.pages)));
         }
         if !of.rest.is_empty() {
-            items.push((item(What::Rest { len }), of.rest.into()));
+            items.push((item(What::Rest { len }), share(of.rest)));
         }
     }
     items

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::lanes::is_named;
 use super::snapshots::Door;
 use super::{Worker, blocking, check_speaker};
+use crate::copies::buffers::Buffers;
 use crate::copies::disk::{DISK_BYTES, Disk};
 use crate::copies::fetch::{Gathered, Keeper, Wanted};
 use crate::copies::parting::Parting;
@@ -37,6 +38,8 @@ pub struct Copies {
     pub own: Arc<Store>,
     /// States of this worker's stage that wait for the next line.
     pub parting: Arc<Parting>,
+    /// Memory of all of them that is used again.
+    pub buffers: Arc<Buffers>,
     budget: Arc<Budget>,
     disk: Mutex<Option<Arc<Disk>>>,
     /// Ends the stream that brings others' copies.
@@ -48,8 +51,9 @@ impl Default for Copies {
         let budget = Arc::new(Budget::default());
         let kept = Arc::new(Store::new(budget.clone()));
         let own = Arc::new(Store::new(budget.clone()));
+        let buffers = Arc::new(Buffers::new(budget.clone()));
         let (parting, disk, keeping) = Default::default();
-        Self { kept, own, parting, budget, disk, keeping }
+        Self { kept, own, parting, buffers, budget, disk, keeping }
     }
 }
 
@@ -68,6 +72,7 @@ impl Copies {
     pub(super) fn clear(&self) {
         self.kept.retain(&HashSet::new());
         self.own.retain(&HashSet::new());
+        self.buffers.clear();
     }
 
     /// The copies of some layers of a sequence at a position, wherever they are.

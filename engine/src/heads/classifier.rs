@@ -1,25 +1,18 @@
 //! The head of a reranker: it judges a text by one row, where other heads continue the text.
 //!
-//! A stage does not run it. Whoever has the row that the last norm makes of a text (its last token's in a decoder, its
-//! first token's or the mean of all in an encoder), and the model's file, has all it takes.
+//! The row is the one that the last norm makes: of a text's last token in a decoder, of its first token or the mean of all
+//! in an encoder.
 
 use crate::error::ModelError;
-use crate::gguf::{Gguf, TensorFiles, TensorInfo};
-use crate::quant;
+use crate::gguf::{Gguf, TensorFiles};
 
-/// Begins the names of its tensors, which no stage needs.
-const STEM: &str = "cls.";
+use super::matrix::{Matrix, vector};
 
 const DENSE: &str = "cls.weight";
 const DENSE_BIAS: &str = "cls.bias";
 const NORM: &str = "cls.norm.weight";
 const WEIGHT: &str = "cls.output.weight";
 const BIAS: &str = "cls.output.bias";
-
-/// Whether a tensor is the head's.
-pub fn has(tensor: &str) -> bool {
-    tensor.starts_with(STEM)
-}
 
 /// Most classes of a model.
 const MAX_CLASSES: usize = 1024;
@@ -58,15 +51,6 @@ enum Activation {
     Gelu,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-struct Matrix {
-    /// `[rows, cols]`.
-    weight: Vec<f32>,
-    /// `[rows]`; none: empty.
-    bias: Vec<f32>,
-    cols: usize,
-}
-
 impl Classifier {
     /// Of a model, an encoder or not, and its open files; `None` where the model only continues texts, or makes
     /// vectors of them.
@@ -80,7 +64,7 @@ impl Classifier {
     ) -> Result<Option<Self>, ModelError> {
         let dense = Matrix::read(model, files, DENSE, DENSE_BIAS)?;
         let classes = Matrix::read(model, files, WEIGHT, BIAS)?;
-        let Some(n_embd) = dense.as_ref().or(classes.as_ref()).map(|first| first.cols) else {
+        let Some(n_embd) = dense.as_ref().or(classes.as_ref()).map(|first| first.cols()) else {
             return Ok(None);
         };
         let arch = model.architecture()?;
@@ -90,12 +74,12 @@ impl Classifier {
         };
         let before = dense.as_ref().map_or(n_embd, |dense| dense.matrix.rows());
         if let Some(classes) = &classes
-            && (classes.rows() > MAX_CLASSES || classes.cols != before)
+            && (classes.rows() > MAX_CLASSES || classes.cols() != before)
         {
             return Err(ModelError::Bad(format!(
                 "tensor {WEIGHT} has {} rows of {}: 1 to {MAX_CLASSES} of {before} are possible",
                 classes.rows(),
-                classes.cols
+                classes.cols()
             )));
         }
         let pooling = model.meta().opt_u32(&format!("{arch}.classifier.pooling_type"))?;
@@ -177,62 +161,12 @@ impl Activation {
     }
 }
 
-impl Matrix {
-    /// `None` where the model lacks it.
-    fn read(
-        model: &Gguf,
-        files: &TensorFiles,
-        name: &str,
-        bias: &str,
-    ) -> Result<Option<Self>, ModelError> {
-        let Some(tensor) = model.tensor(name) else { return Ok(None) };
-        let (cols, rows) = (tensor.row_len(), tensor.n_rows());
-        if rows == 0 || cols == 0 {
-            return Err(ModelError::Bad(format!("tensor {name} is empty")));
-        }
-        let bias = match model.tensor(bias) {
-            Some(tensor) => vector(files, tensor, rows)?,
-            None => Vec::new(),
-        };
-        Ok(Some(Self { weight: values(files, tensor)?, bias, cols }))
-    }
-
-    fn rows(&self) -> usize {
-        self.weight.len() / self.cols
-    }
-
-    fn apply(&self, row: &[f64]) -> Vec<f64> {
-        let dot = |weights: &[f32]| -> f64 {
-            weights.iter().zip(row).map(|(w, v)| f64::from(*w) * v).sum()
-        };
-        let bias = self.bias.iter().map(|b| f64::from(*b)).chain(std::iter::repeat(0.0));
-        self.weight.chunks_exact(self.cols).zip(bias).map(|(w, b)| dot(w) + b).collect()
-    }
-}
-
-/// The values of a tensor of `n`.
-fn vector(files: &TensorFiles, tensor: &TensorInfo, n: usize) -> Result<Vec<f32>, ModelError> {
-    if tensor.n_elems() != n {
-        let (name, found) = (&tensor.name, tensor.n_elems());
-        return Err(ModelError::Bad(format!("tensor {name} has {found} values, {n} are needed")));
-    }
-    values(files, tensor)
-}
-
-fn values(files: &TensorFiles, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
-    let mut bytes = vec![0; tensor.nbytes as usize];
-    files.read(tensor, 0, &mut bytes)?;
-    let mut values = vec![0.0; tensor.n_elems()];
-    quant::require_format(tensor.ty, &tensor.name)?.dequantize_row(&bytes, &mut values)?;
-    Ok(values)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn matrix(weight: &[f32], bias: &[f32]) -> Matrix {
-        Matrix { weight: weight.to_vec(), bias: bias.to_vec(), cols: 2 }
+        Matrix::of(weight, bias, 2)
     }
 
     fn of(weight: &[f32], bias: &[f32]) -> Classifier {

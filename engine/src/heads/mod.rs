@@ -1,0 +1,56 @@
+//! Heads that make something else of a text's rows than the next token: a verdict, or a vector in another space.
+//!
+//! A stage does not run them. Whoever has the rows that the last norm makes, and the model's file, has all it takes.
+
+mod classifier;
+mod matrix;
+mod projections;
+
+pub use classifier::Classifier;
+pub use projections::Projections;
+
+use crate::error::ModelError;
+use crate::gguf::{Gguf, TensorFiles};
+
+/// What a model has of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Heads {
+    /// Judges texts, in a reranker.
+    pub classifier: Option<Classifier>,
+    /// What vectors go through once they are pooled.
+    pub projections: Option<Projections>,
+}
+
+impl Heads {
+    /// Of a model whose rows have `n_embd` values, an encoder or not, and its open files.
+    ///
+    /// # Errors
+    /// Tensors do not fit each other, or cannot be read.
+    pub fn read(
+        model: &Gguf,
+        n_embd: usize,
+        is_encoder: bool,
+        files: &TensorFiles,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            classifier: Classifier::read(model, is_encoder, files)?,
+            projections: Projections::read(model, n_embd, files)?,
+        })
+    }
+
+    /// The vector of a text whose rows were pooled, `[n_embd]`.
+    pub fn vector(&self, pooled: Vec<f32>) -> Vec<f32> {
+        match &self.projections {
+            Some(projections) => projections.apply(&pooled),
+            None => pooled,
+        }
+    }
+}
+
+/// What the names of their tensors begin with.
+const STEMS: [&str; 3] = ["cls.", projections::STEMS[0], projections::STEMS[1]];
+
+/// Whether a tensor is a head's, so that no stage needs it.
+pub fn has(tensor: &str) -> bool {
+    STEMS.iter().any(|stem| tensor.starts_with(stem))
+}
