@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use brigade_engine::batch::AdapterUse;
 use brigade_proto::pipeline::{ResultFrame, StageTiming};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -60,6 +61,8 @@ pub struct DriverConfig {
     pub sched: SchedConfig,
     /// Size of the vocabulary, which results are checked against.
     pub n_vocab: u32,
+    /// What a request's rows pass through besides the model, where it says nothing.
+    pub adapters: Arc<[AdapterUse]>,
     /// Where every ubatch is recorded.
     pub meter: Arc<Meter>,
 }
@@ -148,6 +151,7 @@ struct Driver {
     /// Copies that sequences go on from after a lost line.
     checkpoints: Checkpoints,
     n_vocab: u32,
+    adapters: Arc<[AdapterUse]>,
     meter: Arc<Meter>,
     status: tokio::sync::watch::Sender<Status>,
     faults: mpsc::Sender<Fault>,
@@ -161,7 +165,7 @@ impl Driver {
         status: tokio::sync::watch::Sender<Status>,
         faults: mpsc::Sender<Fault>,
     ) -> Self {
-        let DriverConfig { sched, n_vocab, meter } = config;
+        let DriverConfig { sched, n_vocab, adapters, meter } = config;
         Self {
             sched: Scheduler::new(sched),
             live: HashMap::new(),
@@ -176,6 +180,7 @@ impl Driver {
             states,
             checkpoints,
             n_vocab,
+            adapters,
             meter,
             status,
             faults,
@@ -280,9 +285,10 @@ impl Driver {
             Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
-        let Request { tokens, work, label, share, within, .. } = request;
+        let Request { tokens, work, label, share, within, adapters, .. } = request;
+        let adapters = adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
-        let request = SchedRequest { id, label, prompt: tokens, work, share, deadline };
+        let request = SchedRequest { id, label, prompt: tokens, work, adapters, share, deadline };
         self.step(match generated {
             None => Event::Submit(request),
             Some((generated, mu)) => Event::GoOn { request, generated, mu },
@@ -330,7 +336,8 @@ impl Driver {
             }
             StateCall::Load { tokens, snapshot, reply } => {
                 let n = tokens.len();
-                let (kept, actions) = self.sched.open_kept(self.now(), tokens);
+                let (kept, actions) =
+                    self.sched.open_kept(self.now(), tokens, self.adapters.clone());
                 let Some(kept) = kept else {
                     self.perform(actions);
                     let _ = reply.send(Err(StateError::NoRoom { tokens: n }));

@@ -8,9 +8,11 @@
 //! - [`plan`] decides which layers go where. It is pure as well. [`cluster`] has the workers and the line.
 //! - [`text_model`], [`generation`] and [`dialect`] are about text, and the reasoning and calls in it.
 //! - [`constrain`] says what an answer has to fit.
+//! - [`adapters`] says which adapters a request uses.
 //! - [`http`] is OpenAI's JSON, [`keys`] says who may ask for it, [`cli`] has the commands.
 //! - [`sim`] runs the scheduler against a simulated line. [`meter`] and [`trace`] say what a real one did.
 
+pub mod adapters;
 pub mod cli;
 pub mod clock;
 pub mod cluster;

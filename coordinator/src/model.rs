@@ -1,12 +1,13 @@
 //! The model that is served: its file, the description of its layers, its tokenizer and template, and its
 //! name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::error::ModelError;
-use brigade_engine::gguf::{Gguf, GgufError, TensorFiles};
+use brigade_engine::gguf::adapters::of_model;
+use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
 use brigade_engine::text::TextError;
@@ -14,6 +15,7 @@ use brigade_proto::limits::MAX_ROWS;
 use bytes::Bytes;
 use thiserror::Error;
 
+use crate::adapters::{AdapterError, AdapterFile, Adapters};
 use crate::http::ModelMeta;
 use crate::plan::{ModelFacts, default_keep};
 use crate::text_model::TextModel;
@@ -45,6 +47,9 @@ pub enum OpenError {
     /// The tokenizer or chat template.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// The adapters that were asked for.
+    #[error("--lora: {0}")]
+    Adapters(#[from] AdapterError),
 }
 
 /// An opened model.
@@ -64,6 +69,8 @@ pub struct Model {
     pub header: Bytes,
     /// blake3 of `header`.
     pub header_hash: blake3::Hash,
+    /// Its adapters.
+    pub adapters: Arc<Adapters>,
 }
 
 impl Model {
@@ -72,8 +79,18 @@ impl Model {
     /// # Errors
     /// The file is damaged, or something in it is not supported.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let (gguf, files) = Gguf::open_files(path).map_err(ModelError::from)?;
-        Self::from_gguf(gguf, Some(files), &name_of(path))
+        Self::open_with(path, &[])
+    }
+
+    /// [`Model::open`] with adapters.
+    ///
+    /// # Errors
+    /// As [`Model::open`], of the adapters too.
+    pub fn open_with(path: &Path, adapters: &[AdapterFile]) -> Result<Self, OpenError> {
+        let own = Adapters::new(adapters)?;
+        let (gguf, files) =
+            Gguf::open_files_with(path, &paths(adapters)).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, Some(files), &name_of(path), own)
     }
 
     /// Opens a model for its description only: the tensors' data need not be there.
@@ -81,11 +98,25 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn open_header_only(path: &Path) -> Result<Self, OpenError> {
-        let gguf = Gguf::open_header_only(path).map_err(ModelError::from)?;
-        Self::from_gguf(gguf, None, &name_of(path))
+        Self::open_header_only_with(path, &[])
     }
 
-    fn from_gguf(gguf: Gguf, files: Option<TensorFiles>, name: &str) -> Result<Self, OpenError> {
+    /// [`Model::open_header_only`] with adapters.
+    ///
+    /// # Errors
+    /// As [`Model::open_with`].
+    pub fn open_header_only_with(path: &Path, adapters: &[AdapterFile]) -> Result<Self, OpenError> {
+        let own = Adapters::new(adapters)?;
+        let gguf = Gguf::open_header_only_with(path, &paths(adapters)).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, None, &name_of(path), own)
+    }
+
+    fn from_gguf(
+        gguf: Gguf,
+        files: Option<TensorFiles>,
+        name: &str,
+        adapters: Adapters,
+    ) -> Result<Self, OpenError> {
         let spec = arch::describe(&gguf)?;
         let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
         if spec.is_encoder() {
@@ -97,8 +128,8 @@ impl Model {
         };
         let header = Bytes::from(gguf.header_bytes());
         let header_hash = blake3::hash(&header);
-        let (text, heads) = (Arc::new(text), Arc::new(heads));
-        Ok(Self { gguf, files, spec, text, heads, header, header_hash })
+        let (text, heads, adapters) = (Arc::new(text), Arc::new(heads), Arc::new(adapters));
+        Ok(Self { gguf, files, spec, text, heads, header, header_hash, adapters })
     }
 
     /// The files that tensors are read from.
@@ -160,10 +191,28 @@ impl Model {
         self.gguf.tensors().iter().map(|t| t.nbytes).sum()
     }
 
+    /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
+    /// these, which a training run writes anew.
+    pub fn identity(&self) -> String {
+        let n = self.adapters.iter().len();
+        let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
+        let of_adapters = files.len().saturating_sub(n)..;
+        let stamp = |(_, state): &(&Path, &FileState)| {
+            format!(" {} bytes of {}", state.nbytes, state.mtime_ns)
+        };
+        let stamps: String = files[of_adapters].iter().map(stamp).collect();
+        format!("{}{}{stamps}", self.header_hash, self.adapters.identity())
+    }
+
+    /// Its tensors without those of adapters.
+    fn own_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.gguf.tensors().iter().filter(|tensor| !of_model(&tensor.name).1)
+    }
+
     /// The type that most of the weights have, for tables.
     pub fn quant_name(&self) -> String {
         let mut by_type = std::collections::BTreeMap::<String, u64>::new();
-        for t in self.gguf.tensors() {
+        for t in self.own_tensors() {
             *by_type.entry(t.ty.to_string()).or_default() += t.nbytes;
         }
         by_type.into_iter().max_by_key(|(_, n)| *n).map(|(ty, _)| ty).unwrap_or_default()
@@ -176,8 +225,8 @@ impl Model {
             n_ctx,
             n_ctx_train: self.spec.n_ctx_train,
             n_vocab: self.n_vocab(),
-            n_params: self.gguf.tensors().iter().map(|t| t.n_elems() as u64).sum(),
-            size: self.weight_bytes(),
+            n_params: self.own_tensors().map(|t| t.n_elems() as u64).sum(),
+            size: self.own_tensors().map(|t| t.nbytes).sum(),
         }
     }
 
@@ -194,6 +243,10 @@ impl Model {
     pub fn is_tied(&self) -> bool {
         arch::is_tied(&self.gguf, &self.spec)
     }
+}
+
+fn paths(adapters: &[AdapterFile]) -> Vec<PathBuf> {
+    adapters.iter().map(|adapter| adapter.path.clone()).collect()
 }
 
 /// A file's name without folder, extension and shard number.

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::batch::{Constraint, Mirostat, NotBefore, SamplerSetup, SamplingParams};
+use brigade_engine::batch::{
+    AdapterUse, Constraint, Mirostat, NotBefore, SamplerSetup, SamplingParams,
+};
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
 
@@ -68,6 +70,8 @@ pub struct Request {
     pub force: Force,
     /// From its submission on, how long anybody wants its answer.
     pub within: Option<Duration>,
+    /// What its rows pass through besides the model; `None`: what the server was started with.
+    pub adapters: Option<Arc<[AdapterUse]>>,
 }
 
 /// How tokens are to be drawn, as the client put it.
@@ -205,7 +209,7 @@ impl Request {
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
-        Self { tokens, work, label, share, force, within: None }
+        Self { tokens, work, label, share, force, within: None, adapters: None }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.
@@ -254,6 +258,11 @@ impl Request {
     /// The same as somebody's, to be answered within some time, and while `force` lasts.
     pub fn owned(self, share: Share, force: Force, within: Option<Duration>) -> Self {
         Self { share, force, within, ..self }
+    }
+
+    /// The same with these adapters; `None`: with those that the server was started with.
+    pub fn adapted(self, adapters: Option<Arc<[AdapterUse]>>) -> Self {
+        Self { adapters, ..self }
     }
 
     /// Tokens that it draws at most; none where it wants rows.

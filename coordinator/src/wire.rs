@@ -2,8 +2,8 @@
 //! this crate converts them.
 
 use brigade_engine::batch::{
-    Constraint, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch,
-    Want,
+    AdapterUse, Constraint, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart,
+    SlotId, UBatch, Want,
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
@@ -83,6 +83,13 @@ fn op(op: SeqOp) -> pb::SeqOp {
         }),
         SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
+        SeqOp::Adapt { slot, adapters } => {
+            let used = |used: &AdapterUse| {
+                let AdapterUse { adapter, scale } = *used;
+                pb::AdapterUse { adapter, scale }
+            };
+            Op::Adapt(pb::AdaptOp { slot: slot.0, adapters: adapters.iter().map(used).collect() })
+        }
         SeqOp::Name { slot, name } => Op::Name(pb::NameOp {
             slot: slot.0,
             name: name.map(|name| name.0.to_vec()).unwrap_or_default().into(),

@@ -95,6 +95,14 @@ pub enum SeqOp {
         /// An open sequence.
         slot: SlotId,
     },
+    /// Names the adapters that all rows of a sequence pass through. It follows the sequence's `Open`: a copy has its
+    /// source's adapters.
+    Adapt {
+        /// An open sequence without rows.
+        slot: SlotId,
+        /// In the order in which they add to a row.
+        adapters: Arc<[AdapterUse]>,
+    },
     /// Gives a sequence the name under which copies of its state are kept. Nothing is computed from it.
     Name {
         /// An open sequence.
@@ -114,6 +122,22 @@ pub enum SeqOp {
         /// The line is about to be taken down: the stage keeps the state itself until the next line has it.
         parting: bool,
     },
+}
+
+impl SeqOp {
+    /// Names a sequence's adapters, if it has any.
+    pub fn adapt(slot: SlotId, adapters: &Arc<[AdapterUse]>) -> Option<Self> {
+        (!adapters.is_empty()).then(|| Self::Adapt { slot, adapters: adapters.clone() })
+    }
+}
+
+/// An adapter of the model in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterUse {
+    /// Its number, in the order in which the model's adapters were given.
+    pub adapter: u32,
+    /// How much of it.
+    pub scale: f32,
 }
 
 /// Consecutive tokens of one sequence.

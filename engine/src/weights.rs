@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::error::ModelError;
+use crate::gguf::adapters::{self, Pair};
 use crate::gguf::{Gguf, GgufError, TensorInfo};
 use crate::kernels::{Compute, PackedMatrix};
 use crate::quant::{self, GgmlType};
@@ -49,6 +50,18 @@ impl TensorSource for Gguf {
     fn release(&self, tensor: &TensorInfo) {
         self.advise_dont_need(tensor);
     }
+}
+
+/// What an adapter's file has for one tensor of the model.
+pub struct AdapterTensors<'a> {
+    /// The adapter's number.
+    pub adapter: u32,
+    /// What its file scales all its changes with; 0: nothing.
+    pub alpha: f32,
+    /// `{in, rank}`, or as many of them as the tensor has matrices.
+    pub a: &'a TensorInfo,
+    /// `{rank, out}`, as `a`.
+    pub b: &'a TensorInfo,
 }
 
 /// Hands out the tensors of one stage, each checked for its shape.
@@ -175,6 +188,17 @@ impl<'a> WeightLoader<'a> {
         Ok([first, second])
     }
 
+    /// Slice `i` of `n` equal ones of a tensor of an adapter.
+    pub fn slice_of(
+        &mut self,
+        tensor: &'a TensorInfo,
+        n: usize,
+        i: usize,
+    ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
+        self.taken.insert(tensor.name.clone());
+        Ok((tensor.ty, self.slice(tensor, n, i)?))
+    }
+
     /// Slice `i` of `n` equal ones of a tensor: experts are many, and are not needed all at once.
     fn slice(
         &mut self,
@@ -200,6 +224,17 @@ impl<'a> WeightLoader<'a> {
             self.taken.insert(of_inputs);
         }
         Ok(self.opt_vector(&format!("{stem}.scale"), n)?.unwrap_or_else(|| vec![1.0; n]))
+    }
+
+    /// What each adapter has for tensor `name`; those that have nothing for it are left out.
+    pub fn adapters(&self, name: &str) -> Result<Vec<AdapterTensors<'a>>, ModelError> {
+        let mut found = Vec::new();
+        for (adapter, file) in self.model.adapters().iter().enumerate() {
+            let Some(Pair { a, b }) = adapters::pair(self.model, name, adapter) else { continue };
+            let alpha = file.meta.opt_f32(adapters::ALPHA)?.unwrap_or(0.0);
+            found.push(AdapterTensors { adapter: adapter as u32, alpha, a, b });
+        }
+        Ok(found)
     }
 
     /// A vector of `n` values as a matrix of one row, in f32: for products with it.
@@ -264,6 +299,13 @@ impl<'a> WeightLoader<'a> {
     /// Names the first that was not: the architecture's description does not cover this file.
     pub fn finish(self, stage: &[&TensorInfo]) -> Result<(), ModelError> {
         match stage.iter().find(|t| !self.taken.contains(&t.name)) {
+            Some(unknown) if adapters::of_model(&unknown.name).1 => {
+                Err(ModelError::Unsupported(format!(
+                    "tensor {} of an adapter (its number is behind the @): brigade applies no adapter to this tensor of \
+                     the model. Make the adapter again without it, or merge it into the model",
+                    unknown.name
+                )))
+            }
             Some(unknown) => Err(ModelError::Unsupported(format!(
                 "tensor {} (no part of this architecture uses it)",
                 unknown.name

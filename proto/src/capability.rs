@@ -1,6 +1,6 @@
 //! Who can run what: the checks of a handshake, which are made before any layer is placed.
 
-use crate::control::{Capabilities, KvType, WireType};
+use crate::control::{Capabilities, Feature, KvType, WireType};
 use crate::limits::{
     MAX_ABILITIES, MAX_CLAIMED_SPEED, MAX_CLAIMED_THREADS, MAX_MEMORY_BYTES, MAX_NAME_BYTES,
 };
@@ -19,6 +19,8 @@ pub struct Requirements {
     pub kv_type: KvType,
     /// Kernel table the user forces, if any.
     pub kernels: Option<String>,
+    /// Whether the model has adapters beside it.
+    pub adapters: bool,
 }
 
 /// Why a worker cannot take part.
@@ -44,6 +46,14 @@ pub enum Incompatible {
         name: String,
         /// What the worker offers.
         has: String,
+    },
+    /// It is of a release without something that is asked of it.
+    #[error("it knows no {what}: upgrade it to {SOFTWARE}, or start without {option}")]
+    Older {
+        /// What it does not know.
+        what: &'static str,
+        /// The option that asks for it.
+        option: &'static str,
     },
     /// A number or a name that no worker has.
     #[error(
@@ -160,6 +170,9 @@ pub fn check_capabilities(caps: &Capabilities, needs: &Requirements) -> Result<(
         caps.wire_types().map(|t| t.as_str_name()),
     )?;
     require("KV type", needs.kv_type.as_str_name(), caps.kv_types().map(|t| t.as_str_name()))?;
+    if needs.adapters && !caps.features().any(|feature| feature == Feature::Adapters) {
+        return Err(Incompatible::Older { what: "adapters", option: "--lora" });
+    }
     if let Some(kernels) = &needs.kernels {
         require("kernel table", kernels, caps.kernel_tables.iter().map(String::as_str))?;
     }
@@ -205,6 +218,7 @@ mod tests {
             wire_type: WireType::F32,
             kv_type: KvType::F16,
             kernels: None,
+            adapters: false,
         }
     }
 
@@ -221,6 +235,7 @@ mod tests {
             (Requirements { wire_type: WireType::F16, ..needs() }, "WIRE_TYPE_F16"),
             (Requirements { kv_type: KvType::F32, ..needs() }, "KV_TYPE_F32"),
             (Requirements { kernels: Some("avx512".into()), ..needs() }, "table \"avx512\""),
+            (Requirements { adapters: true, ..needs() }, "start without --lora"),
         ];
         for (needs, word) in cases {
             let reason = check_capabilities(&worker(), &needs).unwrap_err().to_string();

@@ -45,7 +45,7 @@ struct Cap {
 }
 
 /// Caps a message has at most.
-const MAX_CAPS: usize = 8;
+const MAX_CAPS: usize = 9;
 
 const fn cap(index: usize, field: &'static str, most: usize) -> Cap {
     assert!(index < MAX_CAPS);
@@ -231,7 +231,9 @@ const SAMPLER: Shape = Shape(&[
 const BLOCKS: Kind = Kind::Numbers(cap(1, "ops.blocks count", MAX_BLOCKS as usize));
 const OPEN: Shape = Shape(&[(2, BLOCKS), (3, Kind::One(&SAMPLER))]);
 const COPY: Shape = Shape(&[(4, BLOCKS), (5, Kind::One(&SAMPLER))]);
-const OP: Shape = Shape(&[(1, Kind::One(&OPEN)), (2, Kind::One(&COPY))]);
+const ADAPT: Shape =
+    Shape(&[(2, Kind::Many(cap(8, "adapt.adapters count", MAX_FRAME_ADAPTERS), &FLAT))]);
+const OP: Shape = Shape(&[(1, Kind::One(&OPEN)), (2, Kind::One(&COPY)), (7, Kind::One(&ADAPT))]);
 const PART: Shape = Shape(&[(3, Kind::Numbers(cap(3, "part.tokens count", MAX_ROWS as usize)))]);
 const UBATCH: Shape = Shape(&[
     (4, Kind::Many(cap(0, "ubatch.ops count", MAX_OPS), &OP)),

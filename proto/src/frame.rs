@@ -143,6 +143,18 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
                 n => equal("name bytes", n as u64, COPY_NAME_BYTES as u64),
             }
         }
+        seq_op::Op::Adapt(adapt) => {
+            below("adapt.slot", adapt.slot, slot_limit)?;
+            at_most("adapt.adapters count", adapt.adapters.len() as u64, MAX_ADAPTERS as u64)?;
+            let adapters = &adapt.adapters;
+            adapters
+                .iter()
+                .try_for_each(|used| below("adapt.adapter", used.adapter, MAX_ADAPTERS as u32))?;
+            match adapters.iter().all(|used| used.scale.is_finite()) {
+                true => Ok(()),
+                false => Err(FrameError::Invalid { field: "adapt.scale", why: "it is not finite" }),
+            }
+        }
         seq_op::Op::Checkpoint(taken) => {
             below("checkpoint.slot", taken.slot, slot_limit)?;
             at_most("checkpoint.len", taken.len.into(), limits.max_ctx.into())?;

@@ -115,6 +115,10 @@ pub const MAX_MARKERS: usize = 64;
 pub const MAX_MARKER_BYTES: usize = 256;
 /// Of all set-ups in a frame.
 pub const MAX_FRAME_MARKERS: usize = 4096 * MAX_MARKERS;
+/// Adapters beside a model, and of one sequence.
+pub const MAX_ADAPTERS: usize = 64;
+/// Of all sequences that a frame opens.
+pub const MAX_FRAME_ADAPTERS: usize = 4096 * MAX_ADAPTERS;
 /// Alternatives reported per sampled token.
 pub const MAX_TOP_LOGPROBS: u32 = 1024;
 /// Alternatives reported in one result frame: all that are possible for 4096 sampled rows.

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use brigade_engine::gguf::Gguf;
 use brigade_engine::npy;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_engine::synth::{self, AdapterSpec, Arch, FileType, Shape, Spec};
 use serde::Deserialize;
 
 /// A folder of golden models.
@@ -202,12 +203,83 @@ impl Encoders {
     }
 }
 
+/// Models with adapters together with the logits that llama.cpp computed with them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Adapted {
+    /// Models by name.
+    pub models: BTreeMap<String, AdaptedEntry>,
+}
+
+/// One model's results with its adapters.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AdaptedEntry {
+    /// How the model is made.
+    pub synth: Recipe,
+    /// How its adapters are.
+    pub adapters: Vec<AdapterRecipe>,
+    /// As in [`Entry`].
+    pub logits: String,
+    /// As in [`Entry`].
+    pub positions: Vec<usize>,
+    /// As in [`Entry`].
+    pub argmax: Vec<u32>,
+    /// As in [`Entry`].
+    pub greedy: Vec<u32>,
+}
+
+/// What `brigade synth --adapter-of` makes an adapter from.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AdapterRecipe {
+    /// `--rank`.
+    pub rank: usize,
+    /// `--alpha`.
+    pub alpha: f32,
+    /// `--seed`.
+    pub seed: u64,
+    /// With which scale it is used.
+    pub scale: f32,
+    /// As in [`Recipe`].
+    pub fnv1a: String,
+}
+
+impl AdapterRecipe {
+    /// Writes the adapter of `model` to `path`.
+    ///
+    /// # Panics
+    /// If `synth` makes another file than the one whose results are kept.
+    pub fn make(&self, model: &Path, path: &Path) {
+        let &Self { rank, alpha, seed, .. } = self;
+        let spec = AdapterSpec { rank, alpha, seed };
+        synth::write_adapter(&Gguf::open(model).unwrap(), &spec, path).unwrap();
+        let found = fnv1a(&std::fs::read(path).unwrap());
+        assert_eq!(found, self.fnv1a, "another adapter: run tests/oracle/lora.py for it again");
+    }
+}
+
+impl Adapted {
+    /// Where the repository's are.
+    pub fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("data/lora")
+    }
+
+    /// Those of the repository.
+    pub fn repository() -> Self {
+        let manifest = std::fs::read_to_string(Self::folder().join("manifest.json")).unwrap();
+        serde_json::from_str(&manifest).unwrap()
+    }
+}
+
 /// ||ours - theirs|| / ||theirs|| over all given positions together.
 pub fn relative_error(golden: &Golden, entry: &Entry, logits: &[Vec<f32>]) -> f64 {
-    let theirs = npy::read(golden.folder.join(&entry.logits)).unwrap();
-    assert_eq!(theirs.shape[0], entry.positions.len());
+    relative_error_of(&golden.folder.join(&entry.logits), &entry.positions, logits)
+}
+
+/// The same beside the rows of a file, which are those of some positions.
+pub fn relative_error_of(file: &Path, positions: &[usize], logits: &[Vec<f32>]) -> f64 {
+    let theirs = npy::read(file).unwrap();
+    assert_eq!(theirs.shape[0], positions.len());
     let (mut difference, mut norm) = (0.0, 0.0);
-    for (&pos, theirs) in entry.positions.iter().zip(theirs.data.chunks_exact(theirs.shape[1])) {
+    for (&pos, theirs) in positions.iter().zip(theirs.data.chunks_exact(theirs.shape[1])) {
         assert_eq!(logits[pos].len(), theirs.len(), "width of a row of logits");
         for (&a, &b) in logits[pos].iter().zip(theirs) {
             difference += f64::from(a - b).powi(2);

@@ -1,12 +1,12 @@
 //! A line of stages in one process. It does what workers do, without the network between them.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
-    SeqPart, SlotId, UBatch, Want,
+    AdapterUse, BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams,
+    SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, Compute, KV_PAGE, Kernels, KvType};
@@ -28,6 +28,7 @@ pub const N_SLOTS: usize = 8;
 pub struct Line {
     stages: Vec<Stage>,
     next_id: u64,
+    uses: Vec<(u32, f32)>,
 }
 
 /// How a test line is cut and computed.
@@ -43,6 +44,10 @@ pub struct LineConfig {
     pub threads: usize,
     /// Type of the KV cache.
     pub kv_type: KvType,
+    /// Files of the model's adapters.
+    pub adapters: Vec<PathBuf>,
+    /// Those that [`Line::logits`] and [`Line::generate`] use, with their scales.
+    pub uses: Vec<(u32, f32)>,
 }
 
 impl Default for LineConfig {
@@ -53,6 +58,8 @@ impl Default for LineConfig {
             mixed: Vec::new(),
             threads: 1,
             kv_type: KvType::F32,
+            adapters: Vec::new(),
+            uses: Vec::new(),
         }
     }
 }
@@ -96,7 +103,7 @@ fn forced() -> Option<String> {
 impl Line {
     /// Loads a model over stages cut as `config` says.
     pub fn open(path: &Path, config: &LineConfig) -> Self {
-        let model = Arc::new(Gguf::open(path).unwrap());
+        let model = Arc::new(Gguf::open_with(path, &config.adapters).unwrap());
         let n_layer = brigade_engine::arch::describe(&model).unwrap().n_layer();
         let mut bounds = vec![0];
         bounds.extend(&config.cuts);
@@ -107,7 +114,7 @@ impl Line {
         };
         let stages = bounds.windows(2).enumerate();
         let stages = stages.map(|(i, w)| load(&model, w[0]..w[1], tables(i), config)).collect();
-        Self { stages, next_id: 0 }
+        Self { stages, next_id: 0, uses: config.uses.clone() }
     }
 
     /// Cuts `n_layer` layers into `n` stages of about equal length, one layer each at most.
@@ -127,6 +134,21 @@ impl Line {
         let blocks = (slot * per_slot..(slot + 1) * per_slot).map(BlockId).collect();
         let (sampler, request) = (sampler.map(Arc::new), "test".into());
         SeqOp::Open { slot: SlotId(slot), blocks, sampler, request }
+    }
+
+    /// The op that names the adapters of a slot's sequence.
+    pub fn adapt(slot: u32, uses: &[(u32, f32)]) -> SeqOp {
+        let uses = uses.iter().map(|&(adapter, scale)| AdapterUse { adapter, scale });
+        SeqOp::Adapt { slot: SlotId(slot), adapters: uses.collect() }
+    }
+
+    /// The ops that open slot 0 with the line's adapters.
+    fn open_first(&self, sampler: Option<SamplerSetup>) -> Vec<SeqOp> {
+        let mut ops = vec![Self::open_slot(0, sampler)];
+        if !self.uses.is_empty() {
+            ops.push(Self::adapt(0, &self.uses));
+        }
+        ops
     }
 
     /// A sampler that takes the most probable token.
@@ -158,7 +180,7 @@ impl Line {
         let slot = SlotId(0);
         let mut rows = Vec::new();
         for (i, chunk) in tokens.chunks(n_ubatch).enumerate() {
-            let ops = if i == 0 { vec![Self::open_slot(0, None)] } else { Vec::new() };
+            let ops = if i == 0 { self.open_first(None) } else { Vec::new() };
             let pos = (i * n_ubatch) as u32;
             let part = SeqPart { slot, pos, tokens: chunk.to_vec(), want: Want::Logits, mu: None };
             rows.extend(self.run(ops, vec![part]).into_iter().map(into_logits));
@@ -187,8 +209,7 @@ impl Line {
         let mut sampled = Vec::new();
         let n_chunks = prompt.len().div_ceil(n_ubatch);
         for (i, chunk) in prompt.chunks(n_ubatch).enumerate() {
-            let open = || Self::open_slot(0, Some(Self::greedy()));
-            let ops = if i == 0 { vec![open()] } else { Vec::new() };
+            let ops = if i == 0 { self.open_first(Some(Self::greedy())) } else { Vec::new() };
             let want = if i + 1 == n_chunks { Want::Sample } else { Want::Nothing };
             let pos = (i * n_ubatch) as u32;
             let rows =

@@ -36,6 +36,10 @@ fn answer(server: &Server, seed: usize) -> Value {
     let mut body = json!({
         "prompt": "In the", "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
     });
+    // Whose model has adapters takes another share of them each time.
+    if get(&server.url("/lora-adapters")).unwrap().body != "[]" {
+        body["lora"] = json!([{ "id": seed % 2, "scale": seed as f64 / 2.0 }]);
+    }
     // What a sampler looks back at moves too.
     if seed.is_multiple_of(2) {
         body["repeat_penalty"] = 1.2.into();
@@ -238,6 +242,37 @@ fn layers_are_moved_by_order_while_streams_run() {
         assert!(refused.contains("already"), "{refused}");
         assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
         std::fs::remove_file(model).unwrap();
+    }
+}
+
+/// What adapters add to layers goes with them, loaded ahead as these are; each stream goes on with its own.
+#[test]
+fn layers_move_with_their_adapters_while_streams_run() {
+    for (arch, size) in KINDS_OF_STATE {
+        let model = synth(arch, size);
+        let file = model.to_str().unwrap();
+        let adapters = ["1", "2"].map(|seed| format!("{file}-{seed}.gguf"));
+        for (seed, out) in ["1", "2"].iter().zip(&adapters) {
+            let made =
+                run(&["synth", "--adapter-of", file, "--seed", seed, "--force", "--out", out]);
+            assert!(made.status.success(), "{made:?}");
+        }
+        let lora = ["--lora", &adapters[0], "--lora", &adapters[1]];
+        let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
+        let cluster = Cluster::start(&format!("adapted-{arch}"), file, &workers, &lora);
+        let different: std::collections::BTreeSet<_> =
+            cluster.expected.iter().map(|choices| choices[0]["text"].to_string()).collect();
+        assert_eq!(different.len(), STREAMS);
+        let address = |i: usize| workers[i].ready.trim();
+        cluster.during_streams("drain", || {
+            let said = cluster.ask(&["drain", address(1)]).unwrap();
+            println!("{arch}: {}", said.trim());
+            assert!(said.contains("of weights loaded before, 0 B in the pause"), "{said}");
+        });
+        assert_eq!(cluster.stages(), 2);
+        assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+        std::fs::remove_file(&model).unwrap();
+        adapters.iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 }
 

@@ -66,6 +66,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
     let config = DriverConfig {
         sched: SchedConfig::default(),
         n_vocab: limits.n_vocab,
+        adapters: [].into(),
         meter: Arc::new(Meter::new(false)),
     };
     tokio::spawn(driver::run(ends, cluster.link, config, stop.clone()));

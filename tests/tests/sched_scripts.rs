@@ -10,6 +10,7 @@
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
 //! | | with `hidden=0`: all rows of the last norm, the first for 1, the last for 2 |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
+//! | | with `adapter=1`: what its rows pass through |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
 //! | `ready KEPT`, `drop KEPT` | it is filled, or will not be |
 //! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
@@ -29,7 +30,8 @@ use brigade_coordinator::sched::{
     SchedConfig, Scheduler, Share, StageTime, Work,
 };
 use brigade_engine::batch::{
-    RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId, UBatch, Want,
+    AdapterUse, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId,
+    UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
 
@@ -69,7 +71,7 @@ impl Script {
         let actions = match line.split_once(' ') {
             Some(("open", n)) => {
                 let tokens = (1..=number(n) as u32).collect();
-                let (kept, actions) = self.scheduler.open_kept(self.now, tokens);
+                let (kept, actions) = self.scheduler.open_kept(self.now, tokens, [].into());
                 let _ = writeln!(text, "{}", show_kept(kept));
                 actions
             }
@@ -127,6 +129,10 @@ impl Script {
                     sampler: sampler(),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
+                adapters: find("adapter")
+                    .into_iter()
+                    .map(|adapter| AdapterUse { adapter, scale: 1.0 })
+                    .collect(),
                 share: Share {
                     owner: find("owner").unwrap_or(0).into(),
                     weight: find("weight").unwrap_or(1),
@@ -263,6 +269,10 @@ fn show_ubatch(ubatch: &UBatch) -> String {
             format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
+        SeqOp::Adapt { slot, adapters } => {
+            let all: Vec<_> = adapters.iter().map(|used| used.adapter.to_string()).collect();
+            format!("{} uses {}", slot.0, all.join(" "))
+        }
         SeqOp::Name { slot, .. } => format!("name {}", slot.0),
         SeqOp::Checkpoint { slot, len, parting: true, .. } => format!("{} leaves at {len}", slot.0),
         other => format!("{other:?}"),

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -269,11 +269,12 @@ impl Loader {
                 && state_at(&hint.path).is_some_and(|own| own == hinted_state(hint))
         };
         let first = order.files.first()?;
+        let paths: Vec<PathBuf> = order.files.iter().map(|hint| hint.path.clone().into()).collect();
         if !order.files.iter().all(same) {
             return None;
         }
         let wanted = order.files.iter().map(hinted_state);
-        match Gguf::open_files(&first.path) {
+        match Gguf::open_listed(&paths) {
             Ok((model, files))
                 if is_named(&model, order) && files.states().map(|(_, s)| *s).eq(wanted) =>
             {
@@ -295,7 +296,8 @@ impl Loader {
         if !order.files.iter().all(sized) {
             return None;
         }
-        let (model, files) = Gguf::open_files(&order.files.first()?.path).ok()?;
+        let paths: Vec<PathBuf> = order.files.iter().map(|hint| hint.path.clone().into()).collect();
+        let (model, files) = Gguf::open_listed(&paths).ok()?;
         is_named(&model, order).then(|| (Arc::new(model), files))
     }
 

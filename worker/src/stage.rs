@@ -229,7 +229,8 @@ fn vocabulary(model: &Gguf) -> Result<Vocabulary, ConstraintError> {
 
 /// Bytes of a weight as the kernels hold it: vectors and rows of positions in f32, matrices packed.
 fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
-    if tensor.n_dims <= 1 || tensor.name == arch::POSITION_EMBD {
+    let rows = tensor.name == arch::POSITION_EMBD || arch::has_token_rows(&tensor.name);
+    if tensor.n_dims <= 1 || rows {
         return Ok((tensor.n_elems() * size_of::<f32>()) as u64);
     }
     let (cols, rows, matrices) = (tensor.ne[0], tensor.ne[1], tensor.ne[2].max(1) as u64);

@@ -8,9 +8,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, Mirostat, NotBefore,
-    RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch,
-    Want,
+    AdapterUse, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, Mirostat,
+    NotBefore, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
+    TokenMark, UBatch, Want,
 };
 use brigade_engine::error::SnapshotError;
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
@@ -179,6 +179,13 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         },
         pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
+        pb::seq_op::Op::Adapt(adapt) => {
+            let used = adapt.adapters.iter().map(|used| {
+                let pb::AdapterUse { adapter, scale } = *used;
+                AdapterUse { adapter, scale }
+            });
+            SeqOp::Adapt { slot: SlotId(adapt.slot), adapters: used.collect() }
+        }
         pb::seq_op::Op::Name(name) => {
             let (slot, bytes) = (SlotId(name.slot), &name.name[..]);
             let named = (!bytes.is_empty()).then(|| sixteen("name", bytes).map(CopyName));

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use super::data_dir::DataDirArgs;
 use super::units::{self, CpuLists};
 use super::{demo, input};
+use crate::adapters::AdapterFile;
 use crate::plan::{Balance, HandCut, parse_bytes};
 use crate::text_model::TemplateSource;
 
@@ -182,6 +183,10 @@ pub struct LineArgs {
     /// Where a cluster's authority is.
     #[command(flatten)]
     pub data_dir: DataDirArgs,
+    /// Low-rank adapter (LoRA) of the model, a GGUF file; repeat it for several. SCALE is how much of it requests use
+    /// that say nothing, 0: none
+    #[arg(long, value_name = "FILE[=SCALE]")]
+    pub lora: Vec<AdapterFile>,
     /// Rows of the largest ubatch [default: chosen from the model and the line]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,

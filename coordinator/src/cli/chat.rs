@@ -36,7 +36,7 @@ const HISTORY: &str = "chat-history";
 const HISTORY_FOLDER_MODE: u32 = 0o700;
 
 /// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
-const OF_OWN_LINE: [&str; 26] = [
+const OF_OWN_LINE: [&str; 27] = [
     "chat_template",
     "ctx",
     "kv_type",
@@ -48,6 +48,7 @@ const OF_OWN_LINE: [&str; 26] = [
     "kernels",
     "wire_type",
     "insecure_network",
+    "lora",
     "ubatch",
     "balance",
     "tensor_split",
@@ -255,6 +256,7 @@ mod tests {
             "chat --url http://h --workers 2",
             "chat --url http://h --temp 0.5",
             "chat --url http://h --ctx 64",
+            "chat --url http://h --lora a.gguf",
             "chat --api-key k",
             "chat --set temperature",
             "chat --set stream=false",

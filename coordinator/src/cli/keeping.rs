@@ -97,6 +97,6 @@ pub fn journal(
     line: &LineArgs,
 ) -> Result<(Journal, Vec<Recovered>)> {
     // All that a token depends on beside its request.
-    let (header, kv, wire) = (model.header_hash, kv_type, line.wire_type);
-    Ok(Journal::open(folder, &format!("{header} {kv:?} {wire:?}"))?)
+    let (model, kv, wire) = (model.identity(), kv_type, line.wire_type);
+    Ok(Journal::open(folder, &format!("{model} {kv:?} {wire:?}"))?)
 }

@@ -1,6 +1,6 @@
 //! `brigade plan` shows where the layers of a model would go, and why. It starts and loads nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use brigade_engine::kernels::KV_PAGE;
@@ -74,7 +74,8 @@ free: what the worker has left; busy at best: share of the slowest stage's time,
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
-    let model = input::open_model(&path, Model::open_header_only)?;
+    let open = |path: &Path| Model::open_header_only_with(path, &args.line.lora);
+    let model = input::open_model(&path, open)?;
     model.check_ctx(args.ctx)?;
     let workers = match &args.cluster {
         Some(path) => {

@@ -217,6 +217,7 @@ pub fn app_of(
         text: session.model.text.clone(),
         heads: session.model.heads.clone(),
         limits: session.limits,
+        adapters: session.model.adapters.clone(),
         meta: Arc::new(session.model.meta(session.limits.n_ctx)),
         created: clock::unix_now(),
         metrics,

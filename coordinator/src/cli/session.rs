@@ -5,7 +5,7 @@
 //! leave no process behind.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -212,19 +212,8 @@ impl Session {
     /// # Errors
     /// The model or an address is no good.
     pub async fn start(mut options: SessionOptions) -> Result<Self> {
-        let path = options.model.path()?;
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
-        let opened = tokio::task::spawn_blocking(move || input::open_model(&path, Model::open));
-        let mut model = opened.await.context("opening the model")??;
-        if let Some(template) = &options.chat_template {
-            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
-            text.set_template(template).context("--chat-template")?;
-        }
-        if !options.served_names.is_empty() {
-            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
-            text.set_names(&options.served_names);
-        }
-        let model = Arc::new(model);
+        let model = Arc::new(open_model(&options).await?);
         model.check_ctx(options.ctx)?;
         let mut security = match options.security.take() {
             Some(security) => security,
@@ -261,7 +250,8 @@ impl Session {
             checkpoint_every: (mode != Checkpoint::Off).then_some(every),
             ..SchedConfig::default()
         };
-        let driver_config = DriverConfig { sched, n_vocab: model.n_vocab(), meter: meter.clone() };
+        let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
+        let driver_config = DriverConfig { sched, n_vocab, adapters, meter: meter.clone() };
         let driver =
             tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
         Ok(Self {
@@ -332,6 +322,23 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Opens the model of a session, with its adapters, under the names and with the template that were asked for.
+async fn open_model(options: &SessionOptions) -> Result<Model> {
+    let (path, lora) = (options.model.path()?, options.line.lora.clone());
+    let open = move |path: &Path| Model::open_with(path, &lora);
+    let opened = tokio::task::spawn_blocking(move || input::open_model(&path, open));
+    let mut model = opened.await.context("opening the model")??;
+    if let Some(template) = &options.chat_template {
+        let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+        text.set_template(template).context("--chat-template")?;
+    }
+    if !options.served_names.is_empty() {
+        let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+        text.set_names(&options.served_names);
+    }
+    Ok(model)
 }
 
 fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {

@@ -1,14 +1,17 @@
 //! `brigade synth` writes a model with random weights, in the shape of a real one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use brigade_engine::synth::{Arch, FileType, Shape, Spec, write_telling};
+use anyhow::{Context, Result, bail};
+use brigade_engine::gguf::Gguf;
+use brigade_engine::synth::{
+    AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, write_telling,
+};
 use clap::Args;
 use serde_json::json;
 
 use super::npy::{part_name, refuse_overwrite};
-use super::{output, progress};
+use super::{input, output, progress};
 use crate::plan::format_bytes;
 
 /// Write a seeded random model of a supported architecture.
@@ -18,12 +21,22 @@ Examples:
   brigade synth --arch llama --size 0.6b --quant Q4_K_M --out ref.gguf
   brigade synth --arch qwen3moe --size 30b-a3b --header-only --out big.gguf
   brigade plan -m big.gguf --workers 3 --explain
+  brigade synth --adapter-of ref.gguf --rank 8 --out adapter.gguf
 
 The text of such a model is babble; its speed is that of a trained one.")]
 pub struct SynthArgs {
     /// Architecture, e.g. llama, qwen3
-    #[arg(long)]
-    arch: String,
+    #[arg(long, required_unless_present = "adapter_of")]
+    arch: Option<String>,
+    /// Write a random low-rank adapter of this model instead, for --lora
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["arch", "size", "quant", "header_only"])]
+    adapter_of: Option<PathBuf>,
+    /// Rank of the adapter
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "adapter_of")]
+    rank: u32,
+    /// What the adapter scales its changes with, over the rank [default: its rank]
+    #[arg(long, value_name = "X", requires = "adapter_of")]
+    alpha: Option<f32>,
     /// Size; an unknown one lists those there are
     #[arg(long, default_value = "0.6b")]
     size: String,
@@ -49,8 +62,12 @@ pub struct SynthArgs {
 
 /// Runs the command.
 pub fn execute(args: SynthArgs) -> Result<()> {
+    if let Some(model) = &args.adapter_of {
+        return write_adapter_of(model, &args);
+    }
+    let arch = args.arch.as_deref().context("--arch says what to make")?;
     let spec = Spec {
-        arch: Arch::named(&args.arch)?,
+        arch: Arch::named(arch)?,
         shape: Shape::named(&args.size)?,
         quant: FileType::named(&args.quant)?,
         seed: args.seed,
@@ -67,8 +84,30 @@ pub fn execute(args: SynthArgs) -> Result<()> {
         // Half a model helps nobody; that it cannot be removed changes nothing about the error.
         let _ = std::fs::remove_file(&part);
     }
-    let nbytes = written?;
-    std::fs::rename(&part, &args.out)
+    finish(&args, &part, written?)
+}
+
+/// Writes a random adapter of a model.
+fn write_adapter_of(model: &Path, args: &SynthArgs) -> Result<()> {
+    let model = input::open_model(model, |path| Gguf::open_header_only(path))?;
+    let rank = args.rank as usize;
+    if rank == 0 {
+        bail!("--rank is 0: a change has a rank of 1 at least");
+    }
+    let spec = AdapterSpec { rank, alpha: args.alpha.unwrap_or(rank as f32), seed: args.seed };
+    refuse_overwrite(&args.out, args.force)?;
+    let part = part_name(&args.out);
+    let written = write_adapter(&model, &spec, &part);
+    if written.is_err() {
+        // As above.
+        let _ = std::fs::remove_file(&part);
+    }
+    finish(args, &part, written?)
+}
+
+/// Gives what was written its name, and says so.
+fn finish(args: &SynthArgs, part: &Path, nbytes: u64) -> Result<()> {
+    std::fs::rename(part, &args.out)
         .with_context(|| format!("cannot write {}", args.out.display()))?;
     if args.json {
         return output::json(&json!({ "file": args.out, "bytes": nbytes }));

@@ -286,6 +286,7 @@ pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
         wire_type: options.wire_type,
         kv_type: options.kv_type,
         kernels: options.kernels.clone(),
+        adapters: !model.gguf.adapters().is_empty(),
     }
 }
 

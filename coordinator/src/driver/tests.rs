@@ -30,6 +30,7 @@ const SPEC: LineSpec = LineSpec {
 fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let config = DriverConfig {
         sched: SchedConfig::default(),
+        adapters: [].into(),
         n_vocab: N_VOCAB,
         meter: Arc::new(Meter::new(false)),
     };

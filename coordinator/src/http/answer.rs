@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use brigade_engine::batch::AdapterUse;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
@@ -13,6 +14,7 @@ use super::streams::Resumable;
 use super::tally::Tally;
 use super::trace;
 use super::types::{FinishWord, PromptDetails, Timings, Usage};
+use crate::adapters::AdapterWish;
 use crate::generation::{End, EndReason, Generation, Part, TokenPiece};
 use crate::handle::{Failure, FinishReason, RequestId, Sequence};
 use crate::journal::Drawn;
@@ -121,6 +123,7 @@ pub async fn submit(
     resumable: Option<&Resumable>,
 ) -> Result<Vec<Running>, ApiError> {
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
+    let adapters = app.adapters_of(common.lora.as_deref())?;
     let mut requests = Vec::new();
     for tokens in prompts {
         for i in 0..common.n {
@@ -136,6 +139,7 @@ pub async fn submit(
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
             let (share, force) = (name.tally.share(), name.tally.force());
+            let request = request.adapted(adapters.clone());
             requests.push(request.named(&name.id).owned(share, force, common.within));
         }
     }
@@ -237,5 +241,17 @@ impl App {
     pub(super) fn next_id(&self) -> RequestId {
         let counter = &self.sequences;
         RequestId(counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// The adapters that a request asks for; `None` where it says nothing.
+    ///
+    /// # Errors
+    /// One that is not here.
+    pub(super) fn adapters_of(
+        &self,
+        wishes: Option<&[AdapterWish]>,
+    ) -> Result<Option<Arc<[AdapterUse]>>, ApiError> {
+        let resolved = wishes.map(|wishes| self.adapters.resolve(wishes)).transpose();
+        resolved.map_err(|error| ApiError::field("lora", error.to_string()))
     }
 }

@@ -283,8 +283,9 @@ impl Answer {
         let Some(top) = self.request.top_logprobs.filter(|_| self.request.echo) else {
             return Ok(());
         };
+        let lora = self.request.common.lora.as_deref();
         for (tokens, pieces) in self.prompts.tokens.iter().zip(&mut self.prompts.pieces) {
-            *pieces = echo::pieces(&self.app, name, tokens, top).await?;
+            *pieces = echo::pieces(&self.app, name, tokens, top, lora).await?;
         }
         Ok(())
     }

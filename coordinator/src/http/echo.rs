@@ -5,6 +5,7 @@ use brigade_engine::sample::log_probs;
 
 use super::error::ApiError;
 use super::{App, trace};
+use crate::adapters::AdapterWish;
 use crate::generation::TokenPiece;
 use crate::handle::SeqEvent;
 use crate::request::{MAX_TOP_LOGPROBS, Request};
@@ -16,12 +17,14 @@ pub(super) async fn pieces(
     name: &trace::Name,
     tokens: &[u32],
     top: u32,
+    lora: Option<&[AdapterWish]>,
 ) -> Result<Vec<TokenPiece>, ApiError> {
     if top > MAX_TOP_LOGPROBS {
         let message = format!("logprobs is {top}: at most {MAX_TOP_LOGPROBS}");
         return Err(ApiError::field("logprobs", message));
     }
     let request = Request::logits(tokens.to_vec(), &app.limits)?.named(&name.id);
+    let request = request.adapted(app.adapters_of(lora)?);
     let request = request.owned(name.tally.share(), name.tally.force(), None);
     let mut sequence = app.engine.submit(app.next_id(), request).await?;
     let piece = |id: u32| TokenPiece {

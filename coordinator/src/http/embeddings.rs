@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
-use super::{App, models, pooled, trace};
+use super::{App, models, params, pooled, trace};
+use crate::adapters::AdapterWish;
 use crate::pooling::Pooling;
 use crate::request::Limits;
 use crate::text_model::TextModel;
@@ -36,6 +37,7 @@ struct Wanted {
     dimensions: Option<usize>,
     normalize: bool,
     as_base64: bool,
+    lora: Option<Vec<AdapterWish>>,
 }
 
 /// The endpoint.
@@ -72,7 +74,8 @@ pub(super) async fn make(
     let mut wanted = app.read(request, Wanted::read).await?;
     let inputs = std::mem::take(&mut wanted.inputs);
     let n_tokens = inputs.iter().map(Vec::len).sum();
-    let vectors = pooled::vectors(app, name, inputs, wanted.pooling).await?;
+    let vectors =
+        pooled::vectors(app, name, inputs, wanted.pooling, wanted.lora.as_deref()).await?;
     let vectors = vectors.into_iter().map(|pooled| wanted.finish(app.heads.vector(pooled)));
     let vectors = vectors.collect::<Result<_, _>>()?;
     Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })
@@ -107,7 +110,8 @@ impl Wanted {
         };
         let dimensions: Option<usize> = fields.take("dimensions")?;
         let normalize: bool = fields.take_any(&["normalize", "embd_normalize"])?.unwrap_or(true);
-        Ok(Self { inputs, pooling, dimensions, normalize, as_base64 })
+        let lora = params::lora(&mut fields)?;
+        Ok(Self { inputs, pooling, dimensions, normalize, as_base64, lora })
     }
 
     /// Cut to the dimensions that are wanted, and of length 1.

@@ -74,6 +74,7 @@ pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use streams::Streams;
 pub use types::ModelMeta;
 
+use crate::adapters::Adapters;
 use crate::clock;
 use crate::handle::Engine;
 use crate::health::RollWatch;
@@ -91,6 +92,8 @@ pub struct App {
     pub heads: Arc<Heads>,
     /// What requests must fit in.
     pub limits: Limits,
+    /// The model's adapters.
+    pub adapters: Arc<Adapters>,
     /// For `/v1/models`.
     pub meta: Arc<ModelMeta>,
     /// Seconds since the Unix epoch when the model was opened.
@@ -163,6 +166,7 @@ fn beside() -> Router<App> {
         .route("/infill", post(infill::create))
         .route("/apply-template", post(props::apply_template))
         .route("/props", get(props::props))
+        .route("/lora-adapters", get(props::adapters))
         .route("/slots", get(props::slots))
         .route("/version", get(props::version))
         .route("/api/version", get(ollama::version))
@@ -180,7 +184,7 @@ fn beside() -> Router<App> {
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
      /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
-     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
+     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /lora-adapters, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
      /api/version and /health";
 
 async fn no_such_address(request: Request) -> ApiError {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
 use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};
+use brigade_proto::limits::MAX_ADAPTERS;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -13,6 +14,7 @@ use super::error::ApiError;
 use super::fields::{Fields, entries, kind, list, read};
 use super::form::form;
 use super::models::check_name;
+use crate::adapters::AdapterWish;
 use crate::constrain::Form;
 use crate::generation::TokenPiece;
 use crate::request::{Limits, MAX_LOGIT_BIAS};
@@ -55,6 +57,8 @@ pub struct Common {
     pub within: Option<Duration>,
     /// Whether the stream goes on while its client is away, and can be read on.
     pub resumable: bool,
+    /// Adapters instead of those that the server was started with.
+    pub lora: Option<Vec<AdapterWish>>,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -62,7 +66,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("tools", "tools are for /v1/chat/completions"),
     ("functions", "use tools, in /v1/chat/completions"),
     ("audio", "this model writes text only"),
-    ("lora", "adapters are not implemented"),
 ];
 
 /// Sampling settings that are not implemented, and why; zero turns each off.
@@ -120,6 +123,7 @@ impl Common {
             n,
             stream,
             resumable,
+            lora: lora(fields)?,
             include_usage: stream_options.include_usage.unwrap_or(false),
             within: timeout(fields)?,
         })
@@ -130,6 +134,25 @@ impl Common {
     /// Ids of these tokens, if the request wants them.
     pub fn token_ids(&self, tokens: &[TokenPiece]) -> Option<Vec<u32>> {
         self.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect())
+    }
+}
+
+/// The adapters that a request asks for: a name, or a list of names, or of objects as llama.cpp's server takes them.
+/// Which there are is known when it is submitted.
+pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, ApiError> {
+    let named = |name: String| AdapterWish { id: None, name: Some(name), scale: None };
+    let one = |raw: &RawValue| match kind(raw) {
+        "a string" => read("lora", raw).map(named),
+        _ => read("lora", raw),
+    };
+    let Some(raw) = fields.raw("lora") else { return Ok(None) };
+    match kind(raw) {
+        "an array" => {
+            let all = list("lora", raw, MAX_ADAPTERS)?;
+            all.into_iter().map(one).collect::<Result<_, _>>().map(Some)
+        }
+        "null" => Ok(None),
+        _ => Ok(Some(vec![one(raw)?])),
     }
 }
 
@@ -398,6 +421,27 @@ mod tests {
         assert!(params.logit_bias.contains(&(id("b"), 3.0)), "{:?}", params.logit_bias);
         assert!(params.dry.breakers.contains(&id("x")) && !params.dry.breakers.contains(&id("b")));
         assert_eq!(params.dry.last_n, 4096, "the context");
+    }
+
+    #[test]
+    fn adapters_are_asked_for_by_name_or_number() {
+        let lora = |json: &str| read(json).map(|common| common.lora);
+        assert_eq!(lora("{}"), Ok(None));
+        assert_eq!(lora(r#"{"lora": null}"#), Ok(None));
+        assert_eq!(lora(r#"{"lora": []}"#), Ok(Some(vec![])));
+        let named = |name: &str, scale| AdapterWish { id: None, name: Some(name.into()), scale };
+        assert_eq!(lora(r#"{"lora": "a"}"#), Ok(Some(vec![named("a", None)])));
+        let both = lora(r#"{"lora": ["a", {"id": 1, "scale": 0.5}, {"name": "b", "scale": 2}]}"#);
+        let first = AdapterWish { id: Some(1), name: None, scale: Some(0.5) };
+        assert_eq!(both, Ok(Some(vec![named("a", None), first, named("b", Some(2.0))])));
+        for (json, word) in [
+            (r#"{"lora": 3}"#, "lora"),
+            (r#"{"lora": [{"id": -1}]}"#, "lora"),
+            (r#"{"lora": [{"id": 0, "weight": 1}]}"#, "weight"),
+        ] {
+            let message = read(json).unwrap_err();
+            assert!(message.contains(word), "{json}: {message}");
+        }
     }
 
     #[test]

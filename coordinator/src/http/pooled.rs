@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 
 use super::error::ApiError;
 use super::{App, trace};
+use crate::adapters::AdapterWish;
 use crate::handle::Failure;
 use crate::pooling::Pooling;
 use crate::request::Request as SeqRequest;
@@ -27,7 +28,9 @@ pub(super) async fn vectors(
     name: &trace::Name,
     texts: Vec<Vec<u32>>,
     pooling: Pooling,
+    lora: Option<&[AdapterWish]>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
+    let adapters = app.adapters_of(lora)?;
     let at_once = AT_ONCE.min(app.max_seqs as usize).max(1);
     let mut vectors = vec![Vec::new(); texts.len()];
     let mut running: JoinSet<Pooled> = JoinSet::new();
@@ -37,6 +40,7 @@ pub(super) async fn vectors(
         }
         let n_tokens = tokens.len();
         let request = SeqRequest::hidden(tokens, pooling, &app.limits)?.named(&name.id);
+        let request = request.adapted(adapters.clone());
         let request = request.owned(name.tally.share(), name.tally.force(), None);
         name.tally.submitted(n_tokens);
         let sequence = app.engine.submit(app.next_id(), request).await?;

@@ -1,5 +1,5 @@
-//! What llama.cpp's server tells about itself: `/props`, `/slots`, `/version`, `/apply-template`. And `/line`, for the
-//! page.
+//! What llama.cpp's server tells about itself: `/props`, `/lora-adapters`, `/slots`, `/version`, `/apply-template`. And
+//! `/line`, for the page.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::App;
 use super::chat_request;
 use super::error::ApiError;
+use crate::adapters::Adapter;
 use crate::handle::Status;
 
 /// `GET /version`.
@@ -34,6 +35,12 @@ pub(super) async fn props(State(app): State<App>) -> Json<Value> {
                                 "supports_parallel_tool_calls": tools, "supports_reasoning": thinks },
         "build_info": concat!("brigade-", env!("CARGO_PKG_VERSION")),
     }))
+}
+
+/// `GET /lora-adapters`: the model's adapters, with how much of each a request uses that says nothing.
+pub(super) async fn adapters(State(app): State<App>) -> Json<Value> {
+    let adapter = |(id, adapter): (usize, &Adapter)| json!({ "id": id, "path": adapter.name, "scale": adapter.scale, "task_name": "", "prompt_prefix": "" });
+    Json(app.adapters.iter().enumerate().map(adapter).collect())
 }
 
 /// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.

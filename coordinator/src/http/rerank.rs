@@ -16,7 +16,8 @@ use super::body::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
 use super::fields::{Fields, list, read};
-use super::{App, models, pooled, trace};
+use super::{App, models, params, pooled, trace};
+use crate::adapters::AdapterWish;
 use crate::pooling::Pooling;
 use crate::request::Limits;
 use crate::text_model::TextModel;
@@ -32,6 +33,8 @@ struct Wanted {
     with_text: bool,
     /// In the shape that has `texts`.
     is_plain: bool,
+    /// Adapters instead of those that the server was started with.
+    lora: Option<Vec<AdapterWish>>,
 }
 
 /// A document is its text, or an object that has it.
@@ -58,7 +61,7 @@ pub(super) async fn create(
         Some(_) if classifier.reads_mean() => Pooling::Mean,
         Some(_) => Pooling::First,
     };
-    let rows = pooled::vectors(&app, &name, pairs, pooling).await?;
+    let rows = pooled::vectors(&app, &name, pairs, pooling, wanted.lora.as_deref()).await?;
     Ok(wanted.answer(&rows, classifier, app.text.name(), n_tokens).into_response())
 }
 
@@ -84,6 +87,7 @@ impl Wanted {
         };
         let top_n: Option<usize> = fields.take("top_n")?;
         let with_text: Option<bool> = fields.take_any(&["return_documents", "return_text"])?;
+        let lora = params::lora(&mut fields)?;
         let pair = |document: &String| {
             limits.check_text(query.len().saturating_add(document.len()))?;
             text.encode_pair(&query, document).map_err(text_error)
@@ -95,6 +99,7 @@ impl Wanted {
             with_text: with_text.unwrap_or(false),
             is_plain,
             documents,
+            lora,
         })
     }
 

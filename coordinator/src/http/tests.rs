@@ -75,6 +75,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         engine,
         heads: Arc::default(),
         limits: Limits { n_ctx, n_vocab: text.n_vocab(), encoder: None },
+        adapters: Arc::default(),
         text,
         meta: Arc::new(meta),
         created: 1,

@@ -8,6 +8,7 @@ use brigade_engine::arch::{
     self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
 };
 use brigade_engine::error::ModelError;
+use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, TensorInfo};
 use brigade_engine::heads;
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
@@ -40,7 +41,9 @@ impl ModelFacts {
                 // those that the metadata count.
                 Some(_) => {}
                 None if tensor.name == TOKEN_EMBD => embedding_bytes += tensor.nbytes,
-                None if arch::is_of_input(&tensor.name, &spec) => {
+                None if of_model(&tensor.name).0 == TOKEN_EMBD
+                    || arch::is_of_input(&tensor.name, &spec) =>
+                {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
                 // The coordinator has the heads that judge texts, or make vectors of them.
@@ -127,7 +130,9 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
 
 /// Bytes of a tensor as the kernels hold it: matrices packed, vectors and rows of positions in f32.
 fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
-    if tensor.n_dims < 2 || [POSITION_EMBD, TOKEN_TYPES].contains(&&*tensor.name) {
+    let rows =
+        [POSITION_EMBD, TOKEN_TYPES].contains(&&*tensor.name) || arch::has_token_rows(&tensor.name);
+    if tensor.n_dims < 2 || rows {
         return Ok(4 * tensor.n_elems() as u64);
     }
     let [cols, rows] = [tensor.ne[0], tensor.ne[1]];

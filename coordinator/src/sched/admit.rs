@@ -273,7 +273,8 @@ mod tests {
     fn request(id: u64, prompt: usize) -> Request {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
-        Request { id, label: "r".into(), prompt, work, share, deadline }
+        let adapters = [].into();
+        Request { id, label: "r".into(), prompt, work, adapters, share, deadline }
     }
 
     #[test]

@@ -67,10 +67,8 @@ impl Line {
 
     /// Opens a sequence whose state is to be put back, on the next ubatch.
     fn open_for_state(&mut self, sequence: &mut Admitted, name: CopyName, len: u32) {
-        let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
-        let (sampler, request) = (sequence.sampler(), sequence.label.clone());
-        self.ops.push(SeqOp::Open { slot, blocks, sampler, request });
-        self.ops.push(SeqOp::Name { slot, name: Some(name) });
+        self.ops.extend(sequence.open_ops());
+        self.ops.push(SeqOp::Name { slot: sequence.slot, name: Some(name) });
         (sequence.opened, sequence.named) = (true, true);
         (sequence.sent, sequence.checkpointed) = (len, len);
         sequence.restoring = true;

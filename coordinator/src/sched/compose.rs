@@ -180,9 +180,7 @@ impl Draft {
         let sequence = live.get_mut(no).expect("queues name live sequences only");
         if !sequence.opened {
             sequence.opened = true;
-            let (slot, blocks) = (sequence.slot, sequence.blocks.clone());
-            let (sampler, request) = (sequence.sampler(), sequence.label.clone());
-            self.opens.push(SeqOp::Open { slot, blocks, sampler, request });
+            self.opens.extend(sequence.open_ops());
             if self.checkpoint_every.is_some() {
                 self.opens.extend(sequence.tell_name());
             }

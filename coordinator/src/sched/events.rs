@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use brigade_engine::batch::{CopyName, RowOutput, SampledToken, SamplerSetup, SlotId, UBatch};
+use brigade_engine::batch::{
+    AdapterUse, CopyName, RowOutput, SampledToken, SamplerSetup, SlotId, UBatch,
+};
 use brigade_engine::state::Prefixes;
 
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
@@ -32,6 +34,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// What is wanted of it.
     pub work: Work,
+    /// What its rows pass through besides the model.
+    pub adapters: Arc<[AdapterUse]>,
     /// Whose it is beside others.
     pub share: Share,
     /// When nobody wants it any more.
@@ -80,6 +84,10 @@ impl Request {
         hasher.update(&max_tokens.to_le_bytes());
         for token in &self.prompt {
             hasher.update(&token.to_le_bytes());
+        }
+        for used in self.adapters.iter() {
+            hasher.update(&used.adapter.to_le_bytes());
+            hasher.update(&used.scale.to_bits().to_le_bytes());
         }
         let hash = hasher.finalize();
         hash.as_bytes().first_chunk().map(|name| CopyName(*name))

@@ -6,13 +6,19 @@
 //!
 //! That is exact. A row's result depends on the tokens before it, and not on where a prompt was cut.
 //! Recurrent layers have a state at the end of a sequence only. Where a model has some, only a whole kept
-//! sequence can begin another one. Otherwise any prefix of it can.
+//! sequence can begin another one. Otherwise any prefix of it can. What one set of adapters computed begins nothing of
+//! another's.
 
-use brigade_engine::batch::{BlockId, SlotId};
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, BlockId, SlotId};
 use brigade_engine::state::Prefixes;
 
 use super::events::{KeptId, RequestId};
 use super::sequence::SeqNo;
+
+/// Tokens, and the adapters that they are computed with.
+pub(super) type Prompt<'a> = (&'a [u32], &'a [AdapterUse]);
 
 /// A kept sequence as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +39,8 @@ pub(super) struct Kept {
     /// Those that hold `tokens`.
     pub blocks: Vec<BlockId>,
     pub tokens: Vec<u32>,
+    /// What computed them besides the model: nobody else's prompt begins with it.
+    pub adapters: Arc<[AdapterUse]>,
     /// Whose end it is; `None` for a prompt's end, or if it came from elsewhere.
     pub request: Option<RequestId>,
     /// The running sequence that it was; as `request`.
@@ -51,7 +59,11 @@ impl Kept {
 
     /// How many of a prompt's first tokens it can stand for. At least one row is left to compute, the
     /// one that the first token is drawn from.
-    fn covers(&self, prompt: &[u32], prefixes: Prefixes) -> u32 {
+    fn covers(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> u32 {
+        let (prompt, adapters) = prompt;
+        if adapters != &self.adapters[..] {
+            return 0;
+        }
         let rest = &prompt[..prompt.len().saturating_sub(1)];
         let common = self.tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
         match prefixes {
@@ -68,6 +80,7 @@ pub(super) struct NewKept {
     pub slot: SlotId,
     pub blocks: Vec<BlockId>,
     pub tokens: Vec<u32>,
+    pub adapters: Arc<[AdapterUse]>,
     pub request: Option<RequestId>,
     pub left_by: Option<SeqNo>,
     pub filled: bool,
@@ -97,7 +110,7 @@ impl KeptPool {
     pub fn insert(&mut self, new: NewKept) -> KeptId {
         let id = KeptId(self.next);
         self.next += 1;
-        let NewKept { slot, blocks, tokens, request, left_by, filled } = new;
+        let NewKept { slot, blocks, tokens, adapters, request, left_by, filled } = new;
         // Whoever fills it holds on to it meanwhile.
         let pinned = !filled;
         let last_use = 0;
@@ -106,6 +119,7 @@ impl KeptPool {
             slot,
             blocks,
             tokens,
+            adapters,
             request,
             left_by,
             filled,
@@ -131,7 +145,7 @@ impl KeptPool {
     }
 
     /// The one that stands for most of a prompt's tokens, and for how many; of equals the one used last.
-    pub fn best(&self, prompt: &[u32], prefixes: Prefixes) -> Option<(KeptId, u32)> {
+    pub fn best(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> Option<(KeptId, u32)> {
         let usable = self.all.iter().filter(|kept| kept.filled);
         usable
             .map(|kept| (kept.covers(prompt, prefixes), kept.last_use, kept.id))
@@ -146,19 +160,21 @@ impl KeptPool {
         may_go.min_by_key(|kept| kept.last_use).map(|kept| kept.id)
     }
 
-    /// The tokens of what a running sequence left behind, while that is kept.
-    pub fn left_by(&self, no: SeqNo) -> Option<Vec<u32>> {
-        self.all.iter().find(|kept| kept.left_by == Some(no)).map(|kept| kept.tokens.clone())
+    /// What a running sequence left behind, while that is kept.
+    pub fn left_by(&self, no: SeqNo) -> Option<&Kept> {
+        self.all.iter().find(|kept| kept.left_by == Some(no))
     }
 
     /// One with exactly these tokens.
-    pub fn same(&self, tokens: &[u32]) -> Option<KeptId> {
-        self.all.iter().find(|kept| kept.tokens == tokens).map(|kept| kept.id)
+    pub fn same(&self, (tokens, adapters): Prompt<'_>) -> Option<KeptId> {
+        let is_same = |kept: &&Kept| kept.tokens == tokens && &kept.adapters[..] == adapters;
+        self.all.iter().find(is_same).map(|kept| kept.id)
     }
 
     /// Those that are of no use beside one with these tokens, and may go.
-    pub fn covered_by(&self, tokens: &[u32], prefixes: Prefixes) -> Vec<KeptId> {
+    pub fn covered_by(&self, (tokens, adapters): Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
         let covered = |kept: &&Kept| match prefixes {
+            _ if &kept.adapters[..] != adapters => false,
             Prefixes::All => tokens.starts_with(&kept.tokens),
             Prefixes::Whole | Prefixes::None => tokens == kept.tokens,
         };
@@ -175,8 +191,8 @@ mod tests {
         let mut pool = KeptPool::default();
         for (slot, tokens) in (0..).map(SlotId).zip(all) {
             let tokens = tokens.to_vec();
-            let (blocks, request, left_by) = (vec![], None, None);
-            pool.insert(NewKept { slot, blocks, tokens, request, left_by, filled: true });
+            let (blocks, request, left_by, adapters) = (vec![], None, None, [].into());
+            pool.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled: true });
         }
         pool
     }
@@ -185,7 +201,7 @@ mod tests {
     fn the_longest_usable_one_begins_a_prompt() {
         let mut pool = pool(&[&[1, 2], &[1, 2, 3, 9], &[1, 2, 3, 4], &[7]]);
         let best = |pool: &KeptPool, prompt: &[u32], prefixes| {
-            pool.best(prompt, prefixes).map(|(id, len)| (id.0, len))
+            pool.best((prompt, &[]), prefixes).map(|(id, len)| (id.0, len))
         };
         assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::All), Some((2, 4)));
         assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::Whole), Some((2, 4)));
@@ -214,9 +230,31 @@ mod tests {
     }
 
     #[test]
+    fn what_other_adapters_computed_begins_nothing_and_covers_nothing() {
+        let mut pool = pool(&[&[1, 2, 3]]);
+        let scaled = |scale| AdapterUse { adapter: 0, scale };
+        let (blocks, request, left_by) = (vec![], None, None);
+        let (slot, tokens, adapters) = (SlotId(9), vec![1, 2], [scaled(0.5)].into());
+        pool.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled: true });
+        let best = |adapters: &[AdapterUse]| {
+            pool.best((&[1, 2, 3, 4], adapters), Prefixes::All).map(|(id, len)| (id.0, len))
+        };
+        assert_eq!(best(&[]), Some((0, 3)));
+        assert_eq!(best(&[scaled(0.5)]), Some((1, 2)));
+        assert_eq!(best(&[scaled(0.25)]), None);
+        assert_eq!(best(&[scaled(0.5), scaled(0.5)]), None);
+        let covered =
+            |adapters: &[AdapterUse]| pool.covered_by((&[1, 2, 3], adapters), Prefixes::All);
+        assert_eq!(covered(&[]), [KeptId(0)]);
+        assert_eq!(covered(&[scaled(0.5)]), [KeptId(1)]);
+        assert_eq!(pool.same((&[1, 2], &[])), None);
+        assert_eq!(pool.same((&[1, 2], &[scaled(0.5)])), Some(KeptId(1)));
+    }
+
+    #[test]
     fn what_a_longer_one_stands_for_as_well_is_of_no_use() {
         let pool = pool(&[&[1, 2], &[1, 2, 3], &[1, 3]]);
-        let ids = |prefixes| pool.covered_by(&[1, 2, 3], prefixes);
+        let ids = |prefixes| pool.covered_by((&[1, 2, 3], &[]), prefixes);
         assert_eq!(ids(Prefixes::All), [KeptId(0), KeptId(1)]);
         assert_eq!(ids(Prefixes::Whole), [KeptId(1)]);
     }

@@ -24,7 +24,9 @@ mod sequence;
 mod sizing;
 mod timing;
 
-use brigade_engine::batch::{RowValue, SampledToken};
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, RowValue, SampledToken};
 
 use admit::Waiting;
 use in_flight::InFlight;
@@ -198,10 +200,15 @@ impl Scheduler {
     /// Opens an empty slot with pages for `tokens`, whose state is to be put into it on every stage after
     /// the ubatch among the actions. It is of use from [`Event::KeptReady`] on. `None` if there is no
     /// room, or no line.
-    pub fn open_kept(&mut self, now: Micros, tokens: Vec<u32>) -> (Option<KeptInfo>, Vec<Action>) {
+    pub fn open_kept(
+        &mut self,
+        now: Micros,
+        tokens: Vec<u32>,
+        adapters: Arc<[AdapterUse]>,
+    ) -> (Option<KeptInfo>, Vec<Action>) {
         let mut out = Vec::new();
         let line = self.line.as_mut().filter(|line| !line.faulted);
-        let opened = line.and_then(|line| line.open_kept(tokens));
+        let opened = line.and_then(|line| line.open_kept(tokens, adapters));
         self.fill_line(now, &mut out);
         (opened, out)
     }

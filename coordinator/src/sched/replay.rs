@@ -90,11 +90,11 @@ impl Pending {
     }
 
     fn of(sequence: Admitted) -> Self {
-        let Admitted { request: id, label, work, share, deadline, .. } = sequence;
+        let Admitted { request: id, label, work, adapters, share, deadline, .. } = sequence;
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Self {
-            request: Request { id, label, prompt, work, share, deadline },
+            request: Request { id, label, prompt, work, adapters, share, deadline },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,

@@ -6,7 +6,9 @@
 //! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
 //! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
 
-use brigade_engine::batch::{BlockId, SeqOp, SlotId};
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SlotId};
 use brigade_engine::state::Prefixes;
 
 use super::events::{KeptId, Request, RequestId, Work};
@@ -59,7 +61,9 @@ impl Line {
         } = pending;
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
-        let source = generates.then(|| self.kept.best(&tokens, self.spec.prefixes)).flatten();
+        let source = generates
+            .then(|| self.kept.best((&tokens, &request.adapters), self.spec.prefixes))
+            .flatten();
         let (blocks, reused) = match source {
             Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
             None => {
@@ -80,6 +84,7 @@ impl Line {
             n_known: tokens.len() as u32,
             tokens,
             work: request.work,
+            adapters: request.adapters,
             slot,
             blocks,
             reused,
@@ -147,7 +152,7 @@ impl Line {
 
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
     pub fn discard(&mut self, sequence: &Admitted) {
-        for id in self.kept.covered_by(&sequence.tokens, Prefixes::All) {
+        for id in self.kept.covered_by((&sequence.tokens, &sequence.adapters), Prefixes::All) {
             self.evict(id);
         }
         self.release(sequence);
@@ -155,8 +160,8 @@ impl Line {
 
     /// The same for one that had ended and was kept when its numbers came.
     pub fn discard_kept(&mut self, no: SeqNo) {
-        let Some(tokens) = self.kept.left_by(no) else { return };
-        for id in self.kept.covered_by(&tokens, Prefixes::All) {
+        let Some(left) = self.kept.left_by(no) else { return };
+        for id in self.kept.covered_by((&left.tokens, &left.adapters), Prefixes::All) {
             self.evict(id);
         }
     }
@@ -169,7 +174,8 @@ impl Line {
         }
         let mut tokens = sequence.tokens;
         tokens.truncate(sequence.sent as usize);
-        for id in self.kept.covered_by(&tokens, self.spec.prefixes) {
+        let adapters = sequence.adapters;
+        for id in self.kept.covered_by((&tokens, &adapters), self.spec.prefixes) {
             self.evict(id);
         }
         let mut blocks = sequence.blocks;
@@ -192,6 +198,7 @@ impl Line {
             slot,
             blocks,
             tokens,
+            adapters,
             request,
             left_by: Some(no),
             filled: true,
@@ -203,7 +210,8 @@ impl Line {
         // With one place only, the prompt's end is the better bet where the end of the answer is no
         // prefix of the next prompt unless the template repeats the answer as it was.
         let prompt = &sequence.tokens[..sequence.n_prompt as usize];
-        let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
+        let prompt_is_kept =
+            self.spec.n_kept == 1 && self.kept.same((prompt, &sequence.adapters)).is_some();
         let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
         generated && sequence.opened && sequence.sent > 0 && has_place && !prompt_is_kept
     }
@@ -217,7 +225,7 @@ impl Line {
         if self.spec.prefixes == Prefixes::All || self.n_kept_places() == 0 {
             return;
         }
-        if let Some(same) = self.kept.same(prompt) {
+        if let Some(same) = self.kept.same((prompt, &sequence.adapters)) {
             return self.kept.touch(same);
         }
         self.limit_kept(self.spec.n_kept - 1);
@@ -237,14 +245,15 @@ impl Line {
         let (tokens, copied) = (prompt.to_vec(), blocks.clone());
         let (src, request) = (sequence.slot, sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
-        let request = None;
-        self.kept.insert(NewKept { slot, blocks, tokens, request, left_by: None, filled: true });
+        let (request, adapters) = (None, sequence.adapters.clone());
+        let (left_by, filled) = (None, true);
+        self.kept.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled });
     }
 
     /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
     /// to nobody, until it is filled. `None` if kept sequences that are pinned, and running ones, leave
-    /// no room.
-    pub fn open_kept(&mut self, tokens: Vec<u32>) -> Option<KeptInfo> {
+    /// no room. Stages refuse the state of one that had other adapters.
+    pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
         let n_pages = self.pages_of(tokens.len() as u64);
         let is_free = self.blocks.total() - self.blocks.n_running() >= n_pages;
         let fits = tokens.len() as u64 <= u64::from(self.spec.max_positions);
@@ -260,8 +269,9 @@ impl Line {
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (opened, request) = (blocks.clone(), "kept".into());
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
+        self.ops.extend(SeqOp::adapt(slot, &adapters));
         let (copy, request, left_by) = (tokens.clone(), None, None);
-        let new = NewKept { slot, blocks, tokens: copy, request, left_by, filled: false };
+        let new = NewKept { slot, blocks, tokens: copy, adapters, request, left_by, filled: false };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }

@@ -14,7 +14,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::batch::{
+    AdapterUse, BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
+};
 
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::Owners;
@@ -37,6 +39,8 @@ pub(super) struct Admitted {
     pub request: RequestId,
     pub label: Arc<str>,
     pub work: Work,
+    /// What its rows pass through besides the model.
+    pub adapters: Arc<[AdapterUse]>,
     /// Prompt, then what was generated.
     pub tokens: Vec<u32>,
     /// Tokens of the client's prompt.
@@ -84,6 +88,14 @@ impl Admitted {
             Work::Generate { sampler, .. } => Some(sampler.clone()),
             Work::Logits | Work::Hidden(_) => None,
         }
+    }
+
+    /// What opens it on the stages.
+    pub fn open_ops(&self) -> impl Iterator<Item = SeqOp> + use<> {
+        let (slot, blocks) = (self.slot, self.blocks.clone());
+        let (sampler, request) = (self.sampler(), self.label.clone());
+        let adapt = SeqOp::adapt(slot, &self.adapters);
+        [SeqOp::Open { slot, blocks, sampler, request }].into_iter().chain(adapt)
     }
 
     /// What tells the stages its name, if it has one that they do not know.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use brigade_engine::batch::{SamplerSetup, SamplingParams};
+use brigade_engine::batch::{AdapterUse, SamplerSetup, SamplingParams};
 
 use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
 use super::rng::{Rng, mix};
@@ -30,6 +30,15 @@ pub struct SimRequest {
     pub share: Share,
     /// How long after its submission it is wanted.
     pub within: Option<Micros>,
+    /// Number of the adapter that its rows pass through, if they do.
+    pub adapter: Option<u32>,
+}
+
+impl SimRequest {
+    /// Its adapters.
+    fn adapters(&self) -> Arc<[AdapterUse]> {
+        self.adapter.into_iter().map(|adapter| AdapterUse { adapter, scale: 1.0 }).collect()
+    }
 }
 
 /// All that clients do in one simulation.
@@ -70,7 +79,7 @@ impl Workload {
     /// begin as others did.
     pub fn random(seed: u64, n: usize) -> Self {
         let mut rng = Rng::new(seed);
-        let (mut at, mut requests) = (0, Vec::new());
+        let (mut at, mut requests) = (0, Vec::<SimRequest>::new());
         let longest = [40, 400, 3_000][rng.between(0, 2) as usize];
         let pause = [0, 20_000, 500_000][rng.between(0, 2) as usize];
         for i in 0..n as u64 {
@@ -81,7 +90,14 @@ impl Workload {
             let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
             let begins = rng.between(0, longest.min(800)) as u32;
             let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
-            let rest = SimRequest::default();
+            // Mostly as those whose tokens the prompt begins with. Not drawn from `rng`: what is drawn from that is as it
+            // was before there were adapters.
+            let drawn = mix(seed ^ mix(i));
+            let own = (drawn % 5 < 2).then_some((drawn % 5) as u32);
+            let same =
+                after.filter(|_| !drawn.is_multiple_of(8)).map(|(other, _): (usize, u32)| other);
+            let adapter = same.map_or(own, |other| requests[other].adapter);
+            let rest = SimRequest { adapter, ..SimRequest::default() };
             requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at, ..rest });
         }
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
@@ -200,7 +216,8 @@ impl Clients {
         let SimRequest { share, within, .. } = client.request;
         let deadline = within.map(|within| now + within);
         let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
-        Request { id, label, prompt, work, share, deadline }
+        let adapters = client.request.adapters();
+        Request { id, label, prompt, work, adapters, share, deadline }
     }
 
     /// The client goes away; whether it was still waiting for something.
@@ -331,7 +348,7 @@ impl Client {
                 check(known, || format!("goes back to {} tokens", tokens.len()))?;
             }
             Action::Token { index, token, .. } => {
-                let expected = next_token(&self.tokens, stop_every);
+                let expected = next_token(&self.tokens, &self.request.adapters(), stop_every);
                 check(token.id == expected, || format!("token {} for {expected}", token.id))?;
                 let due = self.received.len() as u32;
                 check(*index == due, || format!("token {index} came as number {due}"))?;
@@ -346,7 +363,9 @@ impl Client {
             Action::Finished { reason, generated, .. } => {
                 let got = self.received.len() as u32;
                 let right = match reason {
-                    FinishReason::Stop(_) => next_token(&self.tokens, stop_every) == STOP_TOKEN,
+                    FinishReason::Stop(_) => {
+                        next_token(&self.tokens, &self.request.adapters(), stop_every) == STOP_TOKEN
+                    }
                     FinishReason::Length => self.request.max_tokens == Some(got),
                     FinishReason::LogitsDone => got == self.n_prompt,
                 };

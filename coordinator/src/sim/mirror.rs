@@ -7,13 +7,14 @@
 //! wrong state.
 //!
 //! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
-//! line was fed the right tokens in the right order.
+//! line was fed the right tokens in the right order, through the right adapters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use brigade_engine::batch::{
-    BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, TokenMark,
-    UBatch, Want,
+    AdapterUse, BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId,
+    TokenMark, UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
 
@@ -26,9 +27,11 @@ pub(super) const STOP_TOKEN: u32 = 0;
 /// Made-up tokens are `1..VOCAB`, or [`STOP_TOKEN`] once in a workload's `stop_every`.
 const VOCAB: u64 = 32_000;
 
-/// The token after `tokens`.
-pub(super) fn next_token(tokens: &[u32], stop_every: u64) -> u32 {
-    let hash = tokens.iter().fold(0x5eed, |hash, &t| mix(hash ^ u64::from(t)));
+/// The token after `tokens`, whose rows passed through `adapters`.
+pub(super) fn next_token(tokens: &[u32], adapters: &[AdapterUse], stop_every: u64) -> u32 {
+    let of_adapters =
+        adapters.iter().fold(0x5eed, |hash, used| mix(hash ^ u64::from(used.adapter)));
+    let hash = tokens.iter().fold(of_adapters, |hash, &t| mix(hash ^ u64::from(t)));
     if stop_every > 0 && mix(hash).is_multiple_of(stop_every) {
         return STOP_TOKEN;
     }
@@ -52,6 +55,8 @@ struct OpenSlot {
     tokens: Vec<u32>,
     /// The ubatch that a token was asked of and that is not back.
     awaiting: Option<u64>,
+    /// What its rows pass through besides the model.
+    adapters: Arc<[AdapterUse]>,
 }
 
 /// The stages' bookkeeping, checked.
@@ -138,6 +143,8 @@ impl Mirror {
             SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
                 let tokens = self.copied(*src, *len as usize, blocks)?;
                 self.open_slot(*dst, blocks, sampler.as_deref(), tokens)?;
+                let adapters = self.open[src].adapters.clone();
+                self.open.entry(*dst).and_modify(|open| open.adapters = adapters);
                 sources.insert(*src);
                 self.read_back(*dst)
             }
@@ -147,6 +154,14 @@ impl Mirror {
                 }
                 let closed = self.open.remove(slot);
                 ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
+            }
+            SeqOp::Adapt { slot, adapters } => {
+                let open = self.open.get_mut(slot).filter(|open| open.tokens.is_empty());
+                let open = open.ok_or_else(|| {
+                    format!("adapters for {slot:?}, which is not open or has rows")
+                })?;
+                open.adapters = adapters.clone();
+                Ok(())
             }
             SeqOp::Name { slot, .. } => {
                 ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
@@ -180,7 +195,8 @@ impl Mirror {
         let distinct: BTreeSet<_> = blocks.iter().collect();
         ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))?;
         let seed = sampler.map(|sampler| sampler.seed);
-        let fresh = OpenSlot { seed, blocks, tokens, awaiting: None };
+        let adapters = Arc::from([]);
+        let fresh = OpenSlot { seed, blocks, tokens, awaiting: None, adapters };
         ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
     }
 
@@ -251,7 +267,7 @@ impl Mirror {
         }
         if part.want == Want::Sample {
             slot.awaiting = Some(ubatch);
-            let id = next_token(&slot.tokens, self.stop_every);
+            let id = next_token(&slot.tokens, &slot.adapters, self.stop_every);
             let value =
                 RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
             out.push(RowOutput { slot: name, pos: end as u32 - 1, value });

@@ -6,6 +6,7 @@
 //! A spec says which blocks a layer has and how large they are. It holds no weights, and making one reads no
 //! tensor data. So the planner, `inspect` and the coordinator use the same specs as the stages.
 
+mod adapters;
 mod afmoe;
 mod apertus;
 mod arctic;
@@ -102,6 +103,9 @@ pub use spec::{
 };
 
 use crate::error::ModelError;
+pub use adapters::{MAX_ADAPTERS, has_token_rows, takes_adapter};
+
+use crate::gguf::adapters::of_model;
 use crate::gguf::{Gguf, TensorInfo};
 
 /// Reads a model's metadata into a spec.
@@ -257,8 +261,13 @@ pub fn describe(model: &Gguf) -> Result<ModelSpec, ModelError> {
     let arch = model.architecture()?;
     match ARCHS.iter().find(|(name, _)| *name == arch) {
         Some((_, describe)) => {
+            adapters::check(model)?;
             let hp = Hparams::new(model)?;
-            encoder::if_both_ways(&hp, describe(&hp)?)
+            let spec = encoder::if_both_ways(&hp, describe(&hp)?)?;
+            if spec.is_encoder() {
+                adapters::check_encoder(model)?;
+            }
+            Ok(spec)
         }
         None => Err(ModelError::Unsupported(refusal(arch))),
     }
@@ -288,8 +297,8 @@ pub fn layer_of(tensor: &str) -> Option<usize> {
 }
 
 /// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
-/// on the first stage, norm and head on the last (the embedding again where they are tied). A reranker's head is
-/// for whoever has the last stage's rows.
+/// on the first stage, norm and head on the last (the embedding again where they are tied), and what adapters have for
+/// them. A reranker's head is for whoever has the last stage's rows.
 pub fn stage_tensors<'m>(
     model: &'m Gguf,
     spec: &ModelSpec,
@@ -297,18 +306,23 @@ pub fn stage_tensors<'m>(
 ) -> Vec<&'m TensorInfo> {
     let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
     let tied = is_tied(model, spec);
-    let wanted = |name: &str| match layer_of(name) {
+    let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
         Some(layer) => {
             layers.contains(&layer) || layers.clone().any(|layer| spec.shares(layer, name))
         }
-        None if name == TOKEN_EMBD => first || (last && tied),
+        // Tied, the head is the embedding without what adapters add to that.
+        None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
         None if name.starts_with("rope_") => true,
         None if crate::heads::has(name) => false,
         None if name == OUTPUT => last && !spec.is_encoder(),
         None if is_of_input(name, spec) => first,
         None => last,
     };
-    model.tensors().iter().filter(|t| wanted(&t.name)).collect()
+    let wanted = |tensor: &&TensorInfo| {
+        let (name, of_adapter) = of_model(&tensor.name);
+        wanted(name, of_adapter)
+    };
+    model.tensors().iter().filter(wanted).collect()
 }
 
 /// Whether the head computes with the embedding's matrix. An encoder's has none.

@@ -8,7 +8,7 @@ use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use crate::arch::{AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, DistanceBiases, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, AttendVariant, DistanceBiases, PackedMatrix};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -17,7 +17,7 @@ pub struct Attention {
     spec: AttentionSpec,
     q: Linear,
     /// To the gates of the heads' outputs: a row for each head, or for each value of each head.
-    gate: Option<Box<PackedMatrix>>,
+    gate: Option<Box<Linear>>,
     k: Linear,
     /// `None` where values are what the keys' projection gives.
     v: Option<Linear>,
@@ -52,7 +52,7 @@ impl Attention {
                 let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
                 let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
                 let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
-                ([Linear { weight: q, bias: None }, k], Some(v), Some(Box::new(gate)))
+                ([q, k], Some(v), Some(Box::new(gate)))
             }
             own => {
                 let ([q, k], v) = match spec.values_of_keys {
@@ -68,7 +68,7 @@ impl Attention {
                 let rows =
                     own.map(|own| if own == GateSource::EachHead { spec.n_head } else { n_o });
                 let gate = match rows {
-                    Some(rows) => Some(loader.matrix(&name("gate.weight"), rows, n_embd)?),
+                    Some(rows) => Some(Linear::matrix(loader, &name("gate.weight"), rows, n_embd)?),
                     None => None,
                 };
                 ([q, k], v, gate.map(Box::new))
@@ -125,15 +125,12 @@ impl Attention {
         let mut jobs = vec![self.q.job(x, &mut q), self.k.job(x, &mut k)];
         jobs.extend(self.v.as_ref().map(|w| w.job(x, &mut v)));
         if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
-            jobs.push(MatmulJob { w, x, rows: 0..n, out: gate });
+            jobs.push(w.job(x, gate));
         }
-        cx.compute.matmul(&mut jobs);
+        cx.project(&mut jobs);
         drop(jobs);
-        self.q.add_bias(cx, &mut q);
-        self.k.add_bias(cx, &mut k);
-        match &self.v {
-            Some(w) => w.add_bias(cx, &mut v),
-            None => v.copy_from_slice(&k),
+        if self.v.is_none() {
+            v.copy_from_slice(&k);
         }
         if let Some(bound) = spec.clamp {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
@@ -212,14 +209,14 @@ impl Attention {
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         let mut inputs = vec![&self.q.weight, &self.k.weight];
         inputs.extend(self.v.iter().map(|v| &v.weight));
-        inputs.extend(self.gate.as_deref());
+        inputs.extend(self.gate.iter().map(|gate| &gate.weight));
         inputs
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        let output = &self.output.weight;
-        self.inputs().into_iter().chain([output]).map(PackedMatrix::nbytes).sum()
+        let own = [&self.q, &self.k, &self.output].into_iter().chain(&self.v);
+        own.chain(self.gate.as_deref()).map(Linear::nbytes).sum()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The channel mixing block of RWKV-7 (arXiv 2503.14456, section 4.2) and RWKV-6 (arXiv 2404.05892, section 4.1): an
 //! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
+use super::linear::Linear;
 use super::{BlockCx, TokenShift, project};
 use crate::arch::ChannelMixSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix};
+use crate::kernels::ActRows;
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -12,10 +13,10 @@ use crate::weights::WeightLoader;
 pub struct ChannelMix {
     shift: TokenShift,
     lerp: Vec<f32>,
-    key: PackedMatrix,
-    value: PackedMatrix,
+    key: Linear,
+    value: Linear,
     /// How far its input leans to the row before, and its matrix, where the block has a gate.
-    gate: Option<(Vec<f32>, PackedMatrix)>,
+    gate: Option<(Vec<f32>, Linear)>,
 }
 
 impl ChannelMix {
@@ -30,7 +31,7 @@ impl ChannelMix {
         let gate = match spec.gated {
             true => Some((
                 loader.vector(&name("lerp_r"), n_embd)?,
-                loader.matrix(&name("receptance"), n_embd, n_embd)?,
+                Linear::matrix(loader, &name("receptance"), n_embd, n_embd)?,
             )),
             false => None,
         };
@@ -38,8 +39,8 @@ impl ChannelMix {
             gate,
             shift: TokenShift::new(n_embd),
             lerp: loader.vector(&name("lerp_k"), n_embd)?,
-            key: loader.matrix(&name("key"), spec.n_ff, n_embd)?,
-            value: loader.matrix(&name("value"), n_embd, spec.n_ff)?,
+            key: Linear::matrix(loader, &name("key"), spec.n_ff, n_embd)?,
+            value: Linear::matrix(loader, &name("value"), n_embd, spec.n_ff)?,
         })
     }
 

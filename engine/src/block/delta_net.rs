@@ -5,11 +5,10 @@
 //! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
 use super::BlockCx;
+use super::linear::Linear;
 use crate::arch::DeltaNetSpec;
 use crate::error::ModelError;
-use crate::kernels::{
-    ActRows, Columns, Conv, DeltaRows, DeltaShape, MatmulJob, PackedMatrix, StateAt,
-};
+use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -19,13 +18,13 @@ pub struct DeltaNet {
     shape: DeltaShape,
     eps: f32,
     /// To queries, keys and values, `[(2 n_key_head + n_head) d, n_embd]`.
-    qkv: PackedMatrix,
+    qkv: Linear,
     /// To the output gate, `[n_head d, n_embd]`.
-    gate: PackedMatrix,
+    gate: Linear,
     /// To the rate of correction, `[n_head, n_embd]`.
-    beta: PackedMatrix,
+    beta: Linear,
     /// To the forget gate, `[n_head, n_embd]`.
-    alpha: PackedMatrix,
+    alpha: Linear,
     /// Over queries and keys.
     conv_qk: Conv,
     /// Over values.
@@ -36,7 +35,7 @@ pub struct DeltaNet {
     rates: Vec<f32>,
     /// Weight of the norm of a head's output, `[d]`.
     norm: Vec<f32>,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 /// Rows of each part of a matrix whose rows are grouped by key head; `widths` are those of the parts
@@ -67,17 +66,17 @@ impl DeltaNet {
         let [qkv, gate] = if loader.has(&all) {
             let [q, k, v, z] = regroup(n_key_head, [d, d, per_key * d, per_key * d]);
             let qkv = [q, k, v].concat();
-            loader.split_matrix(&all, keys + 2 * values, n_embd, [qkv, z])?
+            Linear::split(loader, &all, keys + 2 * values, n_embd, [qkv, z])?
         } else {
-            let qkv = loader.matrix(&name("attn_qkv.weight"), keys + values, n_embd)?;
-            [qkv, loader.matrix(&name("attn_gate.weight"), values, n_embd)?]
+            let qkv = Linear::matrix(loader, &name("attn_qkv.weight"), keys + values, n_embd)?;
+            [qkv, Linear::matrix(loader, &name("attn_gate.weight"), values, n_embd)?]
         };
         let both = name("ssm_ba.weight");
         let [beta, alpha] = if loader.has(&both) {
             let rows = regroup(n_key_head, [per_key, per_key]);
-            loader.split_matrix(&both, 2 * n_head, n_embd, rows)?
+            Linear::split(loader, &both, 2 * n_head, n_embd, rows)?
         } else {
-            let mut one = |part| loader.matrix(&name(part), n_head, n_embd);
+            let mut one = |part| Linear::matrix(loader, &name(part), n_head, n_embd);
             [one("ssm_beta.weight")?, one("ssm_alpha.weight")?]
         };
         let taps = loader.values(&name("ssm_conv1d.weight"), &[spec.conv_taps, keys + values])?;
@@ -94,7 +93,7 @@ impl DeltaNet {
             forget_bias: loader.vector(&name("ssm_dt.bias"), n_head)?,
             rates: loader.vector(&name("ssm_a"), n_head)?,
             norm: loader.vector(&name("ssm_norm.weight"), d)?,
-            output: loader.matrix(&name("ssm_out.weight"), n_embd, values)?,
+            output: Linear::matrix(loader, &name("ssm_out.weight"), n_embd, values)?,
         })
     }
 
@@ -108,11 +107,11 @@ impl DeltaNet {
     ) {
         let n = x.n_rows();
         let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
-        let weights = [&self.qkv, &self.gate, &self.beta, &self.alpha];
+        let weights = self.of_input();
         let mut projected = weights.map(|w| cx.scratch.take(n * w.rows()));
         let jobs = weights.into_iter().zip(&mut projected);
-        let mut jobs: Vec<_> = jobs.map(|(w, out)| MatmulJob { w, x, rows: 0..n, out }).collect();
-        cx.compute.matmul(&mut jobs);
+        let mut jobs: Vec<_> = jobs.map(|(w, out)| w.job(x, out)).collect();
+        cx.project(&mut jobs);
         drop(jobs);
         let [raw, gate, mut beta, mut decay] = projected;
         let (qk, v) = self.convolve(cx, states, &raw);
@@ -132,7 +131,7 @@ impl DeltaNet {
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.silu_mul_inplace(&mut y, &gate);
-        cx.compute.multiply(&self.output, &y, out);
+        self.output.forward(cx, &y, out);
         cx.scratch.give_all([raw, gate, beta, decay, qk, v, y]);
     }
 
@@ -162,14 +161,19 @@ impl DeltaNet {
         (qk, v)
     }
 
+    /// The projections of the block's input.
+    fn of_input(&self) -> [&Linear; 4] {
+        [&self.qkv, &self.gate, &self.beta, &self.alpha]
+    }
+
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.qkv, &self.gate, &self.beta, &self.alpha]
+        self.of_input().map(|w| &w.weight).into()
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        self.inputs().into_iter().chain([&self.output]).map(PackedMatrix::nbytes).sum()
+        self.of_input().into_iter().chain([&self.output]).map(Linear::nbytes).sum()
     }
 }
 

@@ -2,11 +2,10 @@
 //! convolutions. A low-rank gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
 use super::BlockCx;
+use super::linear::Linear;
 use crate::arch::{KdaGate, KdaSpec};
 use crate::error::ModelError;
-use crate::kernels::{
-    ActRows, Columns, Conv, DeltaRows, DeltaShape, MatmulJob, PackedMatrix, StateAt,
-};
+use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -15,44 +14,44 @@ pub struct Kda {
     shape: DeltaShape,
     eps: f32,
     /// To queries, keys and values, `[inner, n_embd]` each.
-    qkv: [PackedMatrix; 3],
+    qkv: [Linear; 3],
     /// Their convolutions.
     convs: [Conv; 3],
     /// To the forget gate: `[d, n_embd]`, then `[inner, d]`.
-    forget: [PackedMatrix; 2],
+    forget: [Linear; 2],
     /// Added to the forget gate, `[inner]`.
     forget_bias: Vec<f32>,
     /// Log decay of a unit of forget gate, below 0, `[inner]`.
     rates: Vec<f32>,
     /// To the rate of correction, `[n_head, n_embd]`.
-    beta: PackedMatrix,
+    beta: Linear,
     /// Least log decay of a step, where there is one.
     decay_bound: Option<f32>,
     gate: Gate,
     /// Weight of the norm of a head's output, `[d]`.
     norm: Vec<f32>,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 /// To the output gate.
 enum Gate {
     /// `[d, n_embd]`, then `[inner, d]`.
-    LowRank([PackedMatrix; 2]),
+    LowRank([Linear; 2]),
     /// `[inner, n_embd]`.
-    Full(PackedMatrix),
+    Full(Linear),
 }
 
 impl Gate {
-    /// The matrix that multiplies the block's input.
-    fn input(&self) -> &PackedMatrix {
+    /// The projection of the block's input.
+    fn input(&self) -> &Linear {
         match self {
             Self::LowRank([narrow, _]) => narrow,
             Self::Full(gate) => gate,
         }
     }
 
-    /// The matrix behind that, where there is one.
-    fn widen(&self) -> Option<&PackedMatrix> {
+    /// The one behind that, where there is one.
+    fn widen(&self) -> Option<&Linear> {
         match self {
             Self::LowRank([_, wide]) => Some(wide),
             Self::Full(_) => None,
@@ -73,9 +72,9 @@ impl Kda {
         let fused = name("attn_qkv.weight");
         let qkv = if loader.has(&fused) {
             let thirds = [0, 1, 2].map(|i| (i * inner..(i + 1) * inner).collect());
-            loader.split_matrix(&fused, 3 * inner, n_embd, thirds)?
+            Linear::split(loader, &fused, 3 * inner, n_embd, thirds)?
         } else {
-            let mut one = |part| loader.matrix(&name(part), inner, n_embd);
+            let mut one = |part| Linear::matrix(loader, &name(part), inner, n_embd);
             [one("attn_q.weight")?, one("attn_k.weight")?, one("attn_v.weight")?]
         };
         let mut conv = |part: &str| -> Result<Conv, ModelError> {
@@ -88,13 +87,16 @@ impl Kda {
             conv("ssm_conv1d_k.weight")?,
             conv("ssm_conv1d_v.weight")?,
         ];
-        let mut low_rank = |a: &str, b: &str| -> Result<[PackedMatrix; 2], ModelError> {
-            Ok([loader.matrix(&name(a), d, n_embd)?, loader.matrix(&name(b), inner, d)?])
+        let mut low_rank = |a: &str, b: &str| -> Result<[Linear; 2], ModelError> {
+            let narrow = Linear::matrix(loader, &name(a), d, n_embd)?;
+            Ok([narrow, Linear::matrix(loader, &name(b), inner, d)?])
         };
         let forget = low_rank("ssm_f_a.weight", "ssm_f_b.weight")?;
         let gate = match spec.gate {
             KdaGate::LowRank => Gate::LowRank(low_rank("ssm_g_a.weight", "ssm_g_b.weight")?),
-            KdaGate::Full => Gate::Full(loader.matrix(&name("ssm_g.weight"), inner, n_embd)?),
+            KdaGate::Full => {
+                Gate::Full(Linear::matrix(loader, &name("ssm_g.weight"), inner, n_embd)?)
+            }
         };
         let rates = |per_head: Vec<f32>| {
             per_head.into_iter().flat_map(|rate| std::iter::repeat_n(rate, d)).collect()
@@ -110,9 +112,9 @@ impl Kda {
             forget_bias: loader.vector(&name("ssm_dt.bias"), inner)?,
             // Some files begin the dimensions with a 1.
             rates: rates(loader.vector(&name("ssm_a"), n_head)?),
-            beta: loader.matrix(&name("ssm_beta.weight"), n_head, n_embd)?,
+            beta: Linear::matrix(loader, &name("ssm_beta.weight"), n_head, n_embd)?,
             norm: loader.vector(&name("ssm_norm.weight"), d)?,
-            output: loader.matrix(&name("attn_output.weight"), n_embd, inner)?,
+            output: Linear::matrix(loader, &name("attn_output.weight"), n_embd, inner)?,
         })
     }
 
@@ -132,9 +134,8 @@ impl Kda {
         let mut gate = cx.scratch.take(n * self.gate.input().rows());
         let mut beta = cx.scratch.take(n * n_head);
         let outs = raw.iter_mut().chain([&mut low, &mut gate, &mut beta]);
-        let jobs = self.inputs().into_iter().zip(outs);
-        let mut jobs: Vec<_> = jobs.map(|(w, out)| MatmulJob { w, x, rows: 0..n, out }).collect();
-        cx.compute.matmul(&mut jobs);
+        let mut jobs: Vec<_> = self.of_input().zip(outs).map(|(w, out)| w.job(x, out)).collect();
+        cx.project(&mut jobs);
         drop(jobs);
         let [q, k, v] = self.convolve(cx, states, &raw);
         let [decay, gate] = self.gates(cx, low, gate);
@@ -152,7 +153,7 @@ impl Kda {
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
-        cx.compute.multiply(&self.output, &y, out);
+        self.output.forward(cx, &y, out);
         cx.scratch.give_all([y, spare_k, spare_v, q, k, v, decay, gate, beta]);
     }
 
@@ -188,14 +189,13 @@ impl Kda {
         let n = low.len() / d;
         let mut decay = cx.scratch.take(n * self.forget[1].rows());
         let mut widened = cx.scratch.take(wide.map_or(0, |w| n * w.rows()));
-        let low_x = ActRows::new(cx.compute, &low, d, &[&self.forget[1]]);
-        let gate_x = wide.map(|w| ActRows::new(cx.compute, &gate, d, &[w]));
-        let mut jobs =
-            vec![MatmulJob { w: &self.forget[1], x: &low_x, rows: 0..n, out: &mut decay }];
+        let low_x = ActRows::new(cx.compute, &low, d, &[&self.forget[1].weight]);
+        let gate_x = wide.map(|w| ActRows::new(cx.compute, &gate, d, &[&w.weight]));
+        let mut jobs = vec![self.forget[1].job(&low_x, &mut decay)];
         if let (Some(w), Some(x)) = (wide, &gate_x) {
-            jobs.push(MatmulJob { w, x, rows: 0..n, out: &mut widened });
+            jobs.push(w.job(x, &mut widened));
         }
-        cx.compute.matmul(&mut jobs);
+        cx.project(&mut jobs);
         drop(jobs);
         drop((low_x, gate_x));
         match self.decay_bound {
@@ -210,14 +210,19 @@ impl Kda {
         [decay, gate]
     }
 
+    /// The projections of the block's input.
+    fn of_input(&self) -> impl Iterator<Item = &Linear> {
+        self.qkv.iter().chain([&self.forget[0], self.gate.input(), &self.beta])
+    }
+
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.qkv.iter().chain([&self.forget[0], self.gate.input(), &self.beta]).collect()
+        self.of_input().map(|w| &w.weight).collect()
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
         let inner = [&self.forget[1], &self.output].into_iter().chain(self.gate.widen());
-        self.inputs().into_iter().chain(inner).map(PackedMatrix::nbytes).sum()
+        self.of_input().chain(inner).map(Linear::nbytes).sum()
     }
 }

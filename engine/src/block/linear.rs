@@ -1,16 +1,50 @@
-//! A projection: a matrix with its optional bias. Most are parts of blocks; in few models one is a block.
+//! A projection: a matrix with its optional bias, and what adapters add to it. Most are parts of blocks; in few models
+//! one is a block.
 
-use super::BlockCx;
+use std::ops::Range;
+
+use super::lora::{self, Lora, RowAdapters};
+use super::{BlockCx, Scratch};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
 use crate::weights::WeightLoader;
 
-/// Weights of `y = W x + b`.
+/// Weights of `y = W x + b`, and of `s B (A x)` of adapters.
 pub struct Linear {
     /// `[out features, in features]`.
     pub(super) weight: PackedMatrix,
     /// `[out features]`.
     pub(super) bias: Option<Vec<f32>>,
+    adapters: Vec<Lora>,
+}
+
+/// A projection of some rows.
+pub struct Projection<'a> {
+    linear: &'a Linear,
+    x: &'a ActRows<'a>,
+    rows: Range<usize>,
+    out: &'a mut [f32],
+}
+
+/// Computes several projections, whose products run in one fork-join. `adapters` are those of the rows of each `x`.
+pub fn project_all(
+    (compute, scratch): (&Compute, &mut Scratch),
+    adapters: &RowAdapters,
+    projections: &mut [Projection<'_>],
+) {
+    let mut jobs = Vec::with_capacity(projections.len());
+    for Projection { linear, x, rows, out } in projections.iter_mut() {
+        jobs.push(MatmulJob { w: &linear.weight, x, rows: rows.clone(), out });
+    }
+    compute.matmul(&mut jobs);
+    drop(jobs);
+    for Projection { linear, x, rows, out } in projections {
+        let x = (x.values(), rows.clone());
+        lora::add((compute, scratch), adapters, &linear.adapters, x, out);
+        if let Some(bias) = &linear.bias {
+            compute.add_bias(out, bias);
+        }
+    }
 }
 
 impl Linear {
@@ -21,10 +55,122 @@ impl Linear {
         rows: usize,
         cols: usize,
     ) -> Result<Self, ModelError> {
-        Ok(Self {
-            weight: loader.matrix(&format!("{stem}.weight"), rows, cols)?,
-            bias: loader.opt_vector(&format!("{stem}.bias"), rows)?,
-        })
+        let linear = Self::matrix(loader, &format!("{stem}.weight"), rows, cols)?;
+        Ok(linear.with_bias(loader.opt_vector(&format!("{stem}.bias"), rows)?))
+    }
+
+    /// Loads tensor `name` `[rows, cols]`, without a bias.
+    pub fn matrix(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, ModelError> {
+        let weight = loader.matrix(name, rows, cols)?;
+        Self::of(loader, name, weight)
+    }
+
+    /// Makes a projection of the whole of tensor `name`, which is packed already.
+    pub(super) fn of(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        weight: PackedMatrix,
+    ) -> Result<Self, ModelError> {
+        let rows: Vec<usize> = (0..weight.rows()).collect();
+        let [linear] = Self::of_parts(loader, name, (0, 1), [weight], [&rows])?;
+        Ok(linear)
+    }
+
+    /// A projection that no adapter is for.
+    pub fn plain(weight: PackedMatrix) -> Self {
+        Self { weight, bias: None, adapters: Vec::new() }
+    }
+
+    /// The same with a bias.
+    pub(super) fn with_bias(self, bias: Option<Vec<f32>>) -> Self {
+        Self { bias, ..self }
+    }
+
+    /// Projections of some rows each of a tensor `[rows, cols]` ([`WeightLoader::split_matrix`]).
+    pub(super) fn split<const N: usize>(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        parts: [Vec<usize>; N],
+    ) -> Result<[Self; N], ModelError> {
+        let weights = loader.split_matrix(name, rows, cols, parts.clone())?;
+        Self::of_parts(loader, name, (0, 1), weights, parts.each_ref().map(|part| &part[..]))
+    }
+
+    /// Projections that stand below each other in a tensor ([`WeightLoader::row_blocks`]).
+    pub(super) fn row_blocks<const N: usize>(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Self; N], ModelError> {
+        let weights = loader.row_blocks(name, rows, cols)?;
+        let mut start = 0;
+        let parts = rows.map(|rows| {
+            start += rows;
+            (start - rows..start).collect::<Vec<_>>()
+        });
+        Self::of_parts(loader, name, (0, 1), weights, parts.each_ref().map(|part| &part[..]))
+    }
+
+    /// The experts of a layer: `n` projections `[rows, cols]` of one tensor.
+    pub(super) fn experts(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<Self>, ModelError> {
+        let weights = loader.experts(name, n, rows, cols)?.into_iter().enumerate();
+        let all: Vec<usize> = (0..rows).collect();
+        let expert = |(i, weight)| {
+            let [expert] = Self::of_parts(loader, name, (i, n), [weight], [&all])?;
+            Ok(expert)
+        };
+        weights.map(expert).collect()
+    }
+
+    /// As [`Linear::experts`] of a tensor that has two below each other for each expert.
+    pub(super) fn fused_experts(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<[Vec<Self>; 2], ModelError> {
+        let [first, second] = loader.fused_experts(name, n, rows, cols)?;
+        let [upper, lower] = [(0..rows).collect::<Vec<_>>(), (rows..2 * rows).collect()];
+        let (mut firsts, mut seconds) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        for (i, weights) in first.into_iter().zip(second).enumerate() {
+            let parts = [&upper[..], &lower[..]];
+            let [first, second] = Self::of_parts(loader, name, (i, n), weights.into(), parts)?;
+            firsts.push(first);
+            seconds.push(second);
+        }
+        Ok([firsts, seconds])
+    }
+
+    /// Gives the parts of a matrix, its rows `rows` each, what adapters have for them. The matrix is number
+    /// `matrix.0` of the `matrix.1` that tensor `name` has.
+    fn of_parts<const N: usize>(
+        loader: &mut WeightLoader<'_>,
+        name: &str,
+        matrix: (usize, usize),
+        weights: [PackedMatrix; N],
+        rows: [&[usize]; N],
+    ) -> Result<[Self; N], ModelError> {
+        let mut linears = weights.map(Self::plain);
+        for tensors in loader.adapters(name)? {
+            let loras = Lora::pack(loader, &tensors, matrix, &rows)?;
+            linears.iter_mut().zip(loras).for_each(|(linear, lora)| linear.adapters.push(lora));
+        }
+        Ok(linears)
     }
 
     /// `<stem>.attn_output` as a block of its own.
@@ -37,29 +183,48 @@ impl Linear {
     }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    pub fn forward_block(&self, cx: &BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
-        cx.compute.matmul(&mut [self.job(x, out)]);
-        self.add_bias(cx, out);
+    pub fn forward_block(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+        cx.project(&mut [self.job(x, out)]);
     }
 
     /// The matrix.
-    pub fn matrix(&self) -> &PackedMatrix {
+    pub fn weight(&self) -> &PackedMatrix {
         &self.weight
     }
 
-    /// The product with all rows of `x`, without the bias: several of them run in one fork-join.
-    pub(super) fn job<'a>(&'a self, x: &'a ActRows<'a>, out: &'a mut [f32]) -> MatmulJob<'a> {
-        MatmulJob { w: &self.weight, x, rows: 0..x.n_rows(), out }
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.weight.rows()
     }
 
-    /// Adds the bias to the rows of `out`, if there is one.
-    pub(super) fn add_bias(&self, cx: &BlockCx<'_>, out: &mut [f32]) {
-        cx.add_bias(out, self.bias.as_deref());
+    /// Input features.
+    pub(super) fn cols(&self) -> usize {
+        self.weight.cols()
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.weight.nbytes() + self.adapters.iter().map(Lora::nbytes).sum::<usize>()
+    }
+
+    /// The projection of all rows of `x`, to be computed with others ([`BlockCx::project`]).
+    pub fn job<'a>(&'a self, x: &'a ActRows<'a>, out: &'a mut [f32]) -> Projection<'a> {
+        self.job_of(x, 0..x.n_rows(), out)
+    }
+
+    /// The projection of some rows of `x`.
+    pub(super) fn job_of<'a>(
+        &'a self,
+        x: &'a ActRows<'a>,
+        rows: Range<usize>,
+        out: &'a mut [f32],
+    ) -> Projection<'a> {
+        Projection { linear: self, x, rows, out }
     }
 
     /// `out[n_rows, out features]` from `x[n_rows, in features]`.
-    pub(super) fn forward(&self, cx: &BlockCx<'_>, x: &[f32], out: &mut [f32]) {
-        cx.compute.multiply(&self.weight, x, out);
-        self.add_bias(cx, out);
+    pub(super) fn forward(&self, cx: &mut BlockCx<'_>, x: &[f32], out: &mut [f32]) {
+        let x = ActRows::new(cx.compute, x, self.cols(), &[&self.weight]);
+        cx.project(&mut [self.job(&x, out)]);
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
+use super::linear::Linear;
 use super::{BlockCx, copy_columns};
 use crate::arch::MambaSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan, PackedMatrix};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -13,16 +14,16 @@ use crate::weights::WeightLoader;
 pub struct Mamba {
     spec: MambaSpec,
     /// To inputs and gates, `[2 d, n_embd]`.
-    input: PackedMatrix,
+    input: Linear,
     conv: Conv,
     /// To the low-rank Δ, B and C, `[dt_rank + 2 n_state, d]`.
-    select: PackedMatrix,
+    select: Linear,
     /// To Δ, `[d, dt_rank]`.
-    dt: PackedMatrix,
+    dt: Linear,
     /// Weights of the norms of Δ, B and C.
     norms: Option<([Vec<f32>; 3], f32)>,
     scan: MambaScan,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 impl Mamba {
@@ -57,13 +58,13 @@ impl Mamba {
         let d = loader.vector(&name("d"), d_inner)?;
         let select = dt_rank + 2 * n_state;
         Ok(Self {
-            input: loader.matrix(&name("in.weight"), 2 * d_inner, n_embd)?,
+            input: Linear::matrix(loader, &name("in.weight"), 2 * d_inner, n_embd)?,
             conv: Conv::new(&taps, conv_taps, Some(bias), true),
-            select: loader.matrix(&name("x.weight"), select, d_inner)?,
-            dt: loader.matrix(&name("dt.weight"), d_inner, dt_rank)?,
+            select: Linear::matrix(loader, &name("x.weight"), select, d_inner)?,
+            dt: Linear::matrix(loader, &name("dt.weight"), d_inner, dt_rank)?,
             norms,
             scan: MambaScan::new(&a, &dt_bias, &d),
-            output: loader.matrix(&name("out.weight"), n_embd, d_inner)?,
+            output: Linear::matrix(loader, &name("out.weight"), n_embd, d_inner)?,
             spec: spec.clone(),
         })
     }
@@ -78,7 +79,7 @@ impl Mamba {
     ) {
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
         let mut both = cx.scratch.take(n * 2 * d_inner);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.input, x, rows: 0..n, out: &mut both }]);
+        cx.project(&mut [self.input.job(x, &mut both)]);
         let columns = |first_col| Columns { data: &both, stride: 2 * d_inner, first_col };
         let parts = SlotStates::parts(cx.parts);
         let (conv_state, scan_state) = states.split();
@@ -88,7 +89,7 @@ impl Mamba {
         let mut y = cx.scratch.take(n * d_inner);
         let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
         cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
-        cx.compute.multiply(&self.output, &y, out);
+        self.output.forward(cx, &y, out);
         cx.scratch.give_all([both, u, dt, b, c, y]);
     }
 
@@ -97,7 +98,7 @@ impl Mamba {
         let MambaSpec { d_inner, n_state, dt_rank, .. } = self.spec;
         let n = u.len() / d_inner;
         let mut all = cx.scratch.take(n * self.select.rows());
-        cx.compute.multiply(&self.select, u, &mut all);
+        self.select.forward(cx, u, &mut all);
         let mut part = |first_col: usize, width: usize| {
             let mut part = cx.scratch.take(n * width);
             copy_columns(&all, self.select.rows(), first_col, width, &mut part);
@@ -112,14 +113,14 @@ impl Mamba {
             }
         }
         let mut dt = cx.scratch.take(n * d_inner);
-        cx.compute.multiply(&self.dt, &low, &mut dt);
+        self.dt.forward(cx, &low, &mut dt);
         cx.scratch.give_all([all, low]);
         [dt, b, c]
     }
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.input]
+        vec![&self.input.weight]
     }
 
     /// Bytes of all matrices.

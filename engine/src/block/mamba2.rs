@@ -3,40 +3,41 @@
 //!
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
-use super::{BlockCx, copy_columns};
+use super::linear::Linear;
+use super::{BlockCx, copy_columns, project};
 use crate::arch::Mamba2Spec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, MatmulJob, PackedMatrix, Ssd, SsdInput};
+use crate::kernels::{ActRows, Columns, Conv, PackedMatrix, Ssd, SsdInput};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
 /// Weights of one mixer.
 pub struct Mamba2 {
     /// To the gate z, `[n_inner, n_embd]`.
-    z: PackedMatrix,
+    z: Linear,
     /// To what the convolution runs over, `[conv.channels(), n_embd]`.
-    xbc: PackedMatrix,
+    xbc: Linear,
     steps: Steps,
     conv: Conv,
     ssd: Ssd,
     /// Weights `[n_group, n_inner / n_group]` and epsilon of the norm after the gate.
     norm: Option<(Vec<f32>, f32)>,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 /// Where time steps come from.
 enum Steps {
     /// The block's input, `[n_head, n_embd]`; B and C stand beside x.
-    Input(PackedMatrix),
+    Input(Linear),
     /// x behind its convolution, as B and C do.
     OfX {
         /// To B, C and narrow rows, `[2 * n_state + width, n_inner]`.
-        select: PackedMatrix,
+        select: Linear,
         /// Weights of their norms.
         norms: [Vec<f32>; 3],
         eps: f32,
         /// From narrow rows to time steps, `[n_head, width]`.
-        up: PackedMatrix,
+        up: Linear,
     },
 }
 
@@ -70,7 +71,7 @@ impl Mamba2 {
             conv: Conv::new(&taps, spec.conv_taps, bias, true),
             ssd: Ssd::new(shape, a, d, dt_bias),
             norm,
-            output: loader.matrix(&name("out.weight"), n_embd, n_inner)?,
+            output: Linear::matrix(loader, &name("out.weight"), n_embd, n_inner)?,
         })
     }
 
@@ -88,14 +89,11 @@ impl Mamba2 {
         let mut z = cx.scratch.take(n * n_inner);
         let mut raw = cx.scratch.take(n * channels);
         let mut dt = cx.scratch.take(n * shape.n_head);
-        let mut jobs = vec![
-            MatmulJob { w: &self.z, x, rows: 0..n, out: &mut z },
-            MatmulJob { w: &self.xbc, x, rows: 0..n, out: &mut raw },
-        ];
+        let mut jobs = vec![self.z.job(x, &mut z), self.xbc.job(x, &mut raw)];
         if let Steps::Input(w) = &self.steps {
-            jobs.push(MatmulJob { w, x, rows: 0..n, out: &mut dt });
+            jobs.push(w.job(x, &mut dt));
         }
-        cx.compute.matmul(&mut jobs);
+        cx.project(&mut jobs);
         drop(jobs);
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, scan_states) = slots.split();
@@ -117,18 +115,23 @@ impl Mamba2 {
         if let Some((weights, eps)) = &self.norm {
             cx.compute.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
         }
-        cx.compute.multiply(&self.output, &y, out);
+        self.output.forward(cx, &y, out);
         of_x.into_iter().for_each(|buffers| cx.scratch.give_all(buffers));
         cx.scratch.give_all([z, raw, dt, xbc, y]);
     }
 
+    /// The projections of the block's input.
+    fn of_input(&self) -> impl Iterator<Item = &Linear> {
+        let steps = match &self.steps {
+            Steps::Input(dt) => Some(dt),
+            Steps::OfX { .. } => None,
+        };
+        [&self.z, &self.xbc].into_iter().chain(steps)
+    }
+
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = vec![&self.z, &self.xbc];
-        if let Steps::Input(dt) = &self.steps {
-            inputs.push(dt);
-        }
-        inputs
+        self.of_input().map(|w| &w.weight).collect()
     }
 
     /// Bytes of all matrices.
@@ -137,8 +140,7 @@ impl Mamba2 {
             Steps::Input(_) => 0,
             Steps::OfX { select, up, .. } => select.nbytes() + up.nbytes(),
         };
-        let inputs = self.inputs().into_iter().chain([&self.output]);
-        inputs.map(PackedMatrix::nbytes).sum::<usize>() + of_x
+        self.of_input().chain([&self.output]).map(Linear::nbytes).sum::<usize>() + of_x
     }
 }
 
@@ -154,8 +156,7 @@ impl Steps {
     ) -> Option<[Vec<f32>; 2]> {
         let Self::OfX { select, norms, eps, up } = self else { return None };
         let n = x.len() / select.cols();
-        let mut all = cx.scratch.take(n * select.rows());
-        cx.compute.multiply(select, x, &mut all);
+        let all = project(cx, select, x);
         let part = |cx: &mut BlockCx<'_>, i: usize, width: usize| {
             let mut part = cx.scratch.take(n * width);
             copy_columns(&all, select.rows(), i * n_bc, width, &mut part);
@@ -163,7 +164,7 @@ impl Steps {
             part
         };
         let (b, c, low) = (part(cx, 0, n_bc), part(cx, 1, n_bc), part(cx, 2, up.cols()));
-        cx.compute.multiply(up, &low, dt);
+        up.forward(cx, &low, dt);
         cx.scratch.give_all([all, low]);
         Some([b, c])
     }
@@ -175,13 +176,13 @@ fn load_inputs(
     stem: &str,
     n_embd: usize,
     loader: &mut WeightLoader<'_>,
-) -> Result<(PackedMatrix, PackedMatrix, Steps), ModelError> {
+) -> Result<(Linear, Linear, Steps), ModelError> {
     let shape = spec.shape;
     let (n_inner, n_head) = (shape.n_inner(), shape.n_head);
     let name = |part: &str| format!("{stem}.ssm_{part}");
     let Some(low_rank) = &spec.low_rank else {
         let rows = [n_inner, spec.conv_channels(), n_head];
-        let [z, xbc, dt] = loader.row_blocks(&name("in.weight"), rows, n_embd)?;
+        let [z, xbc, dt] = Linear::row_blocks(loader, &name("in.weight"), rows, n_embd)?;
         return Ok((z, xbc, Steps::Input(dt)));
     };
     // Each head has rows for z, then rows for x.
@@ -190,11 +191,11 @@ fn load_inputs(
         (0..n_head).flat_map(|h| (0..d).map(move |i| h * 2 * d + start + i)).collect()
     };
     let rows = [of_heads(0), of_heads(d)];
-    let [z, x] = loader.split_matrix(&name("in.weight"), 2 * n_inner, n_embd, rows)?;
+    let [z, x] = Linear::split(loader, &name("in.weight"), 2 * n_inner, n_embd, rows)?;
     let (n_state, width) = (shape.n_bc(), low_rank.width);
     let mut norm = |of: &str, n| loader.vector(&name(&format!("{of}_norm")), n);
     let norms = [norm("b", n_state)?, norm("c", n_state)?, norm("dt", width)?];
-    let select = loader.matrix(&name("x.weight"), 2 * n_state + width, n_inner)?;
-    let up = loader.matrix(&name("dt.weight"), n_head, width)?;
+    let select = Linear::matrix(loader, &name("x.weight"), 2 * n_state + width, n_inner)?;
+    let up = Linear::matrix(loader, &name("dt.weight"), n_head, width)?;
     Ok((z, x, Steps::OfX { select, norms, eps: low_rank.eps, up }))
 }

@@ -11,7 +11,8 @@
 //! part is also the value. A page holds keys only. `c` is normed, and the pe parts are rotated where the
 //! model rotates.
 
-use super::BlockCx;
+use super::linear::Linear;
+use super::{BlockCx, project};
 use crate::arch::MlaSpec;
 use crate::error::ModelError;
 use crate::kernels::{ActRows, AttendVariant, HeadColumns, MatmulJob, PackedMatrix};
@@ -24,25 +25,25 @@ pub struct Mla {
     spec: MlaSpec,
     query: Query,
     /// Compressed keys and values, and the keys' pe part.
-    kv_a: PackedMatrix,
+    kv_a: Linear,
     kv_norm: Vec<f32>,
     /// For each head `[kv_rank, n_nope]`.
     k_b: Vec<PackedMatrix>,
     /// For each head `[head_dim_v, kv_rank]`.
     v_b: Vec<PackedMatrix>,
     /// `[n_head * head_dim_v, n_embd]`, where the block has a gate.
-    gate: Option<PackedMatrix>,
-    output: PackedMatrix,
+    gate: Option<Linear>,
+    output: Linear,
 }
 
 /// How queries are made.
 enum Query {
-    Full(PackedMatrix),
+    Full(Linear),
     /// Through normed rows of a smaller width.
     LowRank {
-        a: PackedMatrix,
+        a: Linear,
         norm: Vec<f32>,
-        b: PackedMatrix,
+        b: Linear,
     },
 }
 
@@ -59,11 +60,11 @@ impl Mla {
         let name = |part: &str| format!("{stem}.attn_{part}.weight");
         let n_q = spec.n_head * (spec.n_nope + spec.n_pe);
         let query = match spec.q_rank {
-            None => Query::Full(loader.matrix(&name("q"), n_q, n_embd)?),
+            None => Query::Full(Linear::matrix(loader, &name("q"), n_q, n_embd)?),
             Some(rank) => Query::LowRank {
-                a: loader.matrix(&name("q_a"), rank, n_embd)?,
+                a: Linear::matrix(loader, &name("q_a"), rank, n_embd)?,
                 norm: loader.vector(&name("q_a_norm"), rank)?,
-                b: loader.matrix(&name("q_b"), n_q, rank)?,
+                b: Linear::matrix(loader, &name("q_b"), n_q, rank)?,
             },
         };
         let (rank, n) = (spec.kv_rank, spec.n_head);
@@ -75,17 +76,17 @@ impl Mla {
             ],
         };
         let gate = match spec.gated {
-            true => Some(loader.matrix(&name("gate"), n * spec.head_dim_v, n_embd)?),
+            true => Some(Linear::matrix(loader, &name("gate"), n * spec.head_dim_v, n_embd)?),
             false => None,
         };
         Ok(Self {
             query,
-            kv_a: loader.matrix(&name("kv_a_mqa"), spec.key_width(), n_embd)?,
+            kv_a: Linear::matrix(loader, &name("kv_a_mqa"), spec.key_width(), n_embd)?,
             kv_norm: loader.vector(&name("kv_a_norm"), rank)?,
             k_b,
             v_b,
             gate,
-            output: loader.matrix(&name("output"), n_embd, n * spec.head_dim_v)?,
+            output: Linear::matrix(loader, &name("output"), n_embd, n * spec.head_dim_v)?,
             spec: spec.clone(),
         })
     }
@@ -101,20 +102,15 @@ impl Mla {
         let (n, spec) = (x.n_rows(), &self.spec);
         let mut q = cx.scratch.take(n * self.query.input().rows());
         let mut key = cx.scratch.take(n * spec.key_width());
-        let gate_width = self.gate.as_ref().map_or(0, PackedMatrix::rows);
+        let gate_width = self.gate.as_ref().map_or(0, Linear::rows);
         let mut gate = cx.scratch.take(n * gate_width);
-        let mut jobs = vec![
-            MatmulJob { w: self.query.input(), x, rows: 0..n, out: &mut q },
-            MatmulJob { w: &self.kv_a, x, rows: 0..n, out: &mut key },
-        ];
-        let gate_job = self.gate.as_ref().map(|w| MatmulJob { w, x, rows: 0..n, out: &mut gate });
-        jobs.extend(gate_job);
-        cx.compute.matmul(&mut jobs);
+        let mut jobs = vec![self.query.input().job(x, &mut q), self.kv_a.job(x, &mut key)];
+        jobs.extend(self.gate.as_ref().map(|w| w.job(x, &mut gate)));
+        cx.project(&mut jobs);
         drop(jobs);
         if let Query::LowRank { norm, b, .. } = &self.query {
             cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
-            let mut wide = cx.scratch.take(n * b.rows());
-            cx.compute.multiply(b, &q, &mut wide);
+            let wide = project(cx, b, &q);
             cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
         }
         self.finish_keys(cx, n, &mut key);
@@ -131,7 +127,7 @@ impl Mla {
         if self.gate.is_some() {
             cx.compute.sigmoid_mul(&mut heads, &gate);
         }
-        cx.compute.multiply(&self.output, &heads, out);
+        self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
     }
 
@@ -197,7 +193,8 @@ impl Mla {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        [self.query.input(), &self.kv_a].into_iter().chain(&self.gate).collect()
+        let inputs = [self.query.input(), &self.kv_a].into_iter().chain(&self.gate);
+        inputs.map(|w| &w.weight).collect()
     }
 
     /// Bytes of all matrices.
@@ -206,15 +203,15 @@ impl Mla {
             Query::Full(q) => q.nbytes(),
             Query::LowRank { a, b, .. } => a.nbytes() + b.nbytes(),
         };
-        let heads =
-            self.k_b.iter().chain(&self.v_b).chain([&self.kv_a, &self.output]).chain(&self.gate);
-        query + heads.map(PackedMatrix::nbytes).sum::<usize>()
+        let own = [&self.kv_a, &self.output].into_iter().chain(&self.gate);
+        let heads = self.k_b.iter().chain(&self.v_b).map(PackedMatrix::nbytes);
+        query + own.map(Linear::nbytes).chain(heads).sum::<usize>()
     }
 }
 
 impl Query {
     /// The matrix that multiplies the block's input.
-    fn input(&self) -> &PackedMatrix {
+    fn input(&self) -> &Linear {
         match self {
             Self::Full(q) => q,
             Self::LowRank { a, .. } => a,

@@ -31,11 +31,11 @@ impl Mlp {
         let name = |part| format!("{stem}.ffn_{part}{}", spec.suffix);
         let (gate, up) = if spec.fused {
             let both = format!("{}.weight", name("up"));
-            let [gate, up] = loader.row_blocks(&both, [spec.n_ff; 2], n_embd)?;
+            let [gate, up] = Linear::row_blocks(loader, &both, [spec.n_ff; 2], n_embd)?;
             let bias = loader.opt_vector(&format!("{}.bias", name("up")), 2 * spec.n_ff)?;
             let halves = bias.map(|bias| (bias[..spec.n_ff].to_vec(), bias[spec.n_ff..].to_vec()));
             let (gate_bias, up_bias) = halves.unzip();
-            (Some(Linear { weight: gate, bias: gate_bias }), Linear { weight: up, bias: up_bias })
+            (Some(gate.with_bias(gate_bias)), up.with_bias(up_bias))
         } else {
             let gate = match spec.activation.is_gated() {
                 true => Some(Linear::load(loader, &name("gate"), spec.n_ff, n_embd)?),
@@ -67,12 +67,8 @@ impl Mlp {
         if let Some(w) = &self.gate {
             jobs.push(w.job(x, &mut gate));
         }
-        cx.compute.matmul(&mut jobs);
+        cx.project(&mut jobs);
         drop(jobs);
-        if let Some(w) = &self.gate {
-            w.add_bias(cx, &mut gate);
-        }
-        self.up.add_bias(cx, &mut up);
         activate(cx.compute, self.activation, &gate, &mut up);
         if let Some((weight, eps)) = &self.sub_norm {
             cx.compute.rms_norm_inplace(&mut up, weight, *eps);
@@ -88,7 +84,7 @@ impl Mlp {
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        self.gate.iter().chain([&self.up, &self.down]).map(|w| w.weight.nbytes()).sum()
+        self.gate.iter().chain([&self.up, &self.down]).map(Linear::nbytes).sum()
     }
 }
 

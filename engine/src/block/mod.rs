@@ -10,6 +10,7 @@ mod channel_mix;
 mod delta_net;
 mod kda;
 mod linear;
+mod lora;
 mod mamba;
 mod mamba2;
 mod mla;
@@ -27,7 +28,8 @@ pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
-pub use linear::Linear;
+pub use linear::{Linear, project_all};
+pub use lora::{RowAdapters, scale_of};
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use mla::Mla;
@@ -43,6 +45,7 @@ use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, PackedMatrix, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
+use linear::Projection;
 use token_shift::TokenShift;
 
 /// One loaded block of any kind.
@@ -89,6 +92,8 @@ pub struct BlockCx<'a> {
     pub local_rope: Option<&'a RopeTable>,
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
     pub beside: &'a mut Vec<Vec<f32>>,
+    /// The adapters that the rows use.
+    pub adapters: &'a RowAdapters,
     /// Buffers to borrow.
     pub scratch: &'a mut Scratch,
 }
@@ -99,11 +104,9 @@ impl BlockCx<'_> {
         self.parts.iter().flat_map(|part| part.pos..part.pos + part.rows.len() as u32)
     }
 
-    /// Adds an optional bias to each row of `x`.
-    fn add_bias(&self, x: &mut [f32], bias: Option<&[f32]>) {
-        if let Some(bias) = bias {
-            self.compute.add_bias(x, bias);
-        }
+    /// Computes several projections of the rows; their products run in one fork-join.
+    fn project(&mut self, projections: &mut [Projection<'_>]) {
+        project_all((self.compute, self.scratch), self.adapters, projections);
     }
 }
 
@@ -156,7 +159,7 @@ impl Block {
             Self::Mla(mla) => mla.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
-            Self::Linear(linear) => vec![linear.matrix()],
+            Self::Linear(linear) => vec![linear.weight()],
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
             Self::Kda(kda) => kda.inputs(),
@@ -174,7 +177,7 @@ impl Block {
             Self::Mla(mla) => mla.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
-            Self::Linear(linear) => linear.matrix().nbytes(),
+            Self::Linear(linear) => linear.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
             Self::Kda(kda) => kda.nbytes(),
@@ -220,11 +223,11 @@ impl Block {
     }
 }
 
-/// `w x` for rows `x[n, w.cols()]`, in a borrowed buffer.
-fn project(cx: &mut BlockCx<'_>, w: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+/// The projection of rows `x[n, w.cols()]`, in a borrowed buffer.
+fn project(cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
     let n = x.len() / w.cols();
     let mut out = cx.scratch.take(n * w.rows());
-    cx.compute.multiply(w, x, &mut out);
+    w.forward(cx, x, &mut out);
     out
 }
 

@@ -7,12 +7,13 @@
 use std::ops::Range;
 
 use super::branches::Branches;
+use super::linear::{Linear, Projection, project_all};
 use super::mlp::activate;
 use super::routing::{Routing, choose};
 use super::{BlockCx, Mlp};
 use crate::arch::{LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, PackedMatrix};
 use crate::weights::WeightLoader;
 
 /// Stem of the tensor that takes part in the choice of experts alone.
@@ -21,18 +22,17 @@ const SELECTION_BIAS: &str = "exp_probs_b";
 /// Weights of one mixture.
 pub struct Moe {
     spec: MoeSpec,
-    router: PackedMatrix,
-    /// Of the router's logits, where the file has one.
-    router_bias: Option<Vec<f32>>,
+    /// To the experts' logits.
+    router: Linear,
     selection_bias: Option<Vec<f32>>,
     /// Where experts work in another width.
     latent: Option<Latent>,
     /// Where the shared expert and the others have norms of their own.
     branches: Option<Branches>,
     /// Empty where the activation has no gate.
-    gate: Vec<PackedMatrix>,
-    up: Vec<PackedMatrix>,
-    down: Vec<PackedMatrix>,
+    gate: Vec<Linear>,
+    up: Vec<Linear>,
+    down: Vec<Linear>,
     /// Of gates, ways up and ways down, `[n_expert, rows]` each, where the file has them.
     biases: [Option<Vec<f32>>; 3],
     shared: Option<Shared>,
@@ -40,17 +40,17 @@ pub struct Moe {
 
 /// The way into the experts' own width and back.
 struct Latent {
-    narrow: PackedMatrix,
+    narrow: Linear,
     /// Weight and epsilon of a norm of the experts' sum.
     norm: Option<(Vec<f32>, f32)>,
-    widen: PackedMatrix,
+    widen: Linear,
 }
 
 /// The expert that every token uses.
 struct Shared {
     mlp: Mlp,
     /// One row: the sigmoid of its product with a token is the expert's weight.
-    gate: Option<PackedMatrix>,
+    gate: Option<Linear>,
 }
 
 impl Moe {
@@ -71,12 +71,14 @@ impl Moe {
         let width = spec.latent.map_or(n_embd, |latent| latent.width);
         let fused = name("gate_up_exps");
         let [gate, up] = match spec.activation.is_gated() {
-            true if loader.has(&fused) => loader.fused_experts(&fused, n, spec.n_ff, width)?,
+            true if loader.has(&fused) => {
+                Linear::fused_experts(loader, &fused, n, spec.n_ff, width)?
+            }
             true => [
-                loader.experts(&name("gate_exps"), n, spec.n_ff, width)?,
-                loader.experts(&name("up_exps"), n, spec.n_ff, width)?,
+                Linear::experts(loader, &name("gate_exps"), n, spec.n_ff, width)?,
+                Linear::experts(loader, &name("up_exps"), n, spec.n_ff, width)?,
             ],
-            false => [Vec::new(), loader.experts(&name("up_exps"), n, spec.n_ff, width)?],
+            false => [Vec::new(), Linear::experts(loader, &name("up_exps"), n, spec.n_ff, width)?],
         };
         let selection_bias = match spec.selection_bias {
             true => {
@@ -103,20 +105,20 @@ impl Moe {
         let router = match branches {
             Some(_) => {
                 let (ty, bytes) = loader.raw(&name("gate_inp"), &[n_embd, n])?;
-                loader.pack(ty, n, n_embd, &bytes)?
+                let weight = loader.pack(ty, n, n_embd, &bytes)?;
+                Linear::of(loader, &name("gate_inp"), weight)?
             }
-            None => loader.matrix(&name("gate_inp"), n, n_embd)?,
+            None => Linear::matrix(loader, &name("gate_inp"), n, n_embd)?,
         };
         Ok(Self {
-            router,
+            router: router.with_bias(loader.opt_vector(&format!("{stem}.ffn_gate_inp.bias"), n)?),
             branches,
-            router_bias: loader.opt_vector(&format!("{stem}.ffn_gate_inp.bias"), n)?,
             biases,
             selection_bias,
             latent,
             gate,
             up,
-            down: loader.experts(&name("down_exps"), n, width, spec.n_ff)?,
+            down: Linear::experts(loader, &name("down_exps"), n, width, spec.n_ff)?,
             shared: match &spec.shared {
                 Some(shared) => Some(Shared::load(shared, stem, n_embd, loader)?),
                 None => None,
@@ -163,7 +165,8 @@ impl Moe {
             cx.compute.rms_norm_inplace(out, behind, eps);
         }
         cx.compute.rms_norm(x.values(), &branches.router, eps, &mut normed);
-        let routing = self.route(cx, &ActRows::new(cx.compute, &normed, width, &[&self.router]));
+        let routing =
+            self.route(cx, &ActRows::new(cx.compute, &normed, width, &[&self.router.weight]));
         let [before, behind] = &branches.experts;
         cx.compute.rms_norm(x.values(), before, eps, &mut normed);
         let mut sum = cx.scratch.take(out.len());
@@ -187,7 +190,7 @@ impl Moe {
     ) {
         let n = x.n_rows();
         let mut input = cx.scratch.take(n * narrow.rows());
-        cx.compute.matmul(&mut [MatmulJob { w: narrow, x, rows: 0..n, out: &mut input }]);
+        cx.project(&mut [narrow.job(x, &mut input)]);
         let mut sum = cx.scratch.take(input.len());
         sum.fill(0.0);
         let narrow_x = ActRows::new(cx.compute, &input, narrow.rows(), &[]);
@@ -196,7 +199,7 @@ impl Moe {
             cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
         }
         let mut wide = cx.scratch.take(out.len());
-        cx.compute.multiply(widen, &sum, &mut wide);
+        widen.forward(cx, &sum, &mut wide);
         cx.compute.add(out, &wide);
         drop(narrow_x);
         cx.scratch.give_all([input, sum, wide]);
@@ -218,7 +221,9 @@ impl Moe {
         if self.spec.weigh_input {
             cx.compute.scale_rows(&mut gathered, width, &routing.weights());
         }
-        let inputs: Vec<_> = self.gate.first().into_iter().chain(self.up.first()).collect();
+        let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
+        let inputs = self.gate.first().into_iter().chain(self.up.first());
+        let inputs: Vec<_> = inputs.map(|w| &w.weight).collect();
         let expert_x = ActRows::new(cx.compute, &gathered, width, &inputs);
         let mut up = cx.scratch.take(n_pairs * self.spec.n_ff);
         let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { up.len() });
@@ -226,16 +231,18 @@ impl Moe {
         if !self.gate.is_empty() {
             both.extend(jobs(&self.gate, &expert_x, &routing.spans, &mut gate));
         }
-        cx.compute.matmul(&mut both);
+        project_all((cx.compute, cx.scratch), &adapters, &mut both);
         drop(both);
         drop(expert_x);
         let [gate_bias, up_bias, down_bias] = &self.biases;
         add_biases(cx, gate_bias.as_deref(), &routing.spans, self.spec.n_ff, &mut gate);
         add_biases(cx, up_bias.as_deref(), &routing.spans, self.spec.n_ff, &mut up);
         activate(cx.compute, self.spec.activation, &gate, &mut up);
-        let inner_x = ActRows::new(cx.compute, &up, self.spec.n_ff, &[&self.down[0]]);
+        let inner_x = ActRows::new(cx.compute, &up, self.spec.n_ff, &[&self.down[0].weight]);
         let mut expert_out = cx.scratch.take(n_pairs * width);
-        cx.compute.matmul(&mut jobs(&self.down, &inner_x, &routing.spans, &mut expert_out));
+        let mut down = jobs(&self.down, &inner_x, &routing.spans, &mut expert_out);
+        project_all((cx.compute, cx.scratch), &adapters, &mut down);
+        drop(down);
         add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
         for (row, out) in out.chunks_exact_mut(width).enumerate() {
             for choice in routing.choices(row) {
@@ -254,8 +261,8 @@ impl Moe {
             // Their products read rows that the block norms itself.
             return Vec::new();
         }
-        let mut inputs = vec![&self.router];
-        inputs.extend(self.latent.iter().map(|latent| &latent.narrow));
+        let mut inputs = vec![&self.router.weight];
+        inputs.extend(self.latent.iter().map(|latent| &latent.narrow.weight));
         inputs.extend(self.shared.iter().flat_map(Shared::inputs));
         inputs
     }
@@ -264,7 +271,7 @@ impl Moe {
     pub fn nbytes(&self) -> usize {
         let experts = [&self.gate, &self.up, &self.down].into_iter().flatten();
         let latent = self.latent.iter().flat_map(|latent| [&latent.narrow, &latent.widen]);
-        experts.chain(latent).chain([&self.router]).map(PackedMatrix::nbytes).sum::<usize>()
+        experts.chain(latent).chain([&self.router]).map(Linear::nbytes).sum::<usize>()
             + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
@@ -272,9 +279,7 @@ impl Moe {
     fn route(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Routing {
         let (n, n_expert) = (x.n_rows(), self.spec.n_expert);
         let mut probs = cx.scratch.take(n * n_expert);
-        let job = MatmulJob { w: &self.router, x, rows: 0..n, out: &mut probs };
-        cx.compute.matmul(&mut [job]);
-        cx.add_bias(&mut probs, self.router_bias.as_deref());
+        cx.project(&mut [self.router.job(x, &mut probs)]);
         match self.spec.router {
             Router::Softmax => cx.compute.softmax(&mut probs, n_expert),
             Router::Sigmoid => cx.compute.sigmoid(&mut probs),
@@ -309,9 +314,9 @@ impl Latent {
             None => None,
         };
         Ok(Self {
-            narrow: loader.matrix(&name("down"), spec.width, n_embd)?,
+            narrow: Linear::matrix(loader, &name("down"), spec.width, n_embd)?,
             norm,
-            widen: loader.matrix(&name("up"), n_embd, spec.width)?,
+            widen: Linear::matrix(loader, &name("up"), n_embd, spec.width)?,
         })
     }
 }
@@ -324,7 +329,11 @@ impl Shared {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let gate = match spec.gated {
-            true => Some(loader.row(&format!("{stem}.ffn_gate_inp_shexp.weight"), n_embd)?),
+            true => {
+                let name = format!("{stem}.ffn_gate_inp_shexp.weight");
+                let weight = loader.row(&name, n_embd)?;
+                Some(Linear::of(loader, &name, weight)?)
+            }
             false => None,
         };
         Ok(Self { mlp: Mlp::load(&spec.mlp, stem, n_embd, loader)?, gate })
@@ -333,9 +342,8 @@ impl Shared {
     fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
         self.mlp.forward(cx, x, out);
         if let Some(w) = &self.gate {
-            let n = x.n_rows();
-            let mut weights = cx.scratch.take(n);
-            cx.compute.matmul(&mut [MatmulJob { w, x, rows: 0..n, out: &mut weights }]);
+            let mut weights = cx.scratch.take(x.n_rows());
+            cx.project(&mut [w.job(x, &mut weights)]);
             cx.compute.sigmoid(&mut weights);
             cx.compute.scale_rows(out, x.cols(), &weights);
             cx.scratch.give_all([weights]);
@@ -344,12 +352,12 @@ impl Shared {
 
     fn inputs(&self) -> Vec<&PackedMatrix> {
         let mut inputs = self.mlp.inputs();
-        inputs.extend(&self.gate);
+        inputs.extend(self.gate.iter().map(|gate| &gate.weight));
         inputs
     }
 
     fn nbytes(&self) -> usize {
-        self.mlp.nbytes() + self.gate.as_ref().map_or(0, PackedMatrix::nbytes)
+        self.mlp.nbytes() + self.gate.as_ref().map_or(0, Linear::nbytes)
     }
 }
 
@@ -368,19 +376,19 @@ fn add_biases(
     }
 }
 
-/// One product for each expert that has rows; `out[n_pairs, rows of a matrix]`.
+/// One projection for each expert that has rows; `out[n_pairs, rows of a matrix]`.
 fn jobs<'a>(
-    experts: &'a [PackedMatrix],
+    experts: &'a [Linear],
     x: &'a ActRows<'a>,
     spans: &[(usize, Range<usize>)],
     mut out: &'a mut [f32],
-) -> Vec<MatmulJob<'a>> {
+) -> Vec<Projection<'a>> {
     let mut jobs = Vec::with_capacity(spans.len());
     for (expert, pairs) in spans {
         let w = &experts[*expert];
         let (mine, rest) = std::mem::take(&mut out).split_at_mut(pairs.len() * w.rows());
         out = rest;
-        jobs.push(MatmulJob { w, x, rows: pairs.clone(), out: mine });
+        jobs.push(w.job_of(x, pairs.clone(), mine));
     }
     jobs
 }

@@ -5,7 +5,6 @@ use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{AttentionSpec, NormOver};
 use crate::error::ModelError;
-use crate::kernels::PackedMatrix;
 use crate::weights::WeightLoader;
 
 /// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
@@ -25,7 +24,7 @@ pub(super) fn load_qkv(
             Linear::load(loader, &name("v"), rows[2], n_embd)?,
         ]);
     }
-    let weights = loader.row_blocks(&fused, rows, n_embd)?;
+    let linears = Linear::row_blocks(loader, &fused, rows, n_embd)?;
     let fused = loader.opt_vector(&format!("{}.bias", name("qkv")), rows.iter().sum())?;
     let mut biases = [const { None }; 3];
     let mut start = 0;
@@ -37,7 +36,7 @@ pub(super) fn load_qkv(
         start += rows;
     }
     let mut biases = biases.into_iter();
-    Ok(weights.map(|weight| Linear { weight, bias: biases.next().flatten() }))
+    Ok(linears.map(|linear| linear.with_bias(biases.next().flatten())))
 }
 
 /// The weights of the norms of q and k.
@@ -112,19 +111,19 @@ impl QkNorms {
     }
 }
 
-/// Queries and gates of a projection with `[query | gate]` for each head: two matrices.
+/// Queries and gates of a projection with `[query | gate]` for each head: two projections.
 pub(super) fn load_gated(
     spec: &AttentionSpec,
     name: &str,
     n_embd: usize,
     loader: &mut WeightLoader<'_>,
-) -> Result<(PackedMatrix, PackedMatrix), ModelError> {
+) -> Result<(Linear, Linear), ModelError> {
     let (d_q, d_gate) = (spec.head_dim_k, spec.head_dim_v);
     let of_heads = |start: usize, width: usize| {
         let head = move |h: usize| (0..width).map(move |i| h * (d_q + d_gate) + start + i);
         (0..spec.n_head).flat_map(head).collect()
     };
     let rows = [of_heads(0, d_q), of_heads(d_q, d_gate)];
-    let [q, gate] = loader.split_matrix(name, spec.n_head * (d_q + d_gate), n_embd, rows)?;
+    let [q, gate] = Linear::split(loader, name, spec.n_head * (d_q + d_gate), n_embd, rows)?;
     Ok((q, gate))
 }

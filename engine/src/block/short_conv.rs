@@ -1,19 +1,20 @@
 //! The gated short convolution of LFM2 (arXiv 2511.23404): `out(c ⊙ conv(b ⊙ x))`. One projection gives `b`,
 //! `c` and `x`.
 
+use super::linear::Linear;
 use super::{BlockCx, copy_columns};
 use crate::arch::ShortConvSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, Columns, Conv, PackedMatrix};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
 /// Weights of one short convolution.
 pub struct ShortConv {
     /// To `b`, `c` and `x`, `[3 n_embd, n_embd]`.
-    input: PackedMatrix,
+    input: Linear,
     conv: Conv,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 impl ShortConv {
@@ -27,9 +28,9 @@ impl ShortConv {
         let name = |part: &str| format!("{stem}.shortconv.{part}.weight");
         let taps = loader.values(&name("conv"), &[spec.conv_taps, n_embd])?;
         Ok(Self {
-            input: loader.matrix(&name("in_proj"), 3 * n_embd, n_embd)?,
+            input: Linear::matrix(loader, &name("in_proj"), 3 * n_embd, n_embd)?,
             conv: Conv::new(&taps, spec.conv_taps, None, false),
-            output: loader.matrix(&name("out_proj"), n_embd, n_embd)?,
+            output: Linear::matrix(loader, &name("out_proj"), n_embd, n_embd)?,
         })
     }
 
@@ -43,7 +44,7 @@ impl ShortConv {
     ) {
         let (n, d) = (x.n_rows(), x.cols());
         let mut all = cx.scratch.take(n * 3 * d);
-        cx.compute.matmul(&mut [MatmulJob { w: &self.input, x, rows: 0..n, out: &mut all }]);
+        cx.project(&mut [self.input.job(x, &mut all)]);
         let [mut b, mut c, mut x] = [0, 1, 2].map(|i| {
             let mut part = cx.scratch.take(n * d);
             copy_columns(&all, 3 * d, i * d, d, &mut part);
@@ -55,13 +56,13 @@ impl ShortConv {
         let parts = SlotStates::parts(cx.parts);
         cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.compute.mul(&mut c, &x);
-        cx.compute.multiply(&self.output, &c, out);
+        self.output.forward(cx, &c, out);
         cx.scratch.give_all([all, b, c, x]);
     }
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.input]
+        vec![&self.input.weight]
     }
 
     /// Bytes of all matrices.

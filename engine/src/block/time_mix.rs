@@ -2,10 +2,11 @@
 //! row and the row before it. Values lean towards those of the first layer. Each head has a matrix as its
 //! state.
 
+use super::linear::Linear;
 use super::{BlockCx, TokenShift, project};
 use crate::arch::TimeMixSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix, Wkv7Rows, Wkv7Weights};
+use crate::kernels::{ActRows, Compute, Wkv7Rows, Wkv7Weights};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -18,9 +19,9 @@ pub struct TimeMix {
     shift: TokenShift,
     /// How far each of r, w, k, v, a and g (where there are gates) leans to the row before, `[n_embd]` each.
     lerp: Vec<Vec<f32>>,
-    receptance: PackedMatrix,
-    key: PackedMatrix,
-    value: PackedMatrix,
+    receptance: Linear,
+    key: Linear,
+    value: Linear,
     decay: LowRank,
     rate: LowRank,
     /// Towards the first layer's values, with its bias; the first layer has none.
@@ -31,13 +32,13 @@ pub struct TimeMix {
     r_k: Vec<f32>,
     /// Weight and bias of the norm over heads, `[n_embd]` each, where there is one.
     norm: Option<[Vec<f32>; 2]>,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 /// A product by way of a narrow width.
 pub(super) struct LowRank {
-    down: PackedMatrix,
-    up: PackedMatrix,
+    down: Linear,
+    up: Linear,
 }
 
 impl LowRank {
@@ -49,8 +50,8 @@ impl LowRank {
         rank: usize,
     ) -> Result<Self, ModelError> {
         Ok(Self {
-            down: loader.matrix(&format!("{stem}1.weight"), rank, n_embd)?,
-            up: loader.matrix(&format!("{stem}2.weight"), n_embd, rank)?,
+            down: Linear::matrix(loader, &format!("{stem}1.weight"), rank, n_embd)?,
+            up: Linear::matrix(loader, &format!("{stem}2.weight"), n_embd, rank)?,
         })
     }
 
@@ -99,7 +100,7 @@ impl TimeMix {
         };
         let n_lerp = 5 + usize::from(spec.gate_rank.is_some());
         let lerp = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n_lerp])?;
-        let mut square = |part: &str| loader.matrix(&name(part), n_embd, n_embd);
+        let mut square = |part: &str| Linear::matrix(loader, &name(part), n_embd, n_embd);
         let [receptance, key] = [square("receptance")?, square("key")?];
         let [value, output] = [square("value")?, square("output")?];
         let mut vector = |part: &str| loader.vector(&name(part), n_embd);

@@ -9,7 +9,7 @@ use super::time_mix::{HEAD_EPS, LowRank};
 use super::{BlockCx, TokenShift, copy_columns, project};
 use crate::arch::TimeMix6Spec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix, Wkv6Rows};
+use crate::kernels::{ActRows, Compute, Wkv6Rows};
 use crate::state::SlotStates;
 use crate::weights::WeightLoader;
 
@@ -24,22 +24,22 @@ pub struct TimeMix6 {
     receptance: Linear,
     key: Linear,
     value: Linear,
-    gate: PackedMatrix,
+    gate: Linear,
     decay: LowRank,
     decay_bias: Vec<f32>,
     /// What RWKV-6 has and linear attention has not: how much of its own key a row reads, and weight and bias of the
     /// norm over heads; `[n_embd]` each.
     own_and_norm: Option<[Vec<f32>; 3]>,
-    output: PackedMatrix,
+    output: Linear,
 }
 
 /// How far each mixture leans to the row before, by a fixed share and by one that the rows give.
 struct Mix {
     first: Vec<f32>,
     /// `[5 * rank, n_embd]`.
-    down: PackedMatrix,
+    down: Linear,
     /// `[n_embd, rank]` for each mixture.
-    up: Vec<PackedMatrix>,
+    up: Vec<Linear>,
     /// `[n_embd]` for each mixture.
     shares: Vec<Vec<f32>>,
 }
@@ -66,8 +66,8 @@ impl Mix {
         };
         Ok(Self {
             first: loader.vector(&name("lerp_x"), n_embd)?,
-            down: loader.matrix(&name("w1"), n * rank, n_embd)?,
-            up: loader.experts(&name("w2"), n, n_embd, rank)?,
+            down: Linear::matrix(loader, &name("w1"), n * rank, n_embd)?,
+            up: Linear::experts(loader, &name("w2"), n, n_embd, rank)?,
             shares,
         })
     }
@@ -103,7 +103,7 @@ impl Mix {
     }
 
     fn nbytes(&self) -> usize {
-        self.up.iter().chain([&self.down]).map(PackedMatrix::nbytes).sum()
+        self.up.iter().chain([&self.down]).map(Linear::nbytes).sum()
     }
 }
 
@@ -135,11 +135,11 @@ impl TimeMix6 {
             receptance: Linear::load(loader, &name("receptance"), n_embd, n_embd)?,
             key: Linear::load(loader, &name("key"), n_kv, n_embd)?,
             value: Linear::load(loader, &name("value"), n_kv, n_embd)?,
-            gate: loader.matrix(&name("gate.weight"), n_embd, n_embd)?,
+            gate: Linear::matrix(loader, &name("gate.weight"), n_embd, n_embd)?,
             decay: LowRank::load(loader, &name("decay_w"), n_embd, spec.decay_rank)?,
             decay_bias: loader.vector(&name("decay.weight"), n_embd)?,
             own_and_norm,
-            output: loader.matrix(&name("output.weight"), n_embd, n_embd)?,
+            output: Linear::matrix(loader, &name("output.weight"), n_embd, n_embd)?,
             spec: spec.clone(),
         })
     }
@@ -162,7 +162,7 @@ impl TimeMix6 {
         cx.compute.wkv6_decay(&mut w, &self.decay_bias);
         let mut k = self.heads(cx, &self.key, of_k);
         let v = self.heads(cx, &self.value, of_v);
-        let mut r = project_with_bias(cx, &self.receptance, of_r);
+        let mut r = project(cx, &self.receptance, of_r);
         let gate = project(cx, &self.gate, of_g);
         if self.spec.linear_attention {
             // k *= 1 - w
@@ -184,14 +184,14 @@ impl TimeMix6 {
             }
             None => cx.compute.sigmoid_mul(&mut y, &gate),
         }
-        cx.compute.multiply(&self.output, &y, out);
+        self.output.forward(cx, &y, out);
         cx.scratch.give_all([before, w, k, v, r, gate, y]);
         cx.scratch.give_all(mixtures);
     }
 
     /// Keys or values, `[n_rows, n_embd]`: those of a head that several share stand there for each of them.
     fn heads(&self, cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
-        let few = project_with_bias(cx, w, x);
+        let few = project(cx, w, x);
         let (d, width) = (self.spec.head_dim, self.spec.n_embd);
         let group = width / d / self.spec.n_kv_head;
         if group == 1 {
@@ -207,15 +207,7 @@ impl TimeMix6 {
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        let projections = [&self.receptance, &self.key, &self.value].map(Linear::matrix);
-        let matrices = projections.into_iter().chain([&self.gate, &self.output]);
-        matrices.map(PackedMatrix::nbytes).sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
+        let own = [&self.receptance, &self.key, &self.value, &self.gate, &self.output];
+        own.map(Linear::nbytes).iter().sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
     }
-}
-
-/// `w x + bias`, in a borrowed buffer.
-fn project_with_bias(cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
-    let mut out = project(cx, w.matrix(), x);
-    w.add_bias(cx, &mut out);
-    out
 }

@@ -48,7 +48,8 @@ impl Masks {
                     }
                 }
                 SeqOp::Close { slot } => drop(self.slots.remove(slot)),
-                SeqOp::Truncate { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+                SeqOp::Truncate { .. } | SeqOp::Adapt { .. } => {}
+                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             }
         }
     }

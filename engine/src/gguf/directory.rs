@@ -15,7 +15,7 @@ pub struct TensorInfo {
     pub n_dims: usize,
     /// Sizes, the fastest-varying (row) dimension first.
     pub ne: [usize; MAX_DIMS],
-    /// Index of the file it lies in; 0 unless the model is split.
+    /// Index of the file it lies in; 0 unless the model is split, or it is an adapter's.
     pub shard: usize,
     /// Offset of its first byte in that file.
     pub offset: u64,

@@ -97,12 +97,47 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`].
     pub fn open_files(path: impl AsRef<Path>) -> Result<(Self, TensorFiles), GgufError> {
-        let path = path.as_ref();
+        Self::open_files_with(path, &[])
+    }
+
+    /// [`Gguf::open_files`] with adapters beside the model.
+    ///
+    /// # Errors
+    /// As [`Gguf::open_with`].
+    pub fn open_files_with(
+        path: impl AsRef<Path>,
+        adapters: &[PathBuf],
+    ) -> Result<(Self, TensorFiles), GgufError> {
+        Self::open_each(path.as_ref(), |_| adapters)
+    }
+
+    /// [`Gguf::open_files_with`] of the files of a model, in order, with those of its adapters behind them.
+    ///
+    /// # Errors
+    /// As [`Gguf::open_with`]; there is no file.
+    pub fn open_listed(paths: &[PathBuf]) -> Result<(Self, TensorFiles), GgufError> {
+        let Some(first) = paths.first() else {
+            return Err(GgufError::malformed("a model", "its files", "there is none"));
+        };
+        Self::open_each(first, |n_files| paths.get(n_files..).unwrap_or_default())
+    }
+
+    /// Opens a model whose first file is `path`, with the adapters that `adapters_of` has for its number of files.
+    fn open_each<'a>(
+        path: &Path,
+        adapters_of: impl FnOnce(usize) -> &'a [PathBuf],
+    ) -> Result<(Self, TensorFiles), GgufError> {
         let (part, file) = read_part(0, path)?;
         let others = part.other_paths(path)?;
         let (mut parts, mut files) = (vec![part], vec![file]);
         for other in others {
             let (part, file) = read_part(parts.len(), &other)?;
+            parts.push(part);
+            files.push(file);
+        }
+        for adapter in adapters_of(parts.len()) {
+            let (part, file) = read_part(parts.len(), adapter)?;
+            part.check_adapter()?;
             parts.push(part);
             files.push(file);
         }

@@ -1,5 +1,6 @@
 //! One model out of the headers of its files, and the form in which these headers are sent to workers.
 
+use super::adapters::{self, Adapter, GENERAL_TYPE};
 use super::bytes::Bytes;
 use super::cursor::Cursor;
 use super::directory::{TensorInfo, place_tensors};
@@ -93,6 +94,18 @@ impl Part {
         GgufError::malformed(&self.shard.name, field, problem)
     }
 
+    /// Checks that it is an adapter, in one file.
+    pub fn check_adapter(&self) -> Result<(), GgufError> {
+        if !adapters::is_adapter(&self.meta)? {
+            let problem = "is not \"adapter\": give a model by -m, and adapters of it by --lora";
+            return Err(self.bad(GENERAL_TYPE, problem));
+        }
+        match self.split_count()? {
+            1 => Ok(()),
+            n => Err(self.bad(SPLIT_COUNT, format!("{n} files: an adapter has to be in one"))),
+        }
+    }
+
     /// Checks that this is shard `no` of `count`.
     fn check_place(&self, no: usize, count: usize) -> Result<(), GgufError> {
         if no == 0 && self.split_count()? != count {
@@ -110,13 +123,26 @@ impl Part {
 
 /// Joins all shards of a model. `parts` is not empty.
 pub(super) fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
-    let count = parts.len();
+    let count = n_model_files(&parts)?;
+    if parts.len() > MAX_SHARDS {
+        let problem = format!("{} files with adapters, the limit is {MAX_SHARDS}", parts.len());
+        return Err(parts[0].bad(SPLIT_COUNT, problem));
+    }
     let mut tensors: Vec<TensorInfo> = Vec::new();
     let mut by_name = HashMap::new();
-    let mut shards = Vec::with_capacity(count);
-    let mut metas = Vec::with_capacity(count);
-    for (no, part) in parts.into_iter().enumerate() {
-        part.check_place(no, count)?;
+    let mut shards = Vec::with_capacity(parts.len());
+    let (mut metas, mut adapters) = (Vec::with_capacity(count), Vec::new());
+    let mut n_own_tensors = 0;
+    for (no, mut part) in parts.into_iter().enumerate() {
+        if no < count {
+            part.check_place(no, count)?;
+            n_own_tensors += part.tensors.len();
+        } else {
+            part.check_adapter()?;
+            for tensor in &mut part.tensors {
+                tensor.name = adapters::name_in_model(&tensor.name, no - count);
+            }
+        }
         for tensor in &part.tensors {
             if by_name.insert(tensor.name.clone(), tensors.len()).is_some() {
                 return Err(
@@ -125,8 +151,12 @@ pub(super) fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
             }
             tensors.push(tensor.clone());
         }
+        if no < count {
+            metas.push(part.meta);
+        } else {
+            adapters.push(Adapter { file: part.shard.name.clone(), meta: part.meta });
+        }
         shards.push(part.shard);
-        metas.push(part.meta);
     }
     let name = shards.first().map(|shard| shard.name.clone()).unwrap_or_default();
     let Some(meta) = metas.into_iter().next() else {
@@ -134,12 +164,22 @@ pub(super) fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
     };
     if count > 1 {
         let told = meta.i32(SPLIT_TENSORS)?;
-        if i64::from(told) != tensors.len() as i64 {
-            let problem = format!("{told} tensors, the {count} files hold {}", tensors.len());
+        if i64::from(told) != n_own_tensors as i64 {
+            let problem = format!("{told} tensors, the {count} files hold {n_own_tensors}");
             return Err(GgufError::malformed(&name, SPLIT_TENSORS, problem));
         }
     }
-    Ok(Gguf { name, meta, tensors, by_name, shards })
+    Ok(Gguf { name, meta, tensors, by_name, adapters, shards })
+}
+
+/// How many of the parts are the model's own: those before the first adapter. The first one is, whatever it is.
+fn n_model_files(parts: &[Part]) -> Result<usize, GgufError> {
+    for (no, part) in parts.iter().enumerate().skip(1) {
+        if adapters::is_adapter(&part.meta)? {
+            return Ok(no);
+        }
+    }
+    Ok(parts.len())
 }
 
 /// The shards' headers one after the other: magic, count (u32), then each as length (u64) and bytes.

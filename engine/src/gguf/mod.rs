@@ -2,8 +2,10 @@
 //!
 //! Every count, length and offset is checked against the file and a named cap before it is used. So a damaged
 //! or hostile file is an error that names the field. It never causes a panic, a huge allocation or a read out
-//! of bounds. A split model looks like one file. Nothing here knows what the metadata and the tensors mean.
+//! of bounds. A split model looks like one file, and adapters beside a
+//! model are a part of it. Nothing here knows what the metadata and the tensors mean.
 
+pub mod adapters;
 mod bytes;
 mod cursor;
 mod directory;
@@ -32,6 +34,7 @@ pub use split::MAX_SHARDS;
 pub use value::{ArrayIter, ArrayRef, Value, ValueType};
 pub use writer::{GgufWriter, MetaElement, MetaValue, TensorStream};
 
+use adapters::Adapter;
 use bytes::Bytes;
 use header::{Extent, Part};
 use std::collections::HashMap;
@@ -45,6 +48,8 @@ pub struct Gguf {
     meta: Meta,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
+    adapters: Vec<Adapter>,
+    /// The model's files, then its adapters'.
     shards: Vec<Shard>,
 }
 
@@ -67,7 +72,15 @@ impl Gguf {
     /// # Errors
     /// A file cannot be read, breaks the format, or ends before its tensors do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), true)
+        Self::open_mapped(path.as_ref(), &[], true)
+    }
+
+    /// [`Gguf::open`] with adapters beside the model.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`], and a file among `adapters` that is none.
+    pub fn open_with(path: impl AsRef<Path>, adapters: &[PathBuf]) -> Result<Self, GgufError> {
+        Self::open_mapped(path.as_ref(), adapters, true)
     }
 
     /// Opens a model for its metadata and tensor directory; the data need not be in the file.
@@ -76,7 +89,18 @@ impl Gguf {
     /// # Errors
     /// A file cannot be read or its header breaks the format.
     pub fn open_header_only(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), false)
+        Self::open_mapped(path.as_ref(), &[], false)
+    }
+
+    /// [`Gguf::open_header_only`] with adapters beside the model.
+    ///
+    /// # Errors
+    /// As [`Gguf::open_header_only`], and a file among `adapters` that is none.
+    pub fn open_header_only_with(
+        path: impl AsRef<Path>,
+        adapters: &[PathBuf],
+    ) -> Result<Self, GgufError> {
+        Self::open_mapped(path.as_ref(), adapters, false)
     }
 
     /// A model whose one file is in memory.
@@ -109,7 +133,7 @@ impl Gguf {
         header::pack(&self.shards)
     }
 
-    fn open_mapped(path: &Path, with_data: bool) -> Result<Self, GgufError> {
+    fn open_mapped(path: &Path, adapters: &[PathBuf], with_data: bool) -> Result<Self, GgufError> {
         let part = |no: usize, path: &Path| {
             let extent = if with_data { Extent::Whole } else { Extent::Header };
             let name = path.display().to_string();
@@ -118,6 +142,11 @@ impl Gguf {
         let mut parts = vec![part(0, path)?];
         for other in parts[0].other_paths(path)? {
             parts.push(part(parts.len(), &other)?);
+        }
+        for adapter in adapters {
+            let part = part(parts.len(), adapter)?;
+            part.check_adapter()?;
+            parts.push(part);
         }
         header::assemble(parts)
     }
@@ -143,6 +172,11 @@ impl Gguf {
     /// Paths of the model's files in order; empty when it was not opened from files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().filter_map(|shard| shard.path.as_deref())
+    }
+
+    /// The adapters beside the model, in the order in which they were given: that is their number.
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adapters
     }
 
     /// Whether tensor data are at hand.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::norm::Norm;
 use crate::batch::UBatch;
+use crate::block::{RowAdapters, scale_of};
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
-use crate::kernels::Compute;
+use crate::kernels::{Compute, PackedMatrix};
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
 
@@ -19,14 +20,35 @@ pub(super) struct Input {
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
     pub(super) positions: Option<Vec<f32>>,
     pub(super) norm: Option<Norm>,
+    /// What adapters add to the rows of tokens.
+    pub(super) adapters: Vec<EmbeddingLora>,
+}
+
+/// What an adapter adds to the rows of tokens.
+pub(super) struct EmbeddingLora {
+    /// The adapter's number.
+    pub(super) adapter: u32,
+    /// `[n_vocab, rank]`. Every ubatch reads of them, so they are in memory.
+    pub(super) a: Vec<f32>,
+    /// `[n_embd, rank]`.
+    pub(super) b: PackedMatrix,
+    /// As in [`scale_of`].
+    pub(super) alpha: f32,
 }
 
 impl Input {
     /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
     /// multiplied by `scale`.
-    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, scale: f32) -> Vec<f32> {
+    pub(super) fn rows(
+        &self,
+        compute: &Compute,
+        ub: &UBatch,
+        adapters: &RowAdapters,
+        scale: f32,
+    ) -> Vec<f32> {
         let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
         let mut rows = self.tokens.rows(compute, &tokens, scale);
+        self.adapt(compute, &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {
             compute.add_bias(&mut rows, row);
         }
@@ -41,6 +63,35 @@ impl Input {
             norm.apply_inplace(compute, &mut rows);
         }
         rows
+    }
+
+    /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
+    fn adapt(
+        &self,
+        compute: &Compute,
+        tokens: &[u32],
+        adapters: &RowAdapters,
+        scale: f32,
+        rows: &mut [f32],
+    ) {
+        if self.adapters.is_empty() {
+            return;
+        }
+        let n_embd = self.tokens.n_embd;
+        for (run, uses) in adapters.within(&(0..tokens.len())) {
+            for used in uses {
+                let is_it = |lora: &&EmbeddingLora| lora.adapter == used.adapter;
+                let Some(lora) = self.adapters.iter().find(is_it) else { continue };
+                let rank = lora.b.cols();
+                let row = |token: &u32| &lora.a[*token as usize * rank..][..rank];
+                let low: Vec<f32> = tokens[run.clone()].iter().flat_map(row).copied().collect();
+                let mut change = vec![0.0; run.len() * n_embd];
+                compute.multiply(&lora.b, &low, &mut change);
+                let factor = scale_of(lora.alpha, rank, used.scale) * scale;
+                let out = &mut rows[run.start * n_embd..run.end * n_embd];
+                compute.add_scaled(out, &change, factor);
+            }
+        }
     }
 }
 

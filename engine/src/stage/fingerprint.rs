@@ -7,6 +7,7 @@
 use crate::arch::{ModelSpec, TOKEN_EMBD, is_of_input, layer_of};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
+use crate::gguf::adapters::of_model;
 use crate::weights::TensorSource;
 
 /// Bytes of a sample: a page of memory.
@@ -39,6 +40,7 @@ pub(super) fn of_layer(
 
 /// Whether what a layer leaves behind depends on a tensor.
 pub(super) fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
+    let (tensor, _) = of_model(tensor);
     match layer_of(tensor) {
         Some(of) => of == layer || spec.shares(layer, tensor),
         None if tensor == TOKEN_EMBD => layer == 0,

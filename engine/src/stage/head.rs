@@ -5,9 +5,9 @@ use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, Want};
-use crate::block::Scratch;
+use crate::block::{Linear, RowAdapters, Scratch, project_all};
 use crate::constraint::{Mask, Masks};
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{ActRows, Compute};
 use crate::sample::{Next, Sampler};
 use crate::state::{PartRows, Sequences};
 
@@ -16,7 +16,7 @@ pub(super) struct Head {
     pub(super) spec: HeadSpec,
     pub(super) read: BlockInput,
     /// `None` in an encoder, which has no logits.
-    pub(super) output: Option<PackedMatrix>,
+    pub(super) output: Option<Linear>,
     /// Width of a row.
     pub(super) n_embd: usize,
     /// `[n_vocab]`, where the model has one.
@@ -27,16 +27,16 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// What the parts want, from their gathered rows.
+    /// What the parts want, from their gathered rows, and the adapters that these use.
     pub(super) fn outputs(
         &mut self,
         compute: &Compute,
         scratch: &mut Scratch,
         sequences: &Sequences,
         parts: &[PartRows],
-        wanted: &BoundaryRows,
+        (wanted, adapters): (&BoundaryRows, &RowAdapters),
     ) -> Vec<RowOutput> {
-        let n_vocab = self.output.as_ref().map_or(0, PackedMatrix::rows);
+        let n_vocab = self.output.as_ref().map_or(0, Linear::rows);
         let n_embd = self.n_embd;
         let n = wanted.hidden.len() / n_embd;
         if n == 0 {
@@ -47,7 +47,7 @@ impl Head {
         // Rows whose logits nobody wants are not multiplied if no other is either.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
-            Some(output) => self.logits(compute, scratch, output, &normed),
+            Some(output) => self.logits((compute, scratch), output, &normed, adapters),
             None => Vec::new(),
         };
         let mut outputs = Vec::with_capacity(n);
@@ -77,13 +77,15 @@ impl Head {
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     fn logits(
         &self,
-        compute: &Compute,
-        scratch: &mut Scratch,
-        output: &PackedMatrix,
+        (compute, scratch): (&Compute, &mut Scratch),
+        output: &Linear,
         normed: &[f32],
+        adapters: &RowAdapters,
     ) -> Vec<f32> {
         let mut logits = scratch.take(normed.len() / self.n_embd * output.rows());
-        compute.multiply(output, normed, &mut logits);
+        let rows = ActRows::new(compute, normed, self.n_embd, &[output.weight()]);
+        project_all((compute, scratch), adapters, &mut [output.job(&rows, &mut logits)]);
+        drop(rows);
         if let Some(bias) = &self.bias {
             compute.add_bias(&mut logits, bias);
         }
@@ -134,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::batch::{BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch};
-    use crate::kernels;
+    use crate::kernels::{self, PackedMatrix};
     use crate::quant::GgmlType;
     use crate::stage::norm::Norm;
     use crate::state::Prefixes;
@@ -155,7 +157,9 @@ mod tests {
                 softcap: None,
             },
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
-            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes).ok(),
+            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
+                .ok()
+                .map(Linear::plain),
             n_embd: N_EMBD,
             bias: None,
             sampler: Sampler::new(),
@@ -198,7 +202,8 @@ mod tests {
         let run = |hidden: &[f32]| {
             let mut scratch = Scratch::default();
             let wanted = BoundaryRows::stream(hidden.to_vec());
-            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, &wanted)
+            let wanted = (&wanted, &RowAdapters::default());
+            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, wanted)
         };
         let rows = run(&hidden);
         let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };

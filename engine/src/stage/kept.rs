@@ -13,6 +13,7 @@ use super::head::Head;
 use super::{LoadedBlock, Stage};
 use crate::arch::{self, ModelSpec, TOKEN_EMBD};
 use crate::gguf::Gguf;
+use crate::gguf::adapters::of_model;
 use crate::state::BlockState;
 
 /// Weights of one model, by layer. Empty at first.
@@ -134,7 +135,7 @@ pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec
 
 /// Tensors that rows are made of.
 pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
-    let is_mine = |name: &str| name == TOKEN_EMBD || arch::is_of_input(name, spec);
+    let is_mine = |name: &str| of_model(name).0 == TOKEN_EMBD || arch::is_of_input(name, spec);
     let tensors = model.tensors().iter().map(|tensor| &tensor.name);
     tensors.filter(|name| is_mine(name)).cloned().collect()
 }
@@ -145,8 +146,9 @@ pub(super) fn head_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
     let mut tensors = arch::stage_tensors(model, spec, &last);
     let tied = arch::is_tied(model, spec);
     tensors.retain(|tensor| {
-        let rows = tensor.name == TOKEN_EMBD && !tied;
-        arch::layer_of(&tensor.name).is_none() && !tensor.name.starts_with("rope_") && !rows
+        let (name, of_adapter) = of_model(&tensor.name);
+        let rows = name == TOKEN_EMBD && (of_adapter || !tied);
+        arch::layer_of(name).is_none() && !name.starts_with("rope_") && !rows
     });
     tensors.into_iter().map(|tensor| tensor.name.clone()).collect()
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block_input::{BlockInput, Mix};
-use super::embedding::{Embedding, Input};
+use super::embedding::{Embedding, EmbeddingLora, Input};
 use super::fingerprint;
 use super::head::Head;
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
@@ -14,14 +14,14 @@ use crate::arch::{
     self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads, RopeSpec, TOKEN_EMBD,
     TOKEN_TYPES,
 };
-use crate::block::{Block, Scratch};
+use crate::block::{Block, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
 use crate::state::{BlockState, Sequences};
-use crate::weights::{TensorSource, WeightLoader};
+use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
 
 /// What a stage is loaded for.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +113,7 @@ impl Stage {
         let last = layers.end == spec.n_layer();
         let sequences = Sequences::new(config.n_slots, config.n_blocks, spec.prefixes(), last);
         Ok(Self {
+            n_adapters: model.adapters().len(),
             spec,
             model_hash,
             prints,
@@ -220,7 +221,15 @@ fn load_embedding(
             Some(rows)
         }
     };
-    Ok(Input { tokens, token_type, positions, norm })
+    let mut adapters = Vec::new();
+    for AdapterTensors { adapter, alpha, a, b } in loader.adapters(TOKEN_EMBD)? {
+        // Rows of tokens are looked up, so that the halves stand the other way round.
+        let rank = b.ne[0];
+        let b = loader.matrix(&b.name, spec.n_embd, rank)?;
+        let a = loader.values(&a.name, &[rank, spec.n_vocab])?;
+        adapters.push(EmbeddingLora { adapter, a, b, alpha });
+    }
+    Ok(Input { tokens, token_type, positions, norm, adapters })
 }
 
 /// Room for the sequences of every block of `layers`, in order.
@@ -336,7 +345,11 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     let output = match spec.is_encoder() {
         true => None,
-        false => Some(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?),
+        // Tied, it is the embedding without what adapters add to that.
+        false if matrix == TOKEN_EMBD => {
+            Some(Linear::plain(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?))
+        }
+        false => Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?),
     };
     Ok(Head {
         spec: spec.head.clone(),

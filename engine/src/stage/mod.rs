@@ -24,8 +24,8 @@ pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, Reads};
-use crate::batch::{Boundary, RowOutput, SeqPart, UBatch, Want};
-use crate::block::{Block, BlockCx, Scratch};
+use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
+use crate::block::{Block, BlockCx, RowAdapters, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
@@ -35,6 +35,7 @@ use boundary_rows::BoundaryRows;
 use embedding::Input;
 use head::Head;
 use norm::Norm;
+use wanted::wanted_rows;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +62,7 @@ pub struct StageFacts {
 /// A loaded range of layers.
 pub struct Stage {
     spec: Arc<ModelSpec>,
+    n_adapters: usize,
     /// Of the metadata and the tensor directory.
     model_hash: blake3::Hash,
     /// Of its layers' weights.
@@ -164,36 +166,44 @@ impl Stage {
             head.masks.follow(&ub.ops);
         }
         let n_rows = ub.n_rows();
+        let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
         let mut rows = match input {
             Some(input) => {
                 BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
             }
-            None => self.embed(ub),
+            None => self.embed(ub, &adapters),
         };
         if self.head.is_none() {
-            self.run_blocks(0..self.blocks.len(), &applied.parts, n_rows, &mut rows);
+            let of_rows = (&applied.parts[..], &adapters);
+            self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, &applied.parts, n_rows, &mut rows);
+        self.run_blocks(0..mixing, (&applied.parts, &adapters), n_rows, &mut rows);
         let mut wanted = rows.wanted(&applied.parts, n_rows);
         rows.give_back(&mut self.scratch);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
-        self.run_blocks(mixing..self.blocks.len(), &[], n_wanted, &mut wanted);
+        let adapters = adapters.picked(applied.parts.iter().flat_map(wanted_rows));
+        self.run_blocks(mixing..self.blocks.len(), (&[], &adapters), n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (scratch, sequences) = (&mut self.scratch, &self.sequences);
-        let rows = head.outputs(&self.compute, scratch, sequences, &applied.parts, &wanted);
+        let rows =
+            head.outputs(&self.compute, scratch, sequences, &applied.parts, (&wanted, &adapters));
         wanted.give_back(scratch);
         Ok(StageOutput::Rows(rows))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
-    fn embed(&self, ub: &UBatch) -> BoundaryRows {
+    fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
         // These rows leave with the boundary: a buffer of the scratch would be lost to it.
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
-        let mut rows =
-            BoundaryRows::stream(input.rows(&self.compute, ub, self.spec.embedding_scale));
+        let mut rows = BoundaryRows::stream(input.rows(
+            &self.compute,
+            ub,
+            adapters,
+            self.spec.embedding_scale,
+        ));
         if self.spec.skeleton.beside == Beside::Embedding {
             rows.beside.push(rows.hidden.clone());
         }
@@ -222,6 +232,7 @@ impl Stage {
         if self.spec.is_encoder() {
             check_texts(ub)?;
         }
+        ub.ops.iter().try_for_each(|op| self.check_adapters(op))?;
         match (self.embedding.is_some(), input) {
             (true, None) => Ok(()),
             (true, Some(_)) => Err(BatchError::Boundary("the first stage takes no rows".into())),
@@ -238,6 +249,20 @@ impl Stage {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Refuses adapters that the model does not have, and scales that are none.
+    fn check_adapters(&self, op: &SeqOp) -> Result<(), BatchError> {
+        let SeqOp::Adapt { slot, adapters } = op else { return Ok(()) };
+        let is_bad =
+            |u: &&AdapterUse| u.adapter as usize >= self.n_adapters || !u.scale.is_finite();
+        match adapters.iter().find(is_bad) {
+            Some(bad) => Err(BatchError::Malformed(format!(
+                "slot {}: adapter {} with scale {}, the stage was loaded with {} adapters",
+                slot.0, bad.adapter, bad.scale, self.n_adapters
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -268,11 +293,11 @@ impl Stage {
         }
     }
 
-    /// Runs a range of residual blocks over `n_rows` rows in place.
+    /// Runs a range of residual blocks over `n_rows` rows in place. Parts are empty where none of the blocks mixes rows.
     fn run_blocks(
         &mut self,
         range: Range<usize>,
-        parts: &[PartRows],
+        (parts, adapters): (&[PartRows], &RowAdapters),
         n_rows: usize,
         rows: &mut BoundaryRows,
     ) {
@@ -314,6 +339,7 @@ impl Stage {
                 rope: rope.as_ref(),
                 local_rope: local_rope.as_ref(),
                 beside: &mut rows.beside,
+                adapters,
                 scratch: &mut self.scratch,
             };
             block.block.forward(&mut cx, &mut block.state, &x, &mut out);

@@ -1,9 +1,9 @@
 //! Writes one sequence's state on a stage as bytes, and reads it back.
 
 use super::Stage;
-use crate::batch::SlotId;
+use crate::batch::{AdapterUse, SlotId};
 use crate::error::{BatchError, SnapshotError};
-use crate::state::{SnapshotReader, SnapshotWriter};
+use crate::state::{Sequence, SnapshotReader, SnapshotWriter};
 
 impl Stage {
     /// What a snapshot of this stage belongs to; another model or cache type is refused. Models are
@@ -15,6 +15,17 @@ impl Stage {
         format!("{} of {} layers, {hash}, KV {kv_type:?}", spec.arch, spec.n_layer())
     }
 
+    /// What a snapshot of a sequence belongs to: one that was computed with other adapters is refused.
+    fn identity_of(&self, sequence: &Sequence) -> String {
+        let mut identity = self.identity();
+        for (i, used) in sequence.adapters.iter().enumerate() {
+            let before = if i == 0 { ", adapters" } else { "" };
+            let AdapterUse { adapter, scale } = used;
+            identity.push_str(&format!("{before} {adapter}*{scale}"));
+        }
+        identity
+    }
+
     /// The state that `slot` has on this stage, layer by layer, in a versioned and checksummed form.
     ///
     /// # Errors
@@ -22,7 +33,8 @@ impl Stage {
     pub fn snapshot(&self, slot: SlotId) -> Result<Vec<u8>, SnapshotError> {
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?;
         let history = self.sequences.history(slot);
-        let mut writer = SnapshotWriter::new(&self.identity(), sequence.len, history, &self.prints);
+        let identity = self.identity_of(sequence);
+        let mut writer = SnapshotWriter::new(&identity, sequence.len, history, &self.prints);
         for block in &self.blocks {
             if let Some(state) = block.state.read(slot, sequence) {
                 writer.section(block.layer, block.index, &state);
@@ -38,8 +50,8 @@ impl Stage {
     /// Bytes that are damaged or foreign, a slot that is not open, or too few pages; then nothing
     /// has changed.
     pub fn restore(&mut self, slot: SlotId, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let snapshot = SnapshotReader::new(bytes, &self.identity())?;
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?.clone();
+        let snapshot = SnapshotReader::new(bytes, &self.identity_of(&sequence))?;
         sequence.check_room(slot, snapshot.len)?;
         if self.head.is_some() && snapshot.history.len() != snapshot.len as usize {
             let why = "it has no tokens, which the last stage needs: merge its snapshot in";

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Prefixes;
-use crate::batch::{BlockId, SamplerSetup, SeqOp, SlotId, UBatch, Want};
+use crate::batch::{AdapterUse, BlockId, SamplerSetup, SeqOp, SlotId, UBatch, Want};
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
 
@@ -21,6 +21,8 @@ pub struct Sequence {
     pub blocks: Arc<[BlockId]>,
     /// How to draw its tokens.
     pub sampler: Option<Arc<SamplerSetup>>,
+    /// What its rows pass through besides the model's own weights.
+    pub adapters: Arc<[AdapterUse]>,
 }
 
 impl Sequence {
@@ -186,7 +188,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
         match op {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
-            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+            SeqOp::Adapt { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
                 histories[dst.0 as usize] = kept;
@@ -239,7 +241,8 @@ impl Draft<'_> {
         match op {
             SeqOp::Open { slot, blocks, sampler, .. } => {
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
-                self.open(*slot, Sequence { len: 0, blocks, sampler })?;
+                let adapters = Arc::from([]);
+                self.open(*slot, Sequence { len: 0, blocks, sampler, adapters })?;
                 applied.actions.push(StateAction::Zero(*slot));
             }
             SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
@@ -255,7 +258,8 @@ impl Draft<'_> {
                     slots,
                 }));
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
-                self.open(*dst, Sequence { len: *len, blocks, sampler })?;
+                let adapters = source.adapters;
+                self.open(*dst, Sequence { len: *len, blocks, sampler, adapters })?;
             }
             SeqOp::Truncate { slot, len } => {
                 let have = self.sequence(*slot)?.len;
@@ -265,6 +269,15 @@ impl Draft<'_> {
             SeqOp::Close { slot } => {
                 self.sequence(*slot)?;
                 *self.slot(*slot)? = None;
+            }
+            SeqOp::Adapt { slot, adapters } => {
+                let sequence = self.sequence(*slot)?;
+                if sequence.len > 0 {
+                    let (slot, len) = (slot.0, sequence.len);
+                    let why = format!("slot {slot}: adapters for a sequence that has {len} rows");
+                    return Err(BatchError::Malformed(why));
+                }
+                sequence.adapters = adapters.clone();
             }
             SeqOp::Name { slot, .. } => drop(self.sequence(*slot)?),
             SeqOp::Checkpoint { slot, len, .. } => {
@@ -431,6 +444,25 @@ mod tests {
                 assert_eq!(s.history(SlotId(1)).len(), 71);
             }
         }
+    }
+
+    #[test]
+    fn adapters_are_named_before_the_first_row_and_copies_have_their_sources() {
+        let mut s = sequences(Prefixes::All, false);
+        let uses: Arc<[_]> = [AdapterUse { adapter: 1, scale: 0.5 }].into();
+        let adapt = |slot| SeqOp::Adapt { slot: SlotId(slot), adapters: uses.clone() };
+        apply(&mut s, vec![open(0, &[0]), adapt(0)], vec![part(0, 0, 3)]).unwrap();
+        apply(&mut s, vec![copy(0, 1, 2, &[1]), open(2, &[2])], vec![]).unwrap();
+        let of = |s: &Sequences, slot| s.get(SlotId(slot)).unwrap().adapters.clone();
+        assert_eq!((of(&s, 1), of(&s, 2).len()), (uses.clone(), 0));
+        let late = apply(&mut s, vec![adapt(0)], vec![]);
+        assert!(matches!(late, Err(BatchError::Malformed(why)) if why.contains("3 rows")));
+        let closed = apply(&mut s, vec![SeqOp::Close { slot: SlotId(2) }, adapt(2)], vec![]);
+        assert_eq!(closed, Err(BatchError::NotOpen(SlotId(2))));
+        // Whoever has the slot next has none.
+        let ops = vec![SeqOp::Close { slot: SlotId(0) }, open(0, &[0])];
+        apply(&mut s, ops, vec![]).unwrap();
+        assert_eq!(of(&s, 0).len(), 0);
     }
 
     #[test]

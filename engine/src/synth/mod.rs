@@ -4,6 +4,7 @@
 //! A file is a function of its [`Spec`] alone, whatever the number of threads. llama.cpp loads it too. The
 //! weights are noise of the right size: activations stay finite, and the text is babble.
 
+mod adapter;
 mod arch;
 mod classic;
 mod decoder;
@@ -30,6 +31,7 @@ mod transformer;
 mod unrotated;
 mod vocab;
 
+pub use adapter::{AdapterSpec, write_adapter};
 pub use arch::{ARCHES, Arch};
 pub use file_type::FileType;
 pub use shape::{Experts, SIZES, Shape, Ssm};

@@ -161,7 +161,7 @@ impl FakeStage {
                     }
                 }
                 SeqOp::Close { slot } => drop(self.lengths.remove(&slot.0)),
-                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+                SeqOp::Adapt { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
                 SeqOp::Copy { .. } | SeqOp::Truncate { .. } => return Err("not here".into()),
             }
         }

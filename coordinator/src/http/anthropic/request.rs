@@ -13,7 +13,7 @@ const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Fields that mean the same there and here.
 const SAME: &[&str] =
-    &["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "seed"];
+    &["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "seed", "lora"];
 
 /// Translates a body.
 pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {

@@ -79,6 +79,9 @@ fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value
     if let Some(model) = fields.take::<String>("model")? {
         chat.insert("model".to_string(), json!(model));
     }
+    if let Some(lora) = fields.raw("lora") {
+        chat.insert("lora".to_string(), tree("lora", lora, left)?);
+    }
     chat.insert("stream".to_string(), json!(fields.take("stream")?.unwrap_or(true)));
     if let Some(options) = fields.raw("options") {
         let mut options = Fields::nested("options", options)?;

@@ -21,6 +21,7 @@ const SAME: &[(&str, &str)] = &[
     ("stream", "stream"),
     ("parallel_tool_calls", "parallel_tool_calls"),
     ("chat_template_kwargs", "chat_template_kwargs"),
+    ("lora", "lora"),
 ];
 
 /// Fields that an answer repeats.

@@ -8,7 +8,7 @@ mod moe;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Block, BlockCx, Scratch};
+use super::{Block, BlockCx, RowAdapters, Scratch};
 use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
@@ -141,6 +141,7 @@ impl Bench {
             rope,
             local_rope: None,
             beside: &mut Vec::new(),
+            adapters: &RowAdapters::default(),
             scratch: &mut self.scratch,
         };
         let mut out = vec![f32::NAN; x.len()];

@@ -1,0 +1,184 @@
+//! Low-rank adapters (LoRA, arXiv 2106.09685): what they add to a projection, and which rows of a ubatch they are for.
+//!
+//! An adapter adds `s B (A x)` to `W x`. Rows that use an adapter are multiplied with its matrices beside the product
+//! of all rows. So a row's result is the same whatever adapters the rows beside it use.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Scratch;
+use crate::batch::AdapterUse;
+use crate::error::ModelError;
+use crate::kernels::{Compute, PackedMatrix};
+use crate::state::{PartRows, Sequences};
+use crate::weights::{AdapterTensors, WeightLoader};
+
+/// What one adapter adds to one projection.
+pub struct Lora {
+    /// Of the adapter, in the order in which the model's adapters were given.
+    adapter: u32,
+    /// `[rank, in features]`; the parts of a fused projection share it.
+    a: Arc<PackedMatrix>,
+    /// `[out features, rank]`.
+    b: PackedMatrix,
+    /// Of the file; 0: the user's scale is all there is.
+    alpha: f32,
+}
+
+impl Lora {
+    /// Packs what an adapter's tensors have for the parts of one of a tensor's `n` equal matrices, number `index`. Each
+    /// part has some of the matrix's rows.
+    pub(super) fn pack<'a>(
+        loader: &mut WeightLoader<'a>,
+        tensors: &AdapterTensors<'a>,
+        (index, n): (usize, usize),
+        parts: &[&[usize]],
+    ) -> Result<Vec<Self>, ModelError> {
+        let AdapterTensors { adapter, alpha, a, b } = *tensors;
+        let (cols, rank, rows) = (a.ne[0], a.ne[1], b.ne[1]);
+        let (a_ty, a) = loader.slice_of(a, n, index)?;
+        let (b_ty, b) = loader.slice_of(b, n, index)?;
+        let a = Arc::new(loader.pack(a_ty, rank, cols, &a)?);
+        let row_bytes = b.len() / rows;
+        let part = |part: &&[usize]| {
+            let row = |row: &usize| &b[row * row_bytes..(row + 1) * row_bytes];
+            let picked: Vec<u8> = part.iter().flat_map(row).copied().collect();
+            let b = loader.pack(b_ty, part.len(), rank, &picked)?;
+            Ok(Self { adapter, a: a.clone(), b, alpha })
+        };
+        parts.iter().map(part).collect()
+    }
+
+    /// What the user's scale becomes.
+    fn scale(&self, scale: f32) -> f32 {
+        scale_of(self.alpha, self.b.cols(), scale)
+    }
+
+    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    pub(super) fn nbytes(&self) -> usize {
+        self.b.nbytes() + self.a.nbytes() / Arc::strong_count(&self.a)
+    }
+}
+
+/// What adapters multiply a change of this rank with, where the user's scale is `scale`.
+pub fn scale_of(alpha: f32, rank: usize, scale: f32) -> f32 {
+    if alpha == 0.0 { scale } else { scale * alpha / rank as f32 }
+}
+
+/// Adds to `out[rows.len(), out features]` what `loras` add for the rows `rows` of `x`, `[_, in features]`. Several
+/// adapters of a row add in the order in which the row names them.
+pub(super) fn add(
+    (compute, scratch): (&Compute, &mut Scratch),
+    adapters: &RowAdapters,
+    loras: &[Lora],
+    (x, rows): (&[f32], Range<usize>),
+    out: &mut [f32],
+) {
+    if loras.is_empty() {
+        return;
+    }
+    for (run, uses) in adapters.within(&rows) {
+        for used in uses {
+            let Some(lora) = loras.iter().find(|lora| lora.adapter == used.adapter) else {
+                continue;
+            };
+            let (cols, width) = (lora.a.cols(), lora.b.rows());
+            let mut low = scratch.take(run.len() * lora.a.rows());
+            compute.multiply(&lora.a, &x[run.start * cols..run.end * cols], &mut low);
+            let mut change = scratch.take(run.len() * width);
+            compute.multiply(&lora.b, &low, &mut change);
+            let to = (run.start - rows.start) * width..(run.end - rows.start) * width;
+            compute.add_scaled(&mut out[to], &change, lora.scale(used.scale));
+            scratch.give_all([low, change]);
+        }
+    }
+}
+
+/// The adapters that rows use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowAdapters {
+    /// Ascending; rows without adapters are in none of them.
+    runs: Vec<(Range<usize>, Arc<[AdapterUse]>)>,
+}
+
+impl RowAdapters {
+    /// Those of the rows of parts.
+    pub fn of_parts(parts: &[PartRows], sequences: &Sequences) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            if let Some(sequence) = sequences.get(part.slot) {
+                all.push(part.rows.clone(), &sequence.adapters);
+            }
+        }
+        all
+    }
+
+    /// Those of some of the rows, picked in this order.
+    pub fn picked(&self, rows: impl IntoIterator<Item = usize>) -> Self {
+        let mut picked = Self::default();
+        if self.runs.is_empty() {
+            return picked;
+        }
+        for (i, row) in rows.into_iter().enumerate() {
+            let at = self.runs.partition_point(|(run, _)| run.end <= row);
+            if let Some((_, uses)) = self.runs.get(at).filter(|(run, _)| run.contains(&row)) {
+                picked.push(i..i + 1, uses);
+            }
+        }
+        picked
+    }
+
+    /// Runs of rows within `rows` that use the same adapters.
+    pub fn within(
+        &self,
+        rows: &Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, &[AdapterUse])> {
+        let clipped = self
+            .runs
+            .iter()
+            .map(|(run, uses)| (run.start.max(rows.start)..run.end.min(rows.end), &uses[..]));
+        clipped.filter(|(run, _)| !run.is_empty())
+    }
+
+    /// Adds rows behind those that are there; rows of equal adapters that follow each other are one run.
+    fn push(&mut self, rows: Range<usize>, uses: &Arc<[AdapterUse]>) {
+        if uses.is_empty() || rows.is_empty() {
+            return;
+        }
+        match self.runs.last_mut() {
+            Some((last, same)) if last.end == rows.start && same == uses => last.end = rows.end,
+            _ => self.runs.push((rows, uses.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uses(all: &[(u32, f32)]) -> Arc<[AdapterUse]> {
+        all.iter().map(|&(adapter, scale)| AdapterUse { adapter, scale }).collect()
+    }
+
+    #[test]
+    fn rows_keep_their_adapters_when_they_are_picked() {
+        let (one, two) = (uses(&[(0, 1.0)]), uses(&[(1, 0.5), (0, 2.0)]));
+        let mut rows = RowAdapters::default();
+        rows.push(0..2, &one);
+        rows.push(2..3, &uses(&[]));
+        rows.push(3..4, &two);
+        rows.push(4..6, &uses(&[(1, 0.5), (0, 2.0)]));
+        assert_eq!(rows.runs, [(0..2, one.clone()), (3..6, two.clone())]);
+        let picked = rows.picked([5, 2, 0, 1, 3]);
+        assert_eq!(picked.runs, [(0..1, two.clone()), (2..4, one.clone()), (4..5, two.clone())]);
+        let within: Vec<_> = rows.within(&(1..4)).collect();
+        assert_eq!(within, [(1..2, &one[..]), (3..4, &two[..])]);
+        assert_eq!(RowAdapters::default().picked([1, 2]), RowAdapters::default());
+    }
+
+    #[test]
+    fn without_alpha_the_scale_is_the_users() {
+        assert_eq!(scale_of(0.0, 8, 0.5), 0.5);
+        assert_eq!(scale_of(16.0, 8, 0.5), 1.0);
+    }
+}
