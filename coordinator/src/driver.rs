@@ -285,10 +285,11 @@ impl Driver {
             Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
-        let Request { tokens, work, label, share, within, adapters, .. } = request;
+        let Request { tokens, work, label, share, within, adapters, guide, .. } = request;
         let adapters = adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
-        let request = SchedRequest { id, label, prompt: tokens, work, adapters, share, deadline };
+        let prompt = tokens;
+        let request = SchedRequest { id, label, prompt, work, adapters, share, deadline, guide };
         self.step(match generated {
             None => Event::Submit(request),
             Some((generated, mu)) => Event::GoOn { request, generated, mu },

@@ -285,6 +285,7 @@ mod tests {
             created: 7,
             seed: u64::MAX,
             prompts: vec![vec![1, 2, 3]],
+            guide: Some(vec![4]),
             sequences: 2,
             body: "{\"messages\": []}".to_owned(),
         }

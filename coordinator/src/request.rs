@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_engine::batch::{
-    AdapterUse, Constraint, Mirostat, NotBefore, SamplerSetup, SamplingParams,
+    AdapterUse, Constraint, Guidance, Mirostat, NotBefore, SamplerSetup, SamplingParams,
 };
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use thiserror::Error;
@@ -72,6 +72,21 @@ pub struct Request {
     pub within: Option<Duration>,
     /// What its rows pass through besides the model; `None`: what the server was started with.
     pub adapters: Option<Arc<[AdapterUse]>>,
+    /// The prompt of the sequence that guides its draws, if one does: not empty, every id below `n_vocab`, and what is
+    /// generated fits behind it too.
+    pub guide: Option<Arc<[u32]>>,
+}
+
+/// Largest scale of guidance.
+pub const MAX_GUIDANCE_SCALE: f32 = 100.0;
+
+/// Classifier-free guidance, as the client put it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guiding {
+    /// From 0, the guide alone, over 1, no guide, to [`MAX_GUIDANCE_SCALE`].
+    pub scale: f32,
+    /// The guide's prompt, which the answer should be unlike; `None`: the last token of the request's own.
+    pub negative: Option<Arc<[u32]>>,
 }
 
 /// How tokens are to be drawn, as the client put it.
@@ -93,6 +108,8 @@ pub struct Drawing {
     pub min_tokens: u32,
     /// What the answer has to fit; its position is that behind the prompt.
     pub constraint: Option<Constraint>,
+    /// `None`: off.
+    pub guidance: Option<Guiding>,
 }
 
 /// What is said to whoever wants tokens or logits of an encoder.
@@ -128,6 +145,12 @@ pub enum RequestError {
         limit: usize,
         /// Positions of the context.
         n_ctx: u64,
+    },
+    /// It is guided, and cannot be here.
+    #[error("{why}")]
+    CannotGuide {
+        /// What is to be done.
+        why: String,
     },
     /// An encoder was asked for tokens.
     #[error("{ENCODER}")]
@@ -188,7 +211,10 @@ impl Request {
         if let Some(n) = drawing.top_logprobs.filter(|n| *n > MAX_TOP_LOGPROBS) {
             return Err(setting("top_logprobs", n, format!("at most {MAX_TOP_LOGPROBS}")));
         }
-        let room = limits.n_ctx - tokens.len() as u32;
+        let guidance = drawing.guidance.filter(|guiding| guiding.scale != 1.0);
+        let guide = guidance.as_ref().map(|g| guide(g, &tokens, limits)).transpose()?;
+        let longest = guide.as_ref().map_or(0, |guide| guide.len()).max(tokens.len());
+        let room = limits.n_ctx - longest as u32;
         let answer_at = tokens.len() as u32;
         let not_before = match drawing.min_tokens {
             0 => NotBefore::default(),
@@ -201,15 +227,16 @@ impl Request {
             top_logprobs: drawing.top_logprobs.map(|n| n.min(limits.n_vocab)),
             not_before,
             constraint,
+            guidance: guidance.map(|Guiding { scale, .. }| Guidance { scale }),
         });
         let max_tokens = max_tokens.min(room);
         let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
-        Ok(Self::of(tokens, work))
+        Ok(Self { guide, ..Self::of(tokens, work) })
     }
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
-        Self { tokens, work, label, share, force, within: None, adapters: None }
+        Self { tokens, work, label, share, force, within: None, adapters: None, guide: None }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.
@@ -304,6 +331,27 @@ fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
     }
 }
 
+/// The prompt of what guides a request with this prompt.
+fn guide(guiding: &Guiding, prompt: &[u32], limits: &Limits) -> Result<Arc<[u32]>, RequestError> {
+    if !(0.0..=MAX_GUIDANCE_SCALE).contains(&guiding.scale) {
+        let want = format!("a number from 0 to {MAX_GUIDANCE_SCALE} is needed; 1 is off");
+        return Err(setting("guidance_scale", guiding.scale, want));
+    }
+    let negative = guiding.negative.clone();
+    let tokens = negative.unwrap_or_else(|| prompt[prompt.len() - 1..].into());
+    let (field, n, n_ctx) = ("negative_prompt", tokens.len(), limits.n_ctx as usize);
+    if n == 0 {
+        let want = "at least one is needed: give some text, or leave the field out";
+        return Err(setting(field, "0 tokens", want));
+    }
+    if n >= n_ctx {
+        let want = format!("fewer than the context's {n_ctx} are needed; shorten it");
+        return Err(setting(field, format!("{n} tokens"), want));
+    }
+    check_prompt(&tokens, limits)?;
+    Ok(tokens)
+}
+
 fn setting(field: &'static str, value: impl ToString, want: impl Into<String>) -> RequestError {
     RequestError::Setting { field, value: value.to_string(), want: want.into() }
 }
@@ -384,6 +432,35 @@ mod tests {
         let request = generate(5, Drawing { max_tokens: Some(50), ..Drawing::default() }).unwrap();
         assert!(matches!(request.work, Work::Generate { max_tokens: 3, .. }));
         assert_eq!(request.max_events(), 4);
+    }
+
+    #[test]
+    fn a_guide_has_room_for_the_answer_too_and_a_scale_of_one_has_none() {
+        let guided = |scale, negative: Option<Vec<u32>>| {
+            let guidance = Some(Guiding { scale, negative: negative.map(Arc::from) });
+            let drawing = Drawing { max_tokens: Some(50), guidance, ..Drawing::default() };
+            Request::generate(vec![1, 2, 3], drawing, &LIMITS)
+        };
+        let scale = |request: &Request| match &request.work {
+            Work::Generate { sampler, .. } => sampler.guidance.map(|guidance| guidance.scale),
+            Work::Logits | Work::Hidden(_) => None,
+        };
+        let request = guided(2.5, Some(vec![7; 6])).unwrap();
+        assert_eq!((request.guide.as_deref(), request.max_tokens()), (Some(&[7; 6][..]), 2));
+        assert_eq!(scale(&request), Some(2.5));
+        let last = guided(2.5, None).unwrap();
+        assert_eq!((last.guide.as_deref(), last.max_tokens()), (Some(&[3][..]), 5));
+        let off = guided(1.0, Some(vec![7; 6])).unwrap();
+        assert_eq!((&off.guide, scale(&off), off.max_tokens()), (&None, None, 5));
+        for (scale, negative, says) in [
+            (-1.0, None, "guidance_scale is -1: a number from 0 to 100"),
+            (f32::NAN, None, "guidance_scale is NaN"),
+            (2.0, Some(vec![]), "negative_prompt is 0 tokens"),
+            (2.0, Some(vec![7; 8]), "negative_prompt is 8 tokens: fewer than the context's 8"),
+        ] {
+            let why = guided(scale, negative).unwrap_err().to_string();
+            assert!(why.contains(says), "{why}");
+        }
     }
 
     #[test]

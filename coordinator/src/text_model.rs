@@ -6,7 +6,7 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::text::{
     ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::clock::unix_now;
 use crate::dialect::detect::detect;
@@ -409,6 +409,18 @@ pub struct Chat {
     pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
+}
+
+impl Chat {
+    /// The same conversation with `text` in the place of the system messages that it begins with; without any where that
+    /// is empty.
+    pub fn with_system(&self, text: &str) -> Self {
+        let is_system =
+            |message: &&Value| matches!(message["role"].as_str(), Some("system" | "developer"));
+        let system = (!text.is_empty()).then(|| json!({ "role": "system", "content": text }));
+        let rest = self.messages.iter().skip_while(is_system).cloned();
+        Self { messages: system.into_iter().chain(rest).collect(), ..self.clone() }
+    }
 }
 
 /// Whether an answer has to be a call.

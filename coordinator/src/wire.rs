@@ -106,6 +106,7 @@ fn part(part: SeqPart) -> pb::SeqPart {
     let want = match part.want {
         Want::Nothing => pb::Want::Nothing,
         Want::Sample => pb::Want::Sample,
+        Want::Guide => pb::Want::Guide,
         Want::Logits => pb::Want::Logits,
         Want::Hidden => pb::Want::Hidden,
         Want::HiddenFirst => pb::Want::HiddenFirst,
@@ -152,6 +153,7 @@ fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
             tokens: setup.not_before.tokens.to_vec(),
         }),
         constraint: setup.constraint.as_deref().map(constraint),
+        guidance: setup.guidance.map(|g| pb::Guidance { scale: g.scale }),
     }
 }
 

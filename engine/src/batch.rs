@@ -162,6 +162,9 @@ pub enum Want {
     Nothing,
     /// The last row: one token is sampled from it.
     Sample,
+    /// The last row: the next part's token is drawn with its logits beside that part's own ([`Guidance`]).
+    /// Nothing is returned.
+    Guide,
     /// Every row: whole logits rows are returned.
     Logits,
     /// Every row: what the head's norm makes of it is returned, `[n_embd]`, for embeddings.
@@ -185,6 +188,16 @@ pub struct SamplerSetup {
     pub not_before: NotBefore,
     /// What the answer has to fit; `None`: nothing.
     pub constraint: Option<Arc<Constraint>>,
+    /// Each draw is guided by a second sequence; `None`: off.
+    pub guidance: Option<Guidance>,
+}
+
+/// Classifier-free guidance: tokens are drawn from what a sequence says beyond a second one, its guide, which has
+/// another prompt and the same answer. The guide's [`Want::Guide`] part stands right before the part that is drawn from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guidance {
+    /// By how much the difference of the two counts: 1 is the sequence alone, 0 the guide alone.
+    pub scale: f32,
 }
 
 /// Tokens that may be drawn for late positions only: the ends of an answer that must have a length.

@@ -195,7 +195,8 @@ fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), Fra
     ];
     let dry = sampler.dry.iter().flat_map(|dry| [dry.multiplier, dry.base]);
     let mirostat = sampler.mirostat.iter().flat_map(|mirostat| [mirostat.tau, mirostat.eta]);
-    if !numbers.into_iter().chain(dry).chain(mirostat).all(f32::is_finite) {
+    let guidance = sampler.guidance.iter().map(|guidance| guidance.scale);
+    if !numbers.into_iter().chain(dry).chain(mirostat).chain(guidance).all(f32::is_finite) {
         return Err(FrameError::Invalid { field: "sampler", why: "a setting is not finite" });
     }
     let top = sampler.top_logprobs.unwrap_or(0);

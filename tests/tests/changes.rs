@@ -341,6 +341,13 @@ fn workers_are_upgraded_one_by_one_while_streams_run() {
     let seen: Vec<String> = olders.iter().map(|older| older.address.to_string()).collect();
     let cluster = Cluster::at("upgraded", model.to_str().unwrap(), &seen, &[]);
     assert_eq!(cluster.stages(), 3);
+    let guided = json!({"prompt": "In the", "max_tokens": 3, "guidance_scale": 2});
+    let reply = cluster.server.post("/v1/completions", &guided);
+    assert!(
+        reply.status == 400 && reply.body.contains("knows no guides; upgrade"),
+        "{}",
+        reply.body
+    );
     for (i, older) in olders.iter().enumerate() {
         cluster.stream_through("upgrade", || {
             signal("TERM", workers[i].pid());
@@ -361,6 +368,7 @@ fn workers_are_upgraded_one_by_one_while_streams_run() {
     assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
     let unknown: usize = olders.iter().map(Older::unknown).sum();
     assert_eq!(unknown, 0, "an older worker was asked for what it cannot do");
+    assert_eq!(cluster.server.post("/v1/completions", &guided).status, 200);
     std::fs::remove_file(model).unwrap();
 }
 

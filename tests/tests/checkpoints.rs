@@ -60,6 +60,7 @@ fn requests() -> Vec<Value> {
         request(5, json!({"temperature": 0})),
         request(6, json!({"temperature": 0, "logprobs": 1})),
         request(7, json!({})),
+        request(8, json!({"guidance_scale": 1.5, "negative_prompt": "abc", "max_tokens": 30})),
     ]
 }
 

@@ -102,6 +102,34 @@ fn keys_come_into_force_and_go_out_of_it_while_a_server_runs() {
     assert_eq!(post(&url, &body(1)).unwrap().status, 401, "the last key's end opens nothing");
 }
 
+/// A guide's tokens are computed, and so they count; the answer says nothing of them.
+#[test]
+fn a_key_pays_for_both_sequences_of_a_guided_request() {
+    let data = folder("guided");
+    let [plain, guided] =
+        ["plain", "guided"].map(|name| key(&data, &["create", name, "--tokens-per-minute", "60"]));
+    let server = server(&data, &[]);
+    let used = |secret: &str, more: Value| {
+        let mut asked: Value = serde_json::from_str(&body(2)).unwrap();
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let bearer = format!("Bearer {secret}");
+        let url = server.url(COMPLETIONS);
+        let reply = post_with(&url, &asked.to_string(), ("authorization", &bearer)).unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let answer: Value = serde_json::from_str(&reply.body).unwrap();
+        let left = reply.header("x-ratelimit-remaining-tokens").unwrap();
+        (60 - left.parse::<i64>().unwrap(), answer["usage"]["total_tokens"].as_i64().unwrap())
+    };
+    let (taken, total) = used(&plain, json!({}));
+    assert!((1..=total).contains(&taken), "{taken} of {total}");
+    let negative = "In the beginning God created the heaven and the earth";
+    let (more, same) = used(&guided, json!({"guidance_scale": 2, "negative_prompt": negative}));
+    assert_eq!(same, total);
+    assert!(more >= taken + 8, "{more} beside {taken}");
+    drop(server);
+    std::fs::remove_dir_all(data).unwrap();
+}
+
 #[test]
 fn limits_of_a_key_hold_and_are_told() {
     let data = folder("limits");

@@ -53,6 +53,14 @@ fn requests() -> Vec<(&'static str, Value)> {
             "/v1/completions",
             json!({"prompt": "In the", "max_tokens": TOKENS, "seed": 7, "ignore_eos": true}),
         ),
+        chat(
+            11,
+            json!({"guidance_scale": 1.7, "negative_prompt": "You are silent.", "logprobs": true}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "And he", "max_tokens": 60, "n": 2, "seed": 8, "guidance_scale": 2.0}),
+        ),
     ]
 }
 

@@ -138,12 +138,25 @@ fn read_bytes(log: &Path) -> Vec<u64> {
 
 #[test]
 fn a_killed_coordinator_goes_on_with_streams_and_workers() {
-    let cluster = Cluster::new("killed");
+    kill_coordinators("killed", &request(300));
+}
+
+#[test]
+fn a_killed_coordinator_goes_on_with_guided_streams() {
+    let mut body = request(300);
+    body["guidance_scale"] = json!(1.5);
+    body["negative_prompt"] = json!("You are asleep.");
+    kill_coordinators("guided", &body);
+}
+
+/// Kills two coordinators, one after the other, in the midst of a stream.
+fn kill_coordinators(name: &str, body: &Value) {
+    let cluster = Cluster::new(name);
     let log = |n: usize| cluster.folder.join(format!("serve-{n}.log"));
     let mut server = cluster.serve(&log(0));
-    let undisturbed = choices(&ask(&server, &request(300), usize::MAX));
+    let undisturbed = choices(&ask(&server, body, usize::MAX));
     assert!(read_bytes(&log(0)).iter().all(|bytes| *bytes > 0));
-    let mut got = ask(&server, &request(300), 90);
+    let mut got = ask(&server, body, 90);
     assert_eq!(got.len(), 90);
     for (n, most) in [(1, 150), (2, usize::MAX)] {
         signal("KILL", server.process.pid());

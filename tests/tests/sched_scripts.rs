@@ -9,6 +9,7 @@
 //! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
 //! | | with `hidden=0`: all rows of the last norm, the first for 1, the last for 2 |
+//! | | with `guide=3`: guided by a prompt of tokens from 101 |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | | with `adapter=1`: what its rows pass through |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
@@ -30,8 +31,8 @@ use brigade_coordinator::sched::{
     SchedConfig, Scheduler, Share, StageTime, Work,
 };
 use brigade_engine::batch::{
-    AdapterUse, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SlotId,
-    UBatch, Want,
+    AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
+    SlotId, UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
 
@@ -126,7 +127,7 @@ impl Script {
                 prompt: (find("from").unwrap_or(1)..).take(field("prompt") as usize).collect(),
                 work: find("max").map_or(rows(find("hidden")), |max_tokens| Work::Generate {
                     max_tokens,
-                    sampler: sampler(),
+                    sampler: sampler(find("guide").is_some()),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
                 adapters: find("adapter")
@@ -139,6 +140,7 @@ impl Script {
                     leaves_room: find("owner").is_some(),
                 },
                 deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
+                guide: find("guide").map(|n| (101..).take(n as usize).collect()),
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),
@@ -177,7 +179,7 @@ impl Script {
                 let wanted = ubatch.parts.iter().flat_map(|part| {
                     let end = part.pos + part.tokens.len() as u32;
                     let positions = match part.want {
-                        Want::Nothing => end..end,
+                        Want::Nothing | Want::Guide => end..end,
                         Want::Sample => end - 1..end,
                         Want::HiddenFirst => part.pos..part.pos + 1,
                         Want::HiddenLast => end - 1..end,
@@ -237,6 +239,7 @@ fn line_spec(
         block_positions,
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
+        guides: true,
     }
 }
 
@@ -249,11 +252,12 @@ fn rows(hidden: Option<u32>) -> Work {
     }
 }
 
-fn sampler() -> Arc<SamplerSetup> {
+fn sampler(is_guided: bool) -> Arc<SamplerSetup> {
     Arc::new(SamplerSetup {
         params: SamplingParams::greedy(),
         seed: 0,
         top_logprobs: None,
+        guidance: is_guided.then_some(Guidance { scale: 2.0 }),
         ..SamplerSetup::default()
     })
 }

@@ -12,7 +12,7 @@
 //! `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
 use brigade_coordinator::sim::{
-    LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
+    Client, Ending, LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
 };
 use brigade_engine::state::Prefixes;
 
@@ -131,6 +131,36 @@ fn lines_that_are_lost_again_and_again_lose_no_request() {
     assert!(put_back > SEEDS, "{put_back}");
     assert!(replays > 10 * SEEDS as u32 && finished > 10 * SEEDS as usize);
     assert!(failed * 10 < finished, "only who gets no further on three lines in a row may fail");
+}
+
+#[test]
+fn guided_requests_keep_every_promise_beside_others() {
+    let (mut finished, mut replays, mut reused) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let (one_in, longest) = ([1, 3][seed as usize % 2], [3, 40, 400][seed as usize % 3]);
+        let workload = Workload::random(seed, 1 + seed as usize % 100);
+        let workload = workload.guided(seed, one_in, longest);
+        let random = random_sim(seed);
+        for sim in [
+            with_many_outages(random.clone(), seed),
+            with_many_changes(random.clone(), seed),
+            random,
+        ] {
+            // The simulator checks that each draw had its guide, and that this had the right tokens.
+            let outcome = sim
+                .run(&workload)
+                .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
+            let clients = outcome.clients.iter().filter(|client| client.request.guide.is_some());
+            let done = |c: &&Client| matches!(c.ended, Some((_, Ending::Finished)));
+            finished += clients.clone().filter(done).count();
+            replays += clients.clone().map(|client| client.replays).sum::<u32>();
+            reused += clients.map(|client| u64::from(client.reused)).sum::<u64>();
+            let limit = sim.sched.max_in_flight.unwrap_or(4 * sim.spec.n_stages);
+            assert!(outcome.most_in_flight <= limit, "seed {seed}: {}", outcome.most_in_flight);
+        }
+    }
+    println!("{finished} guided requests finished, {replays} replays, {reused} tokens reused");
+    assert!(finished > 20 * SEEDS as usize && replays > 10 * SEEDS as u32 && reused > 100 * SEEDS);
 }
 
 /// Changes again and again, and nothing else goes wrong.

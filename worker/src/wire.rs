@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Marker, Mirostat,
-    NotBefore, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
+    AdapterUse, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Guidance, Marker,
+    Mirostat, NotBefore, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
     TokenMark, UBatch, Want,
 };
 use brigade_engine::error::SnapshotError;
@@ -208,6 +208,7 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
     let want = match pb::Want::try_from(part.want) {
         Ok(pb::Want::Nothing) => Want::Nothing,
         Ok(pb::Want::Sample) => Want::Sample,
+        Ok(pb::Want::Guide) => Want::Guide,
         Ok(pb::Want::Logits) => Want::Logits,
         Ok(pb::Want::Hidden) => Want::Hidden,
         Ok(pb::Want::HiddenFirst) => Want::HiddenFirst,
@@ -247,6 +248,7 @@ fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
             tokens: not_before.tokens.as_slice().into(),
         }),
         constraint: s.constraint.as_ref().map(|c| Arc::new(constraint_from_wire(c))),
+        guidance: s.guidance.map(|g| Guidance { scale: g.scale }),
     }
 }
 

@@ -179,6 +179,10 @@ pub async fn near(
     history: Option<PathBuf>,
 ) -> Result<()> {
     options.keep = None;
+    // An answer that is guided is computed with a second sequence.
+    if talk.is_guided() {
+        options.max_seqs = options.max_seqs.max(2);
+    }
     input::open_model(&options.model.path()?, |path| Gguf::open(path))?;
     let max_seqs = options.max_seqs;
     with_session_until(options, CtrlC::OfTheBody, async |session| {
@@ -222,7 +226,7 @@ pub fn sampling_fields(args: &SamplingArgs) -> Map<String, Value> {
 }
 
 /// As it was typed: 0.95 and not the nearest number of four bytes.
-fn number(value: f32) -> Value {
+pub fn number(value: f32) -> Value {
     value.to_string().parse().map_or(Value::Null, |value: f64| json!(value))
 }
 

@@ -24,11 +24,14 @@ use crate::generation::{End, Generation, Part};
 use crate::handle::Failure;
 use crate::meter::{Stretch, summarise};
 use crate::plan::ModelFacts;
-use crate::request::{Drawing, Request};
-use crate::text_model::Chat;
+use crate::request::{Drawing, Guiding, Request};
+use crate::text_model::{Chat, TextModel};
 
 /// Tokens generated where -n is not given.
 const DEFAULT_N: u32 = 128;
+
+/// Sequences of a guided run.
+const GUIDED_SEQS: u32 = 2;
 
 /// What the demo model continues where no prompt is given.
 const DEMO_PROMPT: &str = "In the beginning";
@@ -84,6 +87,13 @@ pub struct RunArgs {
     /// A system message before it
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
+    /// Guide the answer away from this text (classifier-free guidance): what stands in the prompt's place, with --chat
+    /// in the system message's [default: the prompt's last token]
+    #[arg(long, value_name = "TEXT", requires = "guidance_scale")]
+    negative_prompt: Option<String>,
+    /// How strongly to guide: 1 is off, 1.5 is usual; a second sequence is computed
+    #[arg(long, value_name = "X")]
+    guidance_scale: Option<f32>,
     /// End where this text would come; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -128,6 +138,9 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);
     }
+    if args.is_guided() {
+        options.max_seqs = GUIDED_SEQS;
+    }
     if args.is_talk() {
         let talk = args.talk();
         return chat::near(options, talk, chat::history(&args.line, false)?).await;
@@ -153,6 +166,21 @@ impl RunArgs {
         self.chat && !has_prompt && !of_one_prompt && io::stdin().is_terminal()
     }
 
+    /// Whether a second sequence is computed.
+    fn is_guided(&self) -> bool {
+        self.guidance_scale.is_some_and(|scale| scale != 1.0)
+    }
+
+    /// The tokens that the answer is guided away from.
+    fn guiding(&self, text: &TextModel, chat: Option<&Chat>) -> Result<Option<Guiding>> {
+        let Some(scale) = self.guidance_scale.filter(|_| self.is_guided()) else { return Ok(None) };
+        let negative = self.negative_prompt.as_ref().map(|negative| match chat {
+            Some(chat) => Ok(text.encode_chat(&chat.with_system(negative))?.tokens),
+            None => text.encode_prompt(negative),
+        });
+        Ok(Some(Guiding { scale, negative: negative.transpose()?.map(Arc::from) }))
+    }
+
     /// A chat as these arguments want it.
     fn talk(&self) -> Talk {
         let mut settings = chat::sampling_fields(&self.sampling);
@@ -163,6 +191,10 @@ impl RunArgs {
         if self.ignore_eos {
             settings.insert("ignore_eos".to_string(), json!(true));
         }
+        let scale = self.guidance_scale.map(chat::number);
+        settings.extend(scale.map(|scale| ("guidance_scale".to_string(), scale)));
+        let negative = self.negative_prompt.as_ref().map(|text| json!(text));
+        settings.extend(negative.map(|text| ("negative_prompt".to_string(), text)));
         Talk::new(self.system.clone(), settings)
     }
 
@@ -198,10 +230,11 @@ impl RunArgs {
 
     fn request(&self, session: &Session, prompt: Prompt) -> Result<Request> {
         let text = &session.model.text;
+        let mut chat = None;
         let tokens = match prompt {
             Prompt::Tokens(ids) => ids,
             Prompt::Text(user) if self.chat => {
-                let prompt = text.encode_chat(&self.chat_of(user));
+                let prompt = text.encode_chat(chat.insert(self.chat_of(user)));
                 let prompt = prompt.map_err(|error| match error {
                     TextError::NoTemplate => anyhow!("{error}, with --chat-template chatml"),
                     other => other.into(),
@@ -217,6 +250,7 @@ impl RunArgs {
             seed: self.sampling.seed.unwrap_or_else(crate::random::u64),
             top_logprobs: None,
             stop_tokens,
+            guidance: self.guiding(text, chat.as_ref())?,
             ..Drawing::default()
         };
         Ok(Request::generate(tokens, drawing, &session.limits)?)

@@ -16,8 +16,8 @@ use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_engine::state::Prefixes;
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
-    Blob, CheckpointMode, Checkpoints, FileHint, KvType, PrepareReply, PrepareRequest, StageSpec,
-    TensorRef,
+    Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareReply, PrepareRequest,
+    StageSpec, TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::hashes::{HashError, file_hints};
@@ -211,7 +211,10 @@ pub async fn placed(
             PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
-    let line = line_spec(&plan, &settings, model.spec.prefixes());
+    let knows =
+        |stage: &PlacedStage| stage.conn.capabilities().features().any(|f| f == Feature::Guide);
+    let guides = stages.iter().all(knows);
+    let line = line_spec(&plan, &settings, model.spec.prefixes(), guides);
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
@@ -332,7 +335,7 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
     }
 }
 
-fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
+fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: bool) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
         n_blocks: plan.capacity.n_blocks,
@@ -342,6 +345,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
         block_positions: settings.block_positions,
         max_positions: settings.ctx,
         max_rows: settings.max_rows,
+        guides,
     }
 }
 

@@ -112,6 +112,7 @@ impl Client {
             Rejection::TooLong { needed, limit, .. } => {
                 RequestError::PromptTooLong { n_prompt: needed, n_ctx: limit }.into()
             }
+            Rejection::CannotGuide(_) => RequestError::CannotGuide { why: why.to_string() }.into(),
             Rejection::Invalid(what) => SubmitError::Unavailable { reason: what.to_string() },
         };
         metrics::request_ended("rejected");

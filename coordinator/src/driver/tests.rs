@@ -24,6 +24,7 @@ const SPEC: LineSpec = LineSpec {
     block_positions: 64,
     max_positions: 64,
     max_rows: 16,
+    guides: true,
 };
 
 /// A driver with a line, and what it sends into that.

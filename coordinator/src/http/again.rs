@@ -24,6 +24,10 @@ impl Opened {
         common.seed = self.seed;
         let passed = Duration::from_secs(clock::unix_now().saturating_sub(self.created));
         common.within = common.within.map(|within| within.saturating_sub(passed));
+        // A chat template may know the date: what was rendered once stays.
+        if let (Some(guiding), Some(guide)) = (&mut common.guidance, &self.guide) {
+            guiding.negative = Some(guide.as_slice().into());
+        }
     }
 }
 
@@ -43,6 +47,7 @@ impl Stamp {
             created: self.created,
             seed: common.seed,
             prompts: Vec::new(),
+            guide: common.guidance.as_ref().and_then(|g| Some(g.negative.as_ref()?.to_vec())),
             sequences: 0,
             body: String::new(),
         }

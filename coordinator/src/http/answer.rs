@@ -78,6 +78,8 @@ pub struct Running {
     tally: Arc<Tally>,
     /// Tokens that are counted.
     drawn: usize,
+    /// A second sequence computes its tokens too.
+    is_guided: bool,
 }
 
 impl Running {
@@ -88,8 +90,9 @@ impl Running {
 
     /// Ends it here: whoever reads it has all.
     pub fn stop(self) -> End {
-        let end = self.generation.stop();
-        self.tally.ended(self.drawn, &end);
+        let Self { generation, tally, drawn, is_guided } = self;
+        let end = generation.stop();
+        tally.ended(drawn, &end, is_guided);
         end
     }
 
@@ -99,10 +102,10 @@ impl Running {
         match &part {
             Ok(Part::Piece(piece)) => {
                 self.drawn += piece.tokens.len();
-                self.tally.drew(piece.tokens.len());
+                self.tally.drew(piece.tokens.len(), self.is_guided);
             }
             Ok(Part::End(end)) => {
-                self.tally.ended(self.drawn, end);
+                self.tally.ended(self.drawn, end, self.is_guided);
                 let (sequence, generated) = (self.generation.id().0, end.n_generated);
                 tracing::debug!(sequence, generated, "sequence ended");
             }
@@ -136,6 +139,7 @@ pub async fn submit(
                 ends: app.text.eog(),
                 min_tokens: common.min_tokens,
                 constraint: common.constraint.clone(),
+                guidance: common.guidance.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
             let (share, force) = (name.tally.share(), name.tally.force());
@@ -146,10 +150,12 @@ pub async fn submit(
     let mut generations = Vec::new();
     for (i, request) in requests.into_iter().enumerate() {
         let n_prompt = request.tokens.len();
+        let n_guide = request.guide.as_ref().map(|guide| guide.len());
         let sequence = sequence(app, request, resumable, i).await?;
         let generation = Generation::new(app.text.clone(), sequence, &common.stops)?;
-        name.tally.submitted(n_prompt);
-        generations.push(Running { generation, tally: name.tally.clone(), drawn: 0 });
+        name.tally.submitted(n_prompt, n_guide.unwrap_or(0));
+        let (tally, is_guided) = (name.tally.clone(), n_guide.is_some());
+        generations.push(Running { generation, tally, drawn: 0, is_guided });
     }
     Ok(generations)
 }

@@ -104,6 +104,8 @@ impl ChatRequest {
             tools: &self.tools,
         };
         self.common.constraint = of_chat(text, &prompt, wishes)?;
+        let instead = |negative: &str| Ok(text.encode_chat(&chat.with_system(negative))?.tokens);
+        self.common.set_guide(instead)?;
         Ok(prompt)
     }
 

@@ -134,6 +134,7 @@ impl CompletionRequest {
     ) -> Result<(Self, Prompts), ApiError> {
         let mut request = Self::read(body, limits, text)?;
         request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
+        request.common.set_guide(|negative| text.encode_prompt(negative))?;
         let given = std::mem::take(&mut request.prompts);
         let prompts = Prompts::new(text, given, request.echo, limits)?;
         Ok((request, prompts))
@@ -155,6 +156,10 @@ impl CompletionRequest {
         let mut left = MAX_TEMPLATE_VALUES;
         let mut common =
             Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
+        if echo && top_logprobs.is_some() && common.guidance.is_some() {
+            let message = "guidance_scale is for what is drawn: for log-probabilities of the prompt leave it out, or echo";
+            return Err(ApiError::unsupported("guidance_scale", message));
+        }
         let n = common.n;
         common.n = drawn(best_of, &common)?;
         let hides_logprobs = common.n > n && top_logprobs.is_none();
@@ -550,6 +555,10 @@ mod tests {
             (r#"{"prompt": 3}"#, "a number"),
             (r#"{"prompt": [1, "a"]}"#, "token ids"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
+            (
+                r#"{"prompt": "a", "echo": true, "logprobs": 1, "guidance_scale": 2}"#,
+                "guidance_scale is for what is drawn",
+            ),
             (r#"{"prompt": "a", "best_of": 3, "stream": true}"#, "best_of cannot be streamed"),
             (r#"{"prompt": "a", "best_of": 1, "n": 2}"#, "from n (2) to 64"),
             (r#"{"prompt": "a", "best_of": 65}"#, "best_of is 65"),

@@ -217,6 +217,7 @@ impl From<RequestError> for ApiError {
                 api.0.extra = vec![("n_ctx", n_ctx)];
                 api
             }
+            RequestError::CannotGuide { .. } => Self::field("guidance_scale", message),
             RequestError::Encoder => Self::field("model", message),
             RequestError::LongerThanUbatch { n_prompt, most } => {
                 let mut api = Self::field("input", message);

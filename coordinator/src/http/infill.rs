@@ -69,7 +69,8 @@ fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Com
         ApiError::unsupported("input_suffix", message)
     })?;
     let mut left = MAX_TEMPLATE_VALUES;
-    let common = Common::read(&mut fields, limits, text, DEFAULT_INFILL_TOKENS, &mut left)?;
+    let mut common = Common::read(&mut fields, limits, text, DEFAULT_INFILL_TOKENS, &mut left)?;
+    common.set_guide(|negative| text.encode_prompt(negative))?;
     Ok((tokens, common))
 }
 

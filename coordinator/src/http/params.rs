@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
-use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS};
+use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
 use brigade_proto::limits::MAX_ADAPTERS;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -17,7 +17,7 @@ use super::models::check_name;
 use crate::adapters::AdapterWish;
 use crate::constrain::Form;
 use crate::generation::TokenPiece;
-use crate::request::{Limits, MAX_LOGIT_BIAS};
+use crate::request::{Guiding, Limits, MAX_LOGIT_BIAS};
 use crate::text_model::TextModel;
 
 /// Most choices of one request, over all its prompts.
@@ -59,6 +59,10 @@ pub struct Common {
     pub resumable: bool,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
+    /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
+    pub guidance: Option<Guiding>,
+    /// What answers should be unlike.
+    pub negative_prompt: Option<String>,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -110,6 +114,7 @@ impl Common {
             let message = "resumable is for streams: add \"stream\": true";
             return Err(ApiError::field("resumable", message));
         }
+        let (guidance, negative_prompt) = guidance(fields, limits)?;
         Ok(Self {
             params: sampling(fields, limits, text)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
@@ -126,6 +131,8 @@ impl Common {
             lora: lora(fields)?,
             include_usage: stream_options.include_usage.unwrap_or(false),
             within: timeout(fields)?,
+            guidance,
+            negative_prompt,
         })
     }
 }
@@ -134,6 +141,41 @@ impl Common {
     /// Ids of these tokens, if the request wants them.
     pub fn token_ids(&self, tokens: &[TokenPiece]) -> Option<Vec<u32>> {
         self.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect())
+    }
+
+    /// Answers are guided by what `encode` makes of the negative prompt, unless its tokens are known already.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    pub fn set_guide(
+        &mut self,
+        encode: impl FnOnce(&str) -> Result<Vec<u32>, TextError>,
+    ) -> Result<(), ApiError> {
+        if let (Some(guiding), Some(negative)) = (&mut self.guidance, &self.negative_prompt)
+            && guiding.negative.is_none()
+        {
+            guiding.negative = Some(encode(negative).map_err(text_error)?.into());
+        }
+        Ok(())
+    }
+}
+
+/// `guidance_scale` and `negative_prompt`, as transformers call them. A scale of 1 is off.
+fn guidance(
+    fields: &mut Fields<'_>,
+    limits: &Limits,
+) -> Result<(Option<Guiding>, Option<String>), ApiError> {
+    let scale: Option<f32> = fields.take("guidance_scale")?;
+    let negative: Option<String> = fields.take("negative_prompt")?;
+    limits.check_text(negative.as_ref().map_or(0, String::len))?;
+    match (scale, negative) {
+        (None, Some(text)) if !text.is_empty() => {
+            let message =
+                "negative_prompt says nothing without guidance_scale: add one above 1, such as 1.5";
+            Err(ApiError::field("negative_prompt", message))
+        }
+        (None | Some(1.0), _) => Ok((None, None)),
+        (Some(scale), negative) => Ok((Some(Guiding { scale, negative: None }), negative)),
     }
 }
 
@@ -442,6 +484,30 @@ mod tests {
             let message = read(json).unwrap_err();
             assert!(message.contains(word), "{json}: {message}");
         }
+    }
+
+    #[test]
+    fn a_scale_of_one_guides_nothing_and_a_negative_prompt_needs_a_scale() {
+        for json in
+            ["{}", r#"{"guidance_scale": 1, "negative_prompt": "a"}"#, r#"{"negative_prompt": ""}"#]
+        {
+            let common = read(json).unwrap();
+            assert_eq!((common.guidance, common.negative_prompt), (None, None), "{json}");
+        }
+        let mut common = read(r#"{"guidance_scale": 1.5, "negative_prompt": "a"}"#).unwrap();
+        common.set_guide(|text| Ok(vec![text.len() as u32])).unwrap();
+        let negative = Some([1].into());
+        assert_eq!(common.guidance, Some(Guiding { scale: 1.5, negative }));
+        let mut common = read(r#"{"guidance_scale": 0}"#).unwrap();
+        common.set_guide(|_| unreachable!("there is no text")).unwrap();
+        assert_eq!(common.guidance, Some(Guiding { scale: 0.0, negative: None }));
+        let why = read(r#"{"negative_prompt": "a"}"#).unwrap_err();
+        assert!(why.contains("guidance_scale: add one"), "{why}");
+        let long = format!(
+            r#"{{"guidance_scale": 2, "negative_prompt": "{}"}}"#,
+            "x".repeat(4096 * 256 + 1)
+        );
+        assert!(read(&long).unwrap_err().contains("1048577 bytes"));
     }
 
     #[test]

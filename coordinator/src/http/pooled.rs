@@ -42,7 +42,7 @@ pub(super) async fn vectors(
         let request = SeqRequest::hidden(tokens, pooling, &app.limits)?.named(&name.id);
         let request = request.adapted(adapters.clone());
         let request = request.owned(name.tally.share(), name.tally.force(), None);
-        name.tally.submitted(n_tokens);
+        name.tally.submitted(n_tokens, 0);
         let sequence = app.engine.submit(app.next_id(), request).await?;
         running.spawn(async move { (index, pool(sequence, pooling).await) });
     }

@@ -102,24 +102,25 @@ impl Tally {
         }
     }
 
-    /// A sequence with so many prompt tokens was handed in.
-    pub(super) fn submitted(&self, n_prompt: usize) {
-        self.charge(n_prompt as u64);
+    /// A sequence with so many prompt tokens was handed in. Those of its guide are charged, since they are computed,
+    /// and otherwise not counted.
+    pub(super) fn submitted(&self, n_prompt: usize, n_guide: usize) {
+        self.charge((n_prompt + n_guide) as u64);
         let mut sums = self.lock();
         sums.sequences += 1;
         sums.prompt += n_prompt as u64;
     }
 
-    /// A sequence drew so many tokens more.
-    pub(super) fn drew(&self, n: usize) {
-        self.charge(n as u64);
+    /// A sequence drew so many tokens more, which its guide computes too if it has one.
+    pub(super) fn drew(&self, n: usize, is_guided: bool) {
+        self.charge(computed(n as u64, is_guided));
         self.lock().generated += n as u64;
     }
 
     /// A sequence ended, of which `drawn` tokens are counted already.
-    pub(super) fn ended(&self, drawn: usize, end: &End) {
+    pub(super) fn ended(&self, drawn: usize, end: &End, is_guided: bool) {
         let more = u64::from(end.n_generated).saturating_sub(drawn as u64);
-        self.charge(more);
+        self.charge(computed(more, is_guided));
         let mut sums = self.lock();
         sums.ended += 1;
         sums.generated += more;
@@ -142,6 +143,11 @@ impl Tally {
             _ => "failed",
         });
     }
+}
+
+/// Rows that drawn tokens are.
+fn computed(drawn: u64, is_guided: bool) -> u64 {
+    drawn * if is_guided { 2 } else { 1 }
 }
 
 /// The line of a request. It is written when the last clone is dropped, so that streams have their real times.
@@ -249,8 +255,8 @@ mod tests {
     #[test]
     fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
         let tally = Tally::default();
-        tally.submitted(12);
-        tally.drew(3);
+        tally.submitted(12, 0);
+        tally.drew(3, false);
         let sums = *tally.lock();
         assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
         let end = End {
@@ -263,11 +269,11 @@ mod tests {
             to_first: Duration::from_millis(10),
             after_first: Duration::from_secs(2),
         };
-        tally.ended(3, &end);
+        tally.ended(3, &end, false);
         let sums = *tally.lock();
         assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
         assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
-        tally.submitted(1);
+        tally.submitted(1, 0);
         tally.failed(&Failure::KeyEnded(KeyEnd::Revoked));
         assert_eq!(tally.lock().outcome(), "its key was revoked");
         tally.failed(&Failure::Stopping);

@@ -25,6 +25,9 @@ pub struct Opened {
     pub seed: u64,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
+    /// Tokens of the negative prompt, where they are guided by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guide: Option<Vec<u32>>,
     /// Sequences of all prompts.
     pub sequences: usize,
     /// The request as it came.

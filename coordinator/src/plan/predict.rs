@@ -99,6 +99,7 @@ impl Plan {
                 block_positions: self.settings.block_positions,
                 max_positions: self.settings.ctx,
                 max_rows: self.settings.max_rows,
+                guides: true,
             },
             stages,
             links,

@@ -118,8 +118,8 @@ impl Waiting {
         let heads =
             self.queue.iter().enumerate().filter(|(_, p)| seen.insert(p.request.share.owner));
         let may = |(_, pending): &(usize, &Pending)| {
-            let pages = line.pages_of(pending.request.positions());
-            owners.leaves_room(pending.request.share, pages, places, &waiting)
+            let needs = line.needs(&pending.request);
+            owners.leaves_room(pending.request.share, needs, places, &waiting)
         };
         let rank =
             |(at, pending): &(usize, &Pending)| (owners.rank_for_place(pending.request.share), *at);
@@ -234,7 +234,15 @@ pub(super) fn check_sense(request: &Request) -> Result<(), Rejection> {
     if matches!(request.work, Work::Generate { max_tokens: 0, .. }) {
         return Err(Rejection::Invalid("max_tokens is 0; ask for at least one token"));
     }
-    Ok(())
+    let guidance = match &request.work {
+        Work::Generate { sampler, .. } => sampler.guidance,
+        Work::Logits | Work::Hidden(_) => None,
+    };
+    match (&request.guide, guidance) {
+        (None, None) => Ok(()),
+        (Some(guide), Some(_)) if !guide.is_empty() => Ok(()),
+        _ => Err(Rejection::Invalid("a guided draw and a guide with tokens come together")),
+    }
 }
 
 /// Whether the request can ever run on `line`.
@@ -244,12 +252,44 @@ pub(super) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     }
     let pages = u64::from(line.n_blocks) * u64::from(line.block_positions);
     let limit = pages.min(u64::from(line.max_positions));
-    let needed = request.positions();
-    if needed <= limit {
-        return Ok(());
+    let guide = request.guide.as_ref().map(|guide| guide.len());
+    let of_guide = guide.zip(request.guide_positions());
+    for (prompt, needed) in
+        [(request.prompt.len(), request.positions())].into_iter().chain(of_guide)
+    {
+        if needed > limit {
+            let prompt = prompt as u64;
+            return Err(Rejection::TooLong { needed, prompt, max_tokens: needed - prompt, limit });
+        }
     }
-    let prompt = request.prompt.len() as u64;
-    Err(Rejection::TooLong { needed, prompt, max_tokens: needed - prompt, limit })
+    match request.guide {
+        Some(_) => check_guide(request, line).map_err(Rejection::CannotGuide),
+        None => Ok(()),
+    }
+}
+
+/// Whether `line` can run a sequence with its guide; what is to be done where it cannot.
+fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
+    let page = u64::from(line.block_positions);
+    let pages =
+        request.positions().div_ceil(page) + request.guide_positions().unwrap_or(0).div_ceil(page);
+    if !line.guides {
+        return Err("a worker of the line is of an older release and knows no guides; upgrade it");
+    }
+    if line.n_slots < 2 {
+        return Err(
+            "there is a place for one; start serve with --max-seqs 2 or more, and chat with \
+                    --set guidance_scale=NUMBER",
+        );
+    }
+    if line.max_rows < 2 {
+        return Err("they need two rows of a ubatch; start with --ubatch 2 or more");
+    }
+    match pages <= line.n_blocks.into() {
+        true => Ok(()),
+        false => Err("together they do not fit the KV cache; ask for fewer tokens, shorten the \
+                      prompts, or start the server with a larger --ctx"),
+    }
 }
 
 /// As [`check_fits`], on the line of an encoder.
@@ -268,13 +308,17 @@ fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use brigade_engine::batch::{Guidance, SamplerSetup};
+
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
         let adapters = [].into();
-        Request { id, label: "r".into(), prompt, work, adapters, share, deadline }
+        Request { id, label: "r".into(), prompt, work, adapters, share, deadline, guide: None }
     }
 
     #[test]
@@ -318,10 +362,53 @@ mod tests {
             block_positions: 64,
             max_positions: 4096,
             max_rows: 512,
+            guides: true,
         };
         assert_eq!(check_fits(&request(1, 128), &line), Ok(()));
         let why = check_fits(&request(1, 129), &line).unwrap_err();
         assert!(why.to_string().contains("129 positions"), "{why}");
         assert!(why.to_string().contains("at most 128"), "{why}");
+    }
+
+    #[test]
+    fn a_guided_request_needs_a_line_for_two_sequences() {
+        let line = LineSpec {
+            n_stages: 1,
+            n_blocks: 4,
+            n_slots: 2,
+            n_kept: 0,
+            prefixes: Prefixes::All,
+            block_positions: 64,
+            max_positions: 192,
+            max_rows: 2,
+            guides: true,
+        };
+        let guided = |prompt, guide: usize| {
+            let sampler =
+                SamplerSetup { guidance: Some(Guidance { scale: 2.0 }), ..Default::default() };
+            let (sampler, stop_tokens) = (Arc::new(sampler), [].into());
+            let work = Work::Generate { max_tokens: 10, sampler, stop_tokens };
+            Request { work, guide: Some(vec![1; guide].into()), ..request(1, prompt) }
+        };
+        let refused = |request: &Request, line: &LineSpec| {
+            check_sense(request).and_then(|()| check_fits(request, line)).unwrap_err().to_string()
+        };
+        let fits = guided(118, 118);
+        assert_eq!(check_sense(&fits).and_then(|()| check_fits(&fits, &line)), Ok(()));
+        for (line, says) in [
+            (LineSpec { guides: false, ..line }, "upgrade"),
+            (LineSpec { n_slots: 1, ..line }, "--max-seqs 2"),
+            (LineSpec { max_rows: 1, ..line }, "--ubatch 2"),
+            (LineSpec { n_blocks: 3, ..line }, "--ctx"),
+        ] {
+            let why = refused(&fits, &line);
+            assert!(why.contains(says), "{why}");
+        }
+        let why = refused(&guided(1, 183), &line);
+        assert!(why.contains("193 positions (183 prompt"), "{why}");
+        assert!(refused(&guided(1, 0), &line).contains("come together"));
+        assert!(refused(&Request { guide: None, ..fits.clone() }, &line).contains("come together"));
+        let alone = Request { guide: Some([1].into()), ..request(1, 1) };
+        assert!(refused(&alone, &line).contains("come together"), "logits are not guided");
     }
 }

@@ -16,7 +16,7 @@ use super::events::{LineSpec, Micros, Work};
 use super::groups::Chosen;
 use super::in_flight::{InFlight, Wanted, WantedKind};
 use super::line::Line;
-use super::sequence::{Live, SeqNo};
+use super::sequence::{Admitted, Half, Live, SeqNo};
 use super::sizing::{Beside, Sizing};
 use super::{SchedConfig, checkpoints};
 
@@ -46,7 +46,7 @@ pub(super) fn compose(
         }
         let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
         let beside = Beside {
-            group_rows: groups.rows,
+            group_rows: groups.rows.saturating_mul(live.widest_decoding()).min(line.spec.max_rows),
             in_flight: limit,
             is_ahead: live.next_prompt_is_ahead(),
             leaves_room: live.leaves_room(),
@@ -72,9 +72,7 @@ pub(super) fn compose(
         line.prefill_owed = draft.prompt_rows == 0 && !live.prefilling.is_empty();
     }
     for no in &draft.first_decodes {
-        if let Some(sequence) = live.of(*no) {
-            line.keep_prompt(sequence);
-        }
+        live.of(*no).iter().flat_map(|s| s.halves()).for_each(|half| line.keep_prompt(half));
     }
     line.ops.append(&mut draft.checkpoints);
     Some(draft.send(now, line))
@@ -124,15 +122,20 @@ impl Draft {
         }
     }
 
-    /// One row each of the `limit` sequences that have waited longest.
+    /// One row each of the `limit` sequences that have waited longest, and of their guides.
     fn take_ready(&mut self, live: &mut Live, limit: u32) {
-        for _ in 0..limit.min(self.rows_left) {
+        for _ in 0..limit {
+            let Some(sequence) = live.ready.front().and_then(|no| live.of(*no)) else { break };
+            let (rows, is_first) = (sequence.n_slots(), sequence.sent == sequence.n_prompt);
+            if rows > self.rows_left {
+                break;
+            }
             let Some(no) = live.ready.pop_front() else { break };
-            if live.of(no).is_some_and(|sequence| sequence.sent == sequence.n_prompt) {
+            if is_first {
                 self.first_decodes.push(no);
             }
-            self.add(live, no, 1);
-            self.decode_rows += 1;
+            self.add_halves(live, no, (1, rows - 1));
+            self.decode_rows += rows;
         }
     }
 
@@ -142,7 +145,7 @@ impl Draft {
         while let Some(at) = live.next_prompt() {
             let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
-            let mut rows = left.min(sequence.prompt_left());
+            let (mut rows, of_guide) = sequence.next_rows(left, self.rows_left);
             if sequence.whole {
                 rows = self.rows_of_whole(sequence.prompt_left(), left);
             } else if matches!(sequence.work, Work::Logits | Work::Hidden(_)) {
@@ -154,13 +157,13 @@ impl Draft {
                     reported => rows = rows.min(reported),
                 }
             }
-            if rows == 0 {
+            if rows + of_guide == 0 {
                 break;
             }
-            let all_sent = rows == sequence.prompt_left();
-            self.add(live, no, rows);
-            self.prompt_rows += rows;
-            left = left.saturating_sub(rows);
+            let all_sent = rows + of_guide == sequence.prompt_left();
+            self.add_halves(live, no, (rows, of_guide));
+            self.prompt_rows += rows + of_guide;
+            left = left.saturating_sub(rows + of_guide);
             if !all_sent {
                 break;
             }
@@ -175,9 +178,20 @@ impl Draft {
         if n <= room { n } else { 0 }
     }
 
-    /// Adds the next `rows` rows of a sequence, opening it first if it is new.
-    fn add(&mut self, live: &mut Live, no: SeqNo, rows: u32) {
-        let sequence = live.get_mut(no).expect("queues name live sequences only");
+    /// Adds the next rows of a sequence and of its guide. The guide's come first: they have to stand before a draw.
+    fn add_halves(&mut self, live: &mut Live, no: SeqNo, (own, of_guide): (u32, u32)) {
+        for (half, rows) in [(Half::Guide, of_guide), (Half::Own, own)] {
+            if rows > 0 {
+                self.add(live, no, half, rows);
+            }
+        }
+        let sent = live.of(no).map_or(0, Admitted::all_sent);
+        self.computed.push((no, sent));
+    }
+
+    /// Adds the next `rows` rows of one of the two, opening it first if it is new.
+    fn add(&mut self, live: &mut Live, no: SeqNo, half: Half, rows: u32) {
+        let sequence = live.get_mut(no).expect("queues name live sequences only").half_mut(half);
         if !sequence.opened {
             sequence.opened = true;
             self.opens.extend(sequence.open_ops());
@@ -186,10 +200,10 @@ impl Draft {
             }
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
-        let part = live.next_part(no, rows);
+        let part = live.next_part(no, half, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {
-            Want::Nothing => (WantedKind::Token, 0..0),
+            Want::Nothing | Want::Guide => (WantedKind::Token, 0..0),
             Want::Sample => (WantedKind::Token, last..last + 1),
             Want::HiddenFirst => (WantedKind::Logits, part.pos..part.pos + 1),
             Want::HiddenLast => (WantedKind::Logits, last..last + 1),
@@ -198,7 +212,6 @@ impl Draft {
         let slot = part.slot;
         self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind }));
         self.rows_left -= rows;
-        self.computed.push((no, last + 1));
         self.parts.push(part);
     }
 

@@ -40,6 +40,9 @@ pub struct Request {
     pub share: Share,
     /// When nobody wants it any more.
     pub deadline: Option<Micros>,
+    /// The prompt of the sequence that guides its draws, at least one token; there is one if and only if its sampler has
+    /// [`Guidance`](brigade_engine::batch::Guidance).
+    pub guide: Option<Arc<[u32]>>,
 }
 
 /// Whose a request is, and how much of the line that owner gets beside others.
@@ -64,19 +67,31 @@ impl Request {
     /// Positions that must be reserved before the request may start: prompt and everything it may
     /// generate.
     pub fn positions(&self) -> u64 {
-        let generated = match self.work {
+        self.prompt.len() as u64 + self.most_generated()
+    }
+
+    /// The same of its guide.
+    pub fn guide_positions(&self) -> Option<u64> {
+        let guide = self.guide.as_ref()?;
+        Some(guide.len() as u64 + self.most_generated())
+    }
+
+    fn most_generated(&self) -> u64 {
+        match self.work {
             Work::Generate { max_tokens, .. } => u64::from(max_tokens),
             Work::Logits | Work::Hidden(_) => 0,
-        };
-        self.prompt.len() as u64 + generated
+        }
     }
 }
 
 impl Request {
     /// What copies of its sequence's state are called: equal for equal requests only, on every line and in every
-    /// process. `None` where only logits are wanted.
+    /// process. `None` where only logits are wanted, and of a guided request: two states would have to be put back.
     pub fn copy_name(&self) -> Option<CopyName> {
         let Work::Generate { sampler, max_tokens, .. } = &self.work else { return None };
+        if self.guide.is_some() {
+            return None;
+        }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.label.len() as u64).to_le_bytes());
         hasher.update(self.label.as_bytes());
@@ -235,6 +250,8 @@ pub struct LineSpec {
     pub max_positions: u32,
     /// Most rows in a ubatch.
     pub max_rows: u32,
+    /// Whether every stage knows what a guide is.
+    pub guides: bool,
 }
 
 /// What the scheduler wants done, in this order.
@@ -391,6 +408,9 @@ pub enum Rejection {
         /// Positions that one sequence can have on this line.
         limit: u64,
     },
+    /// It is guided, and this line cannot do that (HTTP 400).
+    #[error("a guided request runs as two sequences: {0}")]
+    CannotGuide(&'static str),
     /// The request makes no sense (HTTP 400).
     #[error("invalid request: {0}")]
     Invalid(&'static str),

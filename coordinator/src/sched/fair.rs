@@ -46,6 +46,13 @@ struct Owner {
     pages: u32,
 }
 
+/// Places that a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needs {
+    pub slots: u32,
+    pub pages: u32,
+}
+
 /// Places of a line: those taken and all.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
@@ -93,20 +100,20 @@ impl Owners {
         }
     }
 
-    /// A sequence got a place, with so many rows to compute before its first token.
-    pub fn admitted(&mut self, share: Share, rows: u32, pages: usize) {
+    /// A request got its places, with so many rows to compute before its first token.
+    pub fn admitted(&mut self, share: Share, rows: u32, taken: Needs) {
         let owner = self.get_mut(share);
         owner.promised += u64::from(rows);
-        owner.running += 1;
-        owner.pages += pages as u32;
+        owner.running += taken.slots;
+        owner.pages += taken.pages;
     }
 
-    /// A sequence gave up its place, with so many rows of its prompt not computed.
-    pub fn left(&mut self, share: Share, rows: u32, pages: usize) {
+    /// A request gave up its places, with so many rows of its prompt not computed.
+    pub fn left(&mut self, share: Share, rows: u32, taken: Needs) {
         let owner = self.get_mut(share);
         owner.promised = owner.promised.saturating_sub(rows.into());
-        owner.running = owner.running.saturating_sub(1);
-        owner.pages = owner.pages.saturating_sub(pages as u32);
+        owner.running = owner.running.saturating_sub(taken.slots);
+        owner.pages = owner.pages.saturating_sub(taken.pages);
     }
 
     /// Nobody has a place any more.
@@ -135,16 +142,16 @@ impl Owners {
         (owner.served, u64::from(owner.running) * ROW / weight(share))
     }
 
-    /// Whether a request of so many pages may take a place, while these owners have some that wait.
+    /// Whether a request may take the places that it needs, while these owners have some that wait.
     pub fn leaves_room(
         &self,
         share: Share,
-        pages: u32,
+        needs: Needs,
         places: Places,
         waiting: &BTreeSet<u64>,
     ) -> bool {
         let owner = self.get(share);
-        // Whoever has nothing may have one sequence, however large.
+        // Whoever has nothing may have one request, however large.
         if !share.leaves_room || owner.running == 0 {
             return true;
         }
@@ -156,7 +163,7 @@ impl Owners {
             let part = (u64::from(places) * own / (all + own)) as u32;
             taken + more <= places - places / RESERVED_ONE_IN || held + more <= part
         };
-        may(1, owner.running, places.slots) && may(pages, owner.pages, places.pages)
+        may(needs.slots, owner.running, places.slots) && may(needs.pages, owner.pages, places.pages)
     }
 }
 
@@ -178,22 +185,26 @@ mod tests {
         Share { owner, weight, leaves_room: true }
     }
 
+    fn needs(pages: u32) -> Needs {
+        Needs { slots: 1, pages }
+    }
+
     #[test]
     fn rows_count_by_weight_and_turns_are_not_saved_up() {
         let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
         let (a, b) = (share(1, 4), share(2, 1));
         owners.arrive(a, &nobody);
-        owners.admitted(a, 100, 2);
+        owners.admitted(a, 100, needs(2));
         owners.sent(a, 100, 100);
         owners.arrive(b, &nobody);
         assert_eq!(owners.rank_for_rows(b).0, 0, "who is new is ahead");
         owners.sent(a, 9_900, 0);
-        owners.left(b, 0, 0);
+        owners.left(b, 0, needs(0));
         owners.arrive(b, &nobody);
         let credit = owners.rank_for_rows(a).0 - owners.rank_for_rows(b).0;
         assert_eq!(credit, CREDIT_ROWS * ROW, "but not by more than that");
         owners.sent(b, CREDIT_ROWS as u32, 0);
-        owners.admitted(b, 10, 1);
+        owners.admitted(b, 10, needs(1));
         owners.sent(b, 10, 10);
         owners.sent(a, 39, 0);
         assert!(
@@ -202,8 +213,8 @@ mod tests {
         );
         owners.sent(a, 2, 0);
         assert!(owners.rank_for_rows(a) > owners.rank_for_rows(b));
-        owners.left(a, 0, 2);
-        owners.left(b, 0, 1);
+        owners.left(a, 0, needs(2));
+        owners.left(b, 0, needs(1));
         owners.arrive(a, &nobody);
         assert_eq!(owners.rank_for_place(a), (0, 0), "everybody was idle");
     }
@@ -214,23 +225,26 @@ mod tests {
         let (a, b) = (share(1, 4), share(2, 4));
         let places = |taken| Places { slots: (taken, 8), pages: (taken, 80) };
         for taken in 0..6 {
-            assert!(owners.leaves_room(a, 1, places(taken), &nobody), "{taken}");
-            owners.admitted(a, 1, 1);
+            assert!(owners.leaves_room(a, needs(1), places(taken), &nobody), "{taken}");
+            owners.admitted(a, 1, needs(1));
         }
-        assert!(!owners.leaves_room(a, 1, places(6), &nobody));
+        assert!(!owners.leaves_room(a, needs(1), places(6), &nobody));
         let alone = Share { leaves_room: false, ..a };
-        assert!(owners.leaves_room(alone, 1, places(6), &nobody), "the only one may have all");
-        for taken in 6..8 {
-            assert!(owners.leaves_room(b, 1, places(taken), &nobody));
-            owners.admitted(b, 1, 1);
-        }
-        owners.left(a, 0, 1);
         assert!(
-            !owners.leaves_room(a, 1, places(7), &nobody),
+            owners.leaves_room(alone, needs(1), places(6), &nobody),
+            "the only one may have all"
+        );
+        for taken in 6..8 {
+            assert!(owners.leaves_room(b, needs(1), places(taken), &nobody));
+            owners.admitted(b, 1, needs(1));
+        }
+        owners.left(a, 0, needs(1));
+        assert!(
+            !owners.leaves_room(a, needs(1), places(7), &nobody),
             "five of eight are more than a third"
         );
-        assert!(!owners.leaves_room(b, 1, places(7), &nobody), "a third of eight are two");
-        assert!(owners.leaves_room(share(3, 1), 1, places(7), &nobody), "who has nothing");
+        assert!(!owners.leaves_room(b, needs(1), places(7), &nobody), "a third of eight are two");
+        assert!(owners.leaves_room(share(3, 1), needs(1), places(7), &nobody), "who has nothing");
     }
 
     #[test]

@@ -201,6 +201,7 @@ mod tests {
             block_positions: 64,
             max_positions: 32_768,
             max_rows: 512,
+            guides: true,
         };
         let config = SchedConfig::default();
         Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding, last)

@@ -33,7 +33,7 @@ pub(super) struct InFlight {
     pub decode_rows: u32,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
-    /// Whose rows are in it, and up to which position.
+    /// Whose rows are in it, and how many positions were sent of each by then.
     pub computed: Vec<(SeqNo, u32)>,
     /// In the order of the ubatch's parts, as the last stage returns them.
     pub wanted: VecDeque<Wanted>,

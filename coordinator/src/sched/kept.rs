@@ -41,9 +41,9 @@ pub(super) struct Kept {
     pub tokens: Vec<u32>,
     /// What computed them besides the model: nobody else's prompt begins with it.
     pub adapters: Arc<[AdapterUse]>,
-    /// Whose end it is; `None` for a prompt's end, or if it came from elsewhere.
+    /// Whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
     pub request: Option<RequestId>,
-    /// The running sequence that it was; as `request`.
+    /// The running sequence that it was, or whose guide; `None` for a prompt's end, or if it came from elsewhere.
     left_by: Option<SeqNo>,
     /// Whether the stages hold its state already.
     pub filled: bool,
@@ -160,9 +160,9 @@ impl KeptPool {
         may_go.min_by_key(|kept| kept.last_use).map(|kept| kept.id)
     }
 
-    /// What a running sequence left behind, while that is kept.
-    pub fn left_by(&self, no: SeqNo) -> Option<&Kept> {
-        self.all.iter().find(|kept| kept.left_by == Some(no))
+    /// What a running sequence and its guide left behind, while that is kept.
+    pub fn left_by(&self, no: SeqNo) -> impl Iterator<Item = &Kept> {
+        self.all.iter().filter(move |kept| kept.left_by == Some(no))
     }
 
     /// One with exactly these tokens.

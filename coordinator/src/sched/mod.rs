@@ -120,7 +120,7 @@ impl Scheduler {
         self.live.owners.arrive(request.share, &waiting);
         let (live, queue) = (&self.live, &self.waiting);
         let may_start = |line: &Line| {
-            let pages = line.pages_of(request.positions());
+            let needs = line.needs(&request);
             let ahead = queue.turn(&live.owners, line).and_then(|at| queue.get(at));
             let is_ahead = |other: &Pending| {
                 let rank = |share| live.owners.rank_for_place(share);
@@ -131,7 +131,7 @@ impl Scheduler {
                 && !live.has_suspect()
                 && !ahead.is_some_and(is_ahead)
                 && line.has_room(&request)
-                && live.owners.leaves_room(request.share, pages, line.places(), &waiting)
+                && live.owners.leaves_room(request.share, needs, line.places(), &waiting)
         };
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
@@ -349,14 +349,15 @@ impl Scheduler {
     fn token(&mut self, now: Micros, no: SeqNo, token: SampledToken, out: &mut Vec<Action>) {
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
+        let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
         (sequence.awaiting, sequence.mu) = (false, token.mu);
         let (request, index) = (sequence.request, sequence.generated());
-        let reason = if stop_tokens.contains(&token.id) {
+        let reason = if is_stop {
             FinishReason::Stop(token)
         } else {
-            sequence.tokens.push(token.id);
+            sequence.push(token.id);
             out.push(Action::Token { request, index, token });
-            if index + 1 < *max_tokens {
+            if index + 1 < max_tokens {
                 self.live.ready.push_back(no);
                 return;
             }
@@ -518,7 +519,7 @@ fn admit(
     line.burst_rows += u64::from(sequence.prompt_left());
     let request = sequence.request;
     if again {
-        out.push(Action::Replayed { request, tokens: sequence.prompt_left() });
+        out.push(Action::Replayed { request, tokens: sequence.own_left() });
     } else if sequence.reused > 0 {
         out.push(Action::Reused { request, tokens: sequence.reused });
     }

@@ -74,7 +74,7 @@ impl Pending {
         planned: bool,
     ) -> Result<Self, (RequestId, RequestError)> {
         // Whoever had sent nothing has broken nothing.
-        let broke = sequence.opened && !sequence.restoring && !planned;
+        let broke = sequence.is_on_stages() && !sequence.restoring && !planned;
         let losses = sequence.losses + u32::from(broke);
         if losses >= MOST_LOSSES {
             let reason = format!("{reason}; it was on {losses} lines in a row that were lost");
@@ -90,11 +90,12 @@ impl Pending {
     }
 
     fn of(sequence: Admitted) -> Self {
-        let Admitted { request: id, label, work, adapters, share, deadline, .. } = sequence;
+        let Admitted { request: id, label, work, adapters, share, deadline, guide, .. } = sequence;
+        let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Self {
-            request: Request { id, label, prompt, work, adapters, share, deadline },
+            request: Request { id, label, prompt, work, adapters, share, deadline, guide },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,
@@ -106,6 +107,14 @@ impl Pending {
             mu: sequence.mu,
             without_line_since: None,
         }
+    }
+
+    /// What guides it, to be given places of its own; it is computed as its sequence is.
+    pub fn guide(&self) -> Option<Self> {
+        let prompt = self.request.guide.as_ref()?.to_vec();
+        let request = Request { prompt, guide: None, ..self.request.clone() };
+        let (generated, interrupted) = (self.generated.clone(), self.interrupted);
+        Some(Self { generated, interrupted, name: None, ..Self::new(request) })
     }
 
     /// No line came for it.

@@ -12,19 +12,26 @@ use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SlotId};
 use brigade_engine::state::Prefixes;
 
 use super::events::{KeptId, Request, RequestId, Work};
-use super::fair::Places;
-use super::kept::{KeptInfo, NewKept};
+use super::fair::{Needs, Places};
+use super::kept::{KeptInfo, NewKept, Prompt};
 use super::line::Line;
 use super::pages::Holder;
 use super::replay::Pending;
-use super::sequence::{Admitted, SeqNo};
+use super::sequence::{Admitted, Half, SeqNo};
 
 impl Line {
-    /// Whether a slot and all pages that `request` may ever need are free, or held for kept sequences
-    /// alone.
-    pub fn has_room(&self, request: &Request) -> bool {
+    /// Slots and pages that `request` may ever need.
+    pub fn needs(&self, request: &Request) -> Needs {
+        let guide = request.guide_positions();
+        let slots = 1 + u32::from(guide.is_some());
         let pages = self.pages_of(request.positions());
-        self.n_running() < self.spec.n_slots
+        Needs { slots, pages: pages.saturating_add(self.pages_of(guide.unwrap_or(0))) }
+    }
+
+    /// Whether all that `request` may ever need is free, or held for kept sequences alone.
+    pub fn has_room(&self, request: &Request) -> bool {
+        let Needs { slots, pages } = self.needs(request);
+        self.n_running() + slots <= self.spec.n_slots
             && self.blocks.total() - self.blocks.n_running() >= pages
     }
 
@@ -46,6 +53,17 @@ impl Line {
     /// # Panics
     /// If there is no room ([`Line::has_room`]).
     pub fn admit(&mut self, pending: Pending) -> Admitted {
+        let guide = pending.guide();
+        let mut sequence = self.admit_one(pending, Half::Own);
+        let guide = guide.map(|guide| Box::new(self.admit_one(guide, Half::Guide)));
+        // What kept sequences stand for is no progress of this one.
+        let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
+        sequence.furthest = sequence.furthest.max(reused);
+        sequence.guide = guide;
+        sequence
+    }
+
+    fn admit_one(&mut self, pending: Pending, half: Half) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let (tokens, generates) = (pending.tokens(), pending.generates());
         let Pending {
@@ -65,7 +83,9 @@ impl Line {
             .then(|| self.kept.best((&tokens, &request.adapters), self.spec.prefixes))
             .flatten();
         let (blocks, reused) = match source {
-            Some((source, len)) => (self.begin_with(source, len, slot, n_pages, &request), len),
+            Some((source, len)) => {
+                (self.begin_with(source, len, slot, n_pages, (&request, half)), len)
+            }
             None => {
                 self.make_room(n_pages, None);
                 // A stage that stayed loaded still holds its state in them.
@@ -92,14 +112,15 @@ impl Line {
             sent: reused,
             awaiting: false,
             rows_returned,
-            // What a kept sequence stands for is no progress of this one.
-            furthest: furthest.max(reused),
+            furthest,
             losses,
             name,
             named: false,
             checkpointed: reused,
             restoring: false,
             mu,
+            guide: None,
+            is_guide: half == Half::Guide,
         }
     }
 
@@ -111,7 +132,7 @@ impl Line {
         len: u32,
         slot: SlotId,
         n_pages: u32,
-        request: &Request,
+        (request, half): (&Request, Half),
     ) -> Vec<BlockId> {
         self.kept.touch(source);
         let kept = self.kept.get_mut(source).expect("it was just found");
@@ -128,8 +149,8 @@ impl Line {
         }
         blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
         let sampler = match &request.work {
-            Work::Generate { sampler, .. } => Some(sampler.clone()),
-            Work::Logits | Work::Hidden(_) => None,
+            Work::Generate { sampler, .. } if half == Half::Own => Some(sampler.clone()),
+            Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });
@@ -141,34 +162,47 @@ impl Line {
 
     /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
     pub fn release(&mut self, sequence: &Admitted) {
-        for &block in &sequence.blocks {
-            self.blocks.give_back(block, Holder::Running);
-        }
-        self.slots.give_back(sequence.slot.0);
-        if sequence.opened {
-            self.ops.push(SeqOp::Close { slot: sequence.slot });
+        for half in sequence.halves() {
+            for &block in &half.blocks {
+                self.blocks.give_back(block, Holder::Running);
+            }
+            self.slots.give_back(half.slot.0);
+            if half.opened {
+                self.ops.push(SeqOp::Close { slot: half.slot });
+            }
         }
     }
 
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
     pub fn discard(&mut self, sequence: &Admitted) {
-        for id in self.kept.covered_by((&sequence.tokens, &sequence.adapters), Prefixes::All) {
-            self.evict(id);
+        for half in sequence.halves() {
+            self.evict_covered((&half.tokens, &half.adapters));
         }
         self.release(sequence);
     }
 
     /// The same for one that had ended and was kept when its numbers came.
     pub fn discard_kept(&mut self, no: SeqNo) {
-        let Some(left) = self.kept.left_by(no) else { return };
-        for id in self.kept.covered_by((&left.tokens, &left.adapters), Prefixes::All) {
+        let left = self.kept.left_by(no).map(|kept| (kept.tokens.clone(), kept.adapters.clone()));
+        for (tokens, adapters) in left.collect::<Vec<_>>() {
+            self.evict_covered((&tokens, &adapters));
+        }
+    }
+
+    /// What stands for a prompt or its beginning goes.
+    fn evict_covered(&mut self, prompt: Prompt<'_>) {
+        for id in self.kept.covered_by(prompt, Prefixes::All) {
             self.evict(id);
         }
     }
 
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
     /// are no hindrance: whatever is copied from it comes after them.
-    pub fn retire(&mut self, no: SeqNo, sequence: Admitted) {
+    pub fn retire(&mut self, no: SeqNo, mut sequence: Admitted) {
+        // The guide first: where one is kept, it is the sequence itself.
+        if let Some(guide) = sequence.guide.take() {
+            self.retire(no, *guide);
+        }
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
         }
@@ -187,7 +221,7 @@ impl Line {
             self.blocks.give_back(block, Holder::Running);
         }
         blocks.truncate(n_used);
-        let request = Some(sequence.request);
+        let request = (!sequence.is_guide).then_some(sequence.request);
         if sequence.named {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
         }

@@ -10,6 +10,10 @@
 //! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer.
 //! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost
 //! line also what had been generated. These rows are computed as a prompt is.
+//!
+//! A guided request is two sequences. They are admitted, sent, kept and released together. The guide is in the
+//! sequence that it guides and in no queue. Its prompt is computed first; the last known rows of both are in one
+//! ubatch, and from then on each token goes to both.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +23,7 @@ use brigade_engine::batch::{
 };
 
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
-use super::fair::Owners;
+use super::fair::{Needs, Owners};
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;
@@ -79,14 +83,26 @@ pub(super) struct Admitted {
     pub share: Share,
     /// When nobody wants it any more.
     pub deadline: Option<Micros>,
+    /// The sequence that guides its draws: places and positions of its own, and the same answer.
+    pub guide: Option<Box<Admitted>>,
+    /// It is such a guide: nothing is drawn from it.
+    pub is_guide: bool,
+}
+
+/// One of the two that a guided request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Half {
+    /// The sequence that tokens are drawn for.
+    Own,
+    Guide,
 }
 
 impl Admitted {
-    /// How its tokens are drawn; `None` where only logits are wanted.
+    /// How its tokens are drawn; `None` where only logits are wanted, and of a guide.
     pub fn sampler(&self) -> Option<Arc<SamplerSetup>> {
         match &self.work {
-            Work::Generate { sampler, .. } => Some(sampler.clone()),
-            Work::Logits | Work::Hidden(_) => None,
+            Work::Generate { sampler, .. } if !self.is_guide => Some(sampler.clone()),
+            Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         }
     }
 
@@ -96,6 +112,44 @@ impl Admitted {
         let (sampler, request) = (self.sampler(), self.label.clone());
         let adapt = SeqOp::adapt(slot, &self.adapters);
         [SeqOp::Open { slot, blocks, sampler, request }].into_iter().chain(adapt)
+    }
+
+    /// Itself, and its guide.
+    pub fn halves(&self) -> impl Iterator<Item = &Admitted> {
+        std::iter::once(self).chain(self.guide.as_deref())
+    }
+
+    /// # Panics
+    /// If it has no guide and that is asked for.
+    pub fn half_mut(&mut self, half: Half) -> &mut Admitted {
+        match half {
+            Half::Own => self,
+            Half::Guide => {
+                self.guide.as_mut().expect("only a guided sequence is asked for its guide")
+            }
+        }
+    }
+
+    /// The places that it holds, with its guide.
+    pub fn taken(&self) -> Needs {
+        let pages = self.halves().map(|half| half.blocks.len() as u32).sum();
+        Needs { slots: self.n_slots(), pages }
+    }
+
+    /// Slots of it and its guide, which are its rows in a ubatch while it decodes.
+    pub fn n_slots(&self) -> u32 {
+        self.halves().count() as u32
+    }
+
+    /// Whether the stages know of it.
+    pub fn is_on_stages(&self) -> bool {
+        self.halves().any(|half| half.opened)
+    }
+
+    /// A token was drawn.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.guide.iter_mut().for_each(|guide| guide.tokens.push(token));
     }
 
     /// What tells the stages its name, if it has one that they do not know.
@@ -129,9 +183,36 @@ impl Admitted {
         }
     }
 
-    /// Rows of what was known that are not yet sent.
+    /// Rows of what was known that are not yet sent, its guide's among them.
     pub fn prompt_left(&self) -> u32 {
+        self.halves().map(Admitted::own_left).sum()
+    }
+
+    /// The same without its guide's.
+    pub fn own_left(&self) -> u32 {
         self.n_known.saturating_sub(self.sent)
+    }
+
+    /// How many rows of it and of its guide come next where at most `max_rows` may, and `room` are left in the ubatch.
+    /// The last known row of one comes with that of the other, so that one draw has both.
+    pub fn next_rows(&self, max_rows: u32, room: u32) -> (u32, u32) {
+        let own = self.own_left();
+        let Some(guide) = self.guide.as_deref().map(Admitted::own_left) else {
+            return (own.min(max_rows), 0);
+        };
+        if max_rows == 0 {
+            return (0, 0);
+        }
+        if own + guide <= max_rows.max(2).min(room) {
+            return (own, guide);
+        }
+        let of_guide = max_rows.min(guide - 1);
+        ((max_rows - of_guide).min(own - 1), of_guide)
+    }
+
+    /// Positions sent to the line, its guide's among them.
+    pub fn all_sent(&self) -> u32 {
+        self.halves().map(|half| half.sent).sum()
     }
 
     /// All rows before position `end` have come back computed.
@@ -171,6 +252,7 @@ impl Admitted {
             Work::Hidden(HiddenRows::All) => Want::Hidden,
             Work::Hidden(HiddenRows::First) => Want::HiddenFirst,
             Work::Hidden(HiddenRows::Last) => Want::HiddenLast,
+            Work::Generate { .. } if end == self.n_tokens() && self.is_guide => Want::Guide,
             Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
             Work::Generate { .. } => Want::Nothing,
         };
@@ -206,7 +288,7 @@ impl Live {
         let no = SeqNo(self.next);
         self.next += 1;
         self.by_request.insert(sequence.request, no);
-        self.owners.admitted(sequence.share, sequence.prompt_left(), sequence.blocks.len());
+        self.owners.admitted(sequence.share, sequence.prompt_left(), sequence.taken());
         self.seqs.insert(no, sequence);
         no
     }
@@ -247,7 +329,7 @@ impl Live {
         self.by_request.remove(&sequence.request);
         self.prefilling.retain(|&other| other != no);
         self.ready.retain(|&other| other != no);
-        self.owners.left(sequence.share, sequence.prompt_left(), sequence.blocks.len());
+        self.owners.left(sequence.share, sequence.prompt_left(), sequence.taken());
         Some(sequence)
     }
 
@@ -291,14 +373,15 @@ impl Live {
         self.seqs.values().any(is_behind)
     }
 
-    /// Takes the next at most `max_rows` rows of a sequence ([`Admitted::next_part`]) on its owner's account.
+    /// Takes the next at most `max_rows` rows of a sequence or its guide ([`Admitted::next_part`]) on its owner's
+    /// account.
     ///
     /// # Panics
     /// If there is no such sequence.
-    pub fn next_part(&mut self, no: SeqNo, max_rows: u32) -> SeqPart {
+    pub fn next_part(&mut self, no: SeqNo, half: Half, max_rows: u32) -> SeqPart {
         let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
         let before = sequence.prompt_left();
-        let part = sequence.next_part(max_rows);
+        let part = sequence.half_mut(half).next_part(max_rows);
         let of_prompt = before - sequence.prompt_left();
         self.owners.sent(sequence.share, part.tokens.len() as u32, of_prompt);
         part
@@ -315,8 +398,15 @@ impl Live {
         self.seqs.values().any(|sequence| is_suspect(sequence.losses))
     }
 
+    /// Requests; one with a guide has two rows in a ubatch.
     pub fn n_decoding(&self) -> usize {
         self.seqs.values().filter(|s| s.is_decoding()).count()
+    }
+
+    /// Most rows that one of them has in a ubatch.
+    pub fn widest_decoding(&self) -> u32 {
+        let decoding = self.seqs.values().filter(|s| s.is_decoding());
+        decoding.map(Admitted::n_slots).max().unwrap_or(1)
     }
 
     /// Whether anybody would feel a gap between tokens.

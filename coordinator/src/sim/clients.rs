@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use brigade_engine::batch::{AdapterUse, SamplerSetup, SamplingParams};
+use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
 
 use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
 use super::rng::{Rng, mix};
@@ -32,6 +32,8 @@ pub struct SimRequest {
     pub within: Option<Micros>,
     /// Number of the adapter that its rows pass through, if they do.
     pub adapter: Option<u32>,
+    /// Tokens of the prompt that guides its draws, the same ones for all clients. Not of those that want logits.
+    pub guide: Option<u32>,
 }
 
 impl SimRequest {
@@ -102,6 +104,21 @@ impl Workload {
         }
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
     }
+
+    /// The same with one in `one_in` of those that want tokens guided, by prompts of up to `longest` tokens.
+    pub fn guided(mut self, seed: u64, one_in: u64, longest: u32) -> Self {
+        let mut rng = Rng::new(seed ^ 0x9_01de);
+        for request in self.requests.iter_mut().filter(|r| r.max_tokens.is_some()) {
+            let n = rng.between(1, longest.into()) as u32;
+            request.guide = rng.one_in(one_in).then_some(n);
+        }
+        self
+    }
+}
+
+/// The first `n` tokens of what guides.
+fn guide_tokens(n: u32) -> Vec<u32> {
+    (0..n).map(|i| 1 + (mix(0x9_01de ^ u64::from(i) << 40) % 31_000) as u32).collect()
 }
 
 /// How a client's request ended.
@@ -207,6 +224,7 @@ impl Clients {
                     params,
                     seed,
                     top_logprobs: None,
+                    guidance: client.request.guide.map(|_| Guidance { scale: 2.0 }),
                     ..SamplerSetup::default()
                 }),
                 stop_tokens: [STOP_TOKEN].into(),
@@ -217,7 +235,8 @@ impl Clients {
         let deadline = within.map(|within| now + within);
         let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
         let adapters = client.request.adapters();
-        Request { id, label, prompt, work, adapters, share, deadline }
+        let guide = client.request.guide.map(|n| guide_tokens(n).into());
+        Request { id, label, prompt, work, adapters, share, deadline, guide }
     }
 
     /// The client goes away; whether it was still waiting for something.
@@ -297,17 +316,20 @@ impl Clients {
         open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_known)
     }
 
-    /// Of the live clients in order of submission, the last `waiting` wait: the pages that the others
-    /// need, how many those are, and the pages that the first one waiting needs.
-    pub fn demand(&self, waiting: usize, page: u32) -> Option<(u64, usize, u64)> {
+    /// Of the live clients in order of submission, the last `waiting` wait: the pages and the slots that the others
+    /// need, and those that the first one waiting needs.
+    pub fn demand(&self, waiting: usize, page: u32) -> Option<[(u64, u64); 2]> {
         let live = self.submitted.iter().map(|&i| &self.all[i]).filter(|c| c.is_live());
-        let pages = |client: &Client| {
+        let needs = |client: &Client| {
             let generated = client.request.max_tokens.unwrap_or(0);
-            u64::from(client.n_prompt + generated).div_ceil(page.into())
+            let pages = |prompt: u32| u64::from(prompt + generated).div_ceil(page.into());
+            let guide = client.request.guide;
+            (pages(client.n_prompt) + guide.map_or(0, pages), 1 + u64::from(guide.is_some()))
         };
-        let pages: Vec<u64> = live.map(pages).collect();
-        let running = pages.len().checked_sub(waiting)?;
-        Some((pages[..running].iter().sum(), running, *pages.get(running)?))
+        let needs: Vec<(u64, u64)> = live.map(needs).collect();
+        let running = needs.len().checked_sub(waiting)?;
+        let sum = |of: fn(&(u64, u64)) -> u64| needs[..running].iter().map(of).sum();
+        Some([(sum(|n| n.0), sum(|n| n.1)), *needs.get(running)?])
     }
 
     /// Endings, counted.
@@ -330,6 +352,17 @@ impl Clients {
 }
 
 impl Client {
+    /// The token that comes next.
+    fn next(&self, stop_every: u64) -> u32 {
+        let guide = self
+            .request
+            .guide
+            .map(guide_tokens)
+            .map(|prompt| [prompt.as_slice(), &self.tokens[self.n_prompt as usize..]].concat());
+        let both = [self.tokens.as_slice(), &guide.unwrap_or_default()].concat();
+        next_token(&both, &self.request.adapters(), stop_every)
+    }
+
     fn take(&mut self, now: Micros, action: &Action, stop_every: u64) -> Result<(), String> {
         match action {
             Action::Reused { tokens, .. } => {
@@ -348,7 +381,7 @@ impl Client {
                 check(known, || format!("goes back to {} tokens", tokens.len()))?;
             }
             Action::Token { index, token, .. } => {
-                let expected = next_token(&self.tokens, &self.request.adapters(), stop_every);
+                let expected = self.next(stop_every);
                 check(token.id == expected, || format!("token {} for {expected}", token.id))?;
                 let due = self.received.len() as u32;
                 check(*index == due, || format!("token {index} came as number {due}"))?;
@@ -363,9 +396,7 @@ impl Client {
             Action::Finished { reason, generated, .. } => {
                 let got = self.received.len() as u32;
                 let right = match reason {
-                    FinishReason::Stop(_) => {
-                        next_token(&self.tokens, &self.request.adapters(), stop_every) == STOP_TOKEN
-                    }
+                    FinishReason::Stop(_) => self.next(stop_every) == STOP_TOKEN,
                     FinishReason::Length => self.request.max_tokens == Some(got),
                     FinishReason::LogitsDone => got == self.n_prompt,
                 };

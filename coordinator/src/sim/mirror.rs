@@ -7,7 +7,8 @@
 //! wrong state.
 //!
 //! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
-//! line was fed the right tokens in the right order, through the right adapters.
+//! line was fed the right tokens in the right order, through the right adapters. Where a guide is, it is a hash of both
+//! sequences' tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,6 +51,8 @@ pub(super) struct OpenSequence<'a> {
 #[derive(Debug)]
 struct OpenSlot {
     seed: Option<u64>,
+    /// Its draws need a guide.
+    is_guided: bool,
     blocks: Vec<u32>,
     /// All it has absorbed: what a recurrent state stands for.
     tokens: Vec<u32>,
@@ -93,12 +96,13 @@ impl Mirror {
             self.apply_op(op, &mut sources)?;
         }
         let mut seen = BTreeSet::new();
-        let mut out = Vec::new();
+        let (mut out, mut guide) = (Vec::new(), None);
         for part in &ubatch.parts {
             ensure(seen.insert(part.slot), || format!("{:?} twice in a ubatch", part.slot))?;
             ensure(!part.tokens.is_empty(), || format!("empty part of {:?}", part.slot))?;
-            self.apply_part(ubatch.id, part, &mut out)?;
+            self.apply_part(ubatch.id, part, &mut guide, &mut out)?;
         }
+        ensure(guide.is_none(), || "a guide before no draw".to_string())?;
         Ok(out)
     }
 
@@ -195,8 +199,9 @@ impl Mirror {
         let distinct: BTreeSet<_> = blocks.iter().collect();
         ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))?;
         let seed = sampler.map(|sampler| sampler.seed);
+        let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
         let adapters = Arc::from([]);
-        let fresh = OpenSlot { seed, blocks, tokens, awaiting: None, adapters };
+        let fresh = OpenSlot { seed, is_guided, blocks, tokens, awaiting: None, adapters };
         ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
     }
 
@@ -236,10 +241,12 @@ impl Mirror {
         Ok(())
     }
 
+    /// `guide`: what the guide before this part has absorbed, and its adapters.
     fn apply_part(
         &mut self,
         ubatch: u64,
         part: &SeqPart,
+        guide: &mut Option<(Vec<u32>, Arc<[AdapterUse]>)>,
         out: &mut Vec<RowOutput>,
     ) -> Result<(), String> {
         let name = part.slot;
@@ -265,9 +272,24 @@ impl Mirror {
                 out.push(RowOutput { slot: name, pos: pos as u32, value });
             }
         }
-        if part.want == Want::Sample {
+        let before = guide.take();
+        let is_guided = part.want == Want::Sample && slot.is_guided;
+        ensure(before.is_some() == is_guided, || {
+            format!(
+                "{name:?} is guided: {is_guided}, a guide stands before it: {}",
+                before.is_some()
+            )
+        })?;
+        if part.want == Want::Guide {
             slot.awaiting = Some(ubatch);
-            let id = next_token(&slot.tokens, &slot.adapters, self.stop_every);
+            *guide = Some((slot.tokens.clone(), slot.adapters.clone()));
+            self.read_back(name)?;
+        } else if part.want == Want::Sample {
+            slot.awaiting = Some(ubatch);
+            let (before, its) = before.unwrap_or_else(|| (Vec::new(), slot.adapters.clone()));
+            ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
+            let both = [slot.tokens.as_slice(), &before].concat();
+            let id = next_token(&both, &slot.adapters, self.stop_every);
             let value =
                 RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
             out.push(RowOutput { slot: name, pos: end as u32 - 1, value });

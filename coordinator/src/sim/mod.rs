@@ -75,6 +75,7 @@ impl Sim {
                 block_positions: 64,
                 max_positions: 32_768,
                 max_rows: 512,
+                guides: true,
             },
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],
@@ -431,9 +432,11 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let demand = self.clients.demand(stats.waiting, block_positions);
-        let Some((taken, running, next)) = demand.filter(|_| self.up) else { return Ok(()) };
-        if running < n_slots as usize && taken + next <= u64::from(n_blocks) {
-            return Err(format!("a request of {next} pages waits beside {taken} pages: {stats:?}"));
+        let Some([taken, next]) = demand.filter(|_| self.up) else { return Ok(()) };
+        if taken.1 + next.1 <= n_slots.into() && taken.0 + next.0 <= u64::from(n_blocks) {
+            return Err(format!(
+                "a request of {next:?} pages and slots waits beside {taken:?}: {stats:?}"
+            ));
         }
         Ok(())
     }

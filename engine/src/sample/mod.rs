@@ -5,12 +5,14 @@
 //! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
 //! from a stream.
 //!
-//! The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
+//! Where two rows guide a draw ([`Guidance`](crate::batch::Guidance)) they are made one before anything else
+//! (`guidance`). The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
 //! min-p, XTC, temperature, draw. Mirostat takes the place of what is between DRY and the draw. Nothing here knows
 //! text, stop conditions or sequences.
 
 mod dry;
 mod filters;
+mod guidance;
 mod logprobs;
 mod mirostat;
 mod penalties;

@@ -1,5 +1,7 @@
 //! The end of the model: wanted rows become logits, and logits become tokens.
 
+use std::borrow::Cow;
+
 use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
@@ -44,7 +46,7 @@ impl Head {
         }
         let mut normed = scratch.take(n * n_embd);
         self.read.apply(compute, wanted, &mut normed);
-        // Rows whose logits nobody wants are not multiplied if no other is either.
+        // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
             Some(output) => self.logits((compute, scratch), output, &normed, adapters),
@@ -52,12 +54,22 @@ impl Head {
         };
         let mut outputs = Vec::with_capacity(n);
         let mut index = 0;
+        let mut guide = None;
         for part in parts {
             for row in wanted_rows(part) {
                 let pos = part.pos + (row - part.rows.start) as u32;
-                let logits = || &logits[index * n_vocab..(index + 1) * n_vocab];
+                let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
+                let logits = || row_logits(index);
                 let value = match part.want {
-                    Want::Sample => self.sample(sequences, part, pos, logits()),
+                    Want::Guide => {
+                        guide = Some(index);
+                        index += 1;
+                        continue;
+                    }
+                    Want::Sample => {
+                        let guide = guide.take().map(row_logits);
+                        self.sample(sequences, part, pos, logits(), guide)
+                    }
                     Want::Hidden | Want::HiddenFirst | Want::HiddenLast => {
                         RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
                     }
@@ -104,17 +116,26 @@ impl Head {
         part: &PartRows,
         pos: u32,
         logits: &[f32],
+        guide: Option<&[f32]>,
     ) -> RowValue {
         let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
         let setup = setup.expect("a part that wants a sample was checked to have a sampler");
+        let logits = match (setup.guidance, guide) {
+            (Some(guidance), Some(guide)) => match guidance.combine(logits, guide) {
+                Ok(combined) => Cow::Owned(combined),
+                Err(error) => return RowValue::Failed(error.to_string()),
+            },
+            // That a guided draw has its guide was checked with the ubatch.
+            _ => Cow::Borrowed(logits),
+        };
         let history = sequences.history(part.slot);
         let sampler = &mut self.sampler;
         let next = Next { pos: pos + 1, mask: None, mu: part.mu };
         let drawn = match &setup.constraint {
-            None => sampler.sample(logits, setup, history, next),
+            None => sampler.sample(&logits, setup, history, next),
             Some(rule) => {
                 let draw = |mask: Option<&Mask>| {
-                    sampler.sample(logits, setup, history, Next { mask, ..next })
+                    sampler.sample(&logits, setup, history, Next { mask, ..next })
                 };
                 let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
                 match self.masks.draw(part.slot, rule, history, draw, token) {

@@ -390,7 +390,8 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
             slot.0
         )));
     }
-    match ub.parts.iter().find(|part| matches!(part.want, Want::Sample | Want::Logits)) {
+    let has_logits = |want| matches!(want, Want::Sample | Want::Guide | Want::Logits);
+    match ub.parts.iter().find(|part| has_logits(part.want)) {
         Some(part) => Err(BatchError::Malformed(format!(
             "slot {}: an encoder has no tokens and no logits, its rows can be asked for",
             part.slot.0

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Prefixes;
-use crate::batch::{AdapterUse, BlockId, SamplerSetup, SeqOp, SlotId, UBatch, Want};
+use crate::batch::{AdapterUse, BlockId, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
 
@@ -152,9 +152,10 @@ impl Sequences {
                 return Err(BatchError::Malformed(format!("two parts for slot {slot}")));
             }
             draft.extend(part.slot, part.pos, &part.tokens, part.want)?;
-            let crate::batch::SeqPart { slot, pos, want, mu, .. } = *part;
+            let SeqPart { slot, pos, want, mu, .. } = *part;
             applied.parts.push(PartRows { slot, pos, rows, want, mu });
         }
+        draft.check_guides(&ub.parts)?;
         let changed = draft.changed;
         for (slot, sequence) in changed {
             self.slots[slot.0 as usize] = sequence;
@@ -311,6 +312,25 @@ impl Draft<'_> {
         sequence.len = end;
         Ok(())
     }
+
+    /// A guide stands right before the part that is drawn with it, and a guided draw has one.
+    fn check_guides(&mut self, parts: &[SeqPart]) -> Result<(), BatchError> {
+        let bad = |slot: SlotId, what: &str| {
+            Err(BatchError::Malformed(format!("slot {}: {what}", slot.0)))
+        };
+        let mut guide = None;
+        for SeqPart { slot, want, .. } in parts {
+            let sampler = self.sequence(*slot)?.sampler.as_ref();
+            let is_guided = *want == Want::Sample && sampler.is_some_and(|s| s.guidance.is_some());
+            match (guide.take(), is_guided) {
+                (Some(guide), false) => return bad(guide, "a guide before no guided draw"),
+                (None, true) => return bad(*slot, "a guided draw without the guide before it"),
+                _ => {}
+            }
+            guide = (*want == Want::Guide).then_some(*slot);
+        }
+        guide.map_or(Ok(()), |guide| bad(guide, "a guide before no guided draw"))
+    }
 }
 
 /// Whether the state of the first `len` of `have` positions is there.
@@ -339,7 +359,7 @@ fn check_room(slot: SlotId, end: u32, n_blocks: usize) -> Result<(), BatchError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::SeqPart;
+    use crate::batch::{Guidance, SamplerSetup};
     use proptest::prelude::*;
 
     const N_SLOTS: u32 = 3;
@@ -421,6 +441,34 @@ mod tests {
         let sample = SeqPart { want: Want::Sample, ..part(0, 60, 1) };
         assert_eq!(apply(&mut s, vec![], vec![sample]), Err(BatchError::NoSampler(slot)));
         assert_eq!(s.get(slot).map(|s| s.len), Some(60));
+    }
+
+    #[test]
+    fn a_guide_stands_right_before_its_draw() {
+        let mut s = sequences(Prefixes::All, false);
+        let setup = |guidance| Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
+        let with = |slot, guidance| match open(slot, &[slot]) {
+            SeqOp::Open { slot, blocks, request, .. } => {
+                SeqOp::Open { slot, blocks, sampler: Some(setup(guidance)), request }
+            }
+            other => other,
+        };
+        let ops = vec![with(0, Some(Guidance { scale: 2.0 })), with(1, None), open(2, &[2])];
+        apply(&mut s, ops, vec![]).unwrap();
+        let wanting = |slot, want| SeqPart { want, ..part(slot, 0, 1) };
+        let (guided, plain) = (wanting(0, Want::Sample), wanting(1, Want::Sample));
+        let guide = wanting(2, Want::Guide);
+        for (parts, says) in [
+            (vec![guided.clone()], "slot 0: a guided draw without"),
+            (vec![guide.clone()], "slot 2: a guide before no"),
+            (vec![guide.clone(), plain.clone()], "slot 2: a guide before no"),
+            (vec![guided.clone(), guide.clone()], "slot 0: a guided draw without"),
+            (vec![guide.clone(), plain.clone(), guided.clone()], "slot 2: a guide before no"),
+        ] {
+            let error = apply(&mut s, vec![], parts).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        apply(&mut s, vec![], vec![plain, guide, guided]).unwrap();
     }
 
     #[test]

@@ -36,6 +36,12 @@ impl Talk {
         Self { system, settings, ..Self::default() }
     }
 
+    /// Whether its answers are guided by a second sequence.
+    pub fn is_guided(&self) -> bool {
+        let scale = self.settings.get("guidance_scale").and_then(Value::as_f64);
+        scale.is_some_and(|scale| scale != 1.0)
+    }
+
     /// Forgets all messages but the system's.
     pub fn clear(&mut self) {
         self.turns.clear();
