@@ -17,8 +17,14 @@ use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 use brigade_engine::weights::TensorSource;
 
-const CONFIG: StageConfig =
-    StageConfig { n_slots: 1, n_blocks: 1, kv_type: KvType::F32, n_ctx: 64, max_rows: 8 };
+const CONFIG: StageConfig = StageConfig {
+    n_slots: 1,
+    n_blocks: 1,
+    kv_type: KvType::F32,
+    n_ctx: 64,
+    max_rows: 8,
+    windows: false,
+};
 
 /// A model's tensors, which notes who was asked for and can fail.
 struct Watched {

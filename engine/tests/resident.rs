@@ -38,8 +38,14 @@ fn a_loaded_stage_holds_its_weights_once() {
 
     let before = resident_bytes().unwrap();
     let model = Arc::new(Gguf::open(&path).unwrap());
-    let config =
-        StageConfig { n_slots: 1, n_blocks: 4, kv_type: KvType::F16, n_ctx: 256, max_rows: 64 };
+    let config = StageConfig {
+        n_slots: 1,
+        n_blocks: 4,
+        kv_type: KvType::F16,
+        n_ctx: 256,
+        max_rows: 64,
+        windows: false,
+    };
     let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
     let stage =
         Stage::load(&model, model.clone(), 0..n_layer, config, compute, &mut |_| ()).unwrap();

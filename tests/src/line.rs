@@ -44,6 +44,8 @@ pub struct LineConfig {
     pub threads: usize,
     /// Type of the KV cache.
     pub kv_type: KvType,
+    /// Whether layers with a window keep only what it sees.
+    pub windows: bool,
     /// Files of the model's adapters.
     pub adapters: Vec<PathBuf>,
     /// Those that [`Line::logits`] and [`Line::generate`] use, with their scales.
@@ -58,6 +60,7 @@ impl Default for LineConfig {
             mixed: Vec::new(),
             threads: 1,
             kv_type: KvType::F32,
+            windows: false,
             adapters: Vec::new(),
             uses: Vec::new(),
         }
@@ -267,6 +270,7 @@ fn load(
         kv_type: config.kv_type,
         n_ctx: n_positions.unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
         max_rows: SLOT_POSITIONS,
+        windows: config.windows,
     };
     Stage::load(model, model.clone(), layers, stage, compute, &mut |_| {}).unwrap()
 }

@@ -14,9 +14,14 @@ use std::time::{Duration, Instant};
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// Models, for [`synth`], of every kind of state: attention alone, Mamba-2 with attention, delta rule with latent
-/// attention, RWKV.
-pub const KINDS_OF_STATE: [(&str, &str); 4] =
-    [("llama", "tiny"), ("granitehybrid", "tiny"), ("kimi-linear", "tiny-moe"), ("rwkv7", "tiny")];
+/// attention, RWKV, attention with windows.
+pub const KINDS_OF_STATE: [(&str, &str); 5] = [
+    ("llama", "tiny"),
+    ("granitehybrid", "tiny"),
+    ("kimi-linear", "tiny-moe"),
+    ("rwkv7", "tiny"),
+    ("gpt-oss", "tiny-moe"),
+];
 
 /// What a server says before its address.
 const SERVING: &str = "brigade serve listening on ";

@@ -52,7 +52,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
     for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
         let path = golden.model(entry);
         let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
-        let prefixes = spec.prefixes();
+        let prefixes = spec.prefixes(false);
         kinds.push(prefixes);
         // A layer a stage: in hybrids some have recurrent states and some have none.
         let cuts = Line::even_cuts(spec.n_layer(), spec.n_layer());

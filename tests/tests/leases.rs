@@ -84,6 +84,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             ctx: Some(64),
             max_seqs: 1,
             keep: Some(0),
+            full_windows: false,
             max_rows: 16,
             kernels: None,
             balance: Balance::default(),

@@ -42,6 +42,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         ctx: Some(CTX),
         max_seqs: STREAMS + 1,
         keep: Some(0),
+        full_windows: false,
         max_rows: 64,
         kernels: None,
         balance: Balance::MIXED,

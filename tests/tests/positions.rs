@@ -39,8 +39,8 @@ fn a_stage_is_not_loaded_for_a_longer_context() {
     let model = Arc::new(Gguf::open(gpt2()).unwrap());
     let load = |n_ctx| {
         let compute = Compute::new(line::serving(), 1, None).unwrap();
-        let config =
-            StageConfig { n_slots: 1, n_blocks: 1, kv_type: KvType::F32, n_ctx, max_rows: 8 };
+        let (n_slots, n_blocks, kv_type) = (1, 1, KvType::F32);
+        let config = StageConfig { n_slots, n_blocks, kv_type, n_ctx, max_rows: 8, windows: false };
         Stage::load(&model, model.clone(), 0..2, config, compute, &mut |_| {}).map(|_| ())
     };
     load(LEARNED).unwrap();

@@ -44,13 +44,13 @@ fn states(model: &Gguf) -> (Vec<StateSpec>, SequenceBytes) {
     let states = spec.layers.iter().flat_map(|l| &l.blocks).map(|block| block.kind.state());
     let slots = states.filter(|state| matches!(state, StateSpec::Slot { .. })).collect();
     let facts = ModelFacts::from_gguf(model, KvType::F16).unwrap();
-    (slots, SequenceBytes::of(&facts.layers))
+    (slots, SequenceBytes::of(&facts.layers, false))
 }
 
 /// Bytes that a token adds with a KV cache of type `ty`.
 fn kv_bytes(model: &Gguf, ty: KvType) -> u64 {
     let facts = ModelFacts::from_gguf(model, ty).unwrap();
-    SequenceBytes::of(&facts.layers).kv_bytes_per_token
+    SequenceBytes::of(&facts.layers, false).kv_bytes_per_token
 }
 
 #[test]

@@ -11,7 +11,7 @@ use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
-use brigade_engine::state::{CopyRoom, StageCopy};
+use brigade_engine::state::{CopyRoom, StageCopy, StateRoom};
 use brigade_engine::text::Tokenizer;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
@@ -169,6 +169,7 @@ impl StageBackend for CpuBackend {
             kv_type: engine_kv(spec.kv_type()),
             n_ctx: spec.max_ctx,
             max_rows: spec.max_rows as usize,
+            windows: spec.windows,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !kept.has_embedding() {
@@ -239,16 +240,15 @@ fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
 
 /// Bytes of KV pages and recurrent slots.
 fn state_bytes(model: &ModelSpec, layers: &Range<usize>, spec: &StageSpec) -> u64 {
-    let kv = engine_kv(spec.kv_type());
-    let positions = u64::from(spec.n_blocks) * KV_PAGE as u64;
+    let room = StateRoom {
+        kv_type: engine_kv(spec.kv_type()),
+        n_slots: spec.max_seqs,
+        n_blocks: spec.n_blocks,
+        max_rows: spec.max_rows,
+        windows: spec.windows,
+    };
     let blocks = model.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
-    blocks
-        .map(|block| {
-            let state = block.kind.state();
-            positions * state.bytes_per_token(kv) as u64
-                + u64::from(spec.max_seqs) * state.bytes_per_sequence() as u64
-        })
-        .sum()
+    blocks.map(|block| block.kind.state().bytes(&room)).sum()
 }
 
 /// Bytes of work memory, roughly.

@@ -187,6 +187,10 @@ pub struct LineArgs {
     /// that say nothing, 0: none
     #[arg(long, value_name = "FILE[=SCALE]")]
     pub lora: Vec<AdapterFile>,
+    /// Keep all positions of layers with a window, and not only those that it sees: more memory, and a prompt can begin
+    /// with any part of a kept sequence
+    #[arg(long)]
+    pub full_windows: bool,
     /// Rows of the largest ubatch [default: chosen from the model and the line]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,

@@ -95,7 +95,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
 
 /// What is known of a model that can run.
 fn described_json(model: &Model, facts: &ModelFacts) -> serde_json::Value {
-    let sequence = SequenceBytes::of(&facts.layers);
+    let sequence = SequenceBytes::of(&facts.layers, false);
     json!({
         "name": facts.name,
         "architecture": model.spec.arch,
@@ -127,7 +127,7 @@ fn print_described(model: &Model, facts: &ModelFacts) -> Result<()> {
     output::line(format_args!(
         "weights {}, {}, trained on {} positions",
         format_bytes(model.weight_bytes()),
-        SequenceBytes::of(&facts.layers),
+        SequenceBytes::of(&facts.layers, false),
         facts.n_ctx_train,
     ))
 }

@@ -85,12 +85,15 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         }
         None => probe(&args).await?,
     };
+    let max_rows = args.line.ubatch.unwrap_or(model.default_rows(args.ctx));
+    let windows = !args.line.full_windows && model.gains_by_windows(args.ctx, max_rows);
     let settings = PlanSettings {
         ctx: model.ctx(args.ctx),
         max_seqs: args.max_seqs,
-        keep: model.keep(args.keep, args.max_seqs),
+        keep: model.keep(args.keep, args.max_seqs, windows),
+        windows,
         block_positions: KV_PAGE as u32,
-        max_rows: args.line.ubatch.unwrap_or(model.default_rows(args.ctx)),
+        max_rows,
         prompt_per_generated: args.line.balance.prompt_per_generated(),
         checkpoint: args.checkpoint,
         ..PlanSettings::default()

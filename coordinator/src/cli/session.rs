@@ -364,6 +364,7 @@ fn cluster_config(
         ctx: options.ctx,
         max_seqs: options.max_seqs,
         keep: options.keep,
+        full_windows: line.full_windows,
         max_rows,
         kernels: line.kernels.clone(),
         balance: line.balance,

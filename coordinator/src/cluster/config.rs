@@ -45,6 +45,8 @@ pub struct StageOptions {
     pub max_seqs: u32,
     /// Sequences kept beside those for later requests; `None`: as many as suit the model.
     pub keep: Option<u32>,
+    /// Whether layers with a window keep all positions, and not only those that it sees.
+    pub full_windows: bool,
     /// Rows of the largest ubatch.
     pub max_rows: u32,
     /// Kernel table all stages must use.

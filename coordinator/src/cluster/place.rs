@@ -84,6 +84,8 @@ pub struct Placement {
     kernels: Option<String>,
     /// Where copies of states go.
     checkpoint: Checkpoint,
+    /// Whether layers with a window keep only what it sees.
+    windows: bool,
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
     _lease: Arc<Lease>,
 }
@@ -189,9 +191,9 @@ pub async fn placed(
     options: &StageOptions,
     identity: Identity,
 ) -> Result<Placement, PlaceError> {
-    let settings = settings(model, options);
     let held = held_layers(&conns, model).await;
     let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
+    let settings = plan.settings;
     tracing::info!("plan:\n{}", plan.explain());
     let stages: Vec<PlacedStage> = plan
         .stages
@@ -211,15 +213,14 @@ pub async fn placed(
             PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
-    let knows =
-        |stage: &PlacedStage| stage.conn.capabilities().features().any(|f| f == Feature::Guide);
-    let guides = stages.iter().all(knows);
-    let line = line_spec(&plan, &settings, model.spec.prefixes(), guides);
+    let guides = stages.iter().all(|stage| knows(&stage.conn, Feature::Guide));
+    let line = line_spec(&plan, &settings, model.spec.prefixes(settings.windows), guides);
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
     let checkpoint = plan.settings.checkpoint;
-    let placement = Placement { stages, line, identity, kernels, checkpoint, _lease };
+    let windows = settings.windows;
+    let placement = Placement { stages, line, identity, kernels, checkpoint, windows, _lease };
     placement.check_alike()?;
     Ok(placement)
 }
@@ -272,7 +273,13 @@ fn plan_holding<'a>(
         facts.gops /= conn.slowdown();
     }
     facts.iter_mut().zip(held).for_each(|(facts, held)| facts.holds = held.clone());
-    let settings = settings(model, options);
+    let mut settings = settings(model, options);
+    if settings.windows && !conns.iter().all(|conn| knows(conn, Feature::Windows)) {
+        tracing::info!(
+            "a worker of an earlier release keeps all positions of layers with a window: so do the others"
+        );
+        settings = PlanSettings { windows: false, keep: keep(model, options, false), ..settings };
+    }
     let model = model.facts(engine_kv(options.kv_type))?;
     Ok(plan_line(&model, &facts, &settings, options.cut.as_ref())?)
 }
@@ -314,16 +321,26 @@ fn tell_kernels(line: &LineInfo) {
 
 /// What the planner is told of this line.
 pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
+    let windows = !options.full_windows && model.gains_by_windows(options.ctx, options.max_rows);
     PlanSettings {
         ctx: model.ctx(options.ctx),
         max_seqs: options.max_seqs,
-        keep: model.keep(options.keep, options.max_seqs),
+        keep: keep(model, options, windows),
+        windows,
         block_positions: KV_PAGE as u32,
         max_rows: options.max_rows,
         prompt_per_generated: options.balance.prompt_per_generated(),
         checkpoint: options.checkpoint,
         ..PlanSettings::default()
     }
+}
+
+fn keep(model: &Model, options: &StageOptions, windows: bool) -> u32 {
+    model.keep(options.keep, options.max_seqs, windows)
+}
+
+fn knows(conn: &Conn, feature: Feature) -> bool {
+    conn.capabilities().features().any(|known| known == feature)
 }
 
 /// The engine's name for a KV type.
@@ -436,6 +453,7 @@ fn prepare_request(
         next_key: placement.key_of(Some(index + 1)),
         checkpoints: checkpoints(placement, index),
         line_keys: placement.line_keys(),
+        windows: placement.windows,
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use brigade_engine::state::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
@@ -99,7 +100,10 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
+    /// Bytes a position, where the cache grows with the sequence.
     kv: Vec<u64>,
+    /// Bytes of pages that windows need: a sequence's, and one of each layer.
+    windows: Vec<(u64, u64)>,
     state: Vec<u64>,
     /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
     times: Vec<Vec<(f64, f64)>>,
@@ -111,7 +115,7 @@ impl<'a> Costs<'a> {
         workers: &'a [WorkerFacts],
         settings: &'a PlanSettings,
     ) -> Self {
-        let bytes = |of: fn(&LayerFacts) -> u64| {
+        let bytes = |of: &dyn Fn(&LayerFacts) -> u64| {
             running(&model.layers, 0, |sum: u64, layer| sum.saturating_add(of(layer)))
         };
         let times = |worker: &WorkerFacts| {
@@ -124,9 +128,14 @@ impl<'a> Costs<'a> {
             model,
             workers,
             settings,
-            weights: bytes(|l| l.weight_bytes),
-            kv: bytes(|l| l.kv_bytes),
-            state: bytes(LayerFacts::state_bytes),
+            weights: bytes(&|l| l.weight_bytes),
+            kv: bytes(&|l| l.growing_kv(settings.windows)),
+            windows: running(&model.layers, (0, 0), |sum: (u64, u64), layer| {
+                let page = layer.window_page(settings.windows);
+                let of_each = page.saturating_mul(layer.pages_of_each());
+                (sum.0.saturating_add(of_each), sum.1.saturating_add(page))
+            }),
+            state: bytes(&LayerFacts::state_bytes),
             times: workers.iter().map(times).collect(),
         }
     }
@@ -137,7 +146,17 @@ impl<'a> Costs<'a> {
 
     /// Whether sequences take memory whatever their length.
     pub fn has_states(&self) -> bool {
-        self.state.last().is_some_and(|bytes| *bytes > 0)
+        let windows = self.windows.last().is_some_and(|(bytes, _)| *bytes > 0);
+        windows || self.state.last().is_some_and(|bytes| *bytes > 0)
+    }
+
+    /// KV pages of layers `range` that windows need: of a sequence, and of all that there is room for.
+    fn windows(&self, range: &Range<usize>, capacity: Capacity) -> (u64, u64) {
+        let (before, upto) = (self.windows[range.start], self.windows[range.end]);
+        let (of_each, page) = (upto.0 - before.0, upto.1 - before.1);
+        let of_rows = page.saturating_mul(pages_of_rows(self.settings.max_rows).into());
+        let of_all = of_each.saturating_mul(capacity.n_states()).saturating_add(of_rows);
+        (of_each, of_all.min(page.saturating_mul(capacity.n_blocks.into())))
     }
 
     /// What layers `range` need as a stage.
@@ -150,7 +169,8 @@ impl<'a> Costs<'a> {
         let logits = if last { model.logits_bytes } else { 0 };
         let per_row = model.scratch_bytes_per_row.saturating_add(logits);
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
-        let kv = of(&self.kv).saturating_mul(positions);
+        let (_, windows) = self.windows(range, capacity);
+        let kv = of(&self.kv).saturating_mul(positions).saturating_add(windows);
         StageMemory {
             weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
             kv,
@@ -169,7 +189,8 @@ impl<'a> Costs<'a> {
         let pages = page.saturating_mul(n_pages);
         // One more than stay: the oldest goes when the next is whole.
         let n_rests = n_slots.saturating_mul(RESTS_KEPT as u64) + 1;
-        let own = of(&self.state).saturating_mul(n_rests);
+        let (window, _) = self.windows(range, capacity);
+        let own = of(&self.state).saturating_add(window).saturating_mul(n_rests);
         // A position that is not at a page's end has the beginning of that page too.
         let begun = if self.has_states() { page.saturating_mul(n_rests) } else { 0 };
         let n_layers = range.len() as u64;

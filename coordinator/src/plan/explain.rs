@@ -32,7 +32,7 @@ impl Plan {
             true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),
             false => format!("{n_slots} sequences of up to {ctx} at once"),
         };
-        match self.sequence.kv_bytes_per_token {
+        match self.sequence.kv_bytes_per_token + self.sequence.window_bytes {
             // States alone: how long a sequence is makes no difference.
             0 => format!("states of {n_slots} sequences at once, {n_kept} kept beside them"),
             _ => {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::state::pages_of_each;
 use serde::Serialize;
 
 use super::units::format_bytes;
@@ -82,6 +84,22 @@ impl LayerFacts {
         self.kv_bytes as f64 * self.window.map_or(positions, |n| positions.min(f64::from(n)))
     }
 
+    /// Bytes of the KV cache that each position adds. `windows`: none where a window bounds them.
+    pub fn growing_kv(&self, windows: bool) -> u64 {
+        if windows && self.window.is_some() { 0 } else { self.kv_bytes }
+    }
+
+    /// Bytes of a page of the KV cache that is kept while the window sees it; 0 where all are kept.
+    pub fn window_page(&self, windows: bool) -> u64 {
+        let page = (KV_PAGE as u64).saturating_mul(self.kv_bytes);
+        if windows && self.window.is_some() { page } else { 0 }
+    }
+
+    /// Pages of a sequence that the window needs.
+    pub fn pages_of_each(&self) -> u64 {
+        self.window.map_or(0, |width| pages_of_each(width).into())
+    }
+
     /// Recurrent state of a sequence.
     pub fn state_bytes(&self) -> u64 {
         self.conv_bytes.saturating_add(self.scan_bytes)
@@ -98,6 +116,8 @@ impl LayerFacts {
 pub struct SequenceBytes {
     /// KV cache, for each of its positions.
     pub kv_bytes_per_token: u64,
+    /// KV cache of layers that keep only what their window sees, whatever its length.
+    pub window_bytes: u64,
     /// Last inputs of the convolutions, whatever its length.
     pub conv_bytes: u64,
     /// States of the scans, whatever its length.
@@ -105,23 +125,29 @@ pub struct SequenceBytes {
 }
 
 impl SequenceBytes {
-    /// The sum over `layers`.
-    pub fn of(layers: &[LayerFacts]) -> Self {
-        let sum = |bytes: fn(&LayerFacts) -> u64| layers.iter().map(bytes).sum();
+    /// The sum over `layers`. `windows`: those with a window keep only what it sees.
+    pub fn of(layers: &[LayerFacts], windows: bool) -> Self {
+        let sum = |bytes: &dyn Fn(&LayerFacts) -> u64| layers.iter().map(bytes).sum();
         Self {
-            kv_bytes_per_token: sum(|l| l.kv_bytes),
-            conv_bytes: sum(|l| l.conv_bytes),
-            scan_bytes: sum(|l| l.scan_bytes),
+            kv_bytes_per_token: sum(&|l| l.growing_kv(windows)),
+            window_bytes: sum(&|l| l.window_page(windows).saturating_mul(l.pages_of_each())),
+            conv_bytes: sum(&|l| l.conv_bytes),
+            scan_bytes: sum(&|l| l.scan_bytes),
         }
     }
 }
 
-/// `KV 8.00 KiB a token, conv state 1.37 MiB and scan state 54.00 MiB a sequence`.
+/// `KV 8.00 KiB a token, conv state 1.37 MiB and scan state 54.00 MiB a sequence`, with `KV of windows` between them
+/// where there are such.
 impl std::fmt::Display for SequenceBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let bytes = [self.kv_bytes_per_token, self.conv_bytes, self.scan_bytes];
-        let [kv, conv, scan] = bytes.map(format_bytes);
-        write!(f, "KV {kv} a token, conv state {conv} and scan state {scan} a sequence")
+        let bytes = [self.kv_bytes_per_token, self.window_bytes, self.conv_bytes, self.scan_bytes];
+        let [kv, window, conv, scan] = bytes.map(format_bytes);
+        write!(f, "KV {kv} a token, ")?;
+        if self.window_bytes > 0 {
+            write!(f, "KV of windows {window}, ")?;
+        }
+        write!(f, "conv state {conv} and scan state {scan} a sequence")
     }
 }
 

@@ -102,6 +102,8 @@ pub struct PlanSettings {
     pub prompt_per_generated: f64,
     /// Where copies of sequences' states go.
     pub checkpoint: Checkpoint,
+    /// Whether layers with a window keep only the pages that rows to come see.
+    pub windows: bool,
 }
 
 impl Default for PlanSettings {
@@ -116,6 +118,7 @@ impl Default for PlanSettings {
             typical_positions: 512,
             prompt_per_generated: Balance::MIXED.prompt_per_generated(),
             checkpoint: Checkpoint::Off,
+            windows: false,
         }
     }
 }

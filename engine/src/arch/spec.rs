@@ -127,13 +127,19 @@ impl ModelSpec {
         blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.both_ways))
     }
 
-    /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold.
-    pub fn prefixes(&self) -> Prefixes {
+    /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold. `windows`: layers
+    /// with a window keep only what it sees.
+    pub fn prefixes(&self, windows: bool) -> Prefixes {
         if self.is_encoder() {
             return Prefixes::None;
         }
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
-        match blocks.any(|block| matches!(block.kind.state(), StateSpec::Slot { .. })) {
+        let is_whole = |block: &BlockSpec| match block.kind.state() {
+            StateSpec::Slot { .. } => true,
+            StateSpec::Paged { window, .. } => windows && window.is_some(),
+            StateSpec::None => false,
+        };
+        match blocks.any(is_whole) {
             true => Prefixes::Whole,
             false => Prefixes::All,
         }
@@ -299,7 +305,8 @@ impl BlockKind {
     pub fn state(&self) -> StateSpec {
         match self {
             Self::Attention(a) => {
-                StateSpec::Paged { n_head: a.n_kv_head, per_head: [a.head_dim_k, a.head_dim_v] }
+                let per_head = [a.head_dim_k, a.head_dim_v];
+                StateSpec::Paged { n_head: a.n_kv_head, per_head, window: a.window }
             }
             Self::Mamba(m) => StateSpec::Slot {
                 conv: (m.conv_taps - 1) * m.d_inner,
@@ -312,7 +319,9 @@ impl BlockKind {
                 conv: (m.conv_taps - 1) * m.conv_channels(),
                 scan: m.shape.state_len(),
             },
-            Self::Mla(m) => StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0] },
+            Self::Mla(m) => {
+                StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0], window: None }
+            }
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },

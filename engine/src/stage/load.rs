@@ -20,7 +20,7 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
-use crate::state::{BlockState, Sequences};
+use crate::state::{BlockState, Sequences, StateRoom};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
 
 /// What a stage is loaded for.
@@ -36,6 +36,9 @@ pub struct StageConfig {
     pub n_ctx: u32,
     /// Most rows of a ubatch.
     pub max_rows: usize,
+    /// Whether layers with a window keep only the pages that rows to come see. Sequences can then be copied at their
+    /// ends alone ([`ModelSpec::prefixes`]).
+    pub windows: bool,
 }
 
 impl Stage {
@@ -111,7 +114,8 @@ impl Stage {
         }
         let facts = facts(&blocks, head.as_ref(), &compute);
         let last = layers.end == spec.n_layer();
-        let sequences = Sequences::new(config.n_slots, config.n_blocks, spec.prefixes(), last);
+        let prefixes = spec.prefixes(config.windows);
+        let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
             n_adapters: model.adapters().len(),
             spec,
@@ -239,9 +243,14 @@ fn states(
     config: &StageConfig,
 ) -> Result<Vec<BlockState>, ModelError> {
     let blocks = spec.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
-    let state = |block: &BlockSpec| {
-        BlockState::new(&block.kind, config.kv_type, config.n_blocks, config.n_slots)
+    let room = StateRoom {
+        kv_type: config.kv_type,
+        n_slots: config.n_slots as u32,
+        n_blocks: config.n_blocks,
+        max_rows: config.max_rows as u32,
+        windows: config.windows,
     };
+    let state = |block: &BlockSpec| BlockState::new(&block.kind, &room);
     blocks.map(state).collect()
 }
 

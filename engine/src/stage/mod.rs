@@ -135,6 +135,7 @@ impl Stage {
     /// given to one.
     pub fn reset(&mut self) {
         self.sequences.clear();
+        self.blocks.iter_mut().for_each(|block| block.state.clear());
         if let Some(head) = &mut self.head {
             head.masks.clear();
         }

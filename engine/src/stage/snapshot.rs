@@ -12,7 +12,8 @@ impl Stage {
     pub(super) fn identity(&self) -> String {
         let (spec, kv_type) = (&self.spec, self.config.kv_type);
         let hash = self.model_hash.to_hex();
-        format!("{} of {} layers, {hash}, KV {kv_type:?}", spec.arch, spec.n_layer())
+        let kept = if self.config.windows { " of windows" } else { "" };
+        format!("{} of {} layers, {hash}, KV {kv_type:?}{kept}", spec.arch, spec.n_layer())
     }
 
     /// What a snapshot of a sequence belongs to: one that was computed with other adapters is refused.

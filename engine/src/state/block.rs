@@ -1,10 +1,10 @@
 //! The state of one block. Whatever its kind, it is zeroed, copied, read and written in the same way.
 
-use super::{KvCache, Sequence, SlotStates, StateCopy, StateSpec};
+use super::{KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
 use crate::arch::BlockKind;
 use crate::batch::SlotId;
 use crate::error::ModelError;
-use crate::kernels::{KV_PAGE, KvLayout, KvType, ValuePlace};
+use crate::kernels::{KvLayout, KvType, ValuePlace};
 
 /// What one loaded block remembers of all sequences.
 pub enum BlockState {
@@ -17,24 +17,21 @@ pub enum BlockState {
 }
 
 impl BlockState {
-    /// Room for what `kind` remembers, over `n_blocks` pages and for `n_slots`
-    /// sequences.
+    /// Room for what `kind` remembers.
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(
-        kind: &BlockKind,
-        kv_type: KvType,
-        n_blocks: u32,
-        n_slots: usize,
-    ) -> Result<Self, ModelError> {
-        if let Some(layout) = kv_layout(kind, kv_type) {
-            return Ok(Self::Kv(KvCache::new(layout, n_blocks)?));
-        }
-        Ok(match kind.state() {
-            StateSpec::Slot { conv, scan } => Self::Slots(SlotStates::new(n_slots, conv, scan)?),
-            StateSpec::None => Self::None,
-            StateSpec::Paged { .. } => unreachable!("pages of {kind:?} have no layout"),
+    pub fn new(kind: &BlockKind, room: &StateRoom) -> Result<Self, ModelError> {
+        let n_slots = room.n_slots as usize;
+        Ok(match (kind.state(), kv_layout(kind, room.kv_type)) {
+            (StateSpec::Paged { window, .. }, Some(layout)) => {
+                Self::Kv(KvCache::new(layout, room, window.filter(|_| room.windows))?)
+            }
+            (StateSpec::Paged { .. }, None) => unreachable!("pages of {kind:?} have no layout"),
+            (StateSpec::Slot { conv, scan }, _) => {
+                Self::Slots(SlotStates::new(n_slots, conv, scan)?)
+            }
+            (StateSpec::None, _) => Self::None,
         })
     }
 
@@ -56,6 +53,14 @@ impl BlockState {
         }
     }
 
+    /// Forgets all sequences.
+    pub fn clear(&mut self) {
+        match self {
+            Self::None | Self::Slots(_) => {}
+            Self::Kv(kv) => kv.clear(),
+        }
+    }
+
     /// Starts a sequence as a copy of another.
     pub fn copy(&mut self, copy: &StateCopy) {
         match self {
@@ -73,7 +78,7 @@ impl BlockState {
     pub fn n_bytes_of(&self, sequence: &Sequence) -> usize {
         match self {
             Self::None => 0,
-            Self::Kv(kv) => sequence.used_blocks().len() * kv.layout().page_bytes(),
+            Self::Kv(kv) => kv.n_kept(sequence.len) * kv.layout().page_bytes(),
             Self::Slots(slots) => slots.slot_bytes(),
         }
     }
@@ -85,14 +90,7 @@ impl BlockState {
             Self::None => None,
             Self::Kv(kv) => {
                 let mut bytes = Vec::with_capacity(self.n_bytes_of(sequence));
-                for block in sequence.used_blocks() {
-                    bytes.extend_from_slice(kv.page(*block));
-                }
-                let tail = sequence.len as usize % KV_PAGE;
-                if tail > 0 {
-                    let last = bytes.len() - kv.layout().page_bytes();
-                    kv.layout().clear_tail(&mut bytes[last..], tail);
-                }
+                kv.read_into(kv.kept(sequence, sequence.len), sequence.len, &mut bytes);
                 Some(bytes)
             }
             Self::Slots(slots) => Some(slots.read(slot)),
@@ -105,7 +103,7 @@ impl BlockState {
             Self::None => {}
             Self::Kv(kv) => {
                 let pages = bytes.chunks_exact(kv.layout().page_bytes());
-                for (block, page) in sequence.used_blocks().iter().zip(pages) {
+                for (block, page) in kv.kept(sequence, sequence.len).iter().zip(pages) {
                     kv.page_mut(*block).copy_from_slice(page);
                 }
             }

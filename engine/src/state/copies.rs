@@ -1,7 +1,8 @@
 //! Copies of one sequence's state, block by block, as checkpoints take them and put them back.
 //!
 //! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is
-//! copied once. What does change, the last page and a recurrent state, is the *rest*, and good for one position.
+//! copied once. What does change, the last page, what a window sees and a recurrent state, is the *rest*, and good for
+//! one position.
 
 use super::{BlockState, LayerPrint, Sequence};
 use crate::batch::{BlockId, SlotId};
@@ -57,7 +58,8 @@ pub struct BlockCopy {
     pub paged: bool,
     /// Full pages, one after the other.
     pub pages: Vec<u8>,
-    /// The page that is not full, empty where the position is at a page's end; or the recurrent state.
+    /// The page that is not full, empty where the position is at a page's end; or what a window sees; or the recurrent
+    /// state.
     pub rest: Vec<u8>,
 }
 
@@ -76,20 +78,20 @@ pub enum BlockSource<'a> {
 }
 
 impl BlockState {
-    /// Whether it has pages; `None` for a block without state.
+    /// Whether it has pages that stay; `None` for a block without state. What a window sees is all rest.
     pub(crate) fn paged(&self) -> Option<bool> {
         match self {
             Self::None => None,
-            Self::Kv(_) => Some(true),
+            Self::Kv(kv) => Some(kv.keeps_all()),
             Self::Slots(_) => Some(false),
         }
     }
 
-    /// Bytes of one page; 0 where there are none.
+    /// Bytes of one page that stays; 0 where there are none.
     pub(crate) fn page_bytes(&self) -> usize {
         match self {
-            Self::Kv(kv) => kv.layout().page_bytes(),
-            Self::None | Self::Slots(_) => 0,
+            Self::Kv(kv) if kv.keeps_all() => kv.layout().page_bytes(),
+            Self::None | Self::Kv(_) | Self::Slots(_) => 0,
         }
     }
 
@@ -97,6 +99,7 @@ impl BlockState {
     pub(crate) fn rest_bytes(&self, len: u32) -> usize {
         match self {
             Self::None => 0,
+            Self::Kv(kv) if !kv.keeps_all() => kv.n_kept(len) * kv.layout().page_bytes(),
             Self::Kv(_) if is_full(len) => 0,
             Self::Kv(kv) => kv.layout().page_bytes(),
             Self::Slots(slots) => slots.slot_bytes(),
@@ -112,6 +115,9 @@ impl BlockState {
         room: CopyRoom<'_>,
     ) -> Vec<u8> {
         let Self::Kv(kv) = self else { return Vec::new() };
+        if !kv.keeps_all() {
+            return Vec::new();
+        }
         let mut bytes = (room.buffer)(n as usize * kv.layout().page_bytes());
         for block in &sequence.blocks[first as usize..(first + n) as usize] {
             bytes.extend_from_slice(kv.page(*block));
@@ -129,12 +135,13 @@ impl BlockState {
     ) -> Vec<u8> {
         match self {
             Self::None => Vec::new(),
-            Self::Kv(_) if is_full(len) => Vec::new(),
+            Self::Kv(_) if self.rest_bytes(len) == 0 => Vec::new(),
             Self::Kv(kv) => {
-                let mut page = (room.buffer)(kv.layout().page_bytes());
-                page.extend_from_slice(kv.page(sequence.blocks[len as usize / KV_PAGE]));
-                kv.layout().clear_tail(&mut page, len as usize % KV_PAGE);
-                page
+                let mut pages = (room.buffer)(self.rest_bytes(len));
+                let kept = kv.kept(sequence, len);
+                let n_rest = self.rest_bytes(len) / kv.layout().page_bytes();
+                kv.read_into(&kept[kept.len() - n_rest..], len, &mut pages);
+                pages
             }
             Self::Slots(slots) => {
                 let mut state = (room.buffer)(slots.slot_bytes());
@@ -148,8 +155,8 @@ impl BlockState {
     pub(crate) fn fits(&self, source: &BlockSource<'_>, len: u32) -> bool {
         match (self, source) {
             (Self::None, _) => true,
-            (Self::Kv(_), BlockSource::InPlace(blocks)) => {
-                blocks.len() >= (len as usize).div_ceil(KV_PAGE)
+            (Self::Kv(kv), BlockSource::InPlace(blocks)) => {
+                kv.keeps_all() && blocks.len() >= (len as usize).div_ceil(KV_PAGE)
             }
             (Self::Slots(_), BlockSource::InPlace(_)) => false,
             (_, BlockSource::Bytes { pages, rest }) => {
@@ -180,9 +187,9 @@ impl BlockState {
             (Self::Kv(kv), BlockSource::Bytes { pages, rest }) => {
                 let nbytes = kv.layout().page_bytes();
                 let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
-                let full = full.take(len as usize / KV_PAGE);
-                let rest = (!rest.is_empty()).then_some(*rest);
-                for (block, page) in sequence.blocks.iter().zip(full.chain(rest)) {
+                let n_full = if kv.keeps_all() { len as usize / KV_PAGE } else { 0 };
+                let all = full.take(n_full).chain(rest.chunks_exact(nbytes));
+                for (block, page) in kv.kept(sequence, len).iter().zip(all) {
                     kv.page_mut(*block).copy_from_slice(page);
                 }
             }

@@ -3,30 +3,43 @@
 //! Which page belongs to which sequence is decided by the coordinator and arrives with the ubatch. This file
 //! owns the memory, and pairs the parts of a ubatch with their pages for the kernels.
 
+use std::ops::Range;
+
 use super::memory::Zeroed;
-use super::{PartRows, Sequences};
+use super::places::{Places, pages_kept, visible};
+use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
 use crate::error::ModelError;
-use crate::kernels::{Attend, AttendPart, AttendVariant, Compute, KvLayout};
+use crate::kernels::{Attend, AttendPart, AttendVariant, Compute, KV_PAGE, KvLayout, Window};
 
 /// Pages of keys and values.
 pub struct KvCache {
     layout: KvLayout,
     pool: Zeroed<u8>,
+    /// Of a layer that keeps no more than its window sees: where its pages are.
+    places: Option<Places>,
+    /// Pages that there is memory for.
+    n_pages: u32,
 }
 
 impl KvCache {
-    /// `n_blocks` zeroed pages; the system hands out memory as they are first written.
+    /// Zeroed pages; the system hands out memory as they are first written. With a `window`, only those are kept that
+    /// rows to come see.
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(layout: KvLayout, n_blocks: u32) -> Result<Self, ModelError> {
+    pub fn new(
+        layout: KvLayout,
+        room: &StateRoom,
+        window: Option<Window>,
+    ) -> Result<Self, ModelError> {
+        let StateRoom { n_slots, n_blocks, max_rows, .. } = *room;
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        usize::try_from(bytes)
-            .ok()
-            .and_then(Zeroed::new)
-            .map(|pool| Self { layout, pool })
-            .ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })
+        let pool = usize::try_from(bytes).ok().and_then(Zeroed::new);
+        let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })?;
+        let places = window.map(|window| Places::new(window, n_blocks));
+        let kept = |window: Window| pages_kept(window.width(), n_slots, max_rows, n_blocks);
+        Ok(Self { layout, pool, places, n_pages: window.map_or(n_blocks, kept) })
     }
 
     /// Shape of a page.
@@ -36,26 +49,80 @@ impl KvCache {
 
     /// Bytes reserved.
     pub fn nbytes(&self) -> usize {
-        self.pool.len()
+        self.n_pages as usize * self.layout.page_bytes()
+    }
+
+    /// Whether all pages of a sequence are kept, seen or not.
+    pub fn keeps_all(&self) -> bool {
+        self.places.is_none()
+    }
+
+    /// The pages of the first `len` positions of a sequence that are kept: those that a row behind them sees.
+    pub fn kept<'a>(&self, sequence: &'a Sequence, len: u32) -> &'a [BlockId] {
+        &sequence.blocks[self.kept_range(len)]
+    }
+
+    /// As [`Self::kept`], how many.
+    pub fn n_kept(&self, len: u32) -> usize {
+        self.kept_range(len).len()
+    }
+
+    fn kept_range(&self, len: u32) -> Range<usize> {
+        match &self.places {
+            Some(places) => visible(places.window, len, len),
+            None => 0..(len as usize).div_ceil(KV_PAGE),
+        }
     }
 
     /// The bytes of a page.
+    ///
+    /// # Panics
+    /// If it is not kept.
     pub fn page(&self, block: BlockId) -> &[u8] {
+        let place = match &self.places {
+            Some(places) => places.get(block).expect("a page that a row sees has a place"),
+            None => block,
+        };
         let n = self.layout.page_bytes();
-        &self.pool[block.0 as usize * n..][..n]
+        &self.pool[place.0 as usize * n..][..n]
     }
 
-    /// The bytes of a page.
+    /// The bytes of a page, to be written.
     pub fn page_mut(&mut self, block: BlockId) -> &mut [u8] {
+        let place = self.places.as_mut().map_or(block, |places| places.take(block));
         let n = self.layout.page_bytes();
-        &mut self.pool[block.0 as usize * n..][..n]
+        &mut self.pool[place.0 as usize * n..][..n]
     }
 
-    /// Copies one page to another.
+    /// Copies one page to another, if it is kept.
     pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
+        let (src, dst) = match &mut self.places {
+            Some(places) => {
+                let Some(src) = places.get(src) else { return };
+                (src, places.take(dst))
+            }
+            None => (src, dst),
+        };
         let n = self.layout.page_bytes();
         let src = src.0 as usize * n;
         self.pool.copy_within(src..src + n, dst.0 as usize * n);
+    }
+
+    /// Appends the bytes of pages, the last of which holds the last of `len` positions; what it holds beyond is zeros.
+    pub fn read_into(&self, pages: &[BlockId], len: u32, bytes: &mut Vec<u8>) {
+        for page in pages {
+            bytes.extend_from_slice(self.page(*page));
+        }
+        let tail = len as usize % KV_PAGE;
+        if tail > 0 && !pages.is_empty() {
+            let last = bytes.len() - self.layout.page_bytes();
+            self.layout.clear_tail(&mut bytes[last..], tail);
+        }
+    }
+
+    /// Forgets all pages: no sequence is open.
+    pub fn clear(&mut self) {
+        self.places.iter_mut().for_each(Places::clear);
     }
 
     /// Writes keys `[n_rows, n_kv_head * head_dim_k]` and values of the ubatch's rows.
@@ -67,8 +134,34 @@ impl KvCache {
         k: &[f32],
         v: &[f32],
     ) {
-        let parts = attend_parts(parts, sequences);
+        self.take_places(parts, sequences);
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
         compute.kv_write(&self.layout, &mut self.pool, &parts, k, v);
+    }
+
+    /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
+    fn take_places(&mut self, parts: &[PartRows], sequences: &Sequences) {
+        let Some(places) = &mut self.places else { return };
+        for part in parts {
+            let Some(sequence) = sequences.get(part.slot) else { continue };
+            for &page in &sequence.used_blocks()[part.pos as usize / KV_PAGE..] {
+                if places.would_touch(page) {
+                    places.keep_visible(sequences.next_rows(parts));
+                }
+                places.take(page);
+            }
+        }
+    }
+
+    /// For each part the places of its sequence's pages, 0 for those that it does not see; `None` where each page is
+    /// where its number says.
+    fn tables(&self, parts: &[PartRows], sequences: &Sequences) -> Option<Vec<Vec<BlockId>>> {
+        let places = self.places.as_ref()?;
+        let place = |&page: &BlockId| places.get(page).unwrap_or(BlockId(0));
+        let pages =
+            |part: &PartRows| sequences.get(part.slot).map_or(&[][..], Sequence::used_blocks);
+        Some(parts.iter().map(|part| pages(part).iter().map(place).collect()).collect())
     }
 
     /// Attention of queries `[n_rows, n_head * head_dim_k]` over everything up to each row's own
@@ -82,7 +175,8 @@ impl KvCache {
         q: &[f32],
         out: &mut [f32],
     ) {
-        let parts = attend_parts(parts, sequences);
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
         let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
@@ -90,13 +184,84 @@ impl KvCache {
     }
 }
 
-/// The parts with their pages, as the kernels take them.
-fn attend_parts<'a>(parts: &[PartRows], sequences: &'a Sequences) -> Vec<AttendPart<'a>> {
-    let part = |part: &PartRows| AttendPart {
+/// The parts with their pages, as the kernels take them: of `tables`, where there are such.
+fn attend_parts<'a>(
+    parts: &[PartRows],
+    sequences: &'a Sequences,
+    tables: Option<&'a [Vec<BlockId>]>,
+) -> Vec<AttendPart<'a>> {
+    let part = |(i, part): (usize, &PartRows)| AttendPart {
         first_row: part.rows.start,
         n_rows: part.rows.len(),
         first_pos: part.pos as usize,
-        blocks: sequences.get(part.slot).map_or(&[], |sequence| &sequence.blocks),
+        blocks: match tables {
+            Some(tables) => &tables[i],
+            None => sequences.get(part.slot).map_or(&[], |sequence| &sequence.blocks),
+        },
     };
-    parts.iter().map(part).collect()
+    parts.iter().enumerate().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
+    use crate::kernels::{KvType, ValuePlace, select};
+    use crate::state::Prefixes;
+
+    const LAYOUT: KvLayout = KvLayout {
+        n_kv_head: 1,
+        head_dim_k: 16,
+        head_dim_v: 16,
+        values: ValuePlace::Apart,
+        ty: KvType::F32,
+    };
+
+    /// Long sequences, one after the other and side by side, and copies of them, in random ubatches.
+    #[test]
+    fn a_window_never_needs_more_pages_than_are_counted() {
+        let (n_slots, n_blocks, max_rows, per_slot) = (4, 200, 128, 50);
+        let room = StateRoom { kv_type: KvType::F32, n_slots, n_blocks, max_rows, windows: true };
+        for width in [1, 60, 64, 65, 200] {
+            let mut kv = KvCache::new(LAYOUT, &room, Some(Window::Sliding(width))).unwrap();
+            let mut sequences = Sequences::new(n_slots as usize, n_blocks, Prefixes::Whole, false);
+            let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+            let mut state = u64::from(width);
+            let mut below = |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 33) % n
+            };
+            for _ in 0..400 {
+                let (mut ops, mut parts, mut left) = (Vec::new(), Vec::new(), max_rows as usize);
+                for slot in (0..n_slots).map(SlotId) {
+                    let have = sequences.get(slot).map(|sequence| sequence.len);
+                    if have.is_some_and(|len| len > 3000) {
+                        ops.push(SeqOp::Close { slot });
+                    }
+                    if have.is_none_or(|len| len > 3000) {
+                        let blocks = (slot.0 * per_slot..(slot.0 + 1) * per_slot).map(BlockId);
+                        let (blocks, request) = (blocks.collect(), "r".into());
+                        ops.push(SeqOp::Open { slot, blocks, sampler: None, request });
+                    }
+                    let pos = have.filter(|&len| len <= 3000).unwrap_or(0);
+                    let n = ([1, 1, 40, 128][below(4) as usize]).min(left);
+                    left -= n;
+                    if n > 0 && below(3) > 0 {
+                        let tokens = vec![0; n];
+                        parts.push(SeqPart { slot, pos, tokens, want: Want::Nothing, mu: None });
+                    }
+                }
+                let applied = sequences.apply(&UBatch { id: 0, ops, parts }).unwrap();
+                let n_rows = applied.parts.last().map_or(0, |part| part.rows.end);
+                let rows = vec![0.0; n_rows * 16];
+                if n_rows > 0 {
+                    kv.append(&compute, &applied.parts, &sequences, &rows, &rows);
+                }
+            }
+            let touched = kv.places.as_ref().unwrap().n_touched();
+            assert!(touched <= kv.n_pages, "{touched} of {} pages, window {width}", kv.n_pages);
+            assert!(kv.n_pages < n_blocks / 2, "{} pages", kv.n_pages);
+            assert_eq!(kv.nbytes(), kv.n_pages as usize * LAYOUT.page_bytes());
+        }
+    }
 }

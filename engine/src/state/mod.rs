@@ -8,6 +8,7 @@ mod copies;
 mod kv;
 mod memory;
 mod parts;
+mod places;
 mod sequences;
 mod slots;
 mod snapshot;
@@ -16,11 +17,12 @@ pub use block::BlockState;
 pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
 pub use kv::KvCache;
 pub use parts::{merge_snapshots, select_layers};
+pub use places::{pages_kept, pages_of_each, pages_of_rows};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
 pub use slots::SlotStates;
 pub use snapshot::{LayerPrint, SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
 
-use crate::kernels::KvType;
+use crate::kernels::{KV_PAGE, KvType, Window};
 
 /// Where a copy of a sequence may end, so that another one can go on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +30,7 @@ pub enum Prefixes {
     /// After any position: keys and values are kept for each position by itself.
     All,
     /// After the last position only: a recurrent state ([`StateSpec::Slot`]) holds the sum of all positions,
-    /// and cannot be taken back to an earlier one.
+    /// and cannot be taken back to an earlier one; nor can a window whose pages are kept no longer than it sees them.
     Whole,
     /// Nowhere: what is kept of a position depends on those after it too, as in encoders. Sequences are computed whole.
     None,
@@ -45,6 +47,8 @@ pub enum StateSpec {
         n_head: usize,
         /// Scalars a token adds to each head: of its key, and of a value apart from it.
         per_head: [usize; 2],
+        /// What a row sees of it; `None`: all.
+        window: Option<Window>,
     },
     /// A fixed size, in f32.
     Slot {
@@ -55,11 +59,38 @@ pub enum StateSpec {
     },
 }
 
+/// What a stage has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRoom {
+    /// Type of keys and values.
+    pub kv_type: KvType,
+    /// Sequences.
+    pub n_slots: u32,
+    /// KV pages of all of them.
+    pub n_blocks: u32,
+    /// Most rows of a ubatch.
+    pub max_rows: u32,
+    /// Whether layers with a window keep only the pages that rows to come see.
+    pub windows: bool,
+}
+
 impl StateSpec {
+    /// Bytes that a block takes with this room.
+    pub fn bytes(&self, room: &StateRoom) -> u64 {
+        let pages = match self {
+            Self::Paged { window: Some(window), .. } if room.windows => {
+                pages_kept(window.width(), room.n_slots, room.max_rows, room.n_blocks)
+            }
+            _ => room.n_blocks,
+        };
+        let page = (KV_PAGE * self.bytes_per_token(room.kv_type)) as u64;
+        u64::from(pages) * page + u64::from(room.n_slots) * self.bytes_per_sequence() as u64
+    }
+
     /// Bytes that a token adds.
     pub fn bytes_per_token(&self, kv: KvType) -> usize {
         match self {
-            Self::Paged { n_head, per_head } => {
+            Self::Paged { n_head, per_head, .. } => {
                 n_head * per_head.map(|n| kv.bytes_of(n)).iter().sum::<usize>()
             }
             _ => 0,

@@ -118,6 +118,18 @@ impl Sequences {
         self.slots.iter().flatten().count()
     }
 
+    /// Every open sequence, with the position of its first row to come: of a ubatch's parts, or behind all.
+    pub(super) fn next_rows<'a>(
+        &'a self,
+        parts: &'a [PartRows],
+    ) -> impl Iterator<Item = (u32, &'a Sequence)> {
+        (0..).map(SlotId).zip(&self.slots).filter_map(|(slot, sequence)| {
+            let sequence = sequence.as_ref()?;
+            let part = parts.iter().find(|part| part.slot == slot);
+            Some((part.map_or(sequence.len, |part| part.pos), sequence))
+        })
+    }
+
     /// Every token of a sequence so far (prompt and generated), empty where none are kept.
     pub fn history(&self, slot: SlotId) -> &[u32] {
         self.histories.as_ref().map_or(&[], |all| &all[slot.0 as usize])

@@ -83,7 +83,9 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
-            features: [Feature::LoadAhead, Feature::Adapters, Feature::Guide].map(i32::from).into(),
+            features: [Feature::LoadAhead, Feature::Adapters, Feature::Guide, Feature::Windows]
+                .map(i32::from)
+                .into(),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
 use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeParams, RopeTable};
 use crate::quant::GgmlType;
-use crate::state::{BlockState, PartRows, Prefixes, Sequences};
+use crate::state::{BlockState, PartRows, Prefixes, Sequences, StateRoom};
 use crate::weights::WeightLoader;
 
 /// Uniform in -1..1, from a seed.
@@ -98,7 +98,9 @@ impl Bench {
         let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
         let block = Block::load(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
-        let state = BlockState::new(kind, KvType::F32, 16, 4).unwrap();
+        let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
+        let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };
+        let state = BlockState::new(kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         Self { compute, block, state, sequences, scratch: Scratch::default(), n_embd }
     }
