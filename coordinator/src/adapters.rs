@@ -38,6 +38,27 @@ impl FromStr for AdapterFile {
     }
 }
 
+/// Layers that something is for: `FIRST-LAST`, or one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSpan {
+    /// The first.
+    pub first: usize,
+    /// The last, included.
+    pub last: usize,
+}
+
+impl FromStr for LayerSpan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (first.trim().parse(), last.trim().parse()) {
+            (Ok(first), Ok(last)) if first <= last => Ok(Self { first, last }),
+            _ => Err("a layer, or the first and the last one with a - between, is needed".into()),
+        }
+    }
+}
+
 /// Why an adapter cannot be used.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum AdapterError {

@@ -1,10 +1,12 @@
 //! The model that is served: its file, the description of its layers, its tokenizer and template, and its
 //! name.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
@@ -15,7 +17,7 @@ use brigade_proto::limits::MAX_ROWS;
 use bytes::Bytes;
 use thiserror::Error;
 
-use crate::adapters::{AdapterError, AdapterFile, Adapters};
+use crate::adapters::{AdapterError, AdapterFile, Adapters, LayerSpan};
 use crate::http::ModelMeta;
 use crate::plan::{ModelFacts, default_keep};
 use crate::text_model::TextModel;
@@ -71,6 +73,8 @@ pub struct Model {
     pub header_hash: blake3::Hash,
     /// Its adapters.
     pub adapters: Arc<Adapters>,
+    /// What is added to the stream behind its layers.
+    pub control_vectors: Option<Arc<ControlVectors>>,
 }
 
 impl Model {
@@ -111,6 +115,36 @@ impl Model {
         Self::from_gguf(gguf, None, &name_of(path), own)
     }
 
+    /// Adds the sum of these control vectors, each times its scale, to what the layers in `layers` give; `None`: all.
+    ///
+    /// # Errors
+    /// A file that cannot be read or does not fit the model, or vectors that change nothing.
+    pub fn add_control_vectors(
+        &mut self,
+        files: &[AdapterFile],
+        layers: Option<LayerSpan>,
+    ) -> Result<(), ModelError> {
+        if !files.is_empty() {
+            let files: Vec<_> = files.iter().map(|f| (f.path.clone(), f.scale)).collect();
+            let layers = layers.map(|span| span.first..=span.last);
+            let read = ControlVectors::read(&files, layers, &self.spec)?;
+            self.control_vectors = Some(Arc::new(read));
+        }
+        Ok(())
+    }
+
+    /// Those of `layers`, as workers get them.
+    pub fn control_vectors_of(&self, layers: Range<usize>) -> Bytes {
+        let rows = self.control_vectors.as_ref().map(|vectors| vectors.rows(layers));
+        rows.into_iter().flatten().flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// Tells them from others; empty where there are none.
+    pub fn control_vectors_id(&self) -> Bytes {
+        let id = self.control_vectors.as_ref().map(|vectors| *vectors.id().as_bytes());
+        id.into_iter().flatten().collect()
+    }
+
     fn from_gguf(
         gguf: Gguf,
         files: Option<TensorFiles>,
@@ -129,7 +163,17 @@ impl Model {
         let header = Bytes::from(gguf.header_bytes());
         let header_hash = blake3::hash(&header);
         let (text, heads, adapters) = (Arc::new(text), Arc::new(heads), Arc::new(adapters));
-        Ok(Self { gguf, files, spec, text, heads, header, header_hash, adapters })
+        Ok(Self {
+            gguf,
+            files,
+            spec,
+            text,
+            heads,
+            header,
+            header_hash,
+            adapters,
+            control_vectors: None,
+        })
     }
 
     /// The files that tensors are read from.
@@ -201,7 +245,7 @@ impl Model {
     }
 
     /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
-    /// these, which a training run writes anew.
+    /// these, which a training run writes anew; and control vectors.
     pub fn identity(&self) -> String {
         let n = self.adapters.iter().len();
         let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
@@ -210,7 +254,9 @@ impl Model {
             format!(" {} bytes of {}", state.nbytes, state.mtime_ns)
         };
         let stamps: String = files[of_adapters].iter().map(stamp).collect();
-        format!("{}{}{stamps}", self.header_hash, self.adapters.identity())
+        let vectors = self.control_vectors.as_ref().map(|vectors| format!(" {}", vectors.id()));
+        let vectors = vectors.unwrap_or_default();
+        format!("{}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 
     /// Its tensors without those of adapters.

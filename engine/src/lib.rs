@@ -15,6 +15,7 @@ pub mod arch;
 pub mod batch;
 pub mod block;
 pub mod constraint;
+pub mod control_vectors;
 pub mod error;
 pub mod gguf;
 pub mod heads;

@@ -24,6 +24,7 @@ const CONFIG: StageConfig = StageConfig {
     n_ctx: 64,
     max_rows: 8,
     windows: false,
+    control_vectors: None,
 };
 
 /// A model's tensors, which notes who was asked for and can fail.

@@ -45,6 +45,7 @@ fn a_loaded_stage_holds_its_weights_once() {
         n_ctx: 256,
         max_rows: 64,
         windows: false,
+        control_vectors: None,
     };
     let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
     let stage =

@@ -21,6 +21,8 @@ pub struct Requirements {
     pub kernels: Option<String>,
     /// Whether the model has adapters beside it.
     pub adapters: bool,
+    /// Whether control vectors are added to what its layers give.
+    pub control_vectors: bool,
 }
 
 /// Why a worker cannot take part.
@@ -170,8 +172,13 @@ pub fn check_capabilities(caps: &Capabilities, needs: &Requirements) -> Result<(
         caps.wire_types().map(|t| t.as_str_name()),
     )?;
     require("KV type", needs.kv_type.as_str_name(), caps.kv_types().map(|t| t.as_str_name()))?;
-    if needs.adapters && !caps.features().any(|feature| feature == Feature::Adapters) {
+    let knows = |wanted| caps.features().any(|feature| feature == wanted);
+    if needs.adapters && !knows(Feature::Adapters) {
         return Err(Incompatible::Older { what: "adapters", option: "--lora" });
+    }
+    if needs.control_vectors && !knows(Feature::ControlVectors) {
+        let what = "control vectors";
+        return Err(Incompatible::Older { what, option: "--control-vector" });
     }
     if let Some(kernels) = &needs.kernels {
         require("kernel table", kernels, caps.kernel_tables.iter().map(String::as_str))?;
@@ -219,6 +226,7 @@ mod tests {
             kv_type: KvType::F16,
             kernels: None,
             adapters: false,
+            control_vectors: false,
         }
     }
 
@@ -236,6 +244,7 @@ mod tests {
             (Requirements { kv_type: KvType::F32, ..needs() }, "KV_TYPE_F32"),
             (Requirements { kernels: Some("avx512".into()), ..needs() }, "table \"avx512\""),
             (Requirements { adapters: true, ..needs() }, "start without --lora"),
+            (Requirements { control_vectors: true, ..needs() }, "start without --control-vector"),
         ];
         for (needs, word) in cases {
             let reason = check_capabilities(&worker(), &needs).unwrap_err().to_string();

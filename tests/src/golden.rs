@@ -4,11 +4,13 @@
 //! repository. For others the manifest says how to make them. `BRIGADE_TEST_DATA/golden` may hold more.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_engine::gguf::Gguf;
+use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::npy;
+use brigade_engine::quant::GgmlType;
 use brigade_engine::synth::{self, AdapterSpec, Arch, FileType, Shape, Spec};
 use serde::Deserialize;
 
@@ -260,6 +262,76 @@ impl Adapted {
     /// Where the repository's are.
     pub fn folder() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("data/lora")
+    }
+
+    /// Those of the repository.
+    pub fn repository() -> Self {
+        let manifest = std::fs::read_to_string(Self::folder().join("manifest.json")).unwrap();
+        serde_json::from_str(&manifest).unwrap()
+    }
+}
+
+/// Models with control vectors together with the logits that llama.cpp computed with them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Steered {
+    /// Models by name.
+    pub models: BTreeMap<String, SteeredEntry>,
+}
+
+/// One model's results with its control vectors.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SteeredEntry {
+    /// How the model is made.
+    pub synth: Recipe,
+    /// Its vectors.
+    pub vectors: Vec<VectorRecipe>,
+    /// The first and the last layer that they are for.
+    pub layers: [usize; 2],
+    /// As in [`Entry`].
+    pub logits: String,
+    /// As in [`Entry`].
+    pub positions: Vec<usize>,
+    /// As in [`Entry`].
+    pub argmax: Vec<u32>,
+    /// As in [`Entry`].
+    pub greedy: Vec<u32>,
+}
+
+/// What a control vector is made from.
+#[derive(Clone, Debug, Deserialize)]
+pub struct VectorRecipe {
+    /// Two seeds, two vectors.
+    pub seed: usize,
+    /// With which scale it is used.
+    pub scale: f32,
+}
+
+impl VectorRecipe {
+    /// Writes the vector to `path`, with a direction for each of `layers`; as tests/oracle/control_vectors.py has it.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn make(&self, n_embd: usize, layers: Range<usize>, path: &Path) {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "controlvector").unwrap();
+        for layer in layers.clone() {
+            writer.tensor(&format!("direction.{layer}"), GgmlType::F32, &[n_embd]).unwrap();
+        }
+        let mut stream = writer.start(Vec::new()).unwrap();
+        for layer in layers {
+            let value = |i: usize| ((layer * 131 + i * 29 + self.seed * 17) % 101) as f32 - 50.0;
+            let bytes: Vec<u8> =
+                (0..n_embd).flat_map(|i| (value(i) / 256.0).to_le_bytes()).collect();
+            stream.write(&bytes).unwrap();
+        }
+        std::fs::write(path, stream.finish().unwrap()).unwrap();
+    }
+}
+
+impl Steered {
+    /// Where the repository's are.
+    pub fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("data/control_vectors")
     }
 
     /// Those of the repository.

@@ -1,6 +1,6 @@
 //! A line of stages in one process. It does what workers do, without the network between them.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use brigade_engine::batch::{
     AdapterUse, BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams,
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
+use brigade_engine::control_vectors::{ControlVectors, StageVectors};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, Compute, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
@@ -46,6 +47,10 @@ pub struct LineConfig {
     pub kv_type: KvType,
     /// Whether layers with a window keep only what it sees.
     pub windows: bool,
+    /// Control vectors with their scales.
+    pub control_vectors: Vec<(PathBuf, f32)>,
+    /// The layers that they are for; `None`: all that they have.
+    pub control_layers: Option<RangeInclusive<usize>>,
     /// Files of the model's adapters.
     pub adapters: Vec<PathBuf>,
     /// Those that [`Line::logits`] and [`Line::generate`] use, with their scales.
@@ -61,6 +66,8 @@ impl Default for LineConfig {
             threads: 1,
             kv_type: KvType::F32,
             windows: false,
+            control_vectors: Vec::new(),
+            control_layers: None,
             adapters: Vec::new(),
             uses: Vec::new(),
         }
@@ -255,6 +262,13 @@ pub fn into_token(row: RowOutput) -> SampledToken {
     }
 }
 
+fn stage_vectors(config: &LineConfig, model: &Gguf, layers: &Range<usize>) -> Option<StageVectors> {
+    let files = (!config.control_vectors.is_empty()).then_some(&config.control_vectors)?;
+    let spec = brigade_engine::arch::describe(model).unwrap();
+    let all = ControlVectors::read(files, config.control_layers.clone(), &spec).unwrap();
+    Some(StageVectors { id: all.id(), rows: all.rows(layers.clone()) })
+}
+
 fn load(
     model: &Arc<Gguf>,
     layers: Range<usize>,
@@ -271,6 +285,7 @@ fn load(
         n_ctx: n_positions.unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
         max_rows: SLOT_POSITIONS,
         windows: config.windows,
+        control_vectors: stage_vectors(config, model, &layers),
     };
     Stage::load(model, model.clone(), layers, stage, compute, &mut |_| {}).unwrap()
 }

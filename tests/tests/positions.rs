@@ -40,7 +40,15 @@ fn a_stage_is_not_loaded_for_a_longer_context() {
     let load = |n_ctx| {
         let compute = Compute::new(line::serving(), 1, None).unwrap();
         let (n_slots, n_blocks, kv_type) = (1, 1, KvType::F32);
-        let config = StageConfig { n_slots, n_blocks, kv_type, n_ctx, max_rows: 8, windows: false };
+        let config = StageConfig {
+            n_slots,
+            n_blocks,
+            kv_type,
+            n_ctx,
+            max_rows: 8,
+            windows: false,
+            control_vectors: None,
+        };
         Stage::load(&model, model.clone(), 0..2, config, compute, &mut |_| {}).map(|_| ())
     };
     load(LEARNED).unwrap();

@@ -277,6 +277,7 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
     if matches!(spec.wire_type(), WireType::Unspecified) {
         return Err(bad("spec.wire_type is not one we know"));
     }
+    check_control_vectors(spec)?;
     let last = stage + 1 == n_stages;
     let next_hop = match (last, spec.next_hop.as_str()) {
         (true, "") => None,
@@ -316,6 +317,21 @@ pub fn keys_from_wire(field: &'static str, bytes: &[u8]) -> Result<Vec<KeyId>, F
     limit(field, bytes.len() as u64, (MAX_STAGES * KEY_ID_BYTES) as u64)?;
     let keys = bytes.chunks(KEY_ID_BYTES).map(|id| key_from_wire(field, id));
     keys.filter_map(Result::transpose).collect()
+}
+
+/// Whole finite values, with the id of them all.
+fn check_control_vectors(spec: &StageSpec) -> Result<(), Failure> {
+    let (values, id) = (&spec.control_vectors, &spec.control_vectors_id);
+    let (values, rest) = values.as_chunks::<4>();
+    if !rest.is_empty() || values.iter().any(|value| !f32::from_le_bytes(*value).is_finite()) {
+        return Err(bad("spec.control_vectors are no f32 values"));
+    }
+    let wanted = if values.is_empty() { 0 } else { HASH_BYTES };
+    if id.len() != wanted {
+        let n = id.len();
+        return Err(bad(format!("spec.control_vectors_id has {n} bytes, {wanted} are needed")));
+    }
+    Ok(())
 }
 
 fn checkpoints(spec: &StageSpec) -> Result<Option<CheckpointOrder>, Failure> {
@@ -504,7 +520,7 @@ mod tests {
     #[test]
     fn each_wrong_field_is_named() {
         type Change = fn(&mut PrepareRequest, &mut StageSpec);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 20] = [
             ("n_stages", |_, s| s.n_stages = 100_000),
             ("spec.stage", |_, s| s.stage = 3),
             ("layers", |_, s| s.layer_begin = 4),
@@ -514,6 +530,13 @@ mod tests {
             ("kv_type", |_, s| s.kv_type = 99),
             ("wire_type", |_, s| s.wire_type = 0),
             ("next_hop", |_, s| s.next_hop = "nowhere".into()),
+            ("control_vectors are", |_, s| s.control_vectors = vec![0; 5].into()),
+            ("control_vectors are", |_, s| {
+                s.control_vectors = f32::NAN.to_le_bytes().to_vec().into();
+                s.control_vectors_id = vec![1; HASH_BYTES].into();
+            }),
+            ("control_vectors_id has 0", |_, s| s.control_vectors = vec![0; 8].into()),
+            ("control_vectors_id has 3", |_, s| s.control_vectors_id = vec![0; 3].into()),
             ("mode", |_, s| s.checkpoints = Some(Checkpoints { mode: 9, ..copies() })),
             ("buddy", |_, s| s.checkpoints = Some(Checkpoints { buddy: "x".into(), ..copies() })),
             ("no such worker", |_, s| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
+use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
@@ -170,6 +171,7 @@ impl StageBackend for CpuBackend {
             n_ctx: spec.max_ctx,
             max_rows: spec.max_rows as usize,
             windows: spec.windows,
+            control_vectors: control_vectors(&spec),
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !kept.has_embedding() {
@@ -208,6 +210,14 @@ impl StageBackend for CpuBackend {
         KeptWeights::load_ahead(&model, weights, layers, has, &compute, &mut *progress)
             .map_err(model_failure)
     }
+}
+
+/// What is added behind the stage's layers; the order was checked when it was parsed.
+fn control_vectors(spec: &StageSpec) -> Option<StageVectors> {
+    let id = blake3::Hash::from_slice(&spec.control_vectors_id).ok()?;
+    let (values, _) = spec.control_vectors.as_chunks::<4>();
+    let rows = values.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    Some(StageVectors { id, rows })
 }
 
 /// Has the rows of the embedding in memory for as long as the stage lives.

@@ -32,6 +32,7 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         n_ctx: 64,
         max_rows: TOKENS.len(),
         windows: false,
+        control_vectors: None,
     };
     let compute = Compute::new(kernels::select(None).unwrap(), 1, None).unwrap();
     let layers = 0..arch::describe(&model).unwrap().n_layer();

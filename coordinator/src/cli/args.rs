@@ -12,7 +12,8 @@ use clap::{Args, ValueEnum};
 use super::data_dir::DataDirArgs;
 use super::units::{self, CpuLists};
 use super::{demo, input};
-use crate::adapters::AdapterFile;
+use crate::adapters::{AdapterFile, LayerSpan};
+use crate::model::{Model, OpenError};
 use crate::plan::{Balance, HandCut, parse_bytes};
 use crate::text_model::TemplateSource;
 
@@ -187,6 +188,13 @@ pub struct LineArgs {
     /// that say nothing, 0: none
     #[arg(long, value_name = "FILE[=SCALE]")]
     pub lora: Vec<AdapterFile>,
+    /// Control vector of the model, a GGUF file, whose directions are added behind layers, times SCALE; repeat it for the
+    /// sum of several
+    #[arg(long, value_name = "FILE[=SCALE]")]
+    pub control_vector: Vec<AdapterFile>,
+    /// The layers that --control-vector is for, the last one included [default: all that it has directions for]
+    #[arg(long, value_name = "FIRST-LAST", requires = "control_vector")]
+    pub control_vector_layers: Option<LayerSpan>,
     /// Keep all positions of layers with a window, and not only those that it sees: more memory, and a prompt can begin
     /// with any part of a kept sequence
     #[arg(long)]
@@ -217,6 +225,20 @@ impl LineArgs {
     /// The cut that was asked for by hand.
     pub fn hand_cut(&self) -> Option<&HandCut> {
         self.tensor_split.as_ref().or(self.cuts.as_ref())
+    }
+
+    /// The model at `path`, which `open` opens, with what goes along with it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or does not fit the model.
+    pub fn open(
+        &self,
+        path: &Path,
+        open: impl FnOnce(&Path, &[AdapterFile]) -> Result<Model, OpenError>,
+    ) -> Result<Model, OpenError> {
+        let mut model = open(path, &self.lora)?;
+        model.add_control_vectors(&self.control_vector, self.control_vector_layers)?;
+        Ok(model)
     }
 
     /// Workers to start on this machine: as said, or as many as a cut by hand names.

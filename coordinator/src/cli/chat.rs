@@ -36,7 +36,7 @@ const HISTORY: &str = "chat-history";
 const HISTORY_FOLDER_MODE: u32 = 0o700;
 
 /// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
-const OF_OWN_LINE: [&str; 27] = [
+const OF_OWN_LINE: [&str; 30] = [
     "chat_template",
     "ctx",
     "kv_type",
@@ -49,6 +49,9 @@ const OF_OWN_LINE: [&str; 27] = [
     "wire_type",
     "insecure_network",
     "lora",
+    "control_vector",
+    "control_vector_layers",
+    "full_windows",
     "ubatch",
     "balance",
     "tensor_split",

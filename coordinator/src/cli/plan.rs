@@ -74,7 +74,7 @@ free: what the worker has left; busy at best: share of the slowest stage's time,
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
     let path = args.model.path()?;
-    let open = |path: &Path| Model::open_header_only_with(path, &args.line.lora);
+    let open = |path: &Path| args.line.open(path, Model::open_header_only_with);
     let model = input::open_model(&path, open)?;
     model.check_ctx(args.ctx)?;
     let workers = match &args.cluster {

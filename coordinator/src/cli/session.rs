@@ -324,10 +324,10 @@ impl Session {
     }
 }
 
-/// Opens the model of a session, with its adapters, under the names and with the template that were asked for.
+/// Opens the model of a session, with its adapters and control vectors, under the names and with the template that were asked for.
 async fn open_model(options: &SessionOptions) -> Result<Model> {
-    let (path, lora) = (options.model.path()?, options.line.lora.clone());
-    let open = move |path: &Path| Model::open_with(path, &lora);
+    let (path, line) = (options.model.path()?, options.line.clone());
+    let open = move |path: &Path| line.open(path, Model::open_with);
     let opened = tokio::task::spawn_blocking(move || input::open_model(&path, open));
     let mut model = opened.await.context("opening the model")??;
     if let Some(template) = &options.chat_template {

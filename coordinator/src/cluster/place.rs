@@ -297,6 +297,7 @@ pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
         kv_type: options.kv_type,
         kernels: options.kernels.clone(),
         adapters: !model.gguf.adapters().is_empty(),
+        control_vectors: model.control_vectors.is_some(),
     }
 }
 
@@ -454,6 +455,8 @@ fn prepare_request(
         checkpoints: checkpoints(placement, index),
         line_keys: placement.line_keys(),
         windows: placement.windows,
+        control_vectors: model.control_vectors_of(stage.layers.clone()),
+        control_vectors_id: model.control_vectors_id(),
     };
     let unhashed = |t: &&TensorInfo| TensorRef {
         name: t.name.clone(),

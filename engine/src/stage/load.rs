@@ -16,6 +16,7 @@ use crate::arch::{
 };
 use crate::block::{Block, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
+use crate::control_vectors::StageVectors;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
@@ -39,6 +40,8 @@ pub struct StageConfig {
     /// Whether layers with a window keep only the pages that rows to come see. Sequences can then be copied at their
     /// ends alone ([`ModelSpec::prefixes`]).
     pub windows: bool,
+    /// What is added to the stream behind its layers.
+    pub control_vectors: Option<StageVectors>,
 }
 
 impl Stage {
@@ -76,15 +79,7 @@ impl Stage {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let spec = Arc::new(arch::describe(model)?);
-        if layers.is_empty() || layers.end > spec.n_layer() {
-            let n = spec.n_layer();
-            return Err(ModelError::Bad(format!("layers {layers:?} of a model with {n}")));
-        }
-        if let Some(n) = spec.max_positions().filter(|&n| n < config.n_ctx) {
-            let n_ctx = config.n_ctx;
-            let why = format!("a context of {n_ctx} positions, the model's table has {n} of them");
-            return Err(ModelError::Bad(why));
-        }
+        check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for(model_hash, &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
@@ -105,6 +100,8 @@ impl Stage {
             blocks.extend(part.blocks);
         }
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
+        let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
+        steer(&mut blocks, rows, spec.n_embd);
         let (mut embedding, mut head) = (None, None);
         if let Some(Kept { tensors, part }) = kept.embedding.take() {
             (embedding, names.embedding) = (Some(part), tensors);
@@ -135,6 +132,27 @@ impl Stage {
             scratch: Scratch::default(),
         })
     }
+}
+
+/// Refuses layers that the model does not have, and a configuration that is not for them.
+fn check(spec: &ModelSpec, layers: &Range<usize>, config: &StageConfig) -> Result<(), ModelError> {
+    if layers.is_empty() || layers.end > spec.n_layer() {
+        let n = spec.n_layer();
+        return Err(ModelError::Bad(format!("layers {layers:?} of a model with {n}")));
+    }
+    if let Some(vectors) = &config.control_vectors
+        && vectors.rows.len() != layers.len() * spec.n_embd
+    {
+        let (n, values) = (layers.len(), vectors.rows.len());
+        let why = format!("control vectors of {values} values for {n} layers of {}", spec.n_embd);
+        return Err(ModelError::Bad(why));
+    }
+    if let Some(n) = spec.max_positions().filter(|&n| n < config.n_ctx) {
+        let n_ctx = config.n_ctx;
+        let why = format!("a context of {n_ctx} positions, the model's table has {n} of them");
+        return Err(ModelError::Bad(why));
+    }
+    Ok(())
 }
 
 fn no_vocabulary() -> ConstraintError {
@@ -254,6 +272,17 @@ fn states(
     blocks.map(state).collect()
 }
 
+/// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]`, or empty.
+fn steer(blocks: &mut [LoadedBlock], rows: &[f32], n_embd: usize) {
+    let mut rows = rows.chunks_exact(n_embd);
+    for layer in blocks.chunk_by_mut(|a, b| a.layer == b.layer) {
+        let row = rows.next().filter(|row| row.iter().any(|value| *value != 0.0));
+        let (last, others) = layer.split_last_mut().expect("chunks are not empty");
+        others.iter_mut().for_each(|block| block.control_vector = None);
+        last.control_vector = row.map(<[f32]>::to_vec);
+    }
+}
+
 fn facts(blocks: &[LoadedBlock], head: Option<&Head>, compute: &Compute) -> StageFacts {
     StageFacts {
         weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
@@ -314,6 +343,7 @@ fn load_layer(
             restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
             state: BlockState::None,
+            control_vector: None,
             spec: block.clone(),
         });
     }

@@ -102,6 +102,8 @@ struct LoadedBlock {
     restarts: bool,
     block: Block,
     state: BlockState,
+    /// Of a layer's last block: what is added to the stream behind the layer, `[n_embd]`.
+    control_vector: Option<Vec<f32>>,
 }
 
 impl Stage {
@@ -351,6 +353,9 @@ impl Stage {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
                 block.add(&self.compute, &out, came.as_deref(), rows);
+            }
+            if let Some(vector) = &block.control_vector {
+                self.compute.add_bias(&mut rows.hidden, vector);
             }
         }
         self.scratch.give_all([normed, out]);

@@ -13,7 +13,9 @@ impl Stage {
         let (spec, kv_type) = (&self.spec, self.config.kv_type);
         let hash = self.model_hash.to_hex();
         let kept = if self.config.windows { " of windows" } else { "" };
-        format!("{} of {} layers, {hash}, KV {kv_type:?}{kept}", spec.arch, spec.n_layer())
+        let vectors = self.config.control_vectors.as_ref();
+        let vectors = vectors.map_or(String::new(), |v| format!(", control vectors {}", v.id));
+        format!("{} of {} layers, {hash}, KV {kv_type:?}{kept}{vectors}", spec.arch, spec.n_layer())
     }
 
     /// What a snapshot of a sequence belongs to: one that was computed with other adapters is refused.

@@ -33,6 +33,15 @@ fn fresh<T: Copy>(reading: &Reading<T>, now: Instant, read: fn() -> Option<T>) -
     }
 }
 
+/// What this release can do besides its wire version.
+const FEATURES: [Feature; 5] = [
+    Feature::LoadAhead,
+    Feature::Adapters,
+    Feature::Guide,
+    Feature::Windows,
+    Feature::ControlVectors,
+];
+
 impl Worker {
     /// Whether this is the coordinator that holds the worker.
     pub fn is_owner(&self, coordinator_id: &str) -> bool {
@@ -83,9 +92,7 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
-            features: [Feature::LoadAhead, Feature::Adapters, Feature::Guide, Feature::Windows]
-                .map(i32::from)
-                .into(),
+            features: FEATURES.map(i32::from).into(),
         }
     }
 

@@ -1,0 +1,225 @@
+//! Control vectors against llama.cpp and at every cut, over real workers, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::batch::{SeqPart, SlotId, Want};
+use brigade_engine::control_vectors::ControlVectors;
+use brigade_engine::gguf::{Gguf, GgufWriter};
+use brigade_engine::npy;
+use brigade_engine::quant::GgmlType;
+use brigade_tests::golden::{
+    Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, same_bits,
+};
+use brigade_tests::line::{Line, LineConfig, into_logits};
+use brigade_tests::process::{Running, run};
+
+/// Rows of logits: as in the golden tests.
+const LIMIT: f64 = 1e-4;
+
+fn folder() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control_vectors");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn spec_of(model: &Path) -> ModelSpec {
+    arch::describe(&Gguf::open(model).unwrap()).unwrap()
+}
+
+/// A vector of a model, for all of its layers that can have one.
+fn vector(model: &Path, name: &str, recipe: &VectorRecipe) -> PathBuf {
+    let (path, spec) = (folder().join(format!("{name}.gguf")), spec_of(model));
+    recipe.make(spec.n_embd, 1..spec.n_layer(), &path);
+    path
+}
+
+#[test]
+fn logits_with_control_vectors_match_llama_cpp_at_every_cut() {
+    let manifest = Golden::repository().manifest;
+    for (name, entry) in Steered::repository().models {
+        let path = entry.synth.make();
+        let n_layer = spec_of(&path).n_layer();
+        let files = entry.vectors.iter().enumerate();
+        let control_vectors = files
+            .map(|(i, recipe)| (vector(&path, &format!("{name}-{i}"), recipe), recipe.scale))
+            .collect();
+        let [first, last] = entry.layers;
+        let control_layers = Some(first..=last);
+        let config = LineConfig { control_vectors, control_layers, ..LineConfig::default() };
+        let run = |cuts: Vec<usize>, n_ubatch: usize| {
+            let mut line = Line::open(&path, &LineConfig { cuts, ..config.clone() });
+            let logits = line.logits(&manifest.tokens, n_ubatch);
+            (logits, line.generate(&manifest.greedy_prompt, entry.greedy.len(), n_ubatch))
+        };
+        let (logits, greedy) = run(Vec::new(), 64);
+        let theirs = Steered::folder().join(&entry.logits);
+        let error = relative_error_of(&theirs, &entry.positions, &logits);
+        let equal = (0..logits.len()).filter(|&i| argmax(&logits[i]) == entry.argmax[i]).count();
+        let n = logits.len();
+        println!(
+            "{name:12} error {error:.2e}  argmax {equal}/{n}  greedy {}",
+            greedy == entry.greedy
+        );
+        assert!(error <= LIMIT, "{name}: error {error:e}");
+        assert_eq!((equal, &greedy), (n, &entry.greedy), "{name}: argmax, greedy tokens");
+        let plain = Line::open(&path, &LineConfig::default()).logits(&manifest.tokens, 64);
+        let without = relative_error_of(&theirs, &entry.positions, &plain);
+        assert!(without > 100.0 * LIMIT, "{name}: {without:e} without the vectors");
+        let cuts = (1..n_layer).map(|cut| vec![cut]).chain([(1..n_layer).collect()]);
+        for (cut, n_ubatch) in cuts.zip([1, 7, 100].into_iter().cycle()) {
+            let (other, text) = run(cut.clone(), n_ubatch);
+            assert!(same_bits(&logits, &other) && text == greedy, "{name}: cut {cut:?}");
+        }
+    }
+}
+
+#[test]
+fn states_and_copies_are_of_the_vectors_that_made_them() {
+    let model = Golden::repository().named("llama");
+    let one = vector(&model, "states-1", &VectorRecipe { seed: 1, scale: 1.0 });
+    let tokens = &Golden::repository().manifest.tokens[..30];
+    let line = |control_vectors: Vec<(PathBuf, f32)>| {
+        let mut line = Line::open(&model, &LineConfig { control_vectors, ..LineConfig::default() });
+        let part = |tokens: &[u32]| {
+            let tokens = tokens.to_vec();
+            vec![SeqPart { slot: SlotId(0), pos: 0, tokens, want: Want::Logits, mu: None }]
+        };
+        let rows = line.run(vec![Line::open_slot(0, None)], part(tokens));
+        let rows: Vec<Vec<f32>> = rows.into_iter().map(into_logits).collect();
+        (line, rows)
+    };
+    let (mut with, of_one) = line(vec![(one.clone(), 1.0)]);
+    let (mut other, of_half) = line(vec![(one.clone(), 0.5)]);
+    let (mut without, plain) = line(vec![]);
+    assert!(!same_bits(&of_one, &of_half) && !same_bits(&of_half, &plain));
+    // Twice a half is the whole.
+    let (mut same, twice) = line(vec![(one.clone(), 0.5), (one, 0.5)]);
+    assert!(same_bits(&twice, &of_one));
+    let kinds =
+        [&mut with, &mut other, &mut without, &mut same].map(|line| line.stages()[0].copy_kind());
+    assert_eq!(kinds[0], kinds[3]);
+    assert!(kinds[0] != kinds[1] && kinds[1] != kinds[2] && kinds[0] != kinds[2], "{kinds:?}");
+    let state = with.stages()[0].snapshot(SlotId(0)).unwrap();
+    same.stages()[0].restore(SlotId(0), &state).unwrap();
+    for line in [&mut other, &mut without] {
+        let refused = line.stages()[0].restore(SlotId(0), &state).unwrap_err().to_string();
+        assert!(refused.contains("control vectors"), "{refused}");
+    }
+}
+
+fn rows(file: &Path) -> Vec<Vec<f32>> {
+    let all = npy::read(file).unwrap();
+    all.data.chunks_exact(all.shape[1]).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn workers_get_the_vectors_of_their_layers() {
+    let model = Golden::repository().named("granitehybrid");
+    let a = vector(&model, "workers-1", &VectorRecipe { seed: 1, scale: 1.0 });
+    let b = vector(&model, "workers-2", &VectorRecipe { seed: 2, scale: -0.5 });
+    let tokens = &Golden::repository().manifest.tokens[..40];
+    let config = LineConfig {
+        control_vectors: vec![(a.clone(), 1.0), (b.clone(), -0.5)],
+        control_layers: Some(1..=2),
+        ..LineConfig::default()
+    };
+    let alone = Line::open(&model, &config).logits(tokens, 64);
+    let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let (ids, half) = (ids.join(","), format!("{}=-0.5", b.display()));
+    let cache = |name: &str| folder().join(name).to_str().unwrap().to_owned();
+    let workers = ["one", "two"].map(|name| {
+        let args =
+            ["worker", "--listen", "127.0.0.1:0", "--no-model-files", "--cache-dir", &cache(name)];
+        Running::start(&args, brigade_worker::run::READY_PREFIX)
+    });
+    let addresses = workers.each_ref().map(|worker| worker.ready.trim().to_owned());
+    let far: Vec<&str> = addresses.iter().flat_map(|a| ["--worker", a.as_str()]).collect();
+    let logits = |more: &[&str], line: &[&str]| {
+        let out = folder().join("rows.npy");
+        let mut args = vec!["logits", "-m", model.to_str().unwrap(), "--tokens", &ids];
+        args.extend(["--kv-type", "f32", "--force", "--out", out.to_str().unwrap()]);
+        args.extend(more.iter().chain(line));
+        let output = run(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        rows(&out)
+    };
+    let vectors = [
+        "--control-vector",
+        a.to_str().unwrap(),
+        "--control-vector",
+        &half,
+        "--control-vector-layers",
+        "1-2",
+    ];
+    for line in [&["--workers", "1"][..], &["--workers", "3"], &far] {
+        assert!(same_bits(&logits(&vectors, line), &alone), "{line:?}");
+    }
+    // The same workers, which hold the layers, without them.
+    let plain = Line::open(&model, &LineConfig::default()).logits(tokens, 64);
+    assert!(same_bits(&logits(&[], &far), &plain));
+}
+
+/// A file of one tensor.
+fn file(name: &str, kind: &str, tensor: &str, ty: GgmlType, dims: &[usize], value: f32) -> PathBuf {
+    let path = folder().join(format!("{name}.gguf"));
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", kind).unwrap();
+    writer.tensor(tensor, ty, dims).unwrap();
+    let mut stream = writer.start(Vec::new()).unwrap();
+    let n = dims.iter().product();
+    let bytes: Vec<u8> = match ty {
+        GgmlType::F32 => std::iter::repeat_n(value.to_le_bytes(), n).flatten().collect(),
+        _ => vec![0; 2 * n],
+    };
+    stream.write(&bytes).unwrap();
+    std::fs::write(&path, stream.finish().unwrap()).unwrap();
+    path
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let model = spec_of(&Golden::repository().named("llama"));
+    let (n, n_layer) = (model.n_embd, model.n_layer());
+    let beyond = format!("direction.{n_layer}");
+    let f32s = |name: &str, tensor: &str, dims: &[usize], value: f32| {
+        file(name, "controlvector", tensor, GgmlType::F32, dims, value)
+    };
+    for (file, words) in [
+        (file("kind", "llama", "direction.1", GgmlType::F32, &[n], 1.0), "models go to -m"),
+        (f32s("name", "blk.1.weight", &[n], 1.0), "blk.1.weight is no direction.N"),
+        (f32s("zero", "direction.0", &[n], 1.0), "with a layer N from 1 on"),
+        (f32s("beyond", &beyond, &[n], 1.0), "the last one of this model"),
+        (f32s("width", "direction.1", &[n + 1], 1.0), "is it of another model?"),
+        (f32s("deep", "direction.1", &[n, 2], 1.0), "is it of another model?"),
+        (
+            file("type", "controlvector", "direction.1", GgmlType::F16, &[n], 0.0),
+            "is it of another model?",
+        ),
+        (f32s("nan", "direction.1", &[n], f32::NAN), "no numbers: train it again"),
+        (f32s("nothing", "direction.1", &[n], 0.0), "change no layer"),
+        (folder().join("none.gguf"), "none.gguf"),
+    ] {
+        let refused = ControlVectors::read(&[(file.clone(), 1.0)], None, &model).unwrap_err();
+        assert!(refused.to_string().contains(words), "{}: {refused}", file.display());
+    }
+    let good = vec![(f32s("good", "direction.1", &[n], 1.0), 2.0)];
+    let read = |layers| ControlVectors::read(&good, layers, &model);
+    assert_eq!(read(None).unwrap().of(1), Some(&vec![2.0; n][..]));
+    assert_eq!(read(None).unwrap().layers().collect::<Vec<_>>(), [1]);
+    assert!(read(Some(2..=3)).unwrap_err().to_string().contains("--control-vector-layers"));
+    let bert = spec_of(&Encoders::repository().models["bert"].synth.make());
+    let refused = ControlVectors::read(&good, None, &bert).unwrap_err();
+    assert!(refused.to_string().contains("on an encoder"), "{refused}");
+
+    let path = Golden::repository().named("llama");
+    let output = run(&[
+        "plan",
+        "-m",
+        path.to_str().unwrap(),
+        "--control-vector",
+        folder().join("width.gguf").to_str().unwrap(),
+    ]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("width.gguf"), "{message}");
+}
