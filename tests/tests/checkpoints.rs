@@ -405,48 +405,72 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     [back, spare]
 }
 
-/// Pairs of rounds of [`throughput`].
-const ROUNDS: usize = 7;
+/// Times that both lines are started: the memory that a process gets makes it faster or slower than another by more than
+/// checkpoints cost.
+const STARTS: usize = 3;
+/// Pairs of rounds of each.
+const PAIRS: usize = 2;
 
-/// Tokens a second of all streams without checkpoints and with them, in turn on two lines: medians, and the median of what
-/// each pair of rounds lost. The machine's own pace moves by more than checkpoints cost.
-fn throughput(model: &Path, rounds: usize) -> ([f64; 2], f64) {
-    let servers = ["off", "buddy"].map(|mode| {
-        let args = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--checkpoint", mode];
-        Server::start(&[&args[..], &["-m", model.to_str().unwrap()]].concat())
-    });
-    let run = |server: &Server, round: u64| {
-        let begin = Instant::now();
-        let clients: Vec<_> = (0..STREAMS)
-            .map(|i| {
-                let url = server.process.ready.clone();
-                let body = json!({
-                    "prompt": prompt(i + STREAMS * round, 256), "max_tokens": DRAWN_EACH, "ignore_eos": true,
-                });
-                std::thread::spawn(move || ask(&url, &body))
-            })
-            .collect();
-        clients.into_iter().for_each(|client| drop(client.join().unwrap()));
-        (STREAMS * (256 + DRAWN_EACH)) as f64 / begin.elapsed().as_secs_f64()
+/// Ticks that a server and its workers have computed.
+fn ticks(server: &Server) -> f64 {
+    let of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let behind_name = stat.rsplit(')').next().unwrap_or_default().to_owned();
+        let fields = behind_name.split_whitespace().skip(11).take(2);
+        fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>()
     };
-    let median = |mut of: Vec<f64>| {
-        of.sort_by(f64::total_cmp);
-        of[of.len() / 2]
-    };
+    let (own, workers) = (server.process.pid(), server.process.children());
+    of(own) + workers.into_iter().map(of).sum::<f64>()
+}
+
+/// Seconds and ticks of a round: all streams at once.
+fn round_of(server: &Server, round: u64) -> [f64; 2] {
+    let (begin, before) = (Instant::now(), ticks(server));
+    let clients: Vec<_> = (0..STREAMS)
+        .map(|i| {
+            let url = server.process.ready.clone();
+            let body = json!({
+                "prompt": prompt(i + STREAMS * round, 256), "max_tokens": DRAWN_EACH, "ignore_eos": true,
+            });
+            std::thread::spawn(move || ask(&url, &body))
+        })
+        .collect();
+    clients.into_iter().for_each(|client| drop(client.join().unwrap()));
+    [begin.elapsed().as_secs_f64(), ticks(server) - before]
+}
+
+/// Seconds and ticks of rounds without checkpoints and with them, in pairs, on lines that are started again and again. The
+/// first round of a line, which touches its memory, does not count.
+fn rounds_in_pairs(model: &Path) -> Vec<[[f64; 2]; 2]> {
     let mut pairs = Vec::new();
-    for round in 0..rounds as u64 {
-        let [off, on] = &servers;
-        // Whoever runs first finds the machine as the pair before left it: each does so in turn.
-        pairs.push(match round % 2 {
-            0 => (run(off, round), run(on, round)),
-            _ => {
-                let on = run(on, round);
-                (run(off, round), on)
+    for start in 0..STARTS {
+        let mut servers = ["off", "buddy"].map(|mode| (mode, None));
+        let order = [start % 2, 1 - start % 2];
+        for which in order {
+            let (mode, server) = &mut servers[which];
+            let args = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--checkpoint", mode];
+            let model = ["-m", model.to_str().unwrap()];
+            let started = Server::start(&[&args[..], &CUT, &model].concat());
+            round_of(&started, 0);
+            *server = Some(started);
+        }
+        for round in 1..=PAIRS {
+            let mut pair = [[0.0; 2]; 2];
+            for which in order.map(|which| (which + round) % 2) {
+                let server = servers[which].1.as_ref().expect("both were started");
+                pair[which] = round_of(server, round as u64);
             }
-        });
+            pairs.push(pair);
+        }
     }
-    let of = |which: fn(&(f64, f64)) -> f64| median(pairs.iter().map(which).collect());
-    ([of(|pair| pair.0), of(|pair| pair.1)], of(|pair| 1.0 - pair.1 / pair.0))
+    pairs
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    (values[(n - 1) / 2] + values[n / 2]) / 2.0
 }
 
 #[test]
@@ -474,10 +498,17 @@ fn pauses_are_ten_times_shorter() {
 fn checkpoints_cost_little() {
     for arch in measured() {
         let model: PathBuf = synth(&arch, "0.6b");
-        let ([off, on], less) = throughput(&model, ROUNDS);
-        let less = 100.0 * less;
+        let pairs = rounds_in_pairs(&model);
+        let tokens = (STREAMS * (256 + DRAWN_EACH)) as f64;
+        let pace = |which: usize| median(pairs.iter().map(|pair| tokens / pair[which][0]));
+        let more = |what: usize| median(pairs.iter().map(|[off, on]| on[what] / off[what]));
         println!(
-            "{arch}: {off:.2} tokens/s without, {on:.2} with: {less:.1} % less, of {ROUNDS} pairs"
+            "{arch}: {:.2} tokens/s without, {:.2} with; of {} pairs {:.1} % less tokens/s, {:.1} % more processors' time",
+            pace(0),
+            pace(1),
+            pairs.len(),
+            100.0 * (1.0 - 1.0 / more(0)),
+            100.0 * (more(1) - 1.0),
         );
         std::fs::remove_file(model).unwrap();
     }
