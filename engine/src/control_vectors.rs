@@ -49,6 +49,9 @@ impl ControlVectors {
             };
             let file = open(path)?;
             check_kind(&file).map_err(refused)?;
+            if file.tensors().is_empty() {
+                return Err(refused(format!("it has no {DIRECTION}N tensors: convert it again")));
+            }
             for tensor in file.tensors() {
                 let layer = check_direction(tensor, model).map_err(refused)?;
                 let values = values(&file, tensor)?;
@@ -63,6 +66,13 @@ impl ControlVectors {
         }
         if let Some(layers) = layers {
             all.by_layer.retain(|layer, _| layers.contains(layer));
+        }
+        let is_finite = |values: &Vec<f32>| values.iter().all(|value| value.is_finite());
+        if let Some((layer, _)) = all.by_layer.iter().find(|(_, values)| !is_finite(values)) {
+            let why = format!(
+                "control vectors whose sum for layer {layer} is no number: use smaller scales"
+            );
+            return Err(ModelError::Unsupported(why));
         }
         // Nothing is added that is nothing: not even to the sign of a zero.
         all.by_layer.retain(|_, values| values.iter().any(|value| *value != 0.0));
@@ -113,6 +123,7 @@ fn open(path: &Path) -> Result<Gguf, ModelError> {
     Ok(Gguf::open(path)?)
 }
 
+/// `controlvector.model_hint` is not compared: trainers write the name that their own library has for the architecture.
 fn check_kind(file: &Gguf) -> Result<(), String> {
     match file.architecture() {
         Ok(ARCHITECTURE) => Ok(()),

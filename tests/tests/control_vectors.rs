@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::batch::{SeqPart, SlotId, Want};
+use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::npy;
 use brigade_engine::quant::GgmlType;
+use brigade_engine::stage::StageOutput;
 use brigade_tests::golden::{
     Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, same_bits,
 };
@@ -71,6 +72,63 @@ fn logits_with_control_vectors_match_llama_cpp_at_every_cut() {
             let (other, text) = run(cut.clone(), n_ubatch);
             assert!(same_bits(&logits, &other) && text == greedy, "{name}: cut {cut:?}");
         }
+    }
+}
+
+/// What the first layers give, up to the one `before` which the line is cut: `[n_rows, width]` for each tensor of the cut.
+fn boundary(model: &Path, before: usize, control_vectors: Vec<(PathBuf, f32)>) -> Vec<f32> {
+    let config = LineConfig { cuts: vec![before], control_vectors, ..LineConfig::default() };
+    let mut line = Line::open(model, &config);
+    let tokens = Golden::repository().manifest.tokens[..9].to_vec();
+    let part = SeqPart { slot: SlotId(0), pos: 0, tokens, want: Want::Nothing, mu: None };
+    let ub = UBatch { id: 0, ops: vec![Line::open_slot(0, None)], parts: vec![part] };
+    match line.stages()[0].forward(&ub, None).unwrap() {
+        StageOutput::Boundary(rows) => rows.data,
+        StageOutput::Rows(rows) => panic!("the first stage is the last one, and gave {rows:?}"),
+    }
+}
+
+#[test]
+fn a_direction_moves_the_stream_behind_its_layer_by_just_that() {
+    // Deci has layers that do nothing; one layer of Nemotron-H is one block; Kimi K3 keeps rows beside the stream.
+    for name in ["llama", "gemma2", "nemotron_h", "kimi-k3", "deci"] {
+        let model = Golden::repository().named(name);
+        let spec = spec_of(&model);
+        for layer in 1..spec.n_layer() - 1 {
+            let path = folder().join(format!("moves-{name}-{layer}.gguf"));
+            VectorRecipe { seed: 5, scale: 1.0 }.make(spec.n_embd, layer..layer + 1, &path);
+            let files = vec![(path, 1.0)];
+            let read = ControlVectors::read(&files, None, &spec).unwrap();
+            let direction = read.of(layer).unwrap();
+            let mut expected = boundary(&model, layer + 1, Vec::new());
+            if !spec.layers[layer].blocks.is_empty() {
+                let stream = expected[..9 * spec.n_embd].chunks_exact_mut(spec.n_embd);
+                stream.for_each(|row| row.iter_mut().zip(direction).for_each(|(x, d)| *x += d));
+            }
+            let moved = boundary(&model, layer + 1, files);
+            assert!(same_bits(&[expected], &[moved]), "{name}: layer {layer}");
+        }
+    }
+}
+
+#[test]
+fn directions_of_all_layers_give_the_same_bits_at_every_cut() {
+    let tokens = &Golden::repository().manifest.tokens[..40];
+    for name in ["deci", "nemotron_h", "kimi-k3"] {
+        let model = Golden::repository().named(name);
+        let n_layer = spec_of(&model).n_layer();
+        let all = vector(&model, &format!("all-{name}"), &VectorRecipe { seed: 6, scale: 1.0 });
+        let config = LineConfig { control_vectors: vec![(all, 1.0)], ..LineConfig::default() };
+        let logits = |cuts: Vec<usize>, n_ubatch: usize| {
+            Line::open(&model, &LineConfig { cuts, ..config.clone() }).logits(tokens, n_ubatch)
+        };
+        let whole = logits(Vec::new(), 64);
+        let plain = Line::open(&model, &LineConfig::default()).logits(tokens, 64);
+        assert!(!same_bits(&whole, &plain), "{name}: the vectors change nothing");
+        for cut in 1..n_layer {
+            assert!(same_bits(&whole, &logits(vec![cut], 7)), "{name}: cut {cut}");
+        }
+        assert!(same_bits(&whole, &logits((1..n_layer).collect(), 1)), "{name}: every layer");
     }
 }
 
@@ -177,6 +235,15 @@ fn file(name: &str, kind: &str, tensor: &str, ty: GgmlType, dims: &[usize], valu
     path
 }
 
+/// A file without tensors.
+fn empty(name: &str) -> PathBuf {
+    let path = folder().join(format!("{name}.gguf"));
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", "controlvector").unwrap();
+    std::fs::write(&path, writer.start(Vec::new()).unwrap().finish().unwrap()).unwrap();
+    path
+}
+
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let model = spec_of(&Golden::repository().named("llama"));
@@ -198,11 +265,15 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (f32s("nan", "direction.1", &[n], f32::NAN), "no numbers: train it again"),
         (f32s("nothing", "direction.1", &[n], 0.0), "change no layer"),
+        (empty("empty"), "empty.gguf: it has no direction.N tensors"),
         (folder().join("none.gguf"), "none.gguf"),
     ] {
         let refused = ControlVectors::read(&[(file.clone(), 1.0)], None, &model).unwrap_err();
         assert!(refused.to_string().contains(words), "{}: {refused}", file.display());
     }
+    let large = vec![(f32s("large", "direction.1", &[n], f32::MAX), 2.0)];
+    let refused = ControlVectors::read(&large, None, &model).unwrap_err();
+    assert!(refused.to_string().contains("layer 1 is no number"), "{refused}");
     let good = vec![(f32s("good", "direction.1", &[n], 1.0), 2.0)];
     let read = |layers| ControlVectors::read(&good, layers, &model);
     assert_eq!(read(None).unwrap().of(1), Some(&vec![2.0; n][..]));

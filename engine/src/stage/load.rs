@@ -101,7 +101,7 @@ impl Stage {
         }
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
         let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
-        steer(&mut blocks, rows, spec.n_embd);
+        steer(&mut blocks, layers.start, rows, spec.n_embd);
         let (mut embedding, mut head) = (None, None);
         if let Some(Kept { tensors, part }) = kept.embedding.take() {
             (embedding, names.embedding) = (Some(part), tensors);
@@ -272,12 +272,13 @@ fn states(
     blocks.map(state).collect()
 }
 
-/// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]`, or empty.
-fn steer(blocks: &mut [LoadedBlock], rows: &[f32], n_embd: usize) {
-    let mut rows = rows.chunks_exact(n_embd);
+/// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]` from layer `first` on, or
+/// empty. A layer may have no blocks: it does nothing, and its row is left out.
+fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) {
     for layer in blocks.chunk_by_mut(|a, b| a.layer == b.layer) {
-        let row = rows.next().filter(|row| row.iter().any(|value| *value != 0.0));
         let (last, others) = layer.split_last_mut().expect("chunks are not empty");
+        let row = rows.chunks_exact(n_embd).nth(last.layer - first);
+        let row = row.filter(|row| row.iter().any(|value| *value != 0.0));
         others.iter_mut().for_each(|block| block.control_vector = None);
         last.control_vector = row.map(<[f32]>::to_vec);
     }
