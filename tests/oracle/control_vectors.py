@@ -17,7 +17,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from golden import Model, margin, synthesise
+from golden import Model, changed, synthesise
 
 
 def direction(seed, layer, n_embd):
@@ -66,29 +66,16 @@ def main():
     args = parser.parse_args()
 
     golden = json.loads((args.golden / "manifest.json").read_text())
-    path = args.folder / "manifest.json"
-    manifest = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    positions = [int(p) for p in args.positions.split(",")]
     layers = [int(layer) for layer in args.layers.split("-")]
     vectors = [(int(seed), float(scale)) for seed, scale in (text.split(":") for text in args.vector)]
     with tempfile.TemporaryDirectory() as folder:
         file, recipe = synthesise(args, folder)
         model, plain = Steered(file, args.threads, vectors, layers), Model(file, args.threads)
-    rows, without = model.logits(golden["tokens"]), plain.logits(golden["tokens"])
-    change = np.linalg.norm(rows - without) / np.linalg.norm(without)
-    np.save(args.folder / f"{args.name}.logits.npy", rows[positions].astype(np.float32))
-    manifest["models"][args.name] = {
+    changed(args, model, plain, golden, {
         "synth": recipe,
         "vectors": [{"seed": seed, "scale": scale} for seed, scale in vectors],
         "layers": layers,
-        "logits": f"{args.name}.logits.npy",
-        "positions": positions,
-        "argmax": [int(t) for t in rows.argmax(axis=1)],
-        "greedy": model.greedy(golden["greedy_prompt"], golden["greedy_n"]),
-    }
-    path.write_text(json.dumps(manifest) + "\n")
-    print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, the vectors change {change:.2f}, "
-          f"closest call {margin(rows):.2e}")
+    })
 
 
 if __name__ == "__main__":

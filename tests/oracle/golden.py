@@ -120,6 +120,27 @@ def synthesise(args, folder):
     return path, {**recipe, "fnv1a": fnv1a(path.read_bytes())}
 
 
+def changed(args, model, plain, golden, more):
+    """Keeps what `model` computes, which is `plain` with something beside it, as the entry args.name of
+    args.folder/manifest.json; `more` says how it was made. Prints how much it differs from `plain`."""
+    path = args.folder / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.exists() else {"models": {}}
+    positions = [int(p) for p in args.positions.split(",")]
+    rows, without = model.logits(golden["tokens"]), plain.logits(golden["tokens"])
+    np.save(args.folder / f"{args.name}.logits.npy", rows[positions].astype(np.float32))
+    manifest["models"][args.name] = {
+        **more,
+        "logits": f"{args.name}.logits.npy",
+        "positions": positions,
+        "argmax": [int(t) for t in rows.argmax(axis=1)],
+        "greedy": model.greedy(golden["greedy_prompt"], golden["greedy_n"]),
+    }
+    path.write_text(json.dumps(manifest) + "\n")
+    change = np.linalg.norm(rows - without) / np.linalg.norm(without)
+    print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, changed by {change:.2f}, "
+          f"closest call {margin(rows):.2e}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path, help="holds manifest.json and NAME.gguf")

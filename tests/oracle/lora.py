@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 
 import llama_cpp
-import numpy as np
 
-from golden import Model, fnv1a, margin, synthesise
+from golden import Model, changed, fnv1a, synthesise
 
 
 class Adapted(Model):
@@ -76,28 +75,12 @@ def main():
     args = parser.parse_args()
 
     golden = json.loads((args.golden / "manifest.json").read_text())
-    path = args.folder / "manifest.json"
-    manifest = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    positions = [int(p) for p in args.positions.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         file, recipe = synthesise(args, folder)
         made = [make_adapter(args, file, folder, i, text) for i, text in enumerate(args.adapter)]
         adapters = [(file, scale) for file, scale, _ in made]
         model, plain = Adapted(file, args.threads, adapters), Model(file, args.threads)
-    rows, without = model.logits(golden["tokens"]), plain.logits(golden["tokens"])
-    change = np.linalg.norm(rows - without) / np.linalg.norm(without)
-    np.save(args.folder / f"{args.name}.logits.npy", rows[positions].astype(np.float32))
-    manifest["models"][args.name] = {
-        "synth": recipe,
-        "adapters": [recipe for _, _, recipe in made],
-        "logits": f"{args.name}.logits.npy",
-        "positions": positions,
-        "argmax": [int(t) for t in rows.argmax(axis=1)],
-        "greedy": model.greedy(golden["greedy_prompt"], golden["greedy_n"]),
-    }
-    path.write_text(json.dumps(manifest) + "\n")
-    print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, the adapters change {change:.2f}, "
-          f"closest call {margin(rows):.2e}")
+    changed(args, model, plain, golden, {"synth": recipe, "adapters": [recipe for _, _, recipe in made]})
 
 
 if __name__ == "__main__":

@@ -361,6 +361,12 @@ pub fn relative_error_of(file: &Path, positions: &[usize], logits: &[Vec<f32>]) 
     (difference / norm).sqrt()
 }
 
+/// The rows of a file that `brigade logits` wrote.
+pub fn rows_of(file: &Path) -> Vec<Vec<f32>> {
+    let all = npy::read(file).unwrap();
+    all.data.chunks_exact(all.shape[1]).map(<[f32]>::to_vec).collect()
+}
+
 /// The first of the highest values.
 pub fn argmax(row: &[f32]) -> u32 {
     let mut best = 0;

@@ -162,6 +162,13 @@ pub fn is_alive(pid: u32) -> bool {
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
 }
 
+/// Bytes that a process has in memory; 0 where it has ended.
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
 /// Processes that another one has started, oldest first.
 pub fn children_of(parent: u32) -> Vec<u32> {
     let is_child = |pid: &u32| {

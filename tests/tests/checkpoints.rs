@@ -14,7 +14,9 @@ use brigade_proto::copies::{FetchRequest, KeepOpen, KeepRequest, keep_request};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::tls::Role;
 use brigade_tests::fakes::runtime;
-use brigade_tests::process::{KINDS_OF_STATE, Running, Server, brigade, get, post, signal, synth};
+use brigade_tests::process::{
+    KINDS_OF_STATE, Running, Server, brigade, get, post, resident, signal, synth,
+};
 use brigade_tests::secure::{Cluster, Somebody};
 use brigade_tests::streams::{Streams, prompt};
 use brigade_tests::up_share::{free_address, wait_up};
@@ -357,13 +359,6 @@ const DRAWN: usize = 8000;
 
 /// Tokens that each stream draws while the cost of checkpoints is measured: its state is copied in the midst of them too.
 const DRAWN_EACH: u64 = 384;
-
-/// Bytes that a process has in memory.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
-}
 
 /// Pauses of all streams when a worker is lost and comes back, and when a spare stands in for one.
 fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {

@@ -6,11 +6,10 @@ use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::npy;
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::StageOutput;
 use brigade_tests::golden::{
-    Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, same_bits,
+    Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, rows_of, same_bits,
 };
 use brigade_tests::line::{Line, LineConfig, into_logits};
 use brigade_tests::process::{Running, run};
@@ -166,11 +165,6 @@ fn states_and_copies_are_of_the_vectors_that_made_them() {
     }
 }
 
-fn rows(file: &Path) -> Vec<Vec<f32>> {
-    let all = npy::read(file).unwrap();
-    all.data.chunks_exact(all.shape[1]).map(<[f32]>::to_vec).collect()
-}
-
 #[test]
 fn workers_get_the_vectors_of_their_layers() {
     let model = Golden::repository().named("granitehybrid");
@@ -200,7 +194,7 @@ fn workers_get_the_vectors_of_their_layers() {
         args.extend(more.iter().chain(line));
         let output = run(&args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        rows(&out)
+        rows_of(&out)
     };
     let vectors = [
         "--control-vector",

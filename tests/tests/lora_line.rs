@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
 use brigade_engine::synth::{AdapterSpec, write_adapter};
-use brigade_tests::golden::{Golden, same_bits};
+use brigade_tests::golden::{Golden, rows_of, same_bits};
 use brigade_tests::line::{Line, LineConfig};
 use brigade_tests::older::Older;
 use brigade_tests::process::{Running, Server, get, run, signal, synth};
@@ -32,12 +31,6 @@ fn ok(args: &[&str]) -> String {
     let output = run(args);
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// The rows of a file that `brigade logits` wrote.
-fn rows(file: &Path) -> Vec<Vec<f32>> {
-    let all = npy::read(file).unwrap();
-    all.data.chunks_exact(all.shape[1]).map(<[f32]>::to_vec).collect()
 }
 
 #[test]
@@ -75,7 +68,7 @@ fn workers_with_and_without_the_files_compute_the_same_bits_as_one_process() {
         args.extend(["--lora", a.to_str().unwrap(), "--lora", &half]);
         args.extend(line);
         ok(&args);
-        assert!(same_bits(&rows(&out), &alone), "{line:?}");
+        assert!(same_bits(&rows_of(&out), &alone), "{line:?}");
     }
     // Whole adapters count in the plan.
     let plan = |lora: &[&str]| {

@@ -13,7 +13,7 @@ use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::Prefixes;
 use brigade_tests::golden::{Golden, same_bits};
 use brigade_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS, into_logits};
-use brigade_tests::process::{Server, synth};
+use brigade_tests::process::{Server, resident, synth};
 use serde_json::{Value, json};
 
 /// Positions of the longest sequence: many windows of the golden models, and pages.
@@ -265,13 +265,8 @@ fn a_server_that_keeps_windows_answers_as_one_that_keeps_all_and_knows_its_chats
 }
 
 /// Bytes that the workers of a server have in memory.
-fn resident(server: &Server) -> u64 {
-    let of = |pid: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
-    };
-    server.process.children().into_iter().map(of).sum()
+fn of_workers(server: &Server) -> u64 {
+    server.process.children().into_iter().map(resident).sum()
 }
 
 /// Positions of the measured context.
@@ -296,10 +291,10 @@ fn a_long_context_takes_little_memory() {
         let args: Vec<&str> = base.iter().chain(more).copied().collect();
         let server = Server::start(&args);
         answer(&server, &json!({ "prompt": tokens(600, 6), "max_tokens": 2 }));
-        let ready = resident(&server);
+        let ready = of_workers(&server);
         let begin = std::time::Instant::now();
         let ids = answer(&server, &body)["choices"][0]["token_ids"].clone();
-        let (seconds, long) = (begin.elapsed().as_secs_f64(), resident(&server));
+        let (seconds, long) = (begin.elapsed().as_secs_f64(), of_workers(&server));
         let keep = if more.is_empty() { "what it sees" } else { "all" };
         let grown = long.saturating_sub(ready);
         let [ready, long, more] = [ready, long, grown].map(mib);
