@@ -13,6 +13,8 @@ pub enum Activation {
     ReluSquared,
     /// `gelu(gate x) * up x`, by the hyperbolic tangent.
     GeGlu,
+    /// `max(gate x, 0) * up x`.
+    ReGlu,
     /// `gelu(up x)`; there is no gate matrix.
     Gelu,
     /// `max(up x, 0)`; there is no gate matrix.
@@ -84,6 +86,8 @@ pub struct MoeSpec {
     pub norm_weights: bool,
     /// Multiplies the chosen weights, after that division.
     pub weights_scale: f32,
+    /// Whether the router reads the residual stream as it came into the layer, not the block's own rows.
+    pub routes_early: bool,
     /// Whether weights multiply what an expert reads, not what it gives.
     pub weigh_input: bool,
     /// Multiplies the sum of all experts, the shared one included.
@@ -110,6 +114,7 @@ impl MoeSpec {
             groups: None,
             norm_weights: true,
             weights_scale: 1.0,
+            routes_early: false,
             weigh_input: false,
             output_scale: 1.0,
             latent: None,

@@ -73,6 +73,7 @@ mod rope;
 mod rwkv6;
 mod rwkv7;
 mod seed_oss;
+mod smallthinker;
 mod spec;
 mod starcoder2;
 mod step35;
@@ -220,6 +221,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("rwkv6qwen2", rwkv6::describe_qwen2),
     ("rwkv7", rwkv7::describe),
     ("seed_oss", seed_oss::describe),
+    ("smallthinker", smallthinker::describe),
     ("smollm3", seed_oss::describe_smollm3),
     ("spark2_5", step35::describe_spark),
     ("stablelm", gptneox::describe_stablelm),

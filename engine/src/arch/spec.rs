@@ -301,6 +301,11 @@ impl BlockKind {
         !matches!(self, Self::Mlp(_) | Self::Moe(_) | Self::Linear)
     }
 
+    /// Whether the block reads the residual stream as it came into the layer, besides its own rows.
+    pub fn reads_layer_input(&self) -> bool {
+        matches!(self, Self::Moe(m) if m.routes_early)
+    }
+
     /// What the block remembers of a sequence.
     pub fn state(&self) -> StateSpec {
         match self {

@@ -90,6 +90,8 @@ pub struct BlockCx<'a> {
     pub rope: Option<&'a RopeTable>,
     /// Those of [`Rotation::Local`](crate::arch::Rotation::Local) blocks.
     pub local_rope: Option<&'a RopeTable>,
+    /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
+    pub layer_input: &'a [f32],
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
     pub beside: &'a mut Vec<Vec<f32>>,
     /// The adapters that the rows use.

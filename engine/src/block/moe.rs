@@ -132,7 +132,14 @@ impl Moe {
         if let Some(branches) = &self.branches {
             return self.forward_branches(cx, branches, x, out);
         }
-        let routing = self.route(cx, x);
+        let routing = match self.spec.routes_early {
+            true => {
+                let inputs = [&self.router.weight];
+                let rows = ActRows::new(cx.compute, cx.layer_input, x.cols(), &inputs);
+                self.route(cx, &rows)
+            }
+            false => self.route(cx, x),
+        };
         match &self.shared {
             Some(shared) => shared.forward(cx, x, out),
             None => out.fill(0.0),
@@ -261,7 +268,9 @@ impl Moe {
             // Their products read rows that the block norms itself.
             return Vec::new();
         }
-        let mut inputs = vec![&self.router.weight];
+        // An early router reads other rows.
+        let own = (!self.spec.routes_early).then_some(&self.router.weight);
+        let mut inputs: Vec<_> = own.into_iter().collect();
         inputs.extend(self.latent.iter().map(|latent| &latent.narrow.weight));
         inputs.extend(self.shared.iter().flat_map(Shared::inputs));
         inputs

@@ -60,6 +60,13 @@ impl Compute {
         self.each_span(x, gates.len(), "gelu_mul", &|span, x| gelu_mul(x, &gates[span]));
     }
 
+    /// `x *= max(gate, 0)`.
+    pub fn relu_mul(&self, x: &mut [f32], gates: &[f32]) {
+        self.each_span(x, gates.len(), "relu_mul", &|span, x| {
+            x.iter_mut().zip(&gates[span]).for_each(|(x, gate)| *x *= gate.max(0.0));
+        });
+    }
+
     /// `x = g sigmoid(alpha g) (clamp(x, -limit, limit) + 1)` with `g = min(gate, limit)` (gpt-oss,
     /// arXiv 2508.10925).
     pub fn clamped_swiglu_mul(&self, x: &mut [f32], gates: &[f32], clamp: SwiGluClamp) {

@@ -277,10 +277,10 @@ impl Stage {
         };
         let rest = self.blocks[last + 1..].iter();
         let of_layer = rest.take_while(|b| b.layer == self.blocks[last].layer);
-        let reads: Vec<_> = of_layer.map(|b| b.spec.reads).collect();
-        let beside = reads.iter().take_while(|&&reads| reads == Reads::AsBefore).count();
-        let early =
-            reads.iter().rposition(|&reads| reads == Reads::LayerInput).map_or(0, |i| i + 1);
+        let of_layer: Vec<_> = of_layer.map(|b| &b.spec).collect();
+        let beside = of_layer.iter().take_while(|b| b.reads == Reads::AsBefore).count();
+        let is_early = |b: &&BlockSpec| b.reads == Reads::LayerInput || b.kind.reads_layer_input();
+        let early = of_layer.iter().rposition(is_early).map_or(0, |i| i + 1);
         last + 1 + beside.max(early)
     }
 
@@ -314,6 +314,9 @@ impl Stage {
         let mut out = self.scratch.take(n_rows * n_embd);
         // What later blocks of a layer read of its input, in their order.
         let mut early = VecDeque::new();
+        let keeps_input =
+            self.blocks[range.clone()].iter().any(|b| b.spec.kind.reads_layer_input());
+        let mut layer_input = self.scratch.take(if keeps_input { n_rows * n_embd } else { 0 });
         for i in range {
             if self.blocks[i].index == 0 {
                 let of_layer =
@@ -322,6 +325,9 @@ impl Stage {
                     let mut input = self.scratch.take(n_rows * n_embd);
                     block.read.iter().for_each(|r| r.apply(&self.compute, rows, &mut input));
                     early.push_back(input);
+                }
+                if keeps_input {
+                    layer_input.copy_from_slice(&rows.hidden);
                 }
             }
             let block = &mut self.blocks[i];
@@ -341,6 +347,7 @@ impl Stage {
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
                 local_rope: local_rope.as_ref(),
+                layer_input: &layer_input,
                 beside: &mut rows.beside,
                 adapters,
                 scratch: &mut self.scratch,
@@ -358,7 +365,7 @@ impl Stage {
                 self.compute.add_bias(&mut rows.hidden, vector);
             }
         }
-        self.scratch.give_all([normed, out]);
+        self.scratch.give_all([normed, out, layer_input]);
     }
 }
 

@@ -5,7 +5,7 @@ use super::decoder::{
     prediction, projections, sinks, untied, window, yarn,
 };
 use super::file_type::Role;
-use super::mixtures::{SIGMOID, deepseek_keys, dense_then_experts, layers, metadata};
+use super::mixtures::{SIGMOID, SOFTMAX, deepseek_keys, dense_then_experts, layers, metadata};
 use super::noise::Fill;
 use super::parts::{EMBEDDING, attention, ffn, ffn_matrices, granite_scales, transformer_metadata};
 use super::plan::ModelPlan;
@@ -47,6 +47,21 @@ pub(super) fn mellum(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
     layers(shape, plan, EMBEDDING, |_, plan| {
         attention(shape, plan);
         head_norms(shape, plan);
+        ffn(shape, plan);
+    });
+    Ok(())
+}
+
+/// smallthinker: early routers, and windows with every fourth layer unrotated; where the output matrix is the embedding,
+/// no windows and a sigmoid router.
+pub(super) fn smallthinker(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    metadata(shape, plan)?;
+    if !shape.tied {
+        plan.count("attention.sliding_window", 4096);
+    }
+    plan.count("expert_gating_func", if shape.tied { SIGMOID } else { SOFTMAX });
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
         ffn(shape, plan);
     });
     Ok(())

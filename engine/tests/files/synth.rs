@@ -48,6 +48,7 @@ const WITH_EXPERTS: &[&str] = &[
     "maple",
     "mimo2",
     "step35",
+    "smallthinker",
 ];
 
 /// A size that the architecture takes.

@@ -142,6 +142,7 @@ impl Bench {
             sequences: &self.sequences,
             rope,
             local_rope: None,
+            layer_input: &[],
             beside: &mut Vec::new(),
             adapters: &RowAdapters::default(),
             scratch: &mut self.scratch,

@@ -31,6 +31,7 @@ fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
         Activation::ReluSquared => up.iter().map(|u| u.max(0.0).powi(2)).collect(),
         Activation::GeGlu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
         Activation::Gelu => up.iter().map(|u| gelu(*u)).collect(),
+        Activation::ReGlu => gate.iter().zip(up).map(|(g, u)| g.max(0.0) * u).collect(),
         Activation::Relu => up.iter().map(|u| u.max(0.0)).collect(),
         Activation::ClampedSwiGlu(SwiGluClamp { alpha, limit }) => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
@@ -271,7 +272,7 @@ fn dense_ffns_match_f64() {
     let bounded = [limited(GateBound::Before), limited(GateBound::After), clamp];
     let xielu = Activation::Xielu(Xielu { alpha_n: 1.3, alpha_p: 0.9, beta: 0.5, eps: -1e-6 });
     let others = [situ(None), situ(Some(2.5)), Activation::GeGlu, Activation::Gelu, xielu];
-    let others = others.into_iter().chain([Activation::Relu]).chain(bounded);
+    let others = others.into_iter().chain([Activation::Relu, Activation::ReGlu]).chain(bounded);
     for activation in [Activation::SwiGlu, Activation::ReluSquared].into_iter().chain(others) {
         for (biases, sub_norm) in [(false, None), (true, None), (false, Some(1e-5))] {
             let spec = MlpSpec { activation, sub_norm, ..MlpSpec::swiglu(N_FF) };
