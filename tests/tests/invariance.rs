@@ -21,7 +21,7 @@ const PROMPT: usize = 1_150;
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream.
-const MODELS: [&str; 40] = [
+const MODELS: [&str; 41] = [
     "llama",
     "qwen3",
     "granite",
@@ -61,6 +61,7 @@ const MODELS: [&str; 40] = [
     "apertus",
     "gemma4",
     "gemma4-moe",
+    "grovemoe",
     "smallthinker",
 ];
 

@@ -97,6 +97,8 @@ pub struct MoeSpec {
     /// Epsilon of norms that the shared expert and the others have of their own, before and behind them, where the
     /// block reads rows that are not normed; `None` where both read the same normed rows.
     pub branch_eps: Option<f32>,
+    /// Experts that groups of them share.
+    pub adjugates: Option<AdjugateSpec>,
     /// An expert that every token uses.
     pub shared: Option<SharedExpertSpec>,
 }
@@ -119,6 +121,7 @@ impl MoeSpec {
             output_scale: 1.0,
             latent: None,
             branch_eps: None,
+            adjugates: None,
             shared: None,
         }
     }
@@ -133,6 +136,25 @@ pub struct LatentSpec {
     pub stem: &'static str,
     /// Epsilon of an RMS norm of the experts' sum before it is widened; `None` without it.
     pub norm_eps: Option<f32>,
+}
+
+/// An expert for each group of consecutive experts (`ffn_{gate,up,down}_chexps`). It reads the sum of the chosen experts,
+/// and what it gives is added to that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdjugateSpec {
+    /// Experts of a group; divides their number.
+    pub per_group: usize,
+    /// Inner width.
+    pub n_ff: usize,
+    /// Multiplies the sum of the adjugates.
+    pub scale: f32,
+}
+
+impl AdjugateSpec {
+    /// Adjugates that a token uses, of `n_expert` experts of which it uses `n_used`.
+    pub fn n_used(&self, n_expert: usize, n_used: usize) -> usize {
+        n_used.min(n_expert / self.per_group)
+    }
 }
 
 /// From a router's logits to the weights of experts.

@@ -37,6 +37,7 @@ mod gpt_oss;
 mod gptneox;
 mod granite;
 mod grok;
+mod grovemoe;
 mod hparams;
 mod hunyuan;
 mod internlm2;
@@ -89,7 +90,7 @@ pub use attention_spec::{
 };
 pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
 pub use ffn_spec::{
-    Activation, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+    Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
 pub use hparams::Hparams;
 pub use recurrent_spec::{
@@ -158,6 +159,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("granitehybrid", granite::describe_hybrid),
     ("granitemoe", granite::describe),
     ("grok", grok::describe),
+    ("grovemoe", grovemoe::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
     ("hy_v3", hunyuan::describe_v3),

@@ -44,7 +44,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["minimax-01"], "its lightning attention does not run yet"),
     (&["bailingmoe3"], "its mixture of KDA and latent attention does not run yet"),
     (&["gemma3n"], "its layers have embeddings of their own, which do not run yet"),
-    (&["grovemoe"], "its experts in groups with a second kind of expert do not run yet"),
     (&["graniteswitch"], "its adapters, which tokens switch, do not run yet"),
     (
         &["nanbeige", "hrm_text"],

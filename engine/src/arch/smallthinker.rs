@@ -65,6 +65,7 @@ mod tests {
             writer.set("general.architecture", "smallthinker").unwrap();
             for (name, value) in [
                 ("block_count", 4),
+                ("context_length", 128),
                 ("embedding_length", 32),
                 ("attention.head_count", 2),
                 ("attention.sliding_window", window),

@@ -346,6 +346,10 @@ impl BlockKind {
     pub fn active_share(&self, tensor: &str) -> f64 {
         match self {
             Self::Moe(m) if tensor.contains("_exps.") => m.n_used as f64 / m.n_expert as f64,
+            Self::Moe(m) if tensor.contains("_chexps.") => m.adjugates.map_or(1.0, |adjugates| {
+                let n_group = m.n_expert / adjugates.per_group;
+                adjugates.n_used(m.n_expert, m.n_used) as f64 / n_group as f64
+            }),
             _ => 1.0,
         }
     }

@@ -8,6 +8,7 @@ mod attention;
 mod branches;
 mod channel_mix;
 mod delta_net;
+mod experts;
 mod kda;
 mod linear;
 mod lora;

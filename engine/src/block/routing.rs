@@ -32,6 +32,19 @@ pub(super) fn choose(probs: &[f32], bias: Option<&[f32]>, spec: &MoeSpec) -> Vec
     order.into_iter().map(|e| (e, probs[e] / norm * spec.weights_scale)).collect()
 }
 
+/// The adjugates of one row with their weights: those of the groups of its `n_used` best experts, each as often as its
+/// group has one of them. Group `g` has the probability of expert `g`, divided by the sum of those that are used.
+pub(super) fn choose_adjugates(
+    probs: &[f32],
+    per_group: usize,
+    n_used: usize,
+) -> Vec<(usize, f32)> {
+    let groups: Vec<usize> = best(probs, n_used).into_iter().map(|e| e / per_group).collect();
+    let mut sum = 0.0;
+    groups.iter().for_each(|&g| sum += probs[g]);
+    groups.into_iter().map(|g| (g, probs[g] / sum.max(MIN_WEIGHT_SUM))).collect()
+}
+
 /// Indices of the `n` highest scores, descending; ties by ascending index.
 fn best(scores: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
@@ -143,6 +156,14 @@ mod tests {
         let spec = MoeSpec { norm_weights: false, ..MoeSpec::new(4, 2, 8) };
         let picks = choose(&[0.4, 0.3, 0.2, 0.1], Some(&[-1.0, 0.0, 0.0, 0.5]), &spec);
         assert_eq!(picks, [(3, 0.1), (1, 0.3)]);
+    }
+
+    #[test]
+    fn groups_have_the_probability_of_the_expert_of_their_number() {
+        let picks = choose_adjugates(&[0.1, 0.2, 0.05, 0.05, 0.4, 0.2], 2, 3);
+        // Experts 4, 1 and 5 are the best: of groups 2, 0 and 2.
+        let sum = 0.05f32 + 0.1 + 0.05;
+        assert_eq!(picks, [(2, 0.05 / sum), (0, 0.1 / sum), (2, 0.05 / sum)]);
     }
 
     #[test]

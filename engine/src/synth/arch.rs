@@ -130,6 +130,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "gemma4", build: gated::gemma4 },
     Arch { name: "bitnet", build: later::bitnet },
     Arch { name: "smallthinker", build: gated::smallthinker },
+    Arch { name: "grovemoe", build: gated::grovemoe },
     Arch { name: "bert", build: encoders::bert },
     Arch { name: "nomic-bert", build: encoders::nomic_bert },
     Arch { name: "nomic-bert-moe", build: encoders::nomic_bert_moe },

@@ -67,6 +67,28 @@ pub(super) fn smallthinker(shape: &Shape, plan: &mut ModelPlan) -> Result<(), St
     Ok(())
 }
 
+/// grovemoe: qwen3moe's block, an adjugate expert for every two experts.
+pub(super) fn grovemoe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    let experts = metadata(shape, plan)?;
+    if !experts.count.is_multiple_of(2) {
+        return Err("its experts come in pairs, choose a size with an even number".to_owned());
+    }
+    let (n, n_ff) = (experts.count / 2, experts.n_ff / 2);
+    plan.count("experts_per_group", 2);
+    plan.count("expert_chunk_feed_forward_length", n_ff);
+    plan.number("expert_group_scale", 0.5);
+    layers(shape, plan, EMBEDDING, |_, plan| {
+        attention(shape, plan);
+        head_norms(shape, plan);
+        ffn(shape, plan);
+        let (up, down) = ([shape.n_embd, n_ff, n], [n_ff, shape.n_embd, n]);
+        plan.matrix("ffn_gate_chexps", Role::Expert, &up, 1.0);
+        plan.matrix("ffn_up_chexps", Role::Expert, &up, 1.0);
+        plan.matrix("ffn_down_chexps", Role::FfnDown { expert: true }, &down, 1.0);
+    });
+    Ok(())
+}
+
 /// maple: qwen3moe's block, rotation in windows alone, bounded gates.
 pub(super) fn maple(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;

@@ -49,6 +49,7 @@ const WITH_EXPERTS: &[&str] = &[
     "mimo2",
     "step35",
     "smallthinker",
+    "grovemoe",
 ];
 
 /// A size that the architecture takes.

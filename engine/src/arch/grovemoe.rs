@@ -1,0 +1,73 @@
+//! `grovemoe`: qwen3moe's block, with an adjugate expert for each group of experts. (arXiv 2508.07785.)
+
+use super::decoder::{self, FFN_NORM};
+use super::{AdjugateSpec, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm, experts};
+use crate::error::ModelError;
+use crate::kernels::RopeLayout;
+
+pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let layer = |il: usize| {
+        let attention = AttentionSpec {
+            qk_norm: Some(QkNorm::heads(eps)),
+            output_bias: false,
+            ..decoder::attention(hp, il)?
+        };
+        let experts = experts::read(hp, il, |_| 0)?;
+        let adjugates = Some(adjugates(hp, experts.n_expert)?);
+        let experts = MoeSpec { adjugates, ..experts };
+        Ok(decoder::layer(eps, attention, FFN_NORM, BlockKind::Moe(experts)))
+    };
+    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+}
+
+fn adjugates(hp: &Hparams<'_>, n_expert: usize) -> Result<AdjugateSpec, ModelError> {
+    const GROUP: &str = "experts_per_group";
+    const WIDTH: &str = "expert_chunk_feed_forward_length";
+    let per_group = hp.need_u32(GROUP)? as usize;
+    if per_group == 0 || !n_expert.is_multiple_of(per_group) {
+        let problem = format!(
+            "groups of {per_group} do not divide {n_expert} experts: convert the model again from its source"
+        );
+        return Err(hp.bad(GROUP, &problem));
+    }
+    let n_ff = hp.need_u32(WIDTH)? as usize;
+    if n_ff == 0 {
+        return Err(hp.bad(WIDTH, "must be positive: convert the model again from its source"));
+    }
+    Ok(AdjugateSpec { per_group, n_ff, scale: hp.need_f32("expert_group_scale")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::describe;
+    use crate::gguf::{Gguf, GgufWriter};
+
+    #[test]
+    fn groups_that_do_not_fit_and_missing_widths_are_refused() {
+        let groups = ("experts_per_group", 3_u32, "do not divide 8 experts");
+        let width = ("experts_per_group", 2, "expert_chunk_feed_forward_length");
+        for (key, per_group, wanted) in [groups, width] {
+            let mut writer = GgufWriter::new();
+            writer.set("general.architecture", "grovemoe").unwrap();
+            for (name, value) in [
+                ("block_count", 4),
+                ("context_length", 128),
+                ("embedding_length", 32),
+                ("attention.head_count", 2),
+                ("expert_count", 8),
+                ("expert_used_count", 3),
+                ("expert_feed_forward_length", 16),
+                (key, per_group),
+            ] {
+                writer.set(&format!("grovemoe.{name}"), &value).unwrap();
+            }
+            writer.set("grovemoe.attention.layer_norm_rms_epsilon", &1e-5_f32).unwrap();
+            let mut bytes = Vec::new();
+            writer.write_header_only(&mut bytes).unwrap();
+            let model = Gguf::from_bytes(bytes.into(), "grove.gguf").unwrap();
+            let message = describe(&model).unwrap_err().to_string();
+            assert!(message.contains(wanted), "{message}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The matrices of a mixture's experts, and their work for the rows that a router sends them.
+
+use std::ops::Range;
+
+use super::BlockCx;
+use super::linear::{Linear, Projection, project_all};
+use super::mlp::activate;
+use super::routing::Routing;
+use crate::arch::Activation;
+use crate::error::ModelError;
+use crate::kernels::ActRows;
+use crate::weights::WeightLoader;
+
+/// Experts of one size.
+pub(super) struct Experts {
+    n_ff: usize,
+    activation: Activation,
+    /// Whether weights multiply what an expert reads, not what it gives.
+    weigh_input: bool,
+    /// Empty where the activation has no gate.
+    gate: Vec<Linear>,
+    up: Vec<Linear>,
+    down: Vec<Linear>,
+    /// Of gates, ways up and ways down, `[n_expert, rows]` each, where the file has them.
+    biases: [Option<Vec<f32>>; 3],
+}
+
+impl Experts {
+    /// Loads `n` experts that are `n_ff` wide inside, and work in rows of `width`, from `<stem>.ffn_{gate,up,down}_<suffix>`
+    /// (or `ffn_gate_up_<suffix>`).
+    pub(super) fn load(
+        (stem, suffix): (&str, &str),
+        [n, n_ff, width]: [usize; 3],
+        (activation, weigh_input): (Activation, bool),
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.ffn_{part}_{suffix}.weight");
+        let fused = name("gate_up");
+        let [gate, up] = match activation.is_gated() {
+            true if loader.has(&fused) => Linear::fused_experts(loader, &fused, n, n_ff, width)?,
+            true => [
+                Linear::experts(loader, &name("gate"), n, n_ff, width)?,
+                Linear::experts(loader, &name("up"), n, n_ff, width)?,
+            ],
+            false => [Vec::new(), Linear::experts(loader, &name("up"), n, n_ff, width)?],
+        };
+        let mut bias = |part: &str, rows: usize| {
+            let name = format!("{stem}.ffn_{part}_{suffix}.bias");
+            match loader.has(&name) {
+                true => loader.values(&name, &[rows, n]).map(Some),
+                false => Ok(None),
+            }
+        };
+        let biases = [bias("gate", n_ff)?, bias("up", n_ff)?, bias("down", width)?];
+        let down = Linear::experts(loader, &name("down"), n, width, n_ff)?;
+        Ok(Self { n_ff, activation, weigh_input, gate, up, down, biases })
+    }
+
+    /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
+    pub(super) fn add(
+        &self,
+        cx: &mut BlockCx<'_>,
+        x: &ActRows<'_>,
+        routing: &Routing,
+        out: &mut [f32],
+    ) {
+        let (width, n_pairs) = (x.cols(), routing.rows.len());
+        let mut gathered = cx.scratch.take(n_pairs * width);
+        for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(width)) {
+            out.copy_from_slice(x.row(*row as usize));
+        }
+        if self.weigh_input {
+            cx.compute.scale_rows(&mut gathered, width, &routing.weights());
+        }
+        let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
+        let inputs = self.gate.first().into_iter().chain(self.up.first());
+        let inputs: Vec<_> = inputs.map(|w| &w.weight).collect();
+        let expert_x = ActRows::new(cx.compute, &gathered, width, &inputs);
+        let mut up = cx.scratch.take(n_pairs * self.n_ff);
+        let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { up.len() });
+        let mut both = jobs(&self.up, &expert_x, &routing.spans, &mut up);
+        if !self.gate.is_empty() {
+            both.extend(jobs(&self.gate, &expert_x, &routing.spans, &mut gate));
+        }
+        project_all((cx.compute, cx.scratch), &adapters, &mut both);
+        drop(both);
+        drop(expert_x);
+        let [gate_bias, up_bias, down_bias] = &self.biases;
+        add_biases(cx, gate_bias.as_deref(), &routing.spans, self.n_ff, &mut gate);
+        add_biases(cx, up_bias.as_deref(), &routing.spans, self.n_ff, &mut up);
+        activate(cx.compute, self.activation, &gate, &mut up);
+        let inner_x = ActRows::new(cx.compute, &up, self.n_ff, &[&self.down[0].weight]);
+        let mut expert_out = cx.scratch.take(n_pairs * width);
+        let mut down = jobs(&self.down, &inner_x, &routing.spans, &mut expert_out);
+        project_all((cx.compute, cx.scratch), &adapters, &mut down);
+        drop(down);
+        add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            for choice in routing.choices(row) {
+                let from = &expert_out[choice.pair * width..][..width];
+                let weight = if self.weigh_input { 1.0 } else { choice.weight };
+                cx.compute.add_scaled(out, from, weight);
+            }
+        }
+        drop(inner_x);
+        cx.scratch.give_all([gathered, gate, up, expert_out]);
+    }
+
+    /// Bytes of all matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        [&self.gate, &self.up, &self.down].into_iter().flatten().map(Linear::nbytes).sum()
+    }
+}
+
+/// Adds to the rows of each expert its bias of `biases`, `[n_expert, width]`.
+fn add_biases(
+    cx: &BlockCx<'_>,
+    biases: Option<&[f32]>,
+    spans: &[(usize, Range<usize>)],
+    width: usize,
+    out: &mut [f32],
+) {
+    let Some(biases) = biases else { return };
+    for (expert, pairs) in spans {
+        let rows = &mut out[pairs.start * width..pairs.end * width];
+        cx.compute.add_bias(rows, &biases[expert * width..][..width]);
+    }
+}
+
+/// One projection for each expert that has rows; `out[n_pairs, rows of a matrix]`.
+fn jobs<'a>(
+    experts: &'a [Linear],
+    x: &'a ActRows<'a>,
+    spans: &[(usize, Range<usize>)],
+    mut out: &'a mut [f32],
+) -> Vec<Projection<'a>> {
+    let mut jobs = Vec::with_capacity(spans.len());
+    for (expert, pairs) in spans {
+        let w = &experts[*expert];
+        let (mine, rest) = std::mem::take(&mut out).split_at_mut(pairs.len() * w.rows());
+        out = rest;
+        jobs.push(w.job_of(x, pairs.clone(), mine));
+    }
+    jobs
+}
