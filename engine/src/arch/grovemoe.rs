@@ -40,17 +40,14 @@ fn adjugates(hp: &Hparams<'_>, n_expert: usize) -> Result<AdjugateSpec, ModelErr
 
 #[cfg(test)]
 mod tests {
-    use crate::arch::describe;
-    use crate::gguf::{Gguf, GgufWriter};
+    use crate::arch::headers::refusal;
 
     #[test]
     fn groups_that_do_not_fit_and_missing_widths_are_refused() {
-        let groups = ("experts_per_group", 3_u32, "do not divide 8 experts");
-        let width = ("experts_per_group", 2, "expert_chunk_feed_forward_length");
-        for (key, per_group, wanted) in [groups, width] {
-            let mut writer = GgufWriter::new();
-            writer.set("general.architecture", "grovemoe").unwrap();
-            for (name, value) in [
+        let uneven = (3, "do not divide 8 experts");
+        let without_width = (2, "expert_chunk_feed_forward_length");
+        for (per_group, wanted) in [uneven, without_width] {
+            let counts = [
                 ("block_count", 4),
                 ("context_length", 128),
                 ("embedding_length", 32),
@@ -58,15 +55,10 @@ mod tests {
                 ("expert_count", 8),
                 ("expert_used_count", 3),
                 ("expert_feed_forward_length", 16),
-                (key, per_group),
-            ] {
-                writer.set(&format!("grovemoe.{name}"), &value).unwrap();
-            }
-            writer.set("grovemoe.attention.layer_norm_rms_epsilon", &1e-5_f32).unwrap();
-            let mut bytes = Vec::new();
-            writer.write_header_only(&mut bytes).unwrap();
-            let model = Gguf::from_bytes(bytes.into(), "grove.gguf").unwrap();
-            let message = describe(&model).unwrap_err().to_string();
+                ("experts_per_group", per_group),
+            ];
+            let epsilon = ("attention.layer_norm_rms_epsilon", 1e-5);
+            let message = refusal("grovemoe", &counts, &[epsilon]);
             assert!(message.contains(wanted), "{message}");
         }
     }

@@ -38,6 +38,8 @@ mod gptneox;
 mod granite;
 mod grok;
 mod grovemoe;
+#[cfg(test)]
+mod headers;
 mod hparams;
 mod hunyuan;
 mod internlm2;

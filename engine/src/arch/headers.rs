@@ -1,0 +1,23 @@
+//! Headers of models, for tests of what an architecture refuses. No tensor stands behind them.
+
+use super::describe;
+use crate::gguf::{Gguf, GgufWriter};
+
+/// Why an architecture refuses a model with these keys, which stand behind the architecture's name.
+///
+/// # Panics
+/// Where it does not refuse the model.
+pub fn refusal(arch: &str, counts: &[(&str, u32)], numbers: &[(&str, f32)]) -> String {
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", arch).unwrap();
+    for (key, count) in counts {
+        writer.set(&format!("{arch}.{key}"), count).unwrap();
+    }
+    for (key, number) in numbers {
+        writer.set(&format!("{arch}.{key}"), number).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer.write_header_only(&mut bytes).unwrap();
+    let model = Gguf::from_bytes(bytes.into(), "header.gguf").unwrap();
+    describe(&model).unwrap_err().to_string()
+}
