@@ -20,8 +20,8 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
-/// embedded rows beside the stream.
-const MODELS: [&str; 41] = [
+/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are.
+const MODELS: [&str; 43] = [
     "llama",
     "qwen3",
     "granite",
@@ -63,6 +63,8 @@ const MODELS: [&str; 41] = [
     "gemma4-moe",
     "grovemoe",
     "smallthinker",
+    "qwen3vl",
+    "hunyuan_vl",
 ];
 
 fn path(model: &str) -> PathBuf {

@@ -1,17 +1,26 @@
-//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation.
+//! `ernie4_5` and `ernie4_5-moe`: llama's block with NORM rotation. `paddleocr` is the text of a model that reads images
+//! too: ernie4_5 with NEOX rotation of pairs in sections.
 //!
 //! ernie4_5-moe has dense leading layers. After them, every so many layers have experts, beside a shared one
 //! with a width of its own. A bias takes part in the choice of experts, and their weights are normed.
 
 use super::decoder::{self, FFN_NORM};
+use super::sections::{SectionOrder, Sections};
 use super::{
-    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, SharedExpertSpec, experts,
+    Activation, AttentionSpec, BlockKind, Hparams, ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec,
+    experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    build(hp, |_| Ok(None))
+    build(hp, decoder::rope(hp, RopeLayout::Norm)?, |_| Ok(None))
+}
+
+pub(super) fn describe_paddleocr(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let rope = decoder::rope(hp, RopeLayout::Neox)?;
+    let rope = Sections::need(hp)?.check(hp, &rope)?.of_text(rope, SectionOrder::Behind);
+    build(hp, rope, |_| Ok(None))
 }
 
 pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
@@ -20,15 +29,18 @@ pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     if step == 0 {
         return Err(hp.bad("interleave_moe_layer_step", "must be positive"));
     }
-    build(hp, |il| match il >= n_dense && (il + 1).is_multiple_of(step) {
-        true => moe(hp, il).map(Some),
-        false => Ok(None),
+    build(hp, decoder::rope(hp, RopeLayout::Norm)?, |il| {
+        match il >= n_dense && (il + 1).is_multiple_of(step) {
+            true => moe(hp, il).map(Some),
+            false => Ok(None),
+        }
     })
 }
 
 /// The layers; `experts` says which have some.
 fn build(
     hp: &Hparams<'_>,
+    rope: RopeSpec,
     experts: impl Fn(usize) -> Result<Option<MoeSpec>, ModelError>,
 ) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
@@ -41,7 +53,7 @@ fn build(
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
-    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Norm)?, layer)
+    decoder::model(hp, eps, rope, layer)
 }
 
 fn moe(hp: &Hparams<'_>, il: usize) -> Result<MoeSpec, ModelError> {

@@ -7,7 +7,10 @@
 use super::decoder::{
     self, ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, deepseek_experts,
 };
-use super::{Activation, AttentionSpec, BlockKind, Hparams, MlpSpec, ModelSpec, QkNorm, Router};
+use super::sections::{SectionOrder, Sections};
+use super::{
+    Activation, AttentionSpec, BlockKind, Hparams, MlpSpec, ModelSpec, QkNorm, RopeSpec, Router,
+};
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
@@ -21,7 +24,7 @@ pub(super) fn describe_glm4(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let ffn = BlockKind::Mlp(ffn);
         Ok(decoder::layer_with_post_norms(eps, before, attention, ffn, after))
     };
-    decoder::model(hp, eps, decoder::rope(hp, layout(hp, RopeLayout::Norm)?)?, layer)
+    decoder::model(hp, eps, rope(hp, RopeLayout::Norm)?, layer)
 }
 
 pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
@@ -40,12 +43,15 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
         };
         Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
     };
-    decoder::model(hp, eps, decoder::rope(hp, layout(hp, RopeLayout::Neox)?)?, layer)
+    decoder::model(hp, eps, rope(hp, RopeLayout::Neox)?, layer)
 }
 
-/// Where `rope.dimension_sections` has one that is not 0, angles are those of text in every section, and
-/// pairs lie half the rotated part apart.
-fn layout(hp: &Hparams<'_>, plain: RopeLayout) -> Result<RopeLayout, ModelError> {
-    let sections = hp.i32s("rope.dimension_sections")?.unwrap_or_default();
-    Ok(if sections.iter().any(|&n| n > 0) { RopeLayout::Neox } else { plain })
+/// The rotation: `plain`, or of pairs in sections, which lie half the rotated part apart.
+fn rope(hp: &Hparams<'_>, plain: RopeLayout) -> Result<RopeSpec, ModelError> {
+    match Sections::read(hp)?.filter(|sections| sections.has_axes()) {
+        Some(sections) => {
+            Ok(sections.of_text(decoder::rope(hp, RopeLayout::Neox)?, SectionOrder::Behind))
+        }
+        None => decoder::rope(hp, plain),
+    }
 }

@@ -16,6 +16,7 @@ const FAMILY: Family = Family {
     granite_scales: true,
     rotation_switch: true,
     mamba2: false,
+    sections: None,
 };
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

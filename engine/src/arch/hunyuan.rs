@@ -1,25 +1,46 @@
-//! `hunyuan-dense`, `hunyuan-moe`, `maincoder` and `hy_v3`. The first three norm each head of q and k after the
-//! rotation, hy_v3 before it. maincoder is hunyuan-dense with NORM rotation. hunyuan-moe has experts in every layer, beside a shared one that has a width of its own. In the dense model,
-//! `rope.scaling.alpha` may stretch the rotation's base. hy_v3 has experts in the layers that have a router: a sigmoid,
-//! with a bias that takes part in the choice.
+//! `hunyuan-dense`, `hunyuan_vl`, `hunyuan-moe`, `maincoder` and `hy_v3`. All but hy_v3 norm each head of q and k after
+//! the rotation, hy_v3 before it. In the dense model, `rope.scaling.alpha` may stretch the rotation's base. hunyuan_vl is
+//! the text of a model that reads images too: the dense one with rotated pairs in sections, where the file has these.
+//! maincoder is the dense one with NORM rotation.
+//!
+//! hunyuan-moe has experts in every layer, beside a shared one that has a width of its own. hy_v3 has experts in the
+//! layers that have a router: a sigmoid, with a bias that takes part in the choice.
 
 use super::decoder::{self, FFN_NORM, experts_beside_one, experts_or_dense};
+use super::sections::{SectionOrder, Sections};
 use super::{
-    Activation, AttentionSpec, BlockKind, Hparams, LayerSpec, ModelSpec, MoeSpec, QkNorm, Router,
-    SharedExpertSpec, experts,
+    Activation, AttentionSpec, BlockKind, Hparams, LayerSpec, ModelSpec, MoeSpec, QkNorm, RopeSpec,
+    Router, SharedExpertSpec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
 
 pub(super) fn describe_dense(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
-    let mut rope = decoder::rope_with_factors(hp, RopeLayout::Neox)?;
+    let rope = stretched(hp, decoder::rope_with_factors(hp, RopeLayout::Neox)?)?;
+    decoder::model(hp, eps, rope, |il| dense_layer(hp, eps, il))
+}
+
+pub(super) fn describe_vl(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    let eps = hp.rms_eps()?;
+    let rope = stretched(hp, decoder::rope(hp, RopeLayout::Neox)?)?;
+    let rope = match Sections::read(hp)? {
+        Some(sections) => {
+            sections.with_axes(hp)?.check(hp, &rope)?.of_text(rope, SectionOrder::Behind)
+        }
+        None => rope,
+    };
+    decoder::model(hp, eps, rope, |il| dense_layer(hp, eps, il))
+}
+
+/// `rope` with its base stretched, where the file says by how much.
+fn stretched(hp: &Hparams<'_>, mut rope: RopeSpec) -> Result<RopeSpec, ModelError> {
     if let Some(alpha) = hp.f32("rope.scaling.alpha")?.filter(|&alpha| alpha > 0.0) {
         let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
         let power = head_dim as f64 / (head_dim as f64 - 2.0);
         rope.freq_base *= libm::pow(f64::from(alpha), power) as f32;
     }
-    decoder::model(hp, eps, rope, |il| dense_layer(hp, eps, il))
+    Ok(rope)
 }
 
 pub(super) fn describe_maincoder(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

@@ -15,6 +15,7 @@ const FAMILY: Family = Family {
     granite_scales: false,
     rotation_switch: false,
     mamba2: false,
+    sections: None,
 };
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

@@ -75,6 +75,7 @@ mod residual;
 mod rope;
 mod rwkv6;
 mod rwkv7;
+mod sections;
 mod seed_oss;
 mod smallthinker;
 mod spec;
@@ -164,6 +165,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("grovemoe", grovemoe::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
+    ("hunyuan_vl", hunyuan::describe_vl),
     ("hy_v3", hunyuan::describe_v3),
     ("internlm2", internlm2::describe),
     ("jais", gpt2::describe_jais),
@@ -204,6 +206,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("olmoe", olmo::describe_olmoe),
     ("openelm", openelm::describe),
     ("orion", starcoder2::describe_orion),
+    ("paddleocr", ernie::describe_paddleocr),
     ("pangu-embedded", internlm2::describe_pangu),
     ("phi2", gptneox::describe_phi2),
     ("phi3", phi3::describe),
@@ -215,11 +218,14 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen", qwen::describe),
     ("qwen2", qwen::describe_qwen2),
     ("qwen2moe", qwen2moe::describe),
+    ("qwen2vl", qwen::describe_qwen2vl),
     ("qwen3", qwen::describe_qwen3),
     ("qwen35", qwen_next::describe_qwen35),
     ("qwen35moe", qwen_next::describe_qwen35moe),
     ("qwen3moe", qwen::describe_qwen3moe),
     ("qwen3next", qwen_next::describe_qwen3next),
+    ("qwen3vl", qwen::describe_qwen3vl),
+    ("qwen3vlmoe", qwen::describe_qwen3vlmoe),
     ("refact", baichuan::describe_refact),
     ("rwkv6", rwkv6::describe),
     ("rwkv6qwen2", rwkv6::describe_qwen2),

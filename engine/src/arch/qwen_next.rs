@@ -4,6 +4,7 @@
 //! qwen35 is dense. The other two have experts behind a softmax router, beside a shared expert that has a
 //! gate.
 
+use super::sections::{SectionOrder, Sections};
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, GateSource, HeadGate, Hparams,
     LayerSpec, MlpSpec, ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec,
@@ -22,14 +23,20 @@ pub(super) fn describe_qwen3next(hp: &Hparams<'_>) -> Result<ModelSpec, ModelErr
 
 /// Dense; the converter laid the value heads out in turns of the key heads.
 pub(super) fn describe_qwen35(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    check_sections(hp)?;
-    describe(hp, KeyHeads::Tiled, &dense_ffn)
+    describe_35(hp, &dense_ffn)
 }
 
 /// As qwen35, with experts.
 pub(super) fn describe_qwen35moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
-    check_sections(hp)?;
-    describe(hp, KeyHeads::Tiled, &experts_ffn)
+    describe_35(hp, &experts_ffn)
+}
+
+/// Both have their rotated pairs in sections.
+fn describe_35(hp: &Hparams<'_>, ffn: &Ffn) -> Result<ModelSpec, ModelError> {
+    let sections = Sections::need(hp)?;
+    let spec = describe(hp, KeyHeads::Tiled, ffn)?;
+    let rope = spec.rope.map(|rope| sections.of_text(rope, SectionOrder::Turns));
+    Ok(ModelSpec { rope, ..spec })
 }
 
 /// Describes the FFN of a layer.
@@ -97,31 +104,6 @@ fn recurrent_layers(hp: &Hparams<'_>) -> Result<Vec<bool>, ModelError> {
         return Err(hp.bad("full_attention_interval", "must be positive"));
     }
     Ok((1..=hp.n_layer()).map(|i| i % interval != 0).collect())
-}
-
-/// Refuses rotations whose pairs are not all in the first three sections: text has one position for
-/// these three and none for the fourth.
-fn check_sections(hp: &Hparams<'_>) -> Result<(), ModelError> {
-    let key = "rope.dimension_sections";
-    let Some(sections) = hp.i32s(key)? else {
-        return Err(hp.bad(key, "must be present"));
-    };
-    let (head_dim, _) = hp.head_dims(hp.need_per_layer("attention.head_count")?[0])?;
-    let n_pairs = hp.u32("rope.dimension_count")?.map_or(head_dim, |n| n as usize) / 2;
-    let sizes: Vec<usize> = sections.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
-    let total: usize = sizes.iter().sum();
-    if sizes.len() != 4 || total == 0 {
-        return Err(hp.bad(key, "must be 4 sizes, not all of them 0"));
-    }
-    // Sections take turns: time, height, width, as long as each has pairs left.
-    let in_turn = |sector: usize| sector < 3 * sizes[sector % 3];
-    match (0..n_pairs).find(|pair| !in_turn(pair % total)) {
-        Some(pair) => Err(ModelError::Unsupported(format!(
-            "{} with rotated pair {pair} in the fourth of the sections {sections:?}",
-            hp.arch()
-        ))),
-        None => Ok(()),
-    }
 }
 
 fn dense_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {

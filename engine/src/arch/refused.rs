@@ -14,19 +14,7 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["dream", "llada", "llada-moe", "rnd1"],
         "it is a diffusion model: it does not write from left to right",
     ),
-    (
-        &[
-            "qwen2vl",
-            "qwen3vl",
-            "qwen3vlmoe",
-            "hunyuan_vl",
-            "paddleocr",
-            "deepseek2-ocr",
-            "cogvlm",
-            "chameleon",
-        ],
-        "it is made for images, which do not run yet",
-    ),
+    (&["deepseek2-ocr", "cogvlm", "chameleon"], "it is made for images, which do not run yet"),
     (&["gptj"], "llama.cpp has its name too, and does not run it either"),
     (
         &[

@@ -24,6 +24,8 @@ pub struct RopeSpec {
     pub factors: Option<RopeFactors>,
     /// Values of that tensor; where they are more than pairs, the last serve a wider rotation.
     pub n_factors: usize,
+    /// Pairs, in order, whose position is 0 everywhere: they are not rotated.
+    pub still: Vec<usize>,
 }
 
 /// Which tensor `[n_rot / 2]` divides the angles.
@@ -117,6 +119,7 @@ impl RopeSpec {
             yarn,
             factors,
             n_factors: n_rot / 2,
+            still: Vec::new(),
         })
     }
 }

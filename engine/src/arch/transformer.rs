@@ -1,6 +1,7 @@
 //! What plain transformer architectures have in common: a residual stack of attention and FFN. Their
 //! differences are the fields of [`Family`]. Hybrid models list their blocks in their own files.
 
+use super::sections::{SectionOrder, Sections};
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
     ModelSpec, MoeSpec, OUTPUT_NORM, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec,
@@ -25,6 +26,8 @@ pub(super) struct Family {
     pub rotation_switch: bool,
     /// Whether layers without KV heads have Mamba-2 mixers.
     pub mamba2: bool,
+    /// How the pairs are divided among the axes of pictures; `None`: they are not.
+    pub sections: Option<SectionOrder>,
 }
 
 /// Builds the spec of a plain transformer from its metadata.
@@ -99,7 +102,7 @@ fn ffn_spec(hp: &Hparams<'_>, family: &Family, il: usize) -> Result<BlockKind, M
         .map(|n| SharedExpertSpec::new(n as usize, Activation::SwiGlu));
     // Mixtral's key is the width of one expert; qwen3moe's is that of all used ones together.
     let experts = experts::read(hp, il, |n_used| match hp.arch() {
-        "qwen3moe" => n_ff / n_used,
+        "qwen3moe" | "qwen3vlmoe" => n_ff / n_used,
         _ => n_ff,
     })?;
     Ok(BlockKind::Moe(MoeSpec { shared, ..experts }))
@@ -119,5 +122,8 @@ fn rope_spec(hp: &Hparams<'_>, family: &Family) -> Result<Option<RopeSpec>, Mode
             &format!("is {}, but {} rotates whole heads of {head_dim}", rope.n_rot, hp.arch()),
         ));
     }
-    Ok(Some(rope))
+    Ok(Some(match family.sections {
+        Some(order) => Sections::need(hp)?.check(hp, &rope)?.of_text(rope, order),
+        None => rope,
+    }))
 }

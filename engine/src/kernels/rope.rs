@@ -30,7 +30,7 @@ pub struct RopeParams {
     pub freq_base: f32,
     /// Factor on every angle: 1 / linear scaling factor.
     pub freq_scale: f32,
-    /// Divisors per pair (`[n_rot / 2]`); `None`: ones.
+    /// Divisors per pair (`[n_rot / 2]`), infinite for one that is not rotated; `None`: ones.
     pub freq_factors: Option<Vec<f32>>,
     /// Factor on sine and cosine, before YaRN's own.
     pub attn_factor: f32,

@@ -421,6 +421,11 @@ fn load_rope(
         values.truncate(rope.n_rot / 2);
         freq_factors = Some(values);
     }
+    if !rope.still.is_empty() {
+        // Divided by infinity, a position is 0.
+        let factors = freq_factors.get_or_insert_with(|| vec![1.0; rope.n_rot / 2]);
+        rope.still.iter().for_each(|&pair| factors[pair] = f32::INFINITY);
+    }
     Ok(Some(RopeParams {
         layout: rope.layout,
         n_rot: rope.n_rot,

@@ -3,7 +3,8 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, hybrids, kimi,
-    kimi_k3, later, mamba2, mixtures, rwkv, rwkv6, thinned, transformer, unrotated, vocab,
+    kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer, unrotated,
+    vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -131,6 +132,11 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "bitnet", build: later::bitnet },
     Arch { name: "smallthinker", build: gated::smallthinker },
     Arch { name: "grovemoe", build: gated::grovemoe },
+    Arch { name: "qwen2vl", build: pictured::qwen2vl },
+    Arch { name: "qwen3vl", build: pictured::qwen3vl },
+    Arch { name: "qwen3vlmoe", build: pictured::qwen3vlmoe },
+    Arch { name: "hunyuan_vl", build: pictured::hunyuan_vl },
+    Arch { name: "paddleocr", build: pictured::paddleocr },
     Arch { name: "bert", build: encoders::bert },
     Arch { name: "nomic-bert", build: encoders::nomic_bert },
     Arch { name: "nomic-bert-moe", build: encoders::nomic_bert_moe },

@@ -22,6 +22,7 @@ mod mamba2;
 mod mixtures;
 mod noise;
 mod parts;
+mod pictured;
 mod plan;
 mod rwkv;
 mod rwkv6;

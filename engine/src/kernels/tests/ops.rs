@@ -282,6 +282,22 @@ fn rope_scales_and_divides_angles() {
 }
 
 #[test]
+fn pairs_that_infinity_divides_stay_but_for_the_magnitude() {
+    let still = |i: usize| i == 61 || i == 62;
+    let mut params = params(RopeLayout::Neox, 128);
+    params.freq_factors =
+        Some((0..64).map(|i| if still(i) { f32::INFINITY } else { 1.0 }).collect());
+    let angle = |p, i| if still(i) { 0.0 } else { plain_angle(p, i, 128, 10_000.0) };
+    check_rope(&params, 128, |p, i| (angle(p, i), 1.0));
+    params.freq_scale = 0.5;
+    params.attn_factor = 1.5;
+    check_rope(&params, 128, |p, i| (angle(p, i) * 0.5, 1.5));
+    params.yarn = Some(Yarn { ext_factor: 1.0, beta_fast: 32.0, beta_slow: 1.0, n_ctx_orig: 64 });
+    params.freq_scale = 1.0;
+    check_rope(&params, 128, |p, i| (angle(p, i), 1.5));
+}
+
+#[test]
 fn yarn_mixes_by_the_ramp() {
     let mut params = params(RopeLayout::Neox, 64);
     params.freq_scale = 0.125;
