@@ -138,6 +138,7 @@ fn attention(bench: &Bench, n_rows: usize, context: usize) {
         head_dim_k: 64,
         head_dim_v: 64,
         values: ValuePlace::Apart,
+        index_dim: 0,
         ty: KvType::F16,
     };
     let (n_head, dim) = (16, 64);

@@ -20,8 +20,9 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
-/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are.
-const MODELS: [&str; 43] = [
+/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In the last ones, rows attend
+/// to positions that an index chose.
+const MODELS: [&str; 45] = [
     "llama",
     "qwen3",
     "granite",
@@ -65,6 +66,8 @@ const MODELS: [&str; 43] = [
     "smallthinker",
     "qwen3vl",
     "hunyuan_vl",
+    "deepseek32",
+    "glm-dsa",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -161,6 +164,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("falcon-h1", KvType::F32),
         ("deepseek2", KvType::F16),
         ("deepseek2", KvType::Q8_0),
+        ("deepseek32", KvType::Q8_0),
+        ("glm-dsa", KvType::F16),
         ("kimi-linear", KvType::F16),
         ("kimi-k3", KvType::F16),
         ("qwen35", KvType::F32),
@@ -242,6 +247,8 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         ("deepseek2", KvType::F32),
         ("deepseek2", KvType::F16),
         ("deepseek2", KvType::Q8_0),
+        ("glm-dsa", KvType::F16),
+        ("glm-dsa", KvType::Q8_0),
     ] {
         let cuts = vec![2];
         let mut line =

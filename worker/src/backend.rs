@@ -142,6 +142,8 @@ pub struct StageShape {
     pub input_width: Option<u32>,
     /// f32 values of an outgoing boundary row; `None` on the last stage.
     pub output_width: Option<u32>,
+    /// Whether outgoing rows must not be rounded on their way.
+    pub output_exact: bool,
     /// Tokens of the vocabulary.
     pub n_vocab: u32,
 }

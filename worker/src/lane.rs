@@ -10,6 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::frame::{FrameError, check_ubatch};
 use brigade_proto::limits::{MAX_FRAME_BYTES, MAX_SMALL_BYTES};
@@ -175,6 +176,19 @@ async fn first_frame(inbound: &mut Streaming<LaneFrame>) -> Result<LaneOpen, Fai
     }
 }
 
+/// The type that rows leave in: the line's, unless they must not be rounded.
+fn boundary_type(grant: &LaneGrant) -> WireType {
+    let of_line = grant.order.wire_type;
+    if !grant.output_exact || of_line == WireType::F32 {
+        return of_line;
+    }
+    tracing::info!(
+        of_line = of_line.as_str_name(),
+        "rows of this cut name positions, and cross it in f32 whatever type the line has"
+    );
+    WireType::F32
+}
+
 async fn run_lane(
     worker: &Worker,
     grant: &LaneGrant,
@@ -194,7 +208,7 @@ async fn run_lane(
     let run = LaneRun {
         stage: grant.stage(),
         out: downstream.out(),
-        dtype: grant.order.wire_type,
+        dtype: boundary_type(grant),
         output_width: grant.output_width,
         cancel: grant.cancel.clone(),
         failed,

@@ -299,9 +299,11 @@ impl StageRunner for CpuStage {
     fn shape(&self) -> StageShape {
         let (spec, layers) = (self.stage.spec(), self.stage.layers());
         let width = |cut: usize| spec.boundary(cut).width() as u32;
+        let is_last = layers.end == spec.n_layer();
         StageShape {
+            output_exact: !is_last && spec.boundary(layers.end).exact,
             input_width: (layers.start > 0).then(|| width(layers.start)),
-            output_width: (layers.end < spec.n_layer()).then(|| width(layers.end)),
+            output_width: (!is_last).then(|| width(layers.end)),
             n_vocab: spec.n_vocab as u32,
         }
     }

@@ -3,8 +3,8 @@
 //! shared ones. (arXiv 2405.04434, arXiv 2412.19437.) In some, queries grow with the position.
 
 use super::{
-    Activation, BlockKind, BlockSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec,
-    RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, Temperature, experts, mla,
+    Activation, BlockKind, BlockSpec, ChosenSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec,
+    MoeSpec, RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, Temperature, experts, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -17,6 +17,16 @@ const LOG_MULTIPLIER_UNIT: f32 = 0.1;
 const GLM_FLASH: (std::ops::RangeInclusive<usize>, usize) = (47..=48, 154_880);
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    describe_with(hp, Router::Softmax, |_, _| Ok(None))
+}
+
+/// The same with positions that are chosen: `chosen` says so of each layer's block. `router` stands in where the file
+/// names none.
+pub(super) fn describe_with(
+    hp: &Hparams<'_>,
+    router: Router,
+    chosen: impl Fn(usize, &MlaSpec) -> Result<Option<ChosenSpec>, ModelError>,
+) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
     let temperature = temperature(hp)?;
     let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
@@ -28,8 +38,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     for il in 0..hp.n_layer() {
         let attention = mla::read(hp, il, eps)?;
         let scale = attention.scale * attention_scale;
-        let attention = BlockKind::Mla(MlaSpec { scale, rope: true, temperature, ..attention });
-        let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, n_vocab)? };
+        let chosen = chosen(il, &attention)?;
+        let attention = MlaSpec { scale, rope: true, temperature, chosen, ..attention };
+        let attention = BlockKind::Mla(attention);
+        let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, (n_vocab, router))? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
@@ -83,11 +95,15 @@ fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)))
 }
 
-fn moe(hp: &Hparams<'_>, il: usize, n_vocab: usize) -> Result<BlockKind, ModelError> {
+fn moe(
+    hp: &Hparams<'_>,
+    il: usize,
+    (n_vocab, router): (usize, Router),
+) -> Result<BlockKind, ModelError> {
     let experts = experts::read(hp, il, |_| 0)?;
     let n_shared = hp.need_u32("expert_shared_count")? as usize;
     let glm_flash = GLM_FLASH.0.contains(&hp.n_layer()) && n_vocab == GLM_FLASH.1;
-    let default = if glm_flash { Router::Sigmoid } else { Router::Softmax };
+    let default = if glm_flash { Router::Sigmoid } else { router };
     Ok(BlockKind::Moe(MoeSpec {
         router: hp.expert_router()?.unwrap_or(default),
         selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),

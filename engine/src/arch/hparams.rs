@@ -107,6 +107,14 @@ impl<'m> Hparams<'m> {
         })
     }
 
+    /// As [`Self::per_layer`], also of a list that has one for each layer that runs, and none for those behind.
+    pub fn per_run_layer(&self, key: &str) -> Result<Option<Vec<usize>>, GgufError> {
+        match self.model.meta().opt_u32_or_array(&self.key(key), self.n_layer()) {
+            Ok(list) => Ok(list.map(|values| values.into_iter().map(|v| v as usize).collect())),
+            Err(_) => self.per_layer(key),
+        }
+    }
+
     /// A list of i32, `None` where it is missing.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.model.meta().opt_i32s(&self.key(key))

@@ -43,5 +43,6 @@ pub(super) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
         eps,
         gated: false,
         temperature: None,
+        chosen: None,
     })
 }

@@ -21,6 +21,7 @@ mod deci;
 mod decoder;
 mod deepseek;
 mod deepseek2;
+mod deepseek32;
 mod delta_spec;
 mod encoder;
 mod ernie;
@@ -103,8 +104,8 @@ pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Beside, BlockKind, BlockSpec, BoundarySpec, HeadSpec, LayerSpec, LowRankSteps, Mamba2Spec,
-    MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
+    Beside, BlockKind, BlockSpec, BoundarySpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec,
+    LayerSpec, LowRankSteps, Mamba2Spec, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 
 use crate::error::ModelError;
@@ -138,6 +139,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
+    ("deepseek32", deepseek32::describe),
     ("dots1", deepseek::describe_dots1),
     ("ernie4_5", ernie::describe),
     ("ernie4_5-moe", ernie::describe_moe),
@@ -152,6 +154,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("gemma3", gemma::describe_gemma3),
     ("gemma4", gemma::describe_gemma4),
     ("gemma-embedding", gemma_embedding::describe),
+    ("glm-dsa", deepseek32::describe_glm),
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
     ("gpt-oss", gpt_oss::describe),

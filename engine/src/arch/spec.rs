@@ -5,8 +5,8 @@
 
 use super::{
     AttentionSpec, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams, KdaSpec, MambaSpec,
-    MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, ShortConvSpec, TOKEN_EMBD, Temperature,
-    TimeMix6Spec, TimeMixSpec,
+    MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec, TOKEN_EMBD,
+    Temperature, TimeMix6Spec, TimeMixSpec,
 };
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, SsdShape, Window};
@@ -84,6 +84,8 @@ pub enum Beside {
     FirstValue,
     /// The rows that come into the first layer.
     Embedding,
+    /// The positions that an index chose, as whole numbers. They go along only to layers that attend to the same.
+    Chosen,
 }
 
 impl ModelSpec {
@@ -162,12 +164,25 @@ impl ModelSpec {
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
     /// stream, then what goes along beside it.
     pub fn boundary(&self, cut: usize) -> BoundarySpec {
-        let beside = match self.skeleton.beside {
-            Beside::Nothing => 0,
-            Beside::FirstValue | Beside::Embedding => 1,
-        };
-        let kept = self.skeleton.residual.n_kept(cut);
-        BoundarySpec { widths: vec![self.n_embd; 1 + beside + kept] }
+        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_kept(cut)];
+        let chosen = self.chosen_before(cut);
+        match self.skeleton.beside {
+            Beside::Nothing => {}
+            Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
+            Beside::Chosen => widths.extend(chosen),
+        }
+        BoundarySpec { widths, exact: chosen.is_some() }
+    }
+
+    /// How many positions of each row a layer is told that the index of a layer before it chose; `None`: it is told of
+    /// none.
+    pub fn chosen_before(&self, layer: usize) -> Option<usize> {
+        self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
+            BlockKind::Mla(mla) => {
+                mla.chosen.filter(|c| c.by == ChosenBy::Before).map(|c| c.per_row)
+            }
+            _ => None,
+        })
     }
 
     /// Values that a token carries from layer to layer, at most: those of the widest cut.
@@ -181,6 +196,8 @@ impl ModelSpec {
 pub struct BoundarySpec {
     /// Width of each tensor, in values.
     pub widths: Vec<usize>,
+    /// Whether values must arrive as they are: some of them are positions, and a rounded one would be another.
+    pub exact: bool,
 }
 
 impl BoundarySpec {
@@ -325,7 +342,8 @@ impl BlockKind {
                 scan: m.shape.state_len(),
             },
             Self::Mla(m) => {
-                StateSpec::Paged { n_head: 1, per_head: [m.key_width(), 0], window: None }
+                let per_head = [m.key_width(), m.index_dim()];
+                StateSpec::Paged { n_head: 1, per_head, window: None }
             }
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
@@ -381,13 +399,56 @@ pub struct MlaSpec {
     pub gated: bool,
     /// A factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
+    /// Which positions a row attends to; `None`: to all before it.
+    pub chosen: Option<ChosenSpec>,
 }
 
 impl MlaSpec {
-    /// Width of what is remembered of a position.
+    /// Width of the key that is remembered of a position.
     pub fn key_width(&self) -> usize {
         self.kv_rank + self.n_pe
     }
+
+    /// Width of the index's key that is remembered of a position; 0: the block has no index.
+    pub fn index_dim(&self) -> usize {
+        match self.chosen {
+            Some(ChosenSpec { by: ChosenBy::Index(index), .. }) => index.head_dim,
+            _ => 0,
+        }
+    }
+}
+
+/// Sparse attention: a row attends to some of the positions before it (DeepSeek-V3.2, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChosenSpec {
+    /// Positions of a row at most.
+    pub per_row: usize,
+    /// Who chooses them.
+    pub by: ChosenBy,
+}
+
+/// Who chooses a row's positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ChosenBy {
+    /// The block's own index.
+    Index(IndexSpec),
+    /// The index of the last block before it that has one.
+    Before,
+}
+
+/// An index of positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IndexSpec {
+    /// Heads, which share its keys.
+    pub n_head: usize,
+    /// Width of its queries and keys. They begin with as many elements that are rotated as the block's own have.
+    pub head_dim: usize,
+    /// How these are rotated.
+    pub rotation: Rotation,
+    /// Epsilon of the norm of its keys.
+    pub eps: f32,
+    /// Whether later blocks attend to the same positions.
+    pub shared: bool,
 }
 
 /// Mamba-2's mixer (arXiv 2405.21060).

@@ -9,13 +9,14 @@
 //!
 //! So each head attends with the query `[W_k[h]ᵀ q_nope | q_pe]` to the one key `[c | k_pe]`, whose first
 //! part is also the value. A page holds keys only. `c` is normed, and the pe parts are rotated where the
-//! model rotates.
+//! model rotates. In some models an [`Index`] chooses the positions that a row attends to; then a page has its keys too.
 
+use super::BlockCx;
+use super::index::Index;
 use super::linear::Linear;
-use super::{BlockCx, project};
-use crate::arch::MlaSpec;
+use crate::arch::{ChosenBy, ChosenSpec, MlaSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, HeadColumns, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, AttendVariant, Chosen, HeadColumns, MatmulJob, PackedMatrix};
 use crate::quant::{self, GgmlType};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
@@ -34,6 +35,19 @@ pub struct Mla {
     /// `[n_head * head_dim_v, n_embd]`, where the block has a gate.
     gate: Option<Linear>,
     output: Linear,
+    index: Option<Index>,
+}
+
+/// What one forward pass borrows of the scratch for the projections of its rows.
+struct Projected {
+    /// `[n, n_head * (n_nope + n_pe)]`.
+    q: Vec<f32>,
+    /// `[n, kv_rank + n_pe]`, not yet normed and rotated.
+    key: Vec<f32>,
+    /// `[n, n_head * head_dim_v]`, empty without a gate.
+    gate: Vec<f32>,
+    /// Queries, keys and weights of the index, empty without one.
+    index: [Vec<f32>; 3],
 }
 
 /// How queries are made.
@@ -50,7 +64,7 @@ enum Query {
 impl Mla {
     /// Loads `<stem>.attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
     /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`; `attn_gate` of a
-    /// block with a gate.
+    /// block with a gate, `indexer` of one with an index.
     pub fn load(
         spec: &MlaSpec,
         stem: &str,
@@ -79,7 +93,15 @@ impl Mla {
             true => Some(Linear::matrix(loader, &name("gate"), n * spec.head_dim_v, n_embd)?),
             false => None,
         };
+        let index = match spec.chosen {
+            Some(ChosenSpec { per_row, by: ChosenBy::Index(index) }) => {
+                let widths = [n_embd, spec.q_rank.unwrap_or(n_embd)];
+                Some(Index::load((index, per_row), stem, widths, loader)?)
+            }
+            _ => None,
+        };
         Ok(Self {
+            index,
             query,
             kv_a: Linear::matrix(loader, &name("kv_a_mqa"), spec.key_width(), n_embd)?,
             kv_norm: loader.vector(&name("kv_a_norm"), rank)?,
@@ -100,35 +122,83 @@ impl Mla {
         out: &mut [f32],
     ) {
         let (n, spec) = (x.n_rows(), &self.spec);
-        let mut q = cx.scratch.take(n * self.query.input().rows());
-        let mut key = cx.scratch.take(n * spec.key_width());
-        let gate_width = self.gate.as_ref().map_or(0, Linear::rows);
-        let mut gate = cx.scratch.take(n * gate_width);
-        let mut jobs = vec![self.query.input().job(x, &mut q), self.kv_a.job(x, &mut key)];
-        jobs.extend(self.gate.as_ref().map(|w| w.job(x, &mut gate)));
-        cx.project(&mut jobs);
-        drop(jobs);
-        if let Query::LowRank { norm, b, .. } = &self.query {
-            cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
-            let wide = project(cx, b, &q);
-            cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
-        }
+        let Projected { q, mut key, gate, index: [mut index_q, mut index_key, weights] } =
+            self.project(cx, x);
         self.finish_keys(cx, n, &mut key);
+        if let Some(index) = &self.index {
+            index.finish_keys(cx, &mut index_key);
+        }
         let mut q_hat = self.absorb(cx, n, &q);
         if let Some(temperature) = spec.temperature {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.compute.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
-        kv.append(cx.compute, cx.parts, cx.sequences, &key, &[]);
-        let variant = (spec.scale, AttendVariant::default());
-        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q_hat, &mut latent);
+        kv.append(cx.compute, cx.parts, cx.sequences, &key, &index_key);
+        let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
+        self.attend(cx, kv, own.as_deref(), &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
         if self.gate.is_some() {
             cx.compute.sigmoid_mul(&mut heads, &gate);
         }
         self.output.forward(cx, &heads, out);
-        cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
+        cx.scratch.give_all([q, key, gate, index_q, index_key, weights, q_hat, latent, heads]);
+        cx.scratch.give_all([own.unwrap_or_default()]);
+    }
+
+    /// All projections of the rows before the attention.
+    fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
+        let (n, spec) = (x.n_rows(), &self.spec);
+        let mut take = |w: Option<&Linear>| cx.scratch.take(n * w.map_or(0, Linear::rows));
+        let index = self.index.as_ref();
+        let (mut q, mut key) = (take(Some(self.query.input())), take(Some(&self.kv_a)));
+        let mut gate = take(self.gate.as_ref());
+        let mut index_q = take(index.map(|index| &index.query));
+        let mut index_key = take(index.map(|index| &index.key));
+        let mut weights = take(index.map(|index| &index.weights));
+        let mut jobs = vec![self.query.input().job(x, &mut q), self.kv_a.job(x, &mut key)];
+        jobs.extend(self.gate.as_ref().map(|w| w.job(x, &mut gate)));
+        jobs.extend(index.map(|index| index.key.job(x, &mut index_key)));
+        jobs.extend(index.map(|index| index.weights.job(x, &mut weights)));
+        cx.project(&mut jobs);
+        drop(jobs);
+        if let Query::LowRank { norm, b, .. } = &self.query {
+            cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
+            let mut wide = cx.scratch.take(n * b.rows());
+            let readers: Vec<&PackedMatrix> =
+                [b].into_iter().chain(index.map(|index| &index.query)).map(|w| &w.weight).collect();
+            let narrow = ActRows::new(cx.compute, &q, b.cols(), &readers);
+            let mut jobs = vec![b.job(&narrow, &mut wide)];
+            jobs.extend(index.map(|index| index.query.job(&narrow, &mut index_q)));
+            cx.project(&mut jobs);
+            drop(jobs);
+            drop(narrow);
+            cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
+        }
+        Projected { q, key, gate, index: [index_q, index_key, weights] }
+    }
+
+    /// Attention of queries `[n, n_head, kv_rank + n_pe]` to all positions before their rows, to those that the block's
+    /// `own` index chose, or to those that came along beside the rows.
+    fn attend(
+        &self,
+        cx: &mut BlockCx<'_>,
+        kv: &KvCache,
+        own: Option<&[f32]>,
+        q_hat: &[f32],
+        latent: &mut [f32],
+    ) {
+        let spec = &self.spec;
+        let Some(ChosenSpec { per_row, .. }) = spec.chosen else {
+            let variant = (spec.scale, AttendVariant::default());
+            return kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, latent);
+        };
+        let n = latent.len() / (spec.n_head * spec.kv_rank);
+        let mut room = cx.scratch.take(Chosen::room_len(kv.layout(), per_row, n));
+        let positions = own.unwrap_or_else(|| &cx.beside[0]);
+        let of = (cx.compute, cx.parts, cx.sequences);
+        kv.attend_chosen(of, (spec.scale, Chosen { per_row, positions }), &mut room, q_hat, latent);
+        cx.scratch.give_all([room]);
     }
 
     /// Norms the compressed part of each key and rotates the rest, in place.
@@ -194,6 +264,7 @@ impl Mla {
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         let inputs = [self.query.input(), &self.kv_a].into_iter().chain(&self.gate);
+        let inputs = inputs.chain(self.index.iter().flat_map(|index| [&index.key, &index.weights]));
         inputs.map(|w| &w.weight).collect()
     }
 
@@ -205,7 +276,8 @@ impl Mla {
         };
         let own = [&self.kv_a, &self.output].into_iter().chain(&self.gate);
         let heads = self.k_b.iter().chain(&self.v_b).map(PackedMatrix::nbytes);
-        query + own.map(Linear::nbytes).chain(heads).sum::<usize>()
+        let index = self.index.as_ref().map_or(0, Index::nbytes);
+        query + index + own.map(Linear::nbytes).chain(heads).sum::<usize>()
     }
 }
 

@@ -9,6 +9,7 @@ mod branches;
 mod channel_mix;
 mod delta_net;
 mod experts;
+mod index;
 mod kda;
 mod linear;
 mod lora;

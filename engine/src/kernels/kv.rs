@@ -3,7 +3,7 @@
 //! Heads lie one after the other. A head has its keys as `[head_dim_k, KV_PAGE]`: lanes are positions, so
 //! that scores need no sum across lanes. Then come its values as `[KV_PAGE, head_dim_v]`, with rows filled up
 //! to whole lanes. Where values are the beginnings of keys (latent attention), a head has keys alone, as
-//! rows. Pages hold no pointers and no positions. So a byte copy of a page is a copy of its content, and that
+//! rows, and beside them the keys of an index, where there is one. Pages hold no pointers and no positions. So a byte copy of a page is a copy of its content, and that
 //! is how sequences are copied and saved.
 //!
 //! In `Q8_0` the elements are signed bytes. A position's key is cut into blocks of [`SCALE_ELEMS`] elements
@@ -78,6 +78,9 @@ pub struct KvLayout {
     pub head_dim_v: usize,
     /// Where values are stored.
     pub values: ValuePlace,
+    /// Elements of an index's key, which attention does not read; 0: there is none. One head has it, beside
+    /// [`ValuePlace::InKeys`].
+    pub index_dim: usize,
     /// Element type.
     pub ty: KvType,
 }
@@ -94,16 +97,26 @@ impl KvLayout {
         (self.ty.bytes_of(k) + self.ty.bytes_of(v)) * KV_PAGE
     }
 
-    /// Elements that a head's page has of a position: in keys, in values apart from them.
+    /// Elements that a head's page has of a position: in keys, and in the rows beside them.
     fn widths(&self) -> (usize, usize) {
         match self.values {
             ValuePlace::Apart => (self.head_dim_k, self.v_stride()),
-            ValuePlace::InKeys => (self.k_stride(), 0),
+            ValuePlace::InKeys => (self.k_stride(), self.index_stride()),
         }
     }
 
-    /// Where a head's page has the codes of keys, those of values, the scales of keys and those of
-    /// values, as bytes from its start.
+    /// Elements from one row beside the keys to the next: of values, or of an index's keys.
+    pub(super) fn beside_stride(&self) -> usize {
+        self.widths().1
+    }
+
+    /// Elements from one key of an index to the next.
+    pub(super) fn index_stride(&self) -> usize {
+        self.index_dim.next_multiple_of(LANES)
+    }
+
+    /// Where a head's page has the codes of keys, those of the rows beside them, the scales of keys and those of
+    /// the rows, as bytes from its start.
     #[inline]
     pub(super) fn planes(&self) -> [Range<usize>; 4] {
         let (k, v) = self.widths();
@@ -134,11 +147,11 @@ impl KvLayout {
         }
     }
 
-    /// Elements that a position's values bring into [`Compute::kv_write`].
+    /// Elements that a position brings into [`Compute::kv_write`] beside its keys.
     fn v_row(&self) -> usize {
         match self.values {
             ValuePlace::Apart => self.n_kv_head * self.head_dim_v,
-            ValuePlace::InKeys => 0,
+            ValuePlace::InKeys => self.n_kv_head * self.index_dim,
         }
     }
 
@@ -178,6 +191,7 @@ pub(super) struct KvRow<'a> {
     /// Position in the page.
     pub(super) pos: usize,
     pub(super) k: &'a [f32],
+    /// Its value, or its key of an index.
     pub(super) v: &'a [f32],
     pub(super) to: &'a mut [u8],
 }
@@ -187,8 +201,8 @@ impl Compute {
     ///
     /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block id `b`
     /// names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`. `v` is
-    /// `[n_rows, n_kv_head * head_dim_v]`, or empty where values are in the keys. Rows are as the parts
-    /// number them.
+    /// `[n_rows, n_kv_head * head_dim_v]`; where values are in the keys, `[n_rows, index_dim]`. Rows are as the
+    /// parts number them.
     ///
     /// # Panics
     /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.

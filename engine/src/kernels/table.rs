@@ -10,6 +10,7 @@ use super::delta::DeltaTile;
 use super::depth_attention::DepthRow;
 use super::error::KernelError;
 use super::gates::{SwiGluClamp, SwiGluLimit, Xielu};
+use super::index::IndexTile;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
@@ -77,6 +78,7 @@ pub struct Kernels {
     pub(super) wkv7_bonus: fn(&mut [f32], [&[f32]; 4]),
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
+    pub(super) index_scores: fn(&mut IndexTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
     pub(super) probe_dots: fn(usize) -> usize,
     pub(super) probe_fmas: fn(usize) -> usize,
@@ -134,6 +136,7 @@ impl Kernels {
             wkv7_bonus: cpu::wkv7::bonus::<S>,
             kv_write: cpu::kv::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
+            index_scores: cpu::index::index_scores::<S>,
             probe_read: cpu::probe::read::<S>,
             probe_dots: cpu::probe::dots::<S>,
             probe_fmas: cpu::probe::fmas::<S>,

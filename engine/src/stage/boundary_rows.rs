@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn tensors_cross_a_cut_in_order() {
-        let spec = BoundarySpec { widths: vec![2, 3, 1] };
+        let spec = BoundarySpec { widths: vec![2, 3, 1], exact: false };
         let data: Vec<f32> = (0..4 * spec.width()).map(|i| i as f32).collect();
         let carried =
             BoundaryRows::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);

@@ -6,6 +6,7 @@
 
 mod block_input;
 mod boundary_rows;
+mod chosen_rows;
 mod copies;
 mod embedding;
 mod fingerprint;
@@ -179,6 +180,11 @@ impl Stage {
         if self.head.is_none() {
             let of_rows = (&applied.parts[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
+            let chosen = self.spec.skeleton.beside == Beside::Chosen;
+            if chosen && self.spec.chosen_before(self.layers.end).is_none() {
+                // The next layer chooses anew.
+                rows.beside.clear();
+            }
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
@@ -250,7 +256,10 @@ impl Stage {
                         input.data.len()
                     )));
                 }
-                Ok(())
+                match self.spec.chosen_before(self.layers.start) {
+                    Some(per_row) => chosen_rows::check(per_row, self.spec.n_embd, ub, input),
+                    None => Ok(()),
+                }
             }
         }
     }

@@ -120,6 +120,7 @@ fn kv_layout(kind: &BlockKind, ty: KvType) -> Option<KvLayout> {
             head_dim_k: spec.head_dim_k,
             head_dim_v: spec.head_dim_v,
             values: ValuePlace::Apart,
+            index_dim: 0,
             ty,
         }),
         BlockKind::Mla(spec) => Some(KvLayout {
@@ -127,6 +128,7 @@ fn kv_layout(kind: &BlockKind, ty: KvType) -> Option<KvLayout> {
             head_dim_k: spec.key_width(),
             head_dim_v: spec.kv_rank,
             values: ValuePlace::InKeys,
+            index_dim: spec.index_dim(),
             ty,
         }),
         _ => None,

@@ -10,7 +10,9 @@ use super::places::{Places, pages_kept, visible};
 use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
 use crate::error::ModelError;
-use crate::kernels::{Attend, AttendPart, AttendVariant, Compute, KV_PAGE, KvLayout, Window};
+use crate::kernels::{
+    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, Window,
+};
 
 /// Pages of keys and values.
 pub struct KvCache {
@@ -125,7 +127,7 @@ impl KvCache {
         self.places.iter_mut().for_each(Places::clear);
     }
 
-    /// Writes keys `[n_rows, n_kv_head * head_dim_k]` and values of the ubatch's rows.
+    /// Writes keys `[n_rows, n_kv_head * head_dim_k]` and values, or keys of an index, of the ubatch's rows.
     pub fn append(
         &mut self,
         compute: &Compute,
@@ -182,6 +184,43 @@ impl KvCache {
         let n_head = q.len() / n_rows / layout.head_dim_k;
         compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
     }
+
+    /// The positions of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head *
+    /// index_dim]` and weights `[n_rows, n_head]`.
+    pub fn choose(
+        &self,
+        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        per_row: usize,
+        (queries, weights): (&[f32], &[f32]),
+        out: &mut [f32],
+    ) {
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
+        let (layout, pool) = (&self.layout, &self.pool[..]);
+        let n_head = queries.len() * per_row / out.len() / layout.index_dim;
+        let index = Index { layout, pool, parts: &parts, n_head, per_row };
+        compute.choose(&index, queries, weights, out);
+    }
+
+    /// As [`Self::attend`], to the positions that were chosen for each row; `room` is memory to work in
+    /// ([`Chosen::room_len`]).
+    pub fn attend_chosen(
+        &self,
+        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (scale, chosen): (f32, Chosen<'_>),
+        room: &mut [f32],
+        q: &[f32],
+        out: &mut [f32],
+    ) {
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
+        let (layout, pool) = (&self.layout, &self.pool[..]);
+        let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
+        let n_head = q.len() / n_rows / layout.head_dim_k;
+        let variant = AttendVariant::default();
+        let attend = Attend { layout, pool, parts: &parts, n_head, scale, variant };
+        compute.attend_chosen(&attend, &chosen, room, q, out);
+    }
 }
 
 /// The parts with their pages, as the kernels take them: of `tables`, where there are such.
@@ -214,6 +253,7 @@ mod tests {
         head_dim_k: 16,
         head_dim_v: 16,
         values: ValuePlace::Apart,
+        index_dim: 0,
         ty: KvType::F32,
     };
 

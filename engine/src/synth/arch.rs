@@ -2,8 +2,8 @@
 
 use super::plan::ModelPlan;
 use super::{
-    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, hybrids, kimi,
-    kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer, unrotated,
+    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, hybrids, indexed,
+    kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer, unrotated,
     vocab,
 };
 
@@ -46,6 +46,8 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "nemotron_h_moe", build: mamba2::nemotron_h_moe },
     Arch { name: "falcon-h1", build: mamba2::falcon_h1 },
     Arch { name: "deepseek2", build: deepseek::deepseek2 },
+    Arch { name: "deepseek32", build: indexed::deepseek32 },
+    Arch { name: "glm-dsa", build: indexed::glm_dsa },
     Arch { name: "gpt-oss", build: mixtures::gpt_oss },
     Arch { name: "glm4", build: dense::glm4 },
     Arch { name: "glm4moe", build: mixtures::glm4moe },

@@ -13,15 +13,29 @@ use super::plan::ModelPlan;
 /// deepseek2 as V3 has it: low-rank queries, one dense layer before the experts, sigmoid router with
 /// a bias, groups, YaRN.
 pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    yarn(shape, plan);
+    latent_model(shape, plan, |_, _, _| ())
+}
+
+/// The rotation as DeepSeek scales it.
+pub(super) fn yarn(shape: &Shape, plan: &mut ModelPlan) {
+    plan.text("rope.scaling.type", "yarn");
+    plan.number("rope.scaling.factor", 4.0);
+    plan.count("rope.scaling.original_context_length", shape.context.div_ceil(4));
+    plan.number("rope.scaling.yarn_log_multiplier", 0.0707);
+}
+
+/// A model with latent attention and experts behind dense layers; `more` adds to each layer's attention what else it has.
+pub(super) fn latent_model(
+    shape: &Shape,
+    plan: &mut ModelPlan,
+    more: impl Fn(usize, &Latent, &mut ModelPlan),
+) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let latent = Latent::of(shape);
     base_metadata(shape, plan);
     plan.count("attention.head_count_kv", 1);
     latent.metadata(shape, plan);
-    plan.text("rope.scaling.type", "yarn");
-    plan.number("rope.scaling.factor", 4.0);
-    plan.count("rope.scaling.original_context_length", shape.context.div_ceil(4));
-    plan.number("rope.scaling.yarn_log_multiplier", 0.0707);
     let n_dense = dense_layers(shape);
     plan.count("leading_dense_block_count", n_dense);
     plan.count("expert_feed_forward_length", experts.n_ff);
@@ -38,6 +52,7 @@ pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     for il in 0..shape.n_layer {
         plan.layer(il);
         latent_attention(shape, &latent, plan);
+        more(il, &latent, plan);
         if il < n_dense {
             ffn(&dense, plan);
         } else {
@@ -62,7 +77,7 @@ const SIGMOID: usize = 2;
 
 /// Widths of latent attention, in DeepSeek-V3's proportions to a head.
 pub(super) struct Latent {
-    q_rank: usize,
+    pub(super) q_rank: usize,
     kv_rank: usize,
     n_pe: usize,
 }

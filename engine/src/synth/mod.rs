@@ -15,6 +15,7 @@ mod encoders;
 mod file_type;
 mod gated;
 mod hybrids;
+mod indexed;
 mod kimi;
 mod kimi_k3;
 mod later;

@@ -42,6 +42,8 @@ pub struct LaneGrant {
     pub limits: FrameLimits,
     /// f32 values of an outgoing boundary row; 0 on the last stage.
     pub output_width: u32,
+    /// Whether outgoing rows must not be rounded on their way.
+    pub output_exact: bool,
     /// Where results go, on the last stage.
     pub results: Option<ResultSender>,
     /// Cancelled when the lane is over, or its epoch.
@@ -117,6 +119,7 @@ impl Worker {
         Ok(LaneGrant {
             limits: limits(&order, shape),
             output_width: shape.output_width.unwrap_or(0),
+            output_exact: shape.output_exact,
             epoch: *epoch,
             coordinator_id: coordinator_id.clone(),
             lane: *lane,

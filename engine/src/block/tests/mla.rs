@@ -2,11 +2,13 @@
 //! rows, and nothing is absorbed.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{BlockKind, MlaSpec};
+use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaSpec, Rotation};
 use crate::kernels::{RopeLayout, RopeParams, available};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;
+/// Elements of a head that are rotated.
+const N_PE: usize = 8;
 /// Rows of each sequence: over a page's end, and a short one.
 const LENGTHS: [usize; 2] = [90, 21];
 
@@ -16,18 +18,31 @@ fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
         q_rank,
         kv_rank: 24,
         n_nope: 16,
-        n_pe: 8,
+        n_pe: N_PE,
         head_dim_v: 20,
         scale: 0.7,
         rope,
         eps: EPS,
         gated: false,
         temperature: None,
+        chosen: None,
     }
 }
 
+/// Sizes of an index: as many heads as make equal scores unlikely.
+const INDEX: IndexSpec =
+    IndexSpec { n_head: 18, head_dim: 12, rotation: Rotation::Model, eps: EPS, shared: false };
+
 fn tensors(spec: &MlaSpec) -> Tensors {
     let mut tensors = Tensors::default();
+    if let (Some(_), Some(rank)) = (spec.chosen, spec.q_rank) {
+        let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.indexer.{part}"), ne);
+        add("attn_q_b.weight", &[rank, INDEX.n_head * INDEX.head_dim]);
+        add("attn_k.weight", &[N_EMBD, INDEX.head_dim]);
+        add("k_norm.weight", &[INDEX.head_dim]);
+        add("k_norm.bias", &[INDEX.head_dim]);
+        add("proj.weight", &[N_EMBD, INDEX.n_head]);
+    }
     let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.attn_{part}.weight"), ne);
     let n_q = spec.n_head * (spec.n_nope + spec.n_pe);
     match spec.q_rank {
@@ -101,7 +116,7 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
     let turned = |x: &[f64], pos| if spec.rope { rotated(x, pos) } else { x.to_vec() };
     // For each position: for each head [k_nope | k_pe] and v.
     let mut past: Vec<Vec<(Vec<f64>, Vec<f64>)>> = Vec::new();
-    let mut out = Vec::new();
+    let (mut index_keys, mut out) = (Vec::new(), Vec::new());
     for (pos, x) in x.chunks_exact(N_EMBD).enumerate() {
         let x = wide(x);
         let row = tensors.times(&name("kv_a_mqa"), 0, &x);
@@ -116,6 +131,16 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
             }
         };
         past.push((0..spec.n_head).map(|h| head(tensors, spec, h, &c, &k_pe)).collect());
+        let seen = match spec.chosen {
+            Some(chosen) => {
+                index_keys.push(index_key(tensors, &x, &turned, pos));
+                let narrow = tensors.times(&name("q_a"), 0, &x);
+                let narrow = normed(&narrow, tensors.get(&name("q_a_norm")));
+                best(tensors, &index_keys, [&x, &narrow], &turned, chosen.per_row)
+            }
+            None => (0..=pos).collect(),
+        };
+        let past: Vec<_> = seen.iter().map(|p| &past[*p]).collect();
         let mut heads = Vec::new();
         for (h, q) in q.chunks_exact(spec.n_nope + spec.n_pe).enumerate() {
             let q = [q[..spec.n_nope].to_vec(), turned(&q[spec.n_nope..], pos)].concat();
@@ -152,6 +177,55 @@ fn head(
     }
     key.extend_from_slice(k_pe);
     (key, tensors.times("blk.0.attn_v_b.weight", h, c))
+}
+
+/// The first elements of an index's head rotated, where the model rotates.
+fn turned_head(x: &[f64], turned: &dyn Fn(&[f64], usize) -> Vec<f64>, pos: usize) -> Vec<f64> {
+    [turned(&x[..N_PE], pos), x[N_PE..].to_vec()].concat()
+}
+
+/// The index's key of a row.
+fn index_key(
+    tensors: &Tensors,
+    x: &[f64],
+    turned: &dyn Fn(&[f64], usize) -> Vec<f64>,
+    pos: usize,
+) -> Vec<f64> {
+    let key = tensors.times("blk.0.indexer.attn_k.weight", 0, x);
+    let n = key.len() as f64;
+    let mean = key.iter().sum::<f64>() / n;
+    let variance = key.iter().map(|k| (k - mean).powi(2)).sum::<f64>() / n;
+    let weights = tensors.get("blk.0.indexer.k_norm.weight");
+    let biases = tensors.get("blk.0.indexer.k_norm.bias");
+    let norm = |(k, (w, b)): (&f64, (&f32, &f32))| {
+        (k - mean) / (variance + f64::from(EPS)).sqrt() * f64::from(*w) + f64::from(*b)
+    };
+    let key: Vec<f64> = key.iter().zip(weights.iter().zip(biases)).map(norm).collect();
+    turned_head(&key, turned, pos)
+}
+
+/// The positions that the last of these keys' rows, with this input and these narrow queries, attends to.
+fn best(
+    tensors: &Tensors,
+    keys: &[Vec<f64>],
+    [x, narrow]: [&[f64]; 2],
+    turned: &dyn Fn(&[f64], usize) -> Vec<f64>,
+    per_row: usize,
+) -> Vec<usize> {
+    let q = tensors.times("blk.0.indexer.attn_q_b.weight", 0, narrow);
+    let weights = tensors.times("blk.0.indexer.proj.weight", 0, x);
+    let score = |key: &[f64]| {
+        let of_head = |(q, w): (&[f64], &f64)| {
+            let q = turned_head(q, turned, keys.len() - 1);
+            w * q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>().max(0.0)
+        };
+        q.chunks_exact(INDEX.head_dim).zip(&weights).map(of_head).sum::<f64>()
+    };
+    let scores: Vec<f64> = keys.iter().map(|key| score(key)).collect();
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(per_row);
+    order
 }
 
 /// Both sequences in one ubatch against the definition, then cut and mixed for the same bits.
@@ -202,6 +276,16 @@ fn latent_attention_matches_its_definition() {
     ];
     for (q_rank, rope, gated) in variants {
         let spec = MlaSpec { gated, ..spec(q_rank, rope) };
+        let tensors = tensors(&spec);
+        check(&spec, &tensors, &tensors);
+    }
+}
+
+#[test]
+fn rows_attend_to_the_positions_that_the_index_scores_best() {
+    for per_row in [1, 9, 64, 70] {
+        let chosen = Some(ChosenSpec { per_row, by: ChosenBy::Index(INDEX) });
+        let spec = MlaSpec { chosen, ..spec(Some(12), true) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }

@@ -54,6 +54,15 @@ pub(super) trait PageType {
         n_seen: usize,
         wide: &'a mut Vec<[f32; LANES]>,
     ) -> &'a [<Self::Read as Float>::Bits];
+
+    /// Keys of an index in one head's page, `[KV_PAGE, index_stride]`: at least those of the first `n_seen` positions.
+    fn index<'a, S: Simd>(
+        s: S,
+        layout: &KvLayout,
+        head: &'a [u8],
+        n_seen: usize,
+        wide: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [<Self::Read as Float>::Bits];
 }
 
 impl<E: Element> PageType for E {
@@ -69,6 +78,18 @@ impl<E: Element> PageType for E {
         _: &'a mut Vec<[f32; LANES]>,
     ) -> &'a [E::Bits] {
         bytemuck::cast_slice(head)
+    }
+
+    #[inline(always)]
+    fn index<'a, S: Simd>(
+        _: S,
+        layout: &KvLayout,
+        head: &'a [u8],
+        _: usize,
+        _: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [E::Bits] {
+        let [_, rows, ..] = layout.planes();
+        bytemuck::cast_slice(&head[rows])
     }
 }
 
@@ -101,6 +122,22 @@ impl PageType for Q8 {
                 widen_rows(s, values, value_scales, layout.v_stride() / LANES, n_seen, v);
             }
         }
+        wide.as_flattened()
+    }
+
+    #[inline(always)]
+    fn index<'a, S: Simd>(
+        s: S,
+        layout: &KvLayout,
+        head: &'a [u8],
+        n_seen: usize,
+        wide: &'a mut Vec<[f32; LANES]>,
+    ) -> &'a [f32] {
+        let [_, rows, _, scales] = layout.planes();
+        wide.resize(rows.len() / LANES, [0.0; LANES]);
+        let codes = bytemuck::cast_slice::<u8, i8>(&head[rows]).as_chunks().0;
+        let stride = layout.index_stride() / LANES;
+        widen_rows(s, codes, scales_of(&head[scales]), stride, n_seen, wide);
         wide.as_flattened()
     }
 }
@@ -186,27 +223,26 @@ impl<E: Element> Op for Write<'_, '_, E> {
             E::store(s, s.load_part(x), &mut out);
             out
         };
-        let to = bytemuck::cast_slice_mut::<u8, E::Bits>(row.to);
-        if row.layout.values == ValuePlace::InKeys {
-            let stride = row.layout.k_stride();
-            let (key, _) = to[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
-            for (k, key) in row.k.chunks(LANES).zip(key) {
-                *key = stored(k);
+        let pos = row.pos;
+        // Rows are filled up to whole lanes with zeros.
+        let write_row = |x: &[f32], stride: usize, rows: &mut [E::Bits]| {
+            let (row, _) = rows[pos * stride..][..stride].as_chunks_mut::<LANES>();
+            for (x, to) in x.chunks(LANES).zip(row) {
+                *to = stored(x);
             }
-            return;
+        };
+        let [keys, ..] = row.layout.planes();
+        let (keys, beside) = row.to.split_at_mut(keys.end);
+        let keys = bytemuck::cast_slice_mut::<u8, E::Bits>(keys);
+        write_row(row.v, row.layout.beside_stride(), bytemuck::cast_slice_mut(beside));
+        if row.layout.values == ValuePlace::InKeys {
+            return write_row(row.k, row.layout.k_stride(), keys);
         }
-        let (keys, values) = to.split_at_mut(row.layout.head_dim_k * KV_PAGE);
         for (k, keys) in row.k.chunks(LANES).zip(keys.chunks_mut(LANES * KV_PAGE)) {
             let stored = stored(k);
             for (keys, k) in keys.chunks_exact_mut(KV_PAGE).zip(stored) {
-                keys[row.pos] = k;
+                keys[pos] = k;
             }
-        }
-        // Rows of values are filled up to whole lanes with zeros.
-        let stride = row.layout.v_stride();
-        let (values, _) = values[row.pos * stride..][..stride].as_chunks_mut::<LANES>();
-        for (v, values) in row.v.chunks(LANES).zip(values) {
-            *values = stored(v);
         }
     }
 }
@@ -223,10 +259,10 @@ impl Op for WriteBlocks<'_, '_> {
         let (key_scales, value_scales) =
             bytemuck::cast_slice_mut::<u8, u16>(scales).split_at_mut(key_scales.len() / 2);
         let (keys, values) = bytemuck::cast_slice_mut::<u8, i8>(codes).split_at_mut(keys.len());
+        write_row(s, v, *pos, layout.beside_stride(), values, value_scales);
         if layout.values == ValuePlace::InKeys {
             return write_row(s, k, *pos, layout.k_stride(), keys, key_scales);
         }
-        write_row(s, v, *pos, layout.v_stride(), values, value_scales);
         let keys = keys.chunks_mut(SCALE_ELEMS * KV_PAGE).zip(key_scales.chunks_exact_mut(KV_PAGE));
         for (k, (keys, scales)) in k.chunks(SCALE_ELEMS).zip(keys) {
             let codes;

@@ -19,6 +19,7 @@ pub(super) mod depth_attention;
 pub(super) mod elementwise;
 pub(super) mod exp;
 pub(super) mod gates;
+pub(super) mod index;
 pub(super) mod kv;
 pub(super) mod mamba;
 pub(super) mod matmul;

@@ -10,6 +10,8 @@ pub(super) mod delta;
 #[cfg(test)]
 pub(super) mod depth_attention;
 #[cfg(test)]
+pub(super) mod index;
+#[cfg(test)]
 pub(super) mod kv;
 pub(super) mod lanes;
 #[cfg(test)]

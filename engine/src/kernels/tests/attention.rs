@@ -208,7 +208,7 @@ impl Case {
 }
 
 fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> KvLayout {
-    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, ty }
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }
 }
 
 /// Pages of keys alone.

@@ -11,7 +11,7 @@ use crate::kernels::{AttendPart, Compute, KV_PAGE, KvLayout, KvType, ValuePlace,
 const LANES: usize = 16;
 
 fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> KvLayout {
-    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, ty }
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }
 }
 
 fn in_keys(layout: KvLayout) -> KvLayout {

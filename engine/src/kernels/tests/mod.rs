@@ -8,6 +8,7 @@ mod delta;
 mod delta_chunked;
 mod depth_attention;
 mod gates;
+mod index;
 mod kv;
 mod lanes;
 mod mamba;

@@ -1,0 +1,171 @@
+//! The index of sparse attention (DeepSeek-V3.2, section 2.1): it scores all positions before a row cheaply, and the row
+//! attends to the best of them only.
+//!
+//! A score is a sum over the index's heads, each in the order of its elements, so that no bit of it depends on how rows
+//! and pages are spread over threads. Of positions with the same score the earlier ones are chosen.
+
+use std::ops::Range;
+
+use super::KV_PAGE;
+use super::attention::AttendPart;
+use super::compute::Compute;
+use super::kv::KvLayout;
+use super::ops::Rows;
+use super::scan::check_disjoint_rows;
+use super::simd::LANES;
+use crate::batch::BlockId;
+
+/// The rows of a ubatch, and where the keys of their sequences are.
+#[derive(Clone, Copy, Debug)]
+pub struct Index<'a> {
+    /// Shape of the pages, which have keys of the index.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: &'a [u8],
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Heads of the index; they share its keys.
+    pub n_head: usize,
+    /// Positions that a row attends to at most.
+    pub per_row: usize,
+}
+
+/// Rows whose scores are kept at once.
+const ROWS_AT_ONCE: usize = 16;
+/// Pages that a thread scores in one go.
+const SPAN_PAGES: usize = 16;
+
+/// A row that sees more positions than it attends to.
+struct FarRow<'a> {
+    row: usize,
+    pos: usize,
+    blocks: &'a [BlockId],
+}
+
+/// The scores of one row at the positions of some pages.
+pub(super) struct IndexTile<'a> {
+    pub(super) layout: &'a KvLayout,
+    pub(super) pool: &'a [u8],
+    pub(super) blocks: &'a [BlockId],
+    pub(super) pages: Range<usize>,
+    /// The row's queries with heads side by side, `[index_dim][n_vectors]`.
+    pub(super) columns: &'a [[f32; LANES]],
+    /// The weight of each head, `[n_vectors]`; that of a head which is not there is zero.
+    pub(super) weights: &'a [[f32; LANES]],
+    /// One for each position from the first page on that is scored.
+    pub(super) out: &'a mut [f32],
+}
+
+impl Compute {
+    /// The positions that each row attends to, ascending, as whole numbers in `out` `[n_rows, per_row]`: those with the
+    /// greatest `Σ_h weights[h] * max(q[h] · key, 0)`. Where a row sees no more than `per_row` positions, it attends to
+    /// all of them, and its row of `out` is zeros.
+    ///
+    /// `q` is `[n_rows, n_head * index_dim]`, `weights` is `[n_rows, n_head]`, rows as the parts number them. Keys of the
+    /// rows themselves must be in their pages.
+    ///
+    /// # Panics
+    /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie outside its
+    /// blocks or the pool.
+    pub fn choose(&self, index: &Index<'_>, q: &[f32], weights: &[f32], out: &mut [f32]) {
+        let (n_head, dim) = (index.n_head, index.layout.index_dim);
+        assert!(n_head > 0 && dim > 0 && index.per_row > 0, "choose: an index without sizes");
+        let n_rows = weights.len() / n_head;
+        assert_eq!(weights.len(), n_rows * n_head, "choose: weights");
+        assert_eq!(q.len(), n_rows * n_head * dim, "choose: length of q");
+        assert_eq!(out.len(), n_rows * index.per_row, "choose: length of out");
+        let rows = index.parts.iter().map(|part| (part.first_row, part.n_rows));
+        check_disjoint_rows(rows, n_rows, "choose");
+        out.fill(0.0);
+        let far: Vec<FarRow<'_>> =
+            index.parts.iter().flat_map(|part| far_rows(part, index.per_row)).collect();
+        let out = Rows::new(out, index.per_row);
+        for rows in far.chunks(ROWS_AT_ONCE) {
+            let (scores, stride) = self.scores(index, rows, q, weights);
+            self.pool().run(rows.len(), &|i, _| {
+                let FarRow { row, pos, .. } = rows[i];
+                // SAFETY: parts have no row in common, so that a row is in the list once, and the pool hands out
+                // each place of the list once.
+                let out = unsafe { out.rows(row..row + 1) };
+                best(&scores[i * stride..][..pos + 1], out);
+            });
+        }
+    }
+
+    /// The scores of some rows at all positions they see, each row's `stride` behind the one before.
+    fn scores(
+        &self,
+        index: &Index<'_>,
+        rows: &[FarRow<'_>],
+        q: &[f32],
+        weights: &[f32],
+    ) -> (Vec<f32>, usize) {
+        let (n_head, dim) = (index.n_head, index.layout.index_dim);
+        let vectors = n_head.div_ceil(LANES);
+        let mut columns = vec![[0.0; LANES]; rows.len() * dim * vectors];
+        let mut padded = vec![[0.0; LANES]; rows.len() * vectors];
+        for (i, far) in rows.iter().enumerate() {
+            let columns = columns[i * dim * vectors..][..dim * vectors].as_flattened_mut();
+            for (h, q) in q[far.row * n_head * dim..][..n_head * dim].chunks_exact(dim).enumerate()
+            {
+                q.iter().enumerate().for_each(|(j, q)| columns[j * vectors * LANES + h] = *q);
+            }
+            padded[i * vectors..][..vectors].as_flattened_mut()[..n_head]
+                .copy_from_slice(&weights[far.row * n_head..][..n_head]);
+        }
+        let n_pages = rows.iter().map(|far| far.pos / KV_PAGE + 1).max().unwrap_or(0);
+        let n_spans = n_pages.div_ceil(SPAN_PAGES);
+        let span = SPAN_PAGES * KV_PAGE;
+        let mut scores = vec![0.0; rows.len() * n_spans * span];
+        let of_spans = Rows::new(&mut scores, span);
+        self.pool().run(rows.len() * n_spans, &|task, _| {
+            let (i, at) = (task / n_spans, task % n_spans);
+            let FarRow { pos, blocks, .. } = rows[i];
+            let n = (pos + 1).saturating_sub(at * span).min(span);
+            // SAFETY: the pool hands out each span of each row once.
+            let out = unsafe { of_spans.rows(task..task + 1) };
+            (self.kernels().index_scores)(&mut IndexTile {
+                layout: index.layout,
+                pool: index.pool,
+                blocks,
+                pages: at * SPAN_PAGES..at * SPAN_PAGES + n.div_ceil(KV_PAGE),
+                columns: &columns[i * dim * vectors..][..dim * vectors],
+                weights: &padded[i * vectors..][..vectors],
+                out: &mut out[..n],
+            });
+        });
+        (scores, n_spans * span)
+    }
+}
+
+/// The rows of a part that see more positions than they attend to.
+fn far_rows<'a>(part: &AttendPart<'a>, per_row: usize) -> impl Iterator<Item = FarRow<'a>> {
+    let AttendPart { blocks, first_pos, n_rows, first_row } = *part;
+    let near = per_row.saturating_sub(first_pos).min(n_rows);
+    (near..n_rows).map(move |i| FarRow { row: first_row + i, pos: first_pos + i, blocks })
+}
+
+/// The places of the greatest scores, ascending, as many as `out` takes.
+fn best(scores: &[f32], out: &mut [f32]) {
+    // One number to compare by: the score, and of equal ones the earlier.
+    let mut keys: Vec<u64> = scores
+        .iter()
+        .enumerate()
+        .map(|(i, score)| u64::from(ordered(*score)) << 32 | u64::from(u32::MAX - i as u32))
+        .collect();
+    let n = out.len();
+    if n < keys.len() {
+        keys.select_nth_unstable_by(n, |a, b| b.cmp(a));
+    }
+    let mut places: Vec<u32> = keys[..n].iter().map(|key| u32::MAX - *key as u32).collect();
+    places.sort_unstable();
+    for (out, place) in out.iter_mut().zip(places) {
+        *out = place as f32;
+    }
+}
+
+/// Bits that are ordered as the numbers are.
+fn ordered(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
+}

@@ -1,0 +1,220 @@
+//! Choosing of positions and attention to them against f64, and bit equality over tables, threads, cuts and neighbours.
+
+use super::{Rng, close, same_bits, same_bits_everywhere};
+use crate::batch::BlockId;
+use crate::kernels::reference::attention::{Variant, attend as plain_attend};
+use crate::kernels::reference::index::score;
+use crate::kernels::reference::kv::kept;
+use crate::kernels::{
+    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, KvType,
+    ValuePlace,
+};
+
+/// Heads of the index: more than a vector has lanes, and not a multiple of them.
+const INDEX_HEADS: usize = 20;
+/// Query heads of the attention.
+const HEADS: usize = 5;
+const SCALE: f32 = 0.3;
+/// Errors of sums in f32 of values below 1 over some hundred products.
+const BOUND: f64 = 2e-5;
+
+/// A cache line.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Sequences with keys of both kinds, and their pages in one pool.
+struct Case {
+    layout: KvLayout,
+    per_row: usize,
+    lens: Vec<usize>,
+    blocks: Vec<Vec<BlockId>>,
+    /// Rows of all sequences, one after the other.
+    q: Vec<f32>,
+    key: Vec<f32>,
+    index_q: Vec<f32>,
+    index_key: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+impl Case {
+    fn new(ty: KvType, per_row: usize, lens: &[usize]) -> Self {
+        let layout = KvLayout {
+            n_kv_head: 1,
+            head_dim_k: 40,
+            head_dim_v: 24,
+            values: ValuePlace::InKeys,
+            index_dim: 36,
+            ty,
+        };
+        let mut rng = Rng::new(per_row as u64);
+        let n: usize = lens.iter().sum();
+        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
+        // Pages of a sequence lie behind one another from the pool's end.
+        let mut free = (0..n_pages as u32).rev().map(BlockId);
+        let blocks =
+            lens.iter().map(|len| free.by_ref().take(len.div_ceil(KV_PAGE)).collect()).collect();
+        Self {
+            layout,
+            per_row,
+            lens: lens.to_vec(),
+            blocks,
+            q: rng.values(n * HEADS * layout.head_dim_k),
+            key: rng.values(n * layout.head_dim_k),
+            index_q: rng.values(n * INDEX_HEADS * layout.index_dim),
+            index_key: rng.values(n * layout.index_dim),
+            weights: rng.values(n * INDEX_HEADS),
+        }
+    }
+
+    fn first_row(&self, s: usize) -> usize {
+        self.lens[..s].iter().sum()
+    }
+
+    fn pool(&self) -> Vec<Line> {
+        let n_pages: usize = self.blocks.iter().map(Vec::len).sum();
+        vec![Line([0xee; 64]); n_pages * self.layout.page_bytes() / 64]
+    }
+
+    /// What rows `ranges` of the sequences choose, and what they attend to then, after they were written.
+    fn step(
+        &self,
+        compute: &Compute,
+        pool: &mut [Line],
+        ranges: &[std::ops::Range<usize>],
+    ) -> Vec<f32> {
+        let (mut parts, mut rows) = (Vec::new(), Vec::new());
+        for (s, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
+            parts.push(AttendPart {
+                blocks: &self.blocks[s],
+                first_pos: range.start,
+                n_rows: range.len(),
+                first_row: rows.len(),
+            });
+            rows.extend(range.clone().map(|i| self.first_row(s) + i));
+        }
+        let gather = |x: &[f32], width: usize| -> Vec<f32> {
+            rows.iter().flat_map(|r| x[r * width..][..width].to_vec()).collect()
+        };
+        let KvLayout { head_dim_k, head_dim_v, index_dim, .. } = self.layout;
+        let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
+        let (key, index_key) = (gather(&self.key, head_dim_k), gather(&self.index_key, index_dim));
+        compute.kv_write(&self.layout, pool, &parts, &key, &index_key);
+        let layout = &self.layout;
+        let index =
+            Index { layout, pool, parts: &parts, n_head: INDEX_HEADS, per_row: self.per_row };
+        let mut positions = vec![f32::NAN; rows.len() * self.per_row];
+        let index_q = gather(&self.index_q, INDEX_HEADS * index_dim);
+        compute.choose(&index, &index_q, &gather(&self.weights, INDEX_HEADS), &mut positions);
+        let chosen = Chosen { per_row: self.per_row, positions: &positions };
+        let mut room = vec![f32::NAN; Chosen::room_len(layout, self.per_row, rows.len())];
+        let mut out = vec![0.0; rows.len() * HEADS * head_dim_v];
+        let attend = Attend {
+            layout,
+            pool,
+            parts: &parts,
+            n_head: HEADS,
+            scale: SCALE,
+            variant: AttendVariant::default(),
+        };
+        let q = gather(&self.q, HEADS * head_dim_k);
+        compute.attend_chosen(&attend, &chosen, &mut room, &q, &mut out);
+        // Row by row, so that steps can be put together.
+        let of_row = positions.chunks_exact(self.per_row).zip(out.chunks_exact(HEADS * head_dim_v));
+        of_row.flat_map(|(positions, out)| [positions, out].concat()).collect()
+    }
+
+    /// Everything in one ubatch.
+    fn whole(&self, compute: &Compute) -> Vec<f32> {
+        let ranges: Vec<_> = self.lens.iter().map(|len| 0..*len).collect();
+        self.step(compute, &mut self.pool(), &ranges)
+    }
+
+    /// The row's positions are good, and the attention to them is that of f64.
+    fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
+        let KvLayout { head_dim_k: dk, head_dim_v: dv, index_dim: di, ty, .. } = self.layout;
+        let (first, row) = (self.first_row(s), self.first_row(s) + i);
+        let (positions, out) = got.split_at(self.per_row);
+        let chosen: Vec<usize> = match i < self.per_row {
+            true => {
+                assert!(positions.iter().all(|p| *p == 0.0), "row {i} chose though it sees all");
+                (0..=i).collect()
+            }
+            false => positions.iter().map(|p| *p as usize).collect(),
+        };
+        assert!(
+            chosen.is_sorted_by(|a, b| a < b) && *chosen.last().unwrap() <= i,
+            "row {i}: {chosen:?}"
+        );
+        let (q, weights) =
+            (&self.index_q[row * INDEX_HEADS * di..], &self.weights[row * INDEX_HEADS..]);
+        let score_of = |p: usize| {
+            let key = kept(ty, &self.index_key[(first + p) * di..][..di]);
+            score(&q[..INDEX_HEADS * di], &weights[..INDEX_HEADS], &key)
+        };
+        let least = chosen.iter().map(|p| score_of(*p)).fold(f64::INFINITY, f64::min);
+        let others = (0..=i).filter(|p| !chosen.contains(p)).map(score_of);
+        assert!(
+            others.fold(f64::NEG_INFINITY, f64::max) <= least + BOUND,
+            "row {i} missed a better one"
+        );
+        let keys: Vec<Vec<f32>> =
+            chosen.iter().map(|p| kept(ty, &self.key[(first + p) * dk..][..dk])).collect();
+        let values: Vec<Vec<f32>> = keys.iter().map(|key| key[..dv].to_vec()).collect();
+        for (h, out) in out.chunks_exact(dv).enumerate() {
+            let q = &self.q[(row * HEADS + h) * dk..][..dk];
+            let want = plain_attend(q, &keys, &values, SCALE, Variant::default());
+            for (got, want) in out.iter().zip(want) {
+                close(&format!("row {i}, head {h}"), *got, want, BOUND);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_best_positions_are_chosen_and_attended_to() {
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for per_row in [1, 7, 64, 100] {
+            let case = Case::new(ty, per_row, &[150, 1, 64, 101]);
+            let out = same_bits_everywhere("chosen positions", |compute| case.whole(compute));
+            let mut rows = out.chunks_exact(per_row + HEADS * case.layout.head_dim_v);
+            for (s, len) in case.lens.iter().enumerate() {
+                (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_and_neighbours_change_no_bit() {
+    let case = Case::new(KvType::F16, 30, &[150, 90]);
+    let width = 30 + HEADS * case.layout.head_dim_v;
+    for kernels in crate::kernels::available() {
+        let compute = super::compute(kernels, 2);
+        let whole = case.whole(&compute);
+        let mut pool = case.pool();
+        let mut outs = [Vec::new(), Vec::new()];
+        let mut at = 0;
+        for step in [1, 40, 3, 64, 42] {
+            let ranges = [0, 1].map(|s| at.min(case.lens[s])..(at + step).min(case.lens[s]));
+            let out = case.step(&compute, &mut pool, &ranges);
+            let (first, second) = out.split_at(ranges[0].len() * width);
+            outs[0].extend_from_slice(first);
+            outs[1].extend_from_slice(second);
+            at += step;
+        }
+        same_bits("in steps", &outs.concat(), &whole);
+    }
+}
+
+/// A long context: several spans, of which most rows of pages hold none that is chosen.
+#[test]
+fn equal_scores_go_to_the_earlier_positions() {
+    let mut case = Case::new(KvType::F32, 5, &[1100]);
+    case.weights.fill(0.0);
+    let out = same_bits_everywhere("equal scores", |compute| case.whole(compute));
+    let width = 5 + HEADS * case.layout.head_dim_v;
+    for row in out.chunks_exact(width).skip(5) {
+        assert_eq!(row[..5], [0.0, 1.0, 2.0, 3.0, 4.0]);
+    }
+}

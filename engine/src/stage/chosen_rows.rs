@@ -1,0 +1,57 @@
+//! Positions that an index chose on the stage before: they come from another machine, and what they name is read.
+
+use crate::batch::{Boundary, UBatch};
+use crate::error::BatchError;
+
+/// Refuses a boundary of which each row of the stream, `n_embd` values, names `per_row` positions that cannot have been
+/// chosen: each must be a whole number, greater than the one before it, and at most its row's own position. `input` is as
+/// large as it must be.
+pub(super) fn check(
+    per_row: usize,
+    n_embd: usize,
+    ub: &UBatch,
+    input: &Boundary,
+) -> Result<(), BatchError> {
+    let (_, positions) = input.data.split_at(input.n_rows * n_embd);
+    let own =
+        ub.parts.iter().flat_map(|part| (0..part.tokens.len()).map(|i| part.pos as usize + i));
+    // A row that sees no more than so many attends to all of them, whatever is named.
+    let rows = own.zip(positions.chunks_exact(per_row)).filter(|(own, _)| *own >= per_row);
+    for (own, row) in rows {
+        let whole = row.iter().all(|p| p.fract() == 0.0 && (0.0..=own as f32).contains(p));
+        if !whole || !row.is_sorted_by(|a, b| a < b) {
+            return Err(BatchError::Boundary(format!(
+                "the row at position {own} is to attend to positions that cannot have been chosen"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{SeqPart, SlotId, Want};
+
+    /// What is said of these positions of a row at position 40 that attends to 16.
+    fn said(positions: &[f32]) -> Result<(), BatchError> {
+        let (slot, want) = (SlotId(0), Want::Nothing);
+        let part = SeqPart { slot, pos: 40, tokens: vec![1], want, mu: None };
+        let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
+        let data = [&[0.5; 3], positions].concat();
+        check(16, 3, &ub, &Boundary { n_rows: 1, data })
+    }
+
+    #[test]
+    fn positions_that_no_index_chooses_are_refused() {
+        let good: Vec<f32> = (0..16).map(|i| (2 * i) as f32).collect();
+        said(&good).unwrap();
+        let last = |value: f32| [&good[..15], &[value]].concat();
+        said(&last(40.0)).unwrap();
+        for bad in [last(41.0), last(28.0), last(30.5), last(f32::NAN), last(f32::INFINITY)] {
+            assert!(matches!(said(&bad), Err(BatchError::Boundary(_))), "{bad:?}");
+        }
+        let negative = [&[-1.0], &good[1..]].concat();
+        assert!(matches!(said(&negative), Err(BatchError::Boundary(_))));
+    }
+}
