@@ -57,6 +57,7 @@ mod mellum;
 mod mimo2;
 mod minicpm3;
 mod minimax;
+mod minimax_01;
 mod mistral3;
 mod mla;
 mod modern_bert;
@@ -98,7 +99,7 @@ pub use ffn_spec::{
 };
 pub use hparams::Hparams;
 pub use recurrent_spec::{
-    ChannelMixSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
+    ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
 pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
@@ -192,6 +193,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("mimo2", mimo2::describe),
     ("minicpm", internlm2::describe_minicpm),
     ("minicpm3", minicpm3::describe),
+    ("minimax-01", minimax_01::describe),
     ("minimax-m2", minimax::describe),
     ("mistral3", mistral3::describe),
     ("mistral4", deepseek2::describe),

@@ -45,7 +45,7 @@ type Ffn = dyn Fn(&Hparams<'_>, usize) -> Result<BlockKind, ModelError>;
 fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
     let delta_net = delta_net(hp, key_heads, eps)?;
-    let recurrent = recurrent_layers(hp)?;
+    let recurrent = recurrent_layers(hp, DEFAULT_INTERVAL)?;
     let mut head_dim = None;
     let mut layers = Vec::with_capacity(hp.n_layer());
     for (il, recurrent) in recurrent.into_iter().enumerate().take(hp.n_layer()) {
@@ -94,12 +94,12 @@ fn delta_net(hp: &Hparams<'_>, key_heads: KeyHeads, eps: f32) -> Result<DeltaNet
     Ok(DeltaNetSpec { shape, conv_taps: hp.conv_taps("ssm.conv_kernel")?, eps })
 }
 
-/// Which layers are recurrent: listed, or all but every `full_attention_interval`-th.
-fn recurrent_layers(hp: &Hparams<'_>) -> Result<Vec<bool>, ModelError> {
+/// Which layers are recurrent: listed, or all but every `full_attention_interval`-th, by default every `interval`-th.
+pub(super) fn recurrent_layers(hp: &Hparams<'_>, interval: u32) -> Result<Vec<bool>, ModelError> {
     if let Some(listed) = hp.per_layer("attention.recurrent_layers")? {
         return Ok(listed.into_iter().map(|layer| layer != 0).collect());
     }
-    let interval = hp.u32("full_attention_interval")?.unwrap_or(DEFAULT_INTERVAL) as usize;
+    let interval = hp.u32("full_attention_interval")?.unwrap_or(interval) as usize;
     if interval == 0 {
         return Err(hp.bad("full_attention_interval", "must be positive"));
     }

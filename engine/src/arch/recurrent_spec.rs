@@ -1,5 +1,7 @@
 //! Mixers with a state of a fixed size as data: Mamba, short convolutions, RWKV's mixing of time and of channels.
 
+use crate::kernels::SsdShape;
+
 /// A Mamba mixer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaSpec {
@@ -22,6 +24,38 @@ pub struct MambaNorms {
     pub eps: f32,
     /// Whether they have weights (`ssm_dt_norm`, `ssm_b_norm`, `ssm_c_norm`).
     pub weighted: bool,
+}
+
+/// Lightning attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LightningSpec {
+    /// Heads.
+    pub n_head: usize,
+    /// Elements of a query, a key and a value.
+    pub head_dim: usize,
+    /// Share of the layers that come after this one, 1 for the first: the fewer, the slower heads forget.
+    pub layer_share: f32,
+    /// Epsilon of the norm of all heads together.
+    pub eps: f32,
+}
+
+/// Added to [`LightningSpec::layer_share`], so that heads of the last layer forget too.
+const LEAST_SHARE: f32 = 1e-5;
+
+impl LightningSpec {
+    /// Sizes of its recurrence.
+    pub fn shape(&self) -> SsdShape {
+        let &Self { n_head, head_dim, .. } = self;
+        SsdShape { n_head, head_dim, n_state: head_dim, n_group: n_head }
+    }
+
+    /// The logarithm of each head's decay from one token to the next, `[n_head]`: slopes as ALiBi has them (arXiv
+    /// 2108.12409, section 3), times the layer's share.
+    pub fn log_decays(&self) -> Vec<f32> {
+        let first = libm::exp2(-libm::exp2(3.0 - libm::log2(self.n_head as f64)));
+        let share = f64::from(self.layer_share) + f64::from(LEAST_SHARE);
+        (1..=self.n_head).map(|h| (-libm::pow(first, h as f64) * share) as f32).collect()
+    }
 }
 
 /// A gated short convolution.

@@ -4,9 +4,9 @@
 //! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
-    AttentionSpec, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams, KdaSpec, MambaSpec,
-    MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec, TOKEN_EMBD,
-    Temperature, TimeMix6Spec, TimeMixSpec,
+    AttentionSpec, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams, KdaSpec, LightningSpec,
+    MambaSpec, MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec,
+    TOKEN_EMBD, Temperature, TimeMix6Spec, TimeMixSpec,
 };
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, SsdShape, Window};
@@ -229,6 +229,9 @@ pub struct BlockSpec {
     pub post_eps: f32,
     /// Multiplies the block's output before it is added.
     pub residual_scale: f32,
+    /// The residual stream goes on as the rows that the block read, normed, times this; its output is added to that. `None`:
+    /// the stream goes on as it came.
+    pub goes_on_from_norm: Option<f32>,
     /// Multiplies the residual stream after that (1: nothing).
     pub stream_scale: f32,
     /// Tensor of one value that the residual stream is multiplied by after all that.
@@ -254,6 +257,7 @@ impl BlockSpec {
             post_norm: None,
             post_eps: eps,
             residual_scale: 1.0,
+            goes_on_from_norm: None,
             stream_scale: 1.0,
             stream_factor: None,
             skip: None,
@@ -298,6 +302,8 @@ pub enum BlockKind {
     Mamba(MambaSpec),
     /// Gated short convolution.
     ShortConv(ShortConvSpec),
+    /// Linear attention with a fixed decay.
+    Lightning(LightningSpec),
     /// Kimi delta attention.
     Kda(KdaSpec),
     /// Gated delta net.
@@ -335,6 +341,7 @@ impl BlockKind {
                 scan: MambaScan::state_len(m.d_inner, m.n_state),
             },
             Self::ShortConv(c) => StateSpec::Slot { conv: (c.conv_taps - 1) * c.n_embd, scan: 0 },
+            Self::Lightning(l) => StateSpec::Slot { conv: 0, scan: l.shape().state_len() },
             Self::Kda(k) => k.state(),
             Self::DeltaNet(d) => d.state(),
             Self::Mamba2(m) => StateSpec::Slot {

@@ -11,6 +11,7 @@ mod delta_net;
 mod experts;
 mod index;
 mod kda;
+mod lightning;
 mod linear;
 mod lora;
 mod mamba;
@@ -30,6 +31,7 @@ pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
+pub use lightning::Lightning;
 pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
 pub use mamba::Mamba;
@@ -66,6 +68,8 @@ pub enum Block {
     Mamba(Box<Mamba>),
     /// See [`ShortConv`].
     ShortConv(Box<ShortConv>),
+    /// See [`Lightning`].
+    Lightning(Box<Lightning>),
     /// See [`Kda`].
     Kda(Box<Kda>),
     /// See [`DeltaNet`].
@@ -142,6 +146,9 @@ impl Block {
             BlockKind::ShortConv(spec) => {
                 Self::ShortConv(Box::new(ShortConv::load(spec, stem, n_embd, loader)?))
             }
+            BlockKind::Lightning(spec) => {
+                Self::Lightning(Box::new(Lightning::load(spec, stem, n_embd, loader)?))
+            }
             BlockKind::TimeMix(spec) => {
                 Self::TimeMix(Box::new(TimeMix::load(spec, stem, layer, n_embd, loader)?))
             }
@@ -166,6 +173,7 @@ impl Block {
             Self::Linear(linear) => vec![linear.weight()],
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
+            Self::Lightning(lightning) => lightning.inputs(),
             Self::Kda(kda) => kda.inputs(),
             Self::DeltaNet(net) => net.inputs(),
             // Their products read mixtures of rows.
@@ -184,6 +192,7 @@ impl Block {
             Self::Linear(linear) => linear.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
+            Self::Lightning(lightning) => lightning.nbytes(),
             Self::Kda(kda) => kda.nbytes(),
             Self::DeltaNet(net) => net.nbytes(),
             Self::TimeMix(mix) => mix.nbytes(),
@@ -207,6 +216,9 @@ impl Block {
             (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
             (Self::Mamba2(mamba2), BlockState::Slots(slots)) => mamba2.forward(cx, slots, x, out),
             (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
+            (Self::Lightning(lightning), BlockState::Slots(states)) => {
+                lightning.forward(cx, states, x, out)
+            }
             (Self::Kda(kda), BlockState::Slots(states)) => kda.forward(cx, states, x, out),
             (Self::DeltaNet(net), BlockState::Slots(states)) => net.forward(cx, states, x, out),
             (Self::Attention(_) | Self::Mla(_), _) => {
@@ -216,7 +228,7 @@ impl Block {
             (Self::TimeMix6(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::ChannelMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
-            | (Self::Kda(_) | Self::DeltaNet(_), _)
+            | (Self::Lightning(_) | Self::Kda(_) | Self::DeltaNet(_), _)
             | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }

@@ -368,7 +368,7 @@ impl Stage {
             if block.restarts {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
-                block.add(&self.compute, &out, came.as_deref(), rows);
+                block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }
             if let Some(vector) = &block.control_vector {
                 self.compute.add_bias(&mut rows.hidden, vector);
@@ -379,9 +379,19 @@ impl Stage {
 }
 
 impl LoadedBlock {
-    /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block; the
-    /// stream `came` so to it.
-    fn add(&self, compute: &Compute, out: &[f32], came: Option<&[f32]>, rows: &mut BoundaryRows) {
+    /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block, which
+    /// read the rows `normed`; the stream `came` so to it.
+    fn add(
+        &self,
+        compute: &Compute,
+        (out, normed): (&[f32], &[f32]),
+        came: Option<&[f32]>,
+        rows: &mut BoundaryRows,
+    ) {
+        if let Some(scale) = self.spec.goes_on_from_norm {
+            rows.hidden.copy_from_slice(normed);
+            compute.scale(&mut rows.hidden, scale);
+        }
         compute.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);
         if self.spec.stream_scale != 1.0 {
             compute.scale(&mut rows.hidden, self.spec.stream_scale);

@@ -6,8 +6,8 @@ use super::decoder::{
 };
 use super::file_type::Role;
 use super::parts::{
-    EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices, granite_scales,
-    transformer_metadata,
+    ATTENTION_GAIN, EMBEDDING, RMS_EPSILON, attention, embedding, ffn, ffn_matrices,
+    granite_scales, transformer_metadata,
 };
 use super::plan::ModelPlan;
 use super::{Experts, Shape};
@@ -124,6 +124,30 @@ pub(super) fn minimax_m2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
         plan.norm("ffn_norm", shape.n_embd);
         mixture(shape, plan, experts);
         plan.bias("exp_probs_b", experts.count);
+    });
+    Ok(())
+}
+
+/// minimax-01: lightning attention, and in every fourth layer of these small models softmax attention.
+pub(super) fn minimax_01(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    const INTERVAL: usize = 4;
+    let experts = metadata_of_one_width(shape, plan)?;
+    half_rotated(shape, plan);
+    plan.count("full_attention_interval", INTERVAL);
+    plan.number("residual_scale", 0.5);
+    let (n_embd, n_inner) = (shape.n_embd, shape.n_head * shape.head_dim);
+    layers(shape, plan, EMBEDDING, |il, plan| {
+        if (il + 1) % INTERVAL == 0 {
+            attention(shape, plan);
+        } else {
+            plan.norm("attn_norm", n_embd);
+            plan.matrix("attn_qkv", Role::Matrix, &[n_embd, 3 * n_inner], 1.0);
+            plan.matrix("attn_gate", Role::Matrix, &[n_embd, n_inner], 1.0);
+            plan.norm("attn_norm_2", n_inner);
+            plan.matrix("attn_output", Role::AttnOutput, &[n_inner, n_embd], ATTENTION_GAIN);
+        }
+        plan.norm("ffn_norm", n_embd);
+        mixture(shape, plan, experts);
     });
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! a file.
 
 mod delta;
+mod lightning;
 mod mla;
 mod moe;
 

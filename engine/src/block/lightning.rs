@@ -1,0 +1,104 @@
+//! Lightning attention (MiniMax-01, arXiv 2501.08313, section 2.2): linear attention in which a head forgets at a pace of
+//! its own that no token changes. With `q`, `k` and `v` of a head, each behind a SiLU:
+//! `S = decay * S + k vᵀ`, `y = q S`. All heads together are normed, gated and projected.
+//!
+//! That is Mamba-2's recurrence with time steps of one, where each head has keys and queries of its own.
+
+use super::BlockCx;
+use super::linear::Linear;
+use crate::arch::LightningSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, Columns, PackedMatrix, Ssd, SsdInput};
+use crate::state::SlotStates;
+use crate::weights::WeightLoader;
+
+/// What softplus makes one of: `ln(e - 1)`.
+const STEP_OF_ONE: f32 = 0.541_324_85;
+
+/// Weights of one layer's lightning attention.
+pub struct Lightning {
+    /// To queries, keys and values, `[n_head * head_dim, n_embd]` each.
+    qkv: [Linear; 3],
+    /// `[n_head * head_dim, n_embd]`.
+    gate: Linear,
+    ssd: Ssd,
+    /// `[n_head * head_dim]`.
+    norm: Vec<f32>,
+    eps: f32,
+    output: Linear,
+}
+
+impl Lightning {
+    /// Loads `<stem>.attn_qkv`, `attn_gate`, `attn_norm_2` and `attn_output`.
+    pub fn load(
+        spec: &LightningSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let (n_head, d) = (spec.n_head, spec.head_dim);
+        let n_inner = n_head * d;
+        let name = |part: &str| format!("{stem}.attn_{part}.weight");
+        // Each head has rows for its query, its key and its value.
+        let of_heads = |part: usize| -> Vec<usize> {
+            (0..n_head).flat_map(|h| (3 * h + part) * d..(3 * h + part + 1) * d).collect()
+        };
+        let rows = [0, 1, 2].map(of_heads);
+        let (none, steps) = (vec![0.0; n_head], vec![STEP_OF_ONE; n_head]);
+        Ok(Self {
+            qkv: Linear::split(loader, &name("qkv"), 3 * n_inner, n_embd, rows)?,
+            gate: Linear::matrix(loader, &name("gate"), n_inner, n_embd)?,
+            ssd: Ssd::new(spec.shape(), spec.log_decays(), none, steps),
+            norm: loader.vector(&name("norm_2"), n_inner)?,
+            eps: spec.eps,
+            output: Linear::matrix(loader, &name("output"), n_embd, n_inner)?,
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        slots: &mut SlotStates,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (n, n_inner, n_head) = (x.n_rows(), self.gate.rows(), self.ssd.shape().n_head);
+        let [mut q, mut k, mut v, mut gate, mut y] = [0; 5].map(|_| cx.scratch.take(n * n_inner));
+        let mut steps = cx.scratch.take(n * n_head);
+        steps.fill(0.0);
+        let [to_q, to_k, to_v] = &self.qkv;
+        cx.project(&mut [
+            to_q.job(x, &mut q),
+            to_k.job(x, &mut k),
+            to_v.job(x, &mut v),
+            self.gate.job(x, &mut gate),
+        ]);
+        for x in [&mut q, &mut k, &mut v] {
+            cx.compute.silu(x);
+        }
+        let columns = |data, stride| Columns { data, stride, first_col: 0 };
+        let input = SsdInput {
+            x: columns(&v, n_inner),
+            b: columns(&k, n_inner),
+            c: columns(&q, n_inner),
+            dt: columns(&steps, n_head),
+        };
+        let (_, states) = slots.split();
+        cx.compute.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);
+        cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
+        cx.compute.sigmoid_mul(&mut y, &gate);
+        self.output.forward(cx, &y, out);
+        cx.scratch.give_all([q, k, v, gate, y, steps]);
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        self.qkv.iter().chain([&self.gate]).map(|w| &w.weight).collect()
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.qkv.iter().chain([&self.gate, &self.output]).map(Linear::nbytes).sum()
+    }
+}
