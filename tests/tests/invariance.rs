@@ -22,7 +22,7 @@ const PROMPT: usize = 1_150;
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In the last ones, rows attend
 /// to positions that an index chose.
-const MODELS: [&str; 46] = [
+const MODELS: [&str; 47] = [
     "llama",
     "qwen3",
     "granite",
@@ -69,6 +69,7 @@ const MODELS: [&str; 46] = [
     "deepseek32",
     "glm-dsa",
     "minimax-01",
+    "bailingmoe3",
 ];
 
 fn path(model: &str) -> PathBuf {

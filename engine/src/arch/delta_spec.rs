@@ -17,16 +17,18 @@ pub struct KdaSpec {
     /// Least log decay of a step, below 0. The log decay is then this bound times a sigmoid of the forget
     /// gate. `None`: it is a softplus of the forget gate, without bound.
     pub decay_bound: Option<f32>,
-    /// How the output gate is made.
-    pub gate: KdaGate,
+    /// How the gates are made.
+    pub gates: KdaGates,
 }
 
-/// Matrices to the output gate of Kimi delta attention.
+/// Matrices to the forget gate and to the output gate of Kimi delta attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KdaGate {
-    /// Two, through the width of a head (`ssm_g_a`, `ssm_g_b`).
+pub enum KdaGates {
+    /// Two each, through the width of a head (`ssm_f_a`, `ssm_f_b`; `ssm_g_a`, `ssm_g_b`).
     LowRank,
-    /// One (`ssm_g`).
+    /// Two to the forget gate, one to the output gate (`ssm_g`).
+    FullOutput,
+    /// One each (`ssm_f_a`, `ssm_g_a`). Rates are kept without their sign.
     Full,
 }
 
@@ -82,7 +84,7 @@ mod tests {
             conv_taps: 4,
             eps: 1e-5,
             decay_bound: None,
-            gate: KdaGate::LowRank,
+            gates: KdaGates::LowRank,
         };
         assert_eq!(kda.state(), StateSpec::Slot { conv: 36_864, scan: 524_288 });
         kda.n_head = 96;

@@ -6,9 +6,9 @@
 //! beside the hidden rows.
 
 use super::{
-    Activation, BlockKind, BlockSpec, DepthSpec, Hparams, KdaGate, KdaSpec, LatentSpec, LayerSpec,
-    MlaSpec, MlpSpec, ModelSpec, MoeSpec, OUTPUT, Residual, SharedExpertSpec, Skeleton, experts,
-    mla,
+    Activation, BlockKind, BlockSpec, DepthSpec, Hparams, KdaGates, KdaSpec, LatentSpec, LayerSpec,
+    MlaGate, MlaSpec, MlpSpec, ModelSpec, MoeSpec, OUTPUT, Residual, SharedExpertSpec, Skeleton,
+    experts, mla,
 };
 use crate::error::ModelError;
 use crate::gguf::GgufError;
@@ -87,13 +87,14 @@ fn kda(hp: &Hparams<'_>, n_head: usize, eps: f32) -> Result<KdaSpec, ModelError>
         conv_taps: hp.conv_taps("ssm.conv_kernel")?,
         eps,
         decay_bound: bound,
-        gate: KdaGate::Full,
+        gates: KdaGates::FullOutput,
     })
 }
 
 fn latent_attention(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, ModelError> {
-    let gated = hp.has_tensor(&format!("blk.{il}.attn_gate.weight"));
-    Ok(MlaSpec { gated, ..mla::read(hp, il, eps)? })
+    let is_gated = hp.has_tensor(&format!("blk.{il}.attn_gate.weight"));
+    let gate = is_gated.then_some(MlaGate::EachValue);
+    Ok(MlaSpec { gate, ..mla::read(hp, il, eps)? })
 }
 
 fn dense(hp: &Hparams<'_>, il: usize, activation: Activation) -> Result<BlockKind, ModelError> {
@@ -193,7 +194,7 @@ mod tests {
         let spec = describe_with("", 0.0).unwrap();
         let [mixer, ffn] = &spec.layers[0].blocks[..] else { panic!("{:?}", spec.layers) };
         let BlockKind::Kda(kda) = &mixer.kind else { panic!("{mixer:?}") };
-        assert_eq!((kda.decay_bound, kda.gate), (Some(-5.0), KdaGate::Full));
+        assert_eq!((kda.decay_bound, kda.gates), (Some(-5.0), KdaGates::FullOutput));
         let BlockKind::Moe(moe) = &ffn.kind else { panic!("{ffn:?}") };
         assert_eq!(moe.latent, Some(LatentSpec { width: 8, stem: "routed", norm_eps: None }));
         assert_eq!((moe.norm_weights, moe.weights_scale, &moe.shared), (false, 1.0, &None));

@@ -3,7 +3,7 @@
 //! shared expert. (arXiv 2510.26692.)
 
 use super::{
-    Activation, BlockKind, BlockSpec, Hparams, KdaGate, KdaSpec, LayerSpec, MlpSpec, ModelSpec,
+    Activation, BlockKind, BlockSpec, Hparams, KdaGates, KdaSpec, LayerSpec, MlpSpec, ModelSpec,
     MoeSpec, OUTPUT, SharedExpertSpec, experts, mla,
 };
 use crate::error::ModelError;
@@ -31,7 +31,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     ModelSpec::usual(hp, layers, eps)
 }
 
-fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, ModelError> {
+pub(super) fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?[il];
     let head_dim = hp.need_u32("kda.head_dim")? as usize;
     if n_head == 0 || head_dim == 0 {
@@ -43,7 +43,7 @@ fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, ModelError> {
         conv_taps: hp.conv_taps("ssm.conv_kernel")?,
         eps,
         decay_bound: None,
-        gate: KdaGate::LowRank,
+        gates: KdaGates::LowRank,
     })
 }
 

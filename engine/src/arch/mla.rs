@@ -41,7 +41,7 @@ pub(super) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
         scale: 1.0 / (key as f32).sqrt(),
         rope: false,
         eps,
-        gated: false,
+        gate: None,
         temperature: None,
         chosen: None,
     })

@@ -13,6 +13,7 @@ mod arctic;
 mod attention_spec;
 mod baichuan;
 mod bailing;
+mod bailingmoe3;
 mod bert;
 mod bitnet;
 mod cohere;
@@ -93,7 +94,7 @@ pub use attention_spec::{
     Alibi, AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, NormOver, QkNorm,
     Rotation, Temperature,
 };
-pub use delta_spec::{DeltaNetSpec, KdaGate, KdaSpec};
+pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec};
 pub use ffn_spec::{
     Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
@@ -106,7 +107,7 @@ pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     Beside, BlockKind, BlockSpec, BoundarySpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec,
-    LayerSpec, LowRankSteps, Mamba2Spec, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
+    LayerSpec, LowRankSteps, Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 
 use crate::error::ModelError;
@@ -128,6 +129,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("baichuan", baichuan::describe),
     ("bailingmoe", bailing::describe),
     ("bailingmoe2", bailing::describe_2),
+    ("bailingmoe3", bailingmoe3::describe),
     ("bert", bert::describe),
     ("bitnet", bitnet::describe),
     ("bloom", gpt2::describe_bloom),

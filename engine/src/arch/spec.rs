@@ -402,8 +402,8 @@ pub struct MlaSpec {
     pub rope: bool,
     /// Epsilon of the norms of compressed rows.
     pub eps: f32,
-    /// Whether the sigmoid of a projection of the block's input (`attn_gate`) multiplies the heads' values.
-    pub gated: bool,
+    /// What the sigmoid of a projection of the block's input (`attn_gate`) multiplies of the heads' values.
+    pub gate: Option<MlaGate>,
     /// A factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
     /// Which positions a row attends to; `None`: to all before it.
@@ -423,6 +423,15 @@ impl MlaSpec {
             _ => 0,
         }
     }
+}
+
+/// How many values latent attention's gate has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlaGate {
+    /// One for each value of each head.
+    EachValue,
+    /// One for each head.
+    EachHead,
 }
 
 /// Sparse attention: a row attends to some of the positions before it (DeepSeek-V3.2, section 2.1).

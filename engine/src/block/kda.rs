@@ -1,9 +1,9 @@
 //! Kimi delta attention (Kimi Linear, arXiv 2510.26692). Queries, keys and values pass through short
-//! convolutions. A low-rank gate gives each key channel its decay. Then come the delta rule and a gated norm.
+//! convolutions. The forget gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{KdaGate, KdaSpec};
+use crate::arch::{KdaGates, KdaSpec};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
 use crate::state::SlotStates;
@@ -17,8 +17,7 @@ pub struct Kda {
     qkv: [Linear; 3],
     /// Their convolutions.
     convs: [Conv; 3],
-    /// To the forget gate: `[d, n_embd]`, then `[inner, d]`.
-    forget: [Linear; 2],
+    forget: Gate,
     /// Added to the forget gate, `[inner]`.
     forget_bias: Vec<f32>,
     /// Log decay of a unit of forget gate, below 0, `[inner]`.
@@ -33,7 +32,7 @@ pub struct Kda {
     output: Linear,
 }
 
-/// To the output gate.
+/// To a gate.
 enum Gate {
     /// `[d, n_embd]`, then `[inner, d]`.
     LowRank([Linear; 2]),
@@ -87,19 +86,26 @@ impl Kda {
             conv("ssm_conv1d_k.weight")?,
             conv("ssm_conv1d_v.weight")?,
         ];
-        let mut low_rank = |a: &str, b: &str| -> Result<[Linear; 2], ModelError> {
-            let narrow = Linear::matrix(loader, &name(a), d, n_embd)?;
-            Ok([narrow, Linear::matrix(loader, &name(b), inner, d)?])
+        let mut low_rank = |of: &str| -> Result<Gate, ModelError> {
+            let [a, b] = ["a", "b"].map(|part| name(&format!("ssm_{of}_{part}.weight")));
+            let narrow = Linear::matrix(loader, &a, d, n_embd)?;
+            Ok(Gate::LowRank([narrow, Linear::matrix(loader, &b, inner, d)?]))
         };
-        let forget = low_rank("ssm_f_a.weight", "ssm_f_b.weight")?;
-        let gate = match spec.gate {
-            KdaGate::LowRank => Gate::LowRank(low_rank("ssm_g_a.weight", "ssm_g_b.weight")?),
-            KdaGate::Full => {
-                Gate::Full(Linear::matrix(loader, &name("ssm_g.weight"), inner, n_embd)?)
+        let [forget, gate] = match spec.gates {
+            KdaGates::LowRank => [low_rank("f")?, low_rank("g")?],
+            KdaGates::FullOutput => {
+                let forget = low_rank("f")?;
+                let gate = Linear::matrix(loader, &name("ssm_g.weight"), inner, n_embd)?;
+                [forget, Gate::Full(gate)]
+            }
+            KdaGates::Full => {
+                let mut full = |part| Linear::matrix(loader, &name(part), inner, n_embd);
+                [Gate::Full(full("ssm_f_a.weight")?), Gate::Full(full("ssm_g_a.weight")?)]
             }
         };
+        let sign = if spec.gates == KdaGates::Full { -1.0 } else { 1.0 };
         let rates = |per_head: Vec<f32>| {
-            per_head.into_iter().flat_map(|rate| std::iter::repeat_n(rate, d)).collect()
+            per_head.into_iter().flat_map(|rate| std::iter::repeat_n(sign * rate, d)).collect()
         };
         Ok(Self {
             shape: spec.shape(),
@@ -130,7 +136,7 @@ impl Kda {
         let DeltaShape { n_head, d_k: d, .. } = self.shape;
         let inner = n_head * d;
         let mut raw = [0, 1, 2].map(|_| cx.scratch.take(n * inner));
-        let mut low = cx.scratch.take(n * d);
+        let mut low = cx.scratch.take(n * self.forget.input().rows());
         let mut gate = cx.scratch.take(n * self.gate.input().rows());
         let mut beta = cx.scratch.take(n * n_head);
         let outs = raw.iter_mut().chain([&mut low, &mut gate, &mut beta]);
@@ -181,23 +187,29 @@ impl Kda {
         out
     }
 
-    /// Decay factors and output gate `[n, inner]`: from the narrow half of the forget gate, and from that
-    /// of the output gate or from itself.
-    fn gates(&self, cx: &mut BlockCx<'_>, low: Vec<f32>, gate: Vec<f32>) -> [Vec<f32>; 2] {
-        let d = self.shape.d_k;
-        let wide = self.gate.widen();
-        let n = low.len() / d;
-        let mut decay = cx.scratch.take(n * self.forget[1].rows());
-        let mut widened = cx.scratch.take(wide.map_or(0, |w| n * w.rows()));
-        let low_x = ActRows::new(cx.compute, &low, d, &[&self.forget[1].weight]);
-        let gate_x = wide.map(|w| ActRows::new(cx.compute, &gate, d, &[&w.weight]));
-        let mut jobs = vec![self.forget[1].job(&low_x, &mut decay)];
-        if let (Some(w), Some(x)) = (wide, &gate_x) {
-            jobs.push(w.job(x, &mut widened));
-        }
+    /// Decay factors and output gate `[n, inner]`, each from its narrow half or from itself.
+    fn gates(&self, cx: &mut BlockCx<'_>, forget: Vec<f32>, gate: Vec<f32>) -> [Vec<f32>; 2] {
+        let wide = [self.forget.widen(), self.gate.widen()];
+        let n = forget.len() / self.forget.input().rows();
+        let mut narrow = [forget, gate];
+        let mut widened = wide.map(|w| cx.scratch.take(w.map_or(0, |w| n * w.rows())));
+        let rows = |i: usize| {
+            wide[i].map(|w| ActRows::new(cx.compute, &narrow[i], w.cols(), &[&w.weight]))
+        };
+        let rows = [rows(0), rows(1)];
+        let halves = wide.into_iter().zip(&rows).zip(&mut widened);
+        let mut jobs: Vec<_> =
+            halves.filter_map(|((w, x), out)| Some(w?.job(x.as_ref()?, out))).collect();
         cx.project(&mut jobs);
         drop(jobs);
-        drop((low_x, gate_x));
+        drop(rows);
+        for ((wide, widened), narrow) in wide.iter().zip(&mut widened).zip(&mut narrow) {
+            if wide.is_some() {
+                std::mem::swap(widened, narrow);
+            }
+        }
+        cx.scratch.give_all(widened);
+        let [mut decay, gate] = narrow;
         match self.decay_bound {
             None => cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates),
             Some(bound) => {
@@ -205,14 +217,12 @@ impl Kda {
                 cx.compute.bounded_decay_factors(&mut decay, bias, rates, bound);
             }
         }
-        let (gate, spare) = if wide.is_some() { (widened, gate) } else { (gate, widened) };
-        cx.scratch.give_all([low, spare]);
         [decay, gate]
     }
 
     /// The projections of the block's input.
     fn of_input(&self) -> impl Iterator<Item = &Linear> {
-        self.qkv.iter().chain([&self.forget[0], self.gate.input(), &self.beta])
+        self.qkv.iter().chain([self.forget.input(), self.gate.input(), &self.beta])
     }
 
     /// The matrices that multiply the block's input.
@@ -222,7 +232,7 @@ impl Kda {
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        let inner = [&self.forget[1], &self.output].into_iter().chain(self.gate.widen());
-        self.of_input().chain(inner).map(Linear::nbytes).sum()
+        let wide = self.forget.widen().into_iter().chain(self.gate.widen());
+        self.of_input().chain(wide).chain([&self.output]).map(Linear::nbytes).sum()
     }
 }

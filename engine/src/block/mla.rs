@@ -14,7 +14,7 @@
 use super::BlockCx;
 use super::index::Index;
 use super::linear::Linear;
-use crate::arch::{ChosenBy, ChosenSpec, MlaSpec};
+use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, AttendVariant, Chosen, HeadColumns, MatmulJob, PackedMatrix};
 use crate::quant::{self, GgmlType};
@@ -32,7 +32,7 @@ pub struct Mla {
     k_b: Vec<PackedMatrix>,
     /// For each head `[head_dim_v, kv_rank]`.
     v_b: Vec<PackedMatrix>,
-    /// `[n_head * head_dim_v, n_embd]`, where the block has a gate.
+    /// `[n_head * head_dim_v, n_embd]` or `[n_head, n_embd]`, where the block has a gate.
     gate: Option<Linear>,
     output: Linear,
     index: Option<Index>,
@@ -44,7 +44,7 @@ struct Projected {
     q: Vec<f32>,
     /// `[n, kv_rank + n_pe]`, not yet normed and rotated.
     key: Vec<f32>,
-    /// `[n, n_head * head_dim_v]`, empty without a gate.
+    /// `[n, n_head * head_dim_v]` or `[n, n_head]`, empty without a gate.
     gate: Vec<f32>,
     /// Queries, keys and weights of the index, empty without one.
     index: [Vec<f32>; 3],
@@ -89,9 +89,13 @@ impl Mla {
                 loader.experts(&name("v_b"), n, spec.head_dim_v, rank)?,
             ],
         };
-        let gate = match spec.gated {
-            true => Some(Linear::matrix(loader, &name("gate"), n * spec.head_dim_v, n_embd)?),
-            false => None,
+        let gate_rows = spec.gate.map(|gate| match gate {
+            MlaGate::EachValue => n * spec.head_dim_v,
+            MlaGate::EachHead => n,
+        });
+        let gate = match gate_rows {
+            Some(rows) => Some(Linear::matrix(loader, &name("gate"), rows, n_embd)?),
+            None => None,
         };
         let index = match spec.chosen {
             Some(ChosenSpec { per_row, by: ChosenBy::Index(index) }) => {
@@ -122,7 +126,7 @@ impl Mla {
         out: &mut [f32],
     ) {
         let (n, spec) = (x.n_rows(), &self.spec);
-        let Projected { q, mut key, gate, index: [mut index_q, mut index_key, weights] } =
+        let Projected { q, mut key, mut gate, index: [mut index_q, mut index_key, weights] } =
             self.project(cx, x);
         self.finish_keys(cx, n, &mut key);
         if let Some(index) = &self.index {
@@ -138,8 +142,13 @@ impl Mla {
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
         self.attend(cx, kv, own.as_deref(), &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
-        if self.gate.is_some() {
-            cx.compute.sigmoid_mul(&mut heads, &gate);
+        match spec.gate {
+            Some(MlaGate::EachValue) => cx.compute.sigmoid_mul(&mut heads, &gate),
+            Some(MlaGate::EachHead) => {
+                cx.compute.sigmoid(&mut gate);
+                cx.compute.scale_rows(&mut heads, spec.head_dim_v, &gate);
+            }
+            None => {}
         }
         self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, key, gate, index_q, index_key, weights, q_hat, latent, heads]);

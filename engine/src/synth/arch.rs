@@ -53,6 +53,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "glm4moe", build: mixtures::glm4moe },
     Arch { name: "minimax-m2", build: mixtures::minimax_m2 },
     Arch { name: "minimax-01", build: mixtures::minimax_01 },
+    Arch { name: "bailingmoe3", build: kimi::bailingmoe3 },
     Arch { name: "gemma2", build: dense::gemma2 },
     Arch { name: "gemma3", build: dense::gemma3 },
     Arch { name: "llama4", build: mixtures::llama4 },

@@ -1,10 +1,13 @@
-//! Synthetic models of Kimi Linear's architecture: three layers of Kimi delta attention to each one of latent
-//! attention, and experts.
+//! Synthetic models of Kimi Linear's architecture, and of bailingmoe3's: three layers of Kimi delta attention to each one
+//! of latent attention, and experts.
 
 use super::Shape;
+use super::deepseek;
 use super::file_type::Role;
 use super::noise::Fill;
-use super::parts::{ATTENTION_GAIN, EMBEDDING, embedding, ffn, ffn_matrices, transformer_metadata};
+use super::parts::{
+    ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices, transformer_metadata,
+};
 use super::plan::ModelPlan;
 
 pub(super) const CONV_TAPS: usize = 4;
@@ -43,9 +46,48 @@ pub(super) fn kimi_linear(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Str
         if is_latent(il) {
             latent_attention(shape, &latent, plan);
         } else {
-            kda(shape, OutputGate::LowRank, plan);
+            kda(shape, Gates::LowRank, plan);
         }
         let dense = Shape { experts: None, ..shape.clone() };
+        if il < N_DENSE {
+            ffn(&dense, plan);
+        } else {
+            ffn(shape, plan);
+            plan.bias("exp_probs_b", experts.count);
+            ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        }
+    }
+    Ok(())
+}
+
+/// bailingmoe3: latent attention is rotated and gated, and gates are made by one matrix each.
+pub(super) fn bailingmoe3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    let latent = deepseek::Latent::of(shape);
+    base_metadata(shape, plan);
+    let kv_heads = (0..shape.n_layer).map(|il| usize::from(is_latent(il)));
+    plan.counts("attention.head_count_kv", kv_heads);
+    latent.metadata(shape, plan);
+    plan.count("ssm.conv_kernel", CONV_TAPS);
+    plan.count("kda.head_dim", shape.head_dim);
+    plan.number("kda.gate_lower_bound", -5.0);
+    plan.count("leading_dense_block_count", N_DENSE);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    plan.count("expert_shared_count", 1);
+    plan.flag("expert_weights_norm", true);
+    plan.number("expert_weights_scale", 2.5);
+    plan.count("expert_gating_func", SIGMOID);
+    embedding(shape, plan, EMBEDDING);
+    let dense = Shape { experts: None, ..shape.clone() };
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        if is_latent(il) {
+            deepseek::latent_attention(shape, &latent, plan);
+            plan.matrix("attn_gate", Role::Matrix, &[shape.n_embd, shape.n_head], 1.0);
+        } else {
+            plan.norm("attn_norm", shape.n_embd);
+            kda(shape, Gates::Full, plan);
+        }
         if il < N_DENSE {
             ffn(&dense, plan);
         } else {
@@ -83,33 +125,47 @@ fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
     plan.matrix("attn_output", Role::AttnOutput, &[n_head * d, n_embd], ATTENTION_GAIN);
 }
 
-/// How a KDA mixer's output gate is made.
+/// How a KDA mixer's gates are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum OutputGate {
+pub(super) enum Gates {
     LowRank,
+    FullOutput,
     Full,
 }
 
-pub(super) fn kda(shape: &Shape, gate: OutputGate, plan: &mut ModelPlan) {
+pub(super) fn kda(shape: &Shape, gates: Gates, plan: &mut ModelPlan) {
     let (n_embd, d, inner) = (shape.n_embd, shape.head_dim, shape.n_head * shape.head_dim);
     for (part, role) in [("q", Role::Matrix), ("k", Role::AttnK), ("v", Role::AttnV)] {
         plan.matrix(&format!("attn_{part}"), role, &[n_embd, inner], 1.0);
         let conv = format!("ssm_conv1d_{part}");
         plan.matrix(&conv, Role::Precise, &[CONV_TAPS, 1, inner], 1.0);
     }
-    plan.matrix("ssm_f_a", Role::Matrix, &[n_embd, d], 1.0);
-    plan.matrix("ssm_f_b", Role::Matrix, &[d, inner], 1.0);
-    if gate == OutputGate::Full {
-        plan.matrix("ssm_g", Role::Matrix, &[n_embd, inner], 1.0);
-    } else {
-        plan.matrix("ssm_g_a", Role::Matrix, &[n_embd, d], 1.0);
-        plan.matrix("ssm_g_b", Role::Matrix, &[d, inner], 1.0);
+    let full = |name: &str, plan: &mut ModelPlan| {
+        plan.matrix(name, Role::Matrix, &[n_embd, inner], 1.0);
+    };
+    let low_rank = |of: &str, plan: &mut ModelPlan| {
+        plan.matrix(&format!("ssm_{of}_a"), Role::Matrix, &[n_embd, d], 1.0);
+        plan.matrix(&format!("ssm_{of}_b"), Role::Matrix, &[d, inner], 1.0);
+    };
+    match gates {
+        Gates::LowRank => {
+            low_rank("f", plan);
+            low_rank("g", plan);
+        }
+        Gates::FullOutput => {
+            low_rank("f", plan);
+            full("ssm_g", plan);
+        }
+        Gates::Full => {
+            full("ssm_f_a", plan);
+            full("ssm_g_a", plan);
+        }
     }
     plan.matrix("ssm_beta", Role::Matrix, &[n_embd, shape.n_head], 1.0);
     // The architectures differ in this too.
-    let rates: &[usize] = match gate {
-        OutputGate::LowRank => &[1, shape.n_head],
-        OutputGate::Full => &[shape.n_head],
+    let rates: &[usize] = match gates {
+        Gates::LowRank | Gates::Full => &[1, shape.n_head],
+        Gates::FullOutput => &[shape.n_head],
     };
     plan.precise("ssm_a", rates, Fill::Decay(DECAY_SPREAD));
     plan.bias("ssm_dt", inner);

@@ -3,7 +3,7 @@
 
 use super::deepseek::{self, Latent};
 use super::file_type::Role;
-use super::kimi::{self, OutputGate};
+use super::kimi::{self, Gates};
 use super::parts::{EMBEDDING, base_metadata, embedding, ffn_matrices, gated_experts};
 use super::plan::ModelPlan;
 use super::{Experts, Shape};
@@ -33,7 +33,7 @@ pub(super) fn kimi_k3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String>
             plan.matrix("attn_gate", Role::Matrix, &gate, 1.0);
         } else {
             plan.norm("attn_norm", shape.n_embd);
-            kimi::kda(shape, OutputGate::Full, plan);
+            kimi::kda(shape, Gates::FullOutput, plan);
         }
         plan.norm("ffn_norm", shape.n_embd);
         if il < N_DENSE {

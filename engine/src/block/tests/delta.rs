@@ -2,7 +2,7 @@
 //! prompt in two parts and in one.
 
 use super::{Bench, Tensors, bits, noise};
-use crate::arch::{BlockKind, DeltaNetSpec, KdaGate, KdaSpec};
+use crate::arch::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec};
 use crate::batch::SlotId;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
 use crate::state::PartRows;
@@ -108,8 +108,8 @@ fn kda_tensors() -> Tensors {
     tensors
 }
 
-fn kda(gate: KdaGate, decay_bound: Option<f32>) -> BlockKind {
-    let spec = KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6, decay_bound, gate };
+fn kda(gates: KdaGates, decay_bound: Option<f32>) -> BlockKind {
+    let spec = KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6, decay_bound, gates };
     BlockKind::Kda(spec)
 }
 
@@ -129,8 +129,8 @@ fn full_gate_tensors() -> Tensors {
 #[test]
 fn an_output_gate_in_one_matrix_is_the_product_of_two() {
     for bound in [None, Some(-5.0)] {
-        let two = outputs(&kda(KdaGate::LowRank, bound), &kda_tensors());
-        let one = outputs(&kda(KdaGate::Full, bound), &full_gate_tensors());
+        let two = outputs(&kda(KdaGates::LowRank, bound), &kda_tensors());
+        let one = outputs(&kda(KdaGates::FullOutput, bound), &full_gate_tensors());
         for (one, two) in one.iter().zip(&two) {
             let (one, two) = (f32::from_bits(*one), f32::from_bits(*two));
             assert!((one - two).abs() < 1e-5, "{one} {two}");
@@ -140,19 +140,19 @@ fn an_output_gate_in_one_matrix_is_the_product_of_two() {
 
 #[test]
 fn bounded_decays_are_another_function() {
-    let bounded = outputs(&kda(KdaGate::LowRank, Some(-5.0)), &kda_tensors());
-    assert_ne!(bounded, outputs(&kda(KdaGate::LowRank, None), &kda_tensors()));
+    let bounded = outputs(&kda(KdaGates::LowRank, Some(-5.0)), &kda_tensors());
+    assert_ne!(bounded, outputs(&kda(KdaGates::LowRank, None), &kda_tensors()));
     // A bound near 0 forgets nothing, whatever the gate says.
-    let nothing = outputs(&kda(KdaGate::LowRank, Some(-1e-9)), &kda_tensors());
+    let nothing = outputs(&kda(KdaGates::LowRank, Some(-1e-9)), &kda_tensors());
     assert_ne!(nothing, bounded);
     let mut other = kda_tensors();
     other.put("blk.0.ssm_a", &[2], vec![-1.0, -1.5]);
-    assert_eq!(outputs(&kda(KdaGate::LowRank, Some(-1e-9)), &other), nothing);
+    assert_eq!(outputs(&kda(KdaGates::LowRank, Some(-1e-9)), &other), nothing);
 }
 
 #[test]
 fn kda_takes_fused_projections_and_both_shapes_of_convolutions() {
-    let kind = kda(KdaGate::LowRank, None);
+    let kind = kda(KdaGates::LowRank, None);
     let tensors = kda_tensors();
     let mut other = kda_tensors();
     let mut fused = Vec::new();

@@ -2,7 +2,7 @@
 //! rows, and nothing is absorbed.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaSpec, Rotation};
+use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
 use crate::kernels::{RopeLayout, RopeParams, available};
 
 const N_EMBD: usize = 40;
@@ -23,7 +23,7 @@ fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
         scale: 0.7,
         rope,
         eps: EPS,
-        gated: false,
+        gate: None,
         temperature: None,
         chosen: None,
     }
@@ -57,8 +57,10 @@ fn tensors(spec: &MlaSpec) -> Tensors {
     add("kv_a_norm", &[spec.kv_rank]);
     add("k_b", &[spec.n_nope, spec.kv_rank, spec.n_head]);
     add("v_b", &[spec.kv_rank, spec.head_dim_v, spec.n_head]);
-    if spec.gated {
-        add("gate", &[N_EMBD, spec.n_head * spec.head_dim_v]);
+    match spec.gate {
+        Some(MlaGate::EachValue) => add("gate", &[N_EMBD, spec.n_head * spec.head_dim_v]),
+        Some(MlaGate::EachHead) => add("gate", &[N_EMBD, spec.n_head]),
+        None => {}
     }
     add("output", &[spec.n_head * spec.head_dim_v, N_EMBD]);
     tensors
@@ -153,8 +155,10 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
                 sum.sum::<f64>() / total
             }));
         }
-        if spec.gated {
+        if let Some(kind) = spec.gate {
             let gate = tensors.times(&name("gate"), 0, &x);
+            let each = if kind == MlaGate::EachHead { spec.head_dim_v } else { 1 };
+            let gate = gate.iter().flat_map(|g| std::iter::repeat_n(g, each));
             heads.iter_mut().zip(gate).for_each(|(head, g)| *head /= 1.0 + (-g).exp());
         }
         out.extend(tensors.times(&name("output"), 0, &heads));
@@ -269,13 +273,14 @@ fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
 #[test]
 fn latent_attention_matches_its_definition() {
     let variants = [
-        (None, false, false),
-        (None, true, false),
-        (Some(12), true, false),
-        (Some(12), false, true),
+        (None, false, None),
+        (None, true, None),
+        (Some(12), true, None),
+        (Some(12), false, Some(MlaGate::EachValue)),
+        (None, true, Some(MlaGate::EachHead)),
     ];
-    for (q_rank, rope, gated) in variants {
-        let spec = MlaSpec { gated, ..spec(q_rank, rope) };
+    for (q_rank, rope, gate) in variants {
+        let spec = MlaSpec { gate, ..spec(q_rank, rope) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }
