@@ -285,11 +285,12 @@ impl Driver {
             Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
-        let Request { tokens, work, label, share, within, adapters, guide, .. } = request;
+        let Request { tokens, work, label, share, within, adapters, copied, guide, .. } = request;
         let adapters = adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
         let prompt = tokens;
-        let request = SchedRequest { id, label, prompt, work, adapters, share, deadline, guide };
+        let request =
+            SchedRequest { id, label, prompt, work, adapters, share, deadline, copied, guide };
         self.step(match generated {
             None => Event::Submit(request),
             Some((generated, mu)) => Event::GoOn { request, generated, mu },

@@ -72,6 +72,8 @@ pub struct Request {
     pub within: Option<Duration>,
     /// What its rows pass through besides the model; `None`: what the server was started with.
     pub adapters: Option<Arc<[AdapterUse]>>,
+    /// Whether copies of its state are taken while it runs, where the server takes any.
+    pub copied: bool,
     /// The prompt of the sequence that guides its draws, if one does: not empty, every id below `n_vocab`, and what is
     /// generated fits behind it too.
     pub guide: Option<Arc<[u32]>>,
@@ -236,7 +238,8 @@ impl Request {
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
-        Self { tokens, work, label, share, force, within: None, adapters: None, guide: None }
+        let (within, adapters, copied, guide) = (None, None, true, None);
+        Self { tokens, work, label, share, force, within, adapters, copied, guide }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.
@@ -290,6 +293,11 @@ impl Request {
     /// The same with these adapters; `None`: with those that the server was started with.
     pub fn adapted(self, adapters: Option<Arc<[AdapterUse]>>) -> Self {
         Self { adapters, ..self }
+    }
+
+    /// The same with copies of its state, or without.
+    pub fn with_copies(self, copied: bool) -> Self {
+        Self { copied, ..self }
     }
 
     /// Tokens that it draws at most; none where it wants rows.

@@ -1,7 +1,7 @@
 //! Checkpoints: when a worker is lost, streams go on from copies of their states. The bytes are those of an undisturbed
 //! run, and fewer positions are computed again than the streams' prompts have.
 //!
-//! The table of pauses takes half an hour, and what checkpoints cost a few minutes:
+//! The table of pauses takes half an hour, and what checkpoints cost a quarter of one:
 //! `cargo test --release -p brigade-tests --test checkpoints -- --ignored --nocapture pauses`, and `... cost`.
 
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ fn requests() -> Vec<Value> {
         request(4, json!({"repeat_penalty": 1.2, "presence_penalty": 0.3})),
         request(5, json!({"temperature": 0})),
         request(6, json!({"temperature": 0, "logprobs": 1})),
-        request(7, json!({})),
+        request(7, json!({"checkpoint": false})),
         request(8, json!({"guidance_scale": 1.5, "negative_prompt": "abc", "max_tokens": 30})),
     ]
 }
@@ -400,11 +400,13 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     [back, spare]
 }
 
-/// Times that both lines are started: the memory that a process gets makes it faster or slower than another by more than
-/// checkpoints cost.
-const STARTS: usize = 3;
-/// Pairs of rounds of each.
-const PAIRS: usize = 2;
+/// Times that a line is started. Lines differ by more than checkpoints cost, through the memory that they get: what is
+/// compared is of one line.
+const STARTS: usize = 2;
+
+/// Rounds of each start: without copies and with them, in an order in which a drift falls on both.
+const ROUNDS: [bool; 12] =
+    [false, true, true, false, false, true, true, false, false, true, true, false];
 
 /// Ticks that a server and its workers have computed.
 fn ticks(server: &Server) -> f64 {
@@ -418,14 +420,15 @@ fn ticks(server: &Server) -> f64 {
     of(own) + workers.into_iter().map(of).sum::<f64>()
 }
 
-/// Seconds and ticks of a round: all streams at once.
-fn round_of(server: &Server, round: u64) -> [f64; 2] {
+/// Seconds and ticks of a round: all streams at once, of whose states copies are taken or not.
+fn round_of(server: &Server, round: u64, copied: bool) -> [f64; 2] {
     let (begin, before) = (Instant::now(), ticks(server));
     let clients: Vec<_> = (0..STREAMS)
         .map(|i| {
             let url = server.process.ready.clone();
             let body = json!({
                 "prompt": prompt(i + STREAMS * round, 256), "max_tokens": DRAWN_EACH, "ignore_eos": true,
+                "checkpoint": copied,
             });
             std::thread::spawn(move || ask(&url, &body))
         })
@@ -434,38 +437,24 @@ fn round_of(server: &Server, round: u64) -> [f64; 2] {
     [begin.elapsed().as_secs_f64(), ticks(server) - before]
 }
 
-/// Seconds and ticks of rounds without checkpoints and with them, in pairs, on lines that are started again and again. The
-/// first round of a line, which touches its memory, does not count.
-fn rounds_in_pairs(model: &Path) -> Vec<[[f64; 2]; 2]> {
-    let mut pairs = Vec::new();
-    for start in 0..STARTS {
-        let mut servers = ["off", "buddy"].map(|mode| (mode, None));
-        let order = [start % 2, 1 - start % 2];
-        for which in order {
-            let (mode, server) = &mut servers[which];
-            let args = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--checkpoint", mode];
-            let model = ["-m", model.to_str().unwrap()];
-            let started = Server::start(&[&args[..], &CUT, &model].concat());
-            round_of(&started, 0);
-            *server = Some(started);
-        }
-        for round in 1..=PAIRS {
-            let mut pair = [[0.0; 2]; 2];
-            for which in order.map(|which| (which + round) % 2) {
-                let server = servers[which].1.as_ref().expect("both were started");
-                pair[which] = round_of(server, round as u64);
-            }
-            pairs.push(pair);
-        }
-    }
-    pairs
+/// Seconds and ticks of [`ROUNDS`] on a line that was just started; a first round, which touches its memory, does not
+/// count.
+fn rounds_of_line(model: &Path) -> Vec<[f64; 2]> {
+    let args = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--checkpoint", "buddy"];
+    let model = ["-m", model.to_str().unwrap()];
+    let server = Server::start(&[&args[..], &CUT, &model].concat());
+    round_of(&server, 0, true);
+    // Both of a pair have the same prompts.
+    let rounds = ROUNDS.iter().enumerate();
+    rounds.map(|(i, copied)| round_of(&server, 1 + i as u64 / 2, *copied)).collect()
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    (values[(n - 1) / 2] + values[n / 2]) / 2.0
+/// Mean of ratios as percent above one, and its standard error.
+fn percent_more(ratios: &[f64]) -> [f64; 2] {
+    let n = ratios.len() as f64;
+    let mean = ratios.iter().sum::<f64>() / n;
+    let variance = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    [100.0 * (mean - 1.0), 100.0 * (variance / n).sqrt()]
 }
 
 #[test]
@@ -489,22 +478,38 @@ fn pauses_are_ten_times_shorter() {
 }
 
 #[test]
-#[ignore = "takes minutes: prints what checkpoints cost"]
+#[ignore = "takes a quarter of an hour: prints what checkpoints cost"]
 fn checkpoints_cost_little() {
+    let tokens = (STREAMS * (256 + DRAWN_EACH)) as f64;
     for arch in measured() {
         let model: PathBuf = synth(&arch, "0.6b");
-        let pairs = rounds_in_pairs(&model);
-        let tokens = (STREAMS * (256 + DRAWN_EACH)) as f64;
-        let pace = |which: usize| median(pairs.iter().map(|pair| tokens / pair[which][0]));
-        let more = |what: usize| median(pairs.iter().map(|[off, on]| on[what] / off[what]));
-        println!(
-            "{arch}: {:.2} tokens/s without, {:.2} with; of {} pairs {:.1} % less tokens/s, {:.1} % more processors' time",
-            pace(0),
-            pace(1),
-            pairs.len(),
-            100.0 * (1.0 - 1.0 / more(0)),
-            100.0 * (more(1) - 1.0),
-        );
+        let starts: Vec<Vec<[f64; 2]>> = (0..STARTS).map(|_| rounds_of_line(&model)).collect();
         std::fs::remove_file(model).unwrap();
+        for rounds in &starts {
+            let pace = |(round, copied): (&[f64; 2], &bool)| {
+                format!("{:.1}{}", tokens / round[0], if *copied { " with" } else { "" })
+            };
+            let paces: Vec<String> = rounds.iter().zip(&ROUNDS).map(pace).collect();
+            println!("{arch}, tokens/s of each round: {}", paces.join(", "));
+        }
+        for (what, name) in ["time", "processors' time"].into_iter().enumerate() {
+            let (mut cost, mut chance) = (Vec::new(), Vec::new());
+            for rounds in &starts {
+                let of = |i: usize| rounds[i][what];
+                let pairs = (0..ROUNDS.len()).step_by(2);
+                cost.extend(
+                    pairs.map(|i| if ROUNDS[i] { of(i) / of(i + 1) } else { of(i + 1) / of(i) }),
+                );
+                // Neighbours of the same kind.
+                let alike = (1..ROUNDS.len() - 1).step_by(2);
+                chance.extend(alike.map(|i| of(i + 1) / of(i)));
+            }
+            let ([cost, error], [chance, by_chance]) = (percent_more(&cost), percent_more(&chance));
+            println!(
+                "{arch}, {name}: {cost:+.1} % with checkpoints (standard error {error:.1}), of {} pairs; \
+                 {chance:+.1} % ({by_chance:.1}) from one round to the next of the same kind",
+                STARTS * ROUNDS.len() / 2,
+            );
+        }
     }
 }

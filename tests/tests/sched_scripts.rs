@@ -140,6 +140,7 @@ impl Script {
                     leaves_room: find("owner").is_some(),
                 },
                 deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
+                copied: true,
                 guide: find("guide").map(|n| (101..).take(n as usize).collect()),
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),

@@ -143,7 +143,7 @@ pub async fn submit(
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
             let (share, force) = (name.tally.share(), name.tally.force());
-            let request = request.adapted(adapters.clone());
+            let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);
             requests.push(request.named(&name.id).owned(share, force, common.within));
         }
     }

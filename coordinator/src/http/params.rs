@@ -57,6 +57,8 @@ pub struct Common {
     pub within: Option<Duration>,
     /// Whether the stream goes on while its client is away, and can be read on.
     pub resumable: bool,
+    /// Whether its states are copied while it runs, where the server copies any.
+    pub checkpoint: bool,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
     /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
@@ -128,6 +130,7 @@ impl Common {
             n,
             stream,
             resumable,
+            checkpoint: fields.take("checkpoint")?.unwrap_or(true),
             lora: lora(fields)?,
             include_usage: stream_options.include_usage.unwrap_or(false),
             within: timeout(fields)?,
@@ -511,6 +514,18 @@ mod tests {
     }
 
     #[test]
+    fn a_request_may_do_without_copies() {
+        for (json, copied) in [
+            ("{}", true),
+            (r#"{"checkpoint": null}"#, true),
+            (r#"{"checkpoint": true}"#, true),
+            (r#"{"checkpoint": false}"#, false),
+        ] {
+            assert_eq!(read(json).unwrap().checkpoint, copied, "{json}");
+        }
+    }
+
+    #[test]
     fn minus_one_is_all() {
         let params = read(r#"{"repeat_last_n": -1, "top_k": -1}"#).unwrap().params;
         assert_eq!((params.penalty_last_n, params.top_k), (4096, 0), "the context, and off");
@@ -544,6 +559,8 @@ mod tests {
             (r#"{"logit_bias": [[1]]}"#, "[TOKEN, BIAS]"),
             (r#"{"dry_penalty_last_n": -2}"#, "dry_penalty_last_n"),
             (r#"{"modalities": ["audio"]}"#, "modalities"),
+            (r#"{"checkpoint": "off"}"#, "checkpoint"),
+            (r#"{"checkpoint": 0}"#, "checkpoint"),
         ] {
             let message = read(json).unwrap_err();
             assert!(message.contains(word), "{json}: {message}");

@@ -317,8 +317,8 @@ mod tests {
     fn request(id: u64, prompt: usize) -> Request {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
-        let adapters = [].into();
-        Request { id, label: "r".into(), prompt, work, adapters, share, deadline, guide: None }
+        let (label, adapters, copied, guide) = ("r".into(), [].into(), true, None);
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide }
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! After a lost line, others find out which positions every stage can go back to. Such a sequence gets its places, the
 //! pages it had if they are free, and waits until its state is there; then it computes the rest as a prompt. If its
 //! state does not come, it loses its places and computes all of it, as one without checkpoints does.
+//!
+//! A request may do without copies. The stages hear its name only when they are to keep its state for a planned change.
 
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
 use brigade_engine::state::Prefixes;
@@ -32,7 +34,7 @@ pub struct Interrupted {
 
 /// The checkpoint that is due before the next rows of a sequence, if one is.
 pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
-    let (every, _) = (every?, sequence.name?);
+    let (every, _) = (every.filter(|_| sequence.copied)?, sequence.name?);
     let Admitted { sent, checkpointed, n_known, slot, .. } = *sequence;
     let (len, is_due) = match spec.prefixes {
         Prefixes::All => {
@@ -54,14 +56,19 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
     Some(SeqOp::Checkpoint { slot, len, mark, parting: false })
 }
 
+/// What tells the stages the name of a sequence that was just opened, if copies of it are taken.
+pub(super) fn early_name(every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
+    every.filter(|_| sequence.copied).and_then(|_| sequence.tell_name())
+}
+
 impl Line {
-    /// Gives a sequence that was just admitted its name, if no other one has it. Where copies are taken the stages hear of
-    /// it at once, else when they are to keep its state.
+    /// Gives a sequence that was just admitted its name, if no other one has it. Where copies of it are taken the stages hear
+    /// of it at once, else when they are to keep its state.
     pub fn name(&mut self, config: &SchedConfig, live: &Live, sequence: &mut Admitted) {
         sequence.name = sequence.name.filter(|name| !live.has_name(*name));
         // One that begins with a kept sequence is opened by a copy, which was just decided.
-        if config.checkpoint_every.is_some() && sequence.opened {
-            self.ops.extend(sequence.tell_name());
+        if sequence.opened {
+            self.ops.extend(early_name(config.checkpoint_every, sequence));
         }
     }
 
@@ -128,4 +135,85 @@ pub(super) fn begin_restore(
         tokens: sequence.tokens[..len as usize].to_vec(),
     });
     live.insert_restoring(sequence);
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_engine::batch::{SamplerSetup, SlotId, UBatch};
+
+    use super::*;
+    use crate::sched::{Event, Request, Results, Share, StageTime, Work};
+
+    fn request(id: u64, copied: bool) -> Request {
+        let work = Work::Generate {
+            max_tokens: 4,
+            sampler: SamplerSetup::default().into(),
+            stop_tokens: [].into(),
+        };
+        let (id, label, prompt) = (RequestId(id), id.to_string().into(), vec![id as u32; 20]);
+        let (adapters, share) = ([].into(), Share::default());
+        Request { id, label, prompt, work, adapters, share, deadline: None, copied, guide: None }
+    }
+
+    /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.
+    fn named_and_copied(copied: [bool; 2]) -> [Vec<SlotId>; 2] {
+        let checkpoint_every = Some(1);
+        let (prefill_rows, max_in_flight) = (Some(8), Some(8));
+        let config =
+            SchedConfig { checkpoint_every, prefill_rows, max_in_flight, ..SchedConfig::default() };
+        let mut scheduler = Scheduler::new(config);
+        let line = LineSpec {
+            n_stages: 2,
+            n_blocks: 64,
+            n_slots: 4,
+            n_kept: 0,
+            prefixes: Prefixes::All,
+            block_positions: 4,
+            max_positions: 64,
+            max_rows: 8,
+            guides: true,
+        };
+        scheduler.step(0, Event::LineUp { epoch: 1, line });
+        let submit = |(i, copied)| Event::Submit(request(i as u64, copied));
+        // Of ubatches that want no rows: there is room for those behind them.
+        let done = |ubatch| {
+            let done = Some(vec![StageTime::default(); 2]);
+            Event::Results(Results { epoch: 1, ubatch, rows: Vec::new(), done })
+        };
+        let events = copied.into_iter().enumerate().map(submit).chain([0, 1].map(done));
+        let mut ubatches: Vec<UBatch> = Vec::new();
+        for event in events {
+            let actions = scheduler.step(1, event);
+            ubatches.extend(actions.into_iter().filter_map(|action| match action {
+                Action::Send(ubatch) => Some(ubatch),
+                _ => None,
+            }));
+        }
+        let parts_of = |slot| {
+            let parts = ubatches.iter().flat_map(|ubatch| &ubatch.parts);
+            parts.filter(|part| part.slot == SlotId(slot)).count()
+        };
+        assert!(
+            parts_of(0) >= 2 && parts_of(1) >= 2,
+            "copies fall due within a prompt: {ubatches:?}"
+        );
+        let (mut named, mut taken) = (Vec::new(), Vec::new());
+        for op in ubatches.iter().flat_map(|ubatch| &ubatch.ops) {
+            match op {
+                SeqOp::Name { slot, name: Some(_) } => named.push(*slot),
+                SeqOp::Checkpoint { slot, .. } => taken.push(*slot),
+                _ => {}
+            }
+        }
+        taken.dedup();
+        [named, taken]
+    }
+
+    #[test]
+    fn a_request_may_do_without_copies_beside_one_that_has_some() {
+        let [first, second] = [SlotId(0), SlotId(1)];
+        assert_eq!(named_and_copied([true, true]), [vec![first, second], vec![first, second]]);
+        assert_eq!(named_and_copied([false, true]), [vec![second], vec![second]]);
+        assert_eq!(named_and_copied([false, false]), [vec![], vec![]]);
+    }
 }

@@ -195,9 +195,7 @@ impl Draft {
         if !sequence.opened {
             sequence.opened = true;
             self.opens.extend(sequence.open_ops());
-            if self.checkpoint_every.is_some() {
-                self.opens.extend(sequence.tell_name());
-            }
+            self.opens.extend(checkpoints::early_name(self.checkpoint_every, sequence));
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
         let part = live.next_part(no, half, rows);

@@ -40,6 +40,9 @@ pub struct Request {
     pub share: Share,
     /// When nobody wants it any more.
     pub deadline: Option<Micros>,
+    /// Whether copies of its state are taken while it runs, where any are. Without, it is computed again after a lost
+    /// line.
+    pub copied: bool,
     /// The prompt of the sequence that guides its draws, at least one token; there is one if and only if its sampler has
     /// [`Guidance`](brigade_engine::batch::Guidance).
     pub guide: Option<Arc<[u32]>>,

@@ -90,12 +90,13 @@ impl Pending {
     }
 
     fn of(sequence: Admitted) -> Self {
-        let Admitted { request: id, label, work, adapters, share, deadline, guide, .. } = sequence;
+        let Admitted { request: id, label, work, adapters, share, deadline, copied, guide, .. } =
+            sequence;
         let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Self {
-            request: Request { id, label, prompt, work, adapters, share, deadline, guide },
+            request: Request { id, label, prompt, work, adapters, share, deadline, copied, guide },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,

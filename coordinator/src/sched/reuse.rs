@@ -115,6 +115,7 @@ impl Line {
             furthest,
             losses,
             name,
+            copied: request.copied,
             named: false,
             checkpointed: reused,
             restoring: false,

@@ -71,6 +71,8 @@ pub(super) struct Admitted {
     pub losses: u32,
     /// What copies of its state are called; `None`: none can be.
     pub name: Option<CopyName>,
+    /// Whether copies are taken while it runs. A planned change takes its state along without, too.
+    pub copied: bool,
     /// Whether the stages know its name.
     pub named: bool,
     /// Up to which position its state was last copied, or what it began with.

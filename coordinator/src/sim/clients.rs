@@ -32,6 +32,8 @@ pub struct SimRequest {
     pub within: Option<Micros>,
     /// Number of the adapter that its rows pass through, if they do.
     pub adapter: Option<u32>,
+    /// Whether it does without copies of its state.
+    pub without_copies: bool,
     /// Tokens of the prompt that guides its draws, the same ones for all clients. Not of those that want logits.
     pub guide: Option<u32>,
 }
@@ -99,7 +101,8 @@ impl Workload {
             let same =
                 after.filter(|_| !drawn.is_multiple_of(8)).map(|(other, _): (usize, u32)| other);
             let adapter = same.map_or(own, |other| requests[other].adapter);
-            let rest = SimRequest { adapter, ..SimRequest::default() };
+            let without_copies = drawn >> 32 & 7 == 0;
+            let rest = SimRequest { adapter, without_copies, ..SimRequest::default() };
             requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at, ..rest });
         }
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
@@ -236,7 +239,8 @@ impl Clients {
         let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
         let adapters = client.request.adapters();
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
-        Request { id, label, prompt, work, adapters, share, deadline, guide }
+        let copied = !client.request.without_copies;
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide }
     }
 
     /// The client goes away; whether it was still waiting for something.

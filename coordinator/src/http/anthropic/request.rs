@@ -12,8 +12,18 @@ use crate::http::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Fields that mean the same there and here.
-const SAME: &[&str] =
-    &["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "seed", "lora"];
+const SAME: &[&str] = &[
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "thinking",
+    "seed",
+    "lora",
+    "checkpoint",
+];
 
 /// Translates a body.
 pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {

@@ -79,8 +79,10 @@ fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value
     if let Some(model) = fields.take::<String>("model")? {
         chat.insert("model".to_string(), json!(model));
     }
-    if let Some(lora) = fields.raw("lora") {
-        chat.insert("lora".to_string(), tree("lora", lora, left)?);
+    for name in ["lora", "checkpoint"] {
+        if let Some(value) = fields.raw(name) {
+            chat.insert(name.to_string(), tree(name, value, left)?);
+        }
     }
     chat.insert("stream".to_string(), json!(fields.take("stream")?.unwrap_or(true)));
     if let Some(options) = fields.raw("options") {

@@ -22,6 +22,7 @@ const SAME: &[(&str, &str)] = &[
     ("parallel_tool_calls", "parallel_tool_calls"),
     ("chat_template_kwargs", "chat_template_kwargs"),
     ("lora", "lora"),
+    ("checkpoint", "checkpoint"),
 ];
 
 /// Fields that an answer repeats.
