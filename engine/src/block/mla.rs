@@ -152,7 +152,9 @@ impl Mla {
         }
         self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, key, gate, index_q, index_key, weights, q_hat, latent, heads]);
-        cx.scratch.give_all([own.unwrap_or_default()]);
+        if let Some(own) = own {
+            cx.scratch.give_all([own]);
+        }
     }
 
     /// All projections of the rows before the attention.

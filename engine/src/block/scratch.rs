@@ -32,6 +32,11 @@ impl Scratch {
         self.n_grown
     }
 
+    /// Buffers that are here now: as many after one pass as after another, or somebody gives what was never taken.
+    pub fn n_spare(&self) -> usize {
+        self.spare.len()
+    }
+
     /// Gives buffers back.
     pub fn give_all<const N: usize>(&mut self, buffers: [Vec<f32>; N]) {
         self.spare.extend(buffers);

@@ -129,6 +129,11 @@ impl Stage {
         self.scratch.n_grown()
     }
 
+    /// How many buffers wait to be used again: the same number after every ubatch once the stage is warm.
+    pub fn n_buffers_spare(&self) -> usize {
+        self.scratch.n_spare()
+    }
+
     /// Sequences it holds now.
     pub fn n_open(&self) -> usize {
         self.sequences.n_open()
