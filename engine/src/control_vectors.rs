@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 
-use crate::arch::ModelSpec;
+use crate::arch::{Beside, ModelSpec};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::GgmlType;
@@ -39,6 +39,10 @@ impl ControlVectors {
         if model.is_encoder() {
             let why = "control vectors on an encoder: leave --control-vector out".to_owned();
             return Err(ModelError::Unsupported(why));
+        }
+        if matches!(model.skeleton.beside, Beside::ForLayers { streams: 1.., .. }) {
+            let why = "control vectors on a model whose tokens have several streams: leave --control-vector out";
+            return Err(ModelError::Unsupported(why.to_owned()));
         }
         let n_embd = model.n_embd;
         let mut all = Self { n_embd, by_layer: BTreeMap::new() };

@@ -141,6 +141,14 @@ def changed(args, model, plain, golden, more):
           f"closest call {margin(rows):.2e}")
 
 
+def as_text(manifest):
+    """The manifest with a line for each key and for each model."""
+    models = manifest["models"].items()
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in models)
+    head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in manifest.items() if key != "models")
+    return f'{{\n{head} "models": {{\n{lines}\n }}\n}}\n'
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path, help="holds manifest.json and NAME.gguf")
@@ -185,7 +193,7 @@ def main():
     if args.all:
         np.save(args.all, rows.astype(np.float32))
     manifest["models"][args.name] = entry
-    manifest_path.write_text(json.dumps(manifest, indent=1))
+    manifest_path.write_text(as_text(manifest))
     print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, {rows.shape} logits, deviation "
           f"{rows.std():.3f}, {len(set(entry['argmax']))} different argmax, "
           f"closest call {margin(rows):.2e}")

@@ -77,12 +77,25 @@ impl Recipe {
     /// # Panics
     /// If `synth` makes another file than the one whose results are kept.
     pub fn make(&self) -> PathBuf {
+        let path = self.path();
+        match std::fs::read(&path).is_ok_and(|bytes| fnv1a(&bytes) == self.fnv1a) {
+            true => path,
+            false => self.make_anew(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
         let folder = std::env::temp_dir().join("brigade-golden-models");
         std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(format!("{}-{}-{}.gguf", self.arch, self.size, self.fnv1a));
-        if std::fs::read(&path).is_ok_and(|bytes| fnv1a(&bytes) == self.fnv1a) {
-            return path;
-        }
+        folder.join(format!("{}-{}-{}.gguf", self.arch, self.size, self.fnv1a))
+    }
+
+    /// As [`Recipe::make`], whether it is there or not: one that is there may be of a `synth` that made other files.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn make_anew(&self) -> PathBuf {
+        let path = self.path();
         let quant = FileType::ALL.iter().find(|ty| ty.name() == self.quant).expect("a file type");
         let spec = Spec {
             arch: Arch::named(&self.arch).unwrap(),
@@ -94,7 +107,7 @@ impl Recipe {
         // Other tests may make the same at this moment: each writes its own, and the last one stays.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let unique = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let mine = folder.join(format!("{}-{}.part", unique.0, unique.1));
+        let mine = path.with_extension(format!("{}-{}.part", unique.0, unique.1));
         synth::write(&spec, &mine).unwrap();
         let found = fnv1a(&std::fs::read(&mine).unwrap());
         std::fs::rename(&mine, &path).unwrap();

@@ -14,7 +14,9 @@
 use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::state::StateSpec;
-use brigade_tests::golden::{Encoders, Entry, Golden, NOT_RUN, argmax, relative_error, same_bits};
+use brigade_tests::golden::{
+    Adapted, Encoders, Entry, Golden, NOT_RUN, Recipe, Steered, argmax, relative_error, same_bits,
+};
 use brigade_tests::line::{self, Line, LineConfig};
 
 const F32_LIMIT: f64 = 1e-4;
@@ -40,6 +42,23 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
 }
 
 /// A name that no folder has, a file that no manifest names: either would be a model that nobody checks.
+/// Models are made once and stay in the system's folder for temporary files: so a `synth` that makes others now would not
+/// be noticed where they are there.
+#[test]
+fn synth_makes_the_models_that_results_are_of() {
+    let (golden, encoders) = (Golden::repository(), Encoders::repository());
+    let (adapted, steered) = (Adapted::repository(), Steered::repository());
+    let recipes = golden.models().filter_map(|(_, entry)| entry.synth.as_ref());
+    let recipes = recipes.chain(encoders.models.values().map(|entry| &entry.synth));
+    let recipes = recipes.chain(adapted.models.values().map(|entry| &entry.synth));
+    let recipes: Vec<&Recipe> =
+        recipes.chain(steered.models.values().map(|entry| &entry.synth)).collect();
+    assert!(recipes.len() > 100, "{} recipes", recipes.len());
+    for recipe in recipes {
+        recipe.make_anew();
+    }
+}
+
 #[test]
 fn every_golden_model_is_run_or_excused() {
     let golden = Golden::folders();

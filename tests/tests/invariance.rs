@@ -22,7 +22,7 @@ const PROMPT: usize = 1_150;
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In the last ones, rows attend
 /// to positions that an index chose.
-const MODELS: [&str; 47] = [
+const MODELS: [&str; 49] = [
     "llama",
     "qwen3",
     "granite",
@@ -62,6 +62,8 @@ const MODELS: [&str; 47] = [
     "apertus",
     "gemma4",
     "gemma4-moe",
+    "gemma4-small",
+    "gemma3n",
     "grovemoe",
     "smallthinker",
     "qwen3vl",
@@ -170,6 +172,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("glm-dsa", KvType::F16),
         ("kimi-linear", KvType::F16),
         ("kimi-k3", KvType::F16),
+        ("gemma4-small", KvType::Q8_0),
+        ("gemma3n", KvType::F16),
         ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {

@@ -5,7 +5,7 @@
 //! [`StateSpec`], so nothing here can tell attention from Mamba.
 
 use brigade_engine::arch::{
-    self, BlockSpec, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
+    self, BlockSpec, LAYER_ROW_TABLE, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
 };
 use brigade_engine::error::ModelError;
 use brigade_engine::gguf::adapters::of_model;
@@ -32,6 +32,9 @@ impl ModelFacts {
         let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
             match arch::layer_of(&tensor.name) {
+                Some(layer)
+                    if layer < layers.len() && spec.leaves_out(layer, of_model(&tensor.name).0) => {
+                }
                 Some(layer) if layer < layers.len() => {
                     let share = active_share(&spec.layers[layer].blocks, &tensor.name);
                     add(&mut layers[layer], tensor, share)?;
@@ -40,7 +43,9 @@ impl ModelFacts {
                 // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
                 // those that the metadata count.
                 Some(_) => {}
-                None if tensor.name == TOKEN_EMBD => embedding_bytes += tensor.nbytes,
+                None if [TOKEN_EMBD, LAYER_ROW_TABLE].contains(&&*tensor.name) => {
+                    embedding_bytes += tensor.nbytes;
+                }
                 None if of_model(&tensor.name).0 == TOKEN_EMBD
                     || arch::is_of_input(&tensor.name, &spec) =>
                 {

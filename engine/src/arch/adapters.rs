@@ -1,6 +1,6 @@
 //! Whether a model's adapters are adapters of that model: its architecture, and tensors that it has, in their shapes.
 
-use super::{OUTPUT, TOKEN_EMBD};
+use super::{LAYER_ROWS, OUTPUT, TOKEN_EMBD};
 use crate::error::ModelError;
 use crate::gguf::adapters::{self, Adapter, HALVES, of_model};
 use crate::gguf::{Gguf, TensorInfo};
@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 14] = [
+const NOT_ADAPTED: [&str; 16] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -23,6 +23,8 @@ const NOT_ADAPTED: [&str; 14] = [
     ".shortconv.conv.",
     "lerp",
     "position_embd",
+    LAYER_ROWS,
+    "altup_",
     "token_types",
     "rope_",
     ".attn_rel_b.",

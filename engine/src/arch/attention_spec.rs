@@ -47,6 +47,20 @@ pub struct AttentionSpec {
     pub both_ways: bool,
     /// What scores gain by the distance; `None`: nothing.
     pub buckets: Option<Buckets>,
+    /// Whose keys and values it attends to.
+    pub kv: KvFrom,
+}
+
+/// Whose keys and values a block attends to. Those that are lent travel beside the residual stream, a pair of tensors
+/// each, as [`Beside`](super::Beside) says; every block that borrows them keeps them in a cache of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvFrom {
+    /// Its own.
+    Own,
+    /// Its own, and it lends them to later blocks as the pair of this number.
+    Lent(usize),
+    /// The pair of this number.
+    Borrowed(usize),
 }
 
 /// Distances in buckets, each with a value for every head that its scores gain (T5, arXiv 1910.10683, section 2.1).
@@ -242,6 +256,7 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         output_bias: true,
         both_ways: false,
         buckets: None,
+        kv: KvFrom::Own,
     })
 }
 

@@ -49,12 +49,15 @@ pub struct MlpSpec {
     pub fused: bool,
     /// Epsilon of an RMS norm (`ffn_sub_norm`) before the way down; `None` without it.
     pub sub_norm: Option<f32>,
+    /// The gate's values lose the mean of their row and this many of its standard deviations, and count from 0 on; `None`:
+    /// they are as they are.
+    pub gate_above: Option<f32>,
 }
 
 impl MlpSpec {
     /// A layer's FFN.
     pub fn new(n_ff: usize, activation: Activation) -> Self {
-        Self { n_ff, suffix: "", activation, fused: false, sub_norm: None }
+        Self { n_ff, suffix: "", activation, fused: false, sub_norm: None, gate_above: None }
     }
 
     /// A layer's SwiGLU FFN.

@@ -15,7 +15,9 @@ mod baichuan;
 mod bailing;
 mod bailingmoe3;
 mod bert;
+mod beside;
 mod bitnet;
+mod boundary;
 mod cohere;
 mod dbrx;
 mod deci;
@@ -32,6 +34,8 @@ mod experts;
 mod falcon_h1;
 mod ffn_spec;
 mod gemma;
+mod gemma3n;
+mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod gpt2;
@@ -48,6 +52,7 @@ mod internlm2;
 mod jamba;
 mod kimi_k3;
 mod kimi_linear;
+mod lending;
 mod lfm2;
 mod limits;
 mod llama;
@@ -84,6 +89,7 @@ mod smallthinker;
 mod spec;
 mod starcoder2;
 mod step35;
+mod stream_spec;
 mod t5_encoder;
 mod talkie;
 mod transformer;
@@ -91,9 +97,10 @@ mod transformer;
 use std::ops::Range;
 
 pub use attention_spec::{
-    Alibi, AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, NormOver, QkNorm,
+    Alibi, AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, KvFrom, NormOver, QkNorm,
     Rotation, Temperature,
 };
+pub use beside::{Beside, BoundarySpec};
 pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec};
 pub use ffn_spec::{
     Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
@@ -106,9 +113,10 @@ pub use refused::refused;
 pub use residual::{DepthSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
-    Beside, BlockKind, BlockSpec, BoundarySpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec,
-    LayerSpec, LowRankSteps, Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
+    BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
+    Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
+pub use stream_spec::{AltUpSpec, LaurelSpec, LayerRowSpec};
 
 use crate::error::ModelError;
 pub use adapters::{MAX_ADAPTERS, has_token_rows, takes_adapter};
@@ -155,7 +163,8 @@ const ARCHS: &[(&str, Describe)] = &[
     ("gemma", gemma::describe),
     ("gemma2", gemma::describe_gemma2),
     ("gemma3", gemma::describe_gemma3),
-    ("gemma4", gemma::describe_gemma4),
+    ("gemma3n", gemma3n::describe),
+    ("gemma4", gemma4::describe),
     ("gemma-embedding", gemma_embedding::describe),
     ("glm-dsa", deepseek32::describe_glm),
     ("glm4", glm4::describe_glm4),
@@ -263,6 +272,12 @@ pub const POSITION_EMBD: &str = "position_embd.weight";
 const ENCODER_PREFIX: &str = "enc.";
 /// Name of the table of token types' rows, where a model has one.
 pub const TOKEN_TYPES: &str = "token_types.weight";
+/// Name of the matrices that make a token's other streams of the first, where a model has several.
+pub const ALTUP_PROJ: &str = "altup_proj.weight";
+/// Begins the names of all tensors that make the layers' own rows of a token.
+pub const LAYER_ROWS: &str = "per_layer_";
+/// Name of the table of tokens' rows for all layers, where a model has one.
+pub const LAYER_ROW_TABLE: &str = "per_layer_token_embd.weight";
 /// Stem of the norm after the embedding, where a model has one.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
@@ -327,7 +342,8 @@ pub fn stage_tensors<'m>(
     let tied = is_tied(model, spec);
     let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
         Some(layer) => {
-            layers.contains(&layer) || layers.clone().any(|layer| spec.shares(layer, name))
+            (layers.contains(&layer) && !spec.leaves_out(layer, name))
+                || layers.clone().any(|layer| spec.shares(layer, name))
         }
         // Tied, the head is the embedding without what adapters add to that.
         None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
@@ -356,4 +372,6 @@ pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
     (skeleton.learned_positions && name == POSITION_EMBD)
         || (skeleton.token_types > 0 && name == TOKEN_TYPES)
         || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
+        || (matches!(skeleton.beside, Beside::ForLayers { .. })
+            && (name.starts_with(LAYER_ROWS) || name == ALTUP_PROJ))
 }

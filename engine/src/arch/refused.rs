@@ -20,7 +20,6 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["deepseek4", "glm5-next", "dots3note", "minimax-m3", "hy_v4", "qwen4exp"],
         "its attention chooses positions in a way that does not run yet",
     ),
-    (&["gemma3n"], "its layers have embeddings of their own, which do not run yet"),
     (&["graniteswitch"], "its adapters, which tokens switch, do not run yet"),
     (
         &["nanbeige", "hrm_text"],

@@ -4,9 +4,10 @@
 //! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
-    AttentionSpec, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams, KdaSpec, LightningSpec,
-    MambaSpec, MlpSpec, MoeSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec,
-    TOKEN_EMBD, Temperature, TimeMix6Spec, TimeMixSpec,
+    AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams,
+    KdaSpec, KvFrom, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec,
+    OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec, TOKEN_EMBD, Temperature,
+    TimeMix6Spec, TimeMixSpec,
 };
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, SsdShape, Window};
@@ -74,20 +75,6 @@ pub enum NormKind {
     LayerUnweighted,
 }
 
-/// What a token carries through the layers beside its row of the residual stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Beside {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// The first layer's values, as wide as the residual stream.
-    FirstValue,
-    /// The rows that come into the first layer.
-    Embedding,
-    /// The positions that an index chose, as whole numbers. They go along only to layers that attend to the same.
-    Chosen,
-}
-
 impl ModelSpec {
     /// What most models have around `layers`: nothing scaled, nothing rotated, a norm before the head whose
     /// epsilon is `eps`. Sizes are the metadata's.
@@ -153,57 +140,24 @@ impl ModelSpec {
         format!("{prefix}blk.{layer}")
     }
 
+    /// Whether layer `layer` has a tensor of its own name that nobody reads: it attends to keys and values of another.
+    pub fn leaves_out(&self, layer: usize, tensor: &str) -> bool {
+        self.layers[layer].blocks.iter().any(|block| match &block.kind {
+            BlockKind::Attention(a) => {
+                let unread = ["attn_k.", "attn_v.", "attn_k_norm."];
+                matches!(a.kv, KvFrom::Borrowed(_))
+                    && unread.iter().any(|part| tensor.contains(part))
+            }
+            _ => false,
+        })
+    }
+
     /// Whether layer `layer` reads a tensor that has another layer's name, or its own.
     pub fn shares(&self, layer: usize, tensor: &str) -> bool {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => a.buckets.as_ref().is_some_and(|b| b.tensor == tensor),
             _ => false,
         })
-    }
-
-    /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
-    /// stream, then what goes along beside it.
-    pub fn boundary(&self, cut: usize) -> BoundarySpec {
-        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_kept(cut)];
-        let chosen = self.chosen_before(cut);
-        match self.skeleton.beside {
-            Beside::Nothing => {}
-            Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
-            Beside::Chosen => widths.extend(chosen),
-        }
-        BoundarySpec { widths, exact: chosen.is_some() }
-    }
-
-    /// How many positions of each row a layer is told that the index of a layer before it chose; `None`: it is told of
-    /// none.
-    pub fn chosen_before(&self, layer: usize) -> Option<usize> {
-        self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
-            BlockKind::Mla(mla) => {
-                mla.chosen.filter(|c| c.by == ChosenBy::Before).map(|c| c.per_row)
-            }
-            _ => None,
-        })
-    }
-
-    /// Values that a token carries from layer to layer, at most: those of the widest cut.
-    pub fn widest_row(&self) -> usize {
-        (1..self.n_layer()).map(|cut| self.boundary(cut).width()).max().unwrap_or(self.n_embd)
-    }
-}
-
-/// Rows that cross a cut, tensor by tensor; each is `[n_rows, width]` in f32.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoundarySpec {
-    /// Width of each tensor, in values.
-    pub widths: Vec<usize>,
-    /// Whether values must arrive as they are: some of them are positions, and a rounded one would be another.
-    pub exact: bool,
-}
-
-impl BoundarySpec {
-    /// Values a token sends across the cut.
-    pub fn width(&self) -> usize {
-        self.widths.iter().sum()
     }
 }
 
@@ -268,6 +222,11 @@ impl BlockSpec {
         }
     }
 
+    /// A block that reads the stream as it is.
+    pub(super) fn bare(kind: BlockKind) -> Self {
+        Self { norm: None, ..Self::new("", 0.0, kind) }
+    }
+
     /// A block that reads the stream as it is; the sum of both is normed.
     pub(super) fn with_stream_norm(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
         Self { norm: None, stream_norm: Some(norm), ..Self::new(norm, eps, kind) }
@@ -314,6 +273,14 @@ pub enum BlockKind {
     TimeMix6(TimeMix6Spec),
     /// Channel mixing of RWKV-6 and RWKV-7.
     ChannelMix(ChannelMixSpec),
+    /// What a row of the layer's own adds.
+    LayerRow(LayerRowSpec),
+    /// All streams as the layer is to find them.
+    Predict(AltUpSpec),
+    /// All streams as the layer leaves them.
+    Correct(AltUpSpec),
+    /// A low-rank way past attention.
+    Laurel(LaurelSpec),
     /// A square matrix (`attn_output`), which stands where other layers have attention.
     Linear,
 }
@@ -321,7 +288,9 @@ pub enum BlockKind {
 impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
     pub fn mixes_rows(&self) -> bool {
-        !matches!(self, Self::Mlp(_) | Self::Moe(_) | Self::Linear)
+        let of_streams = matches!(self, Self::Predict(_) | Self::Correct(_));
+        let of_row = matches!(self, Self::LayerRow(_) | Self::Laurel(_) | Self::Linear);
+        !(of_streams || of_row || matches!(self, Self::Mlp(_) | Self::Moe(_)))
     }
 
     /// Whether the block reads the residual stream as it came into the layer, besides its own rows.
@@ -356,6 +325,9 @@ impl BlockKind {
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
             Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
+            Self::LayerRow(_) | Self::Predict(_) | Self::Correct(_) | Self::Laurel(_) => {
+                StateSpec::None
+            }
         }
     }
 

@@ -6,7 +6,9 @@
 use super::BlockCx;
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use crate::arch::{AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, Rotation};
+use crate::arch::{
+    AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, Rotation,
+};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, AttendVariant, DistanceBiases, PackedMatrix};
 use crate::state::KvCache;
@@ -18,8 +20,9 @@ pub struct Attention {
     q: Linear,
     /// To the gates of the heads' outputs: a row for each head, or for each value of each head.
     gate: Option<Box<Linear>>,
-    k: Linear,
-    /// `None` where values are what the keys' projection gives.
+    /// `None` where keys and values are borrowed.
+    k: Option<Linear>,
+    /// `None` there too, and where values are what the keys' projection gives.
     v: Option<Linear>,
     /// Weights of 1 and epsilon of a norm of each value.
     value_norm: Option<(Vec<f32>, f32)>,
@@ -44,36 +47,9 @@ impl Attention {
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
-        let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
+        let n_o = spec.n_head * spec.head_dim_v;
         let name = |part: &str| format!("{stem}.attn_{part}");
-        let ([q, k], v, gate) = match spec.gate.map(|gate| gate.source) {
-            Some(GateSource::BehindQuery) => {
-                let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
-                let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
-                let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
-                ([q, k], Some(v), Some(Box::new(gate)))
-            }
-            own => {
-                let ([q, k], v) = match spec.values_of_keys {
-                    true => {
-                        let q = Linear::load(loader, &name("q"), n_q, n_embd)?;
-                        ([q, Linear::load(loader, &name("k"), n_k, n_embd)?], None)
-                    }
-                    false => {
-                        let [q, k, v] = load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?;
-                        ([q, k], Some(v))
-                    }
-                };
-                let rows =
-                    own.map(|own| if own == GateSource::EachHead { spec.n_head } else { n_o });
-                let gate = match rows {
-                    Some(rows) => Some(Linear::matrix(loader, &name("gate.weight"), rows, n_embd)?),
-                    None => None,
-                };
-                ([q, k], v, gate.map(Box::new))
-            }
-        };
+        let Projections { q, k, v, gate } = Projections::load(spec, stem, n_embd, loader)?;
         let sub_norm = match spec.sub_norm {
             Some(eps) => Some((loader.vector(&name("sub_norm.weight"), n_o)?, eps)),
             None => None,
@@ -119,10 +95,12 @@ impl Attention {
         let n = x.n_rows();
         let spec = &self.spec;
         let mut q = cx.scratch.take(n * self.q.weight.rows());
-        let mut k = cx.scratch.take(n * self.k.weight.rows());
-        let mut v = cx.scratch.take(n * spec.n_kv_head * spec.head_dim_v);
+        let own_width = |width| if self.k.is_some() { n * width } else { 0 };
+        let mut k = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_k));
+        let mut v = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_v));
         let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
-        let mut jobs = vec![self.q.job(x, &mut q), self.k.job(x, &mut k)];
+        let mut jobs = vec![self.q.job(x, &mut q)];
+        jobs.extend(self.k.as_ref().map(|w| w.job(x, &mut k)));
         jobs.extend(self.v.as_ref().map(|w| w.job(x, &mut v)));
         if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
             jobs.push(w.job(x, gate));
@@ -135,12 +113,12 @@ impl Attention {
         if let Some(bound) = spec.clamp {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
         }
-        if let Some((weights, eps)) = &self.value_norm {
+        if let Some((weights, eps)) = self.value_norm.as_ref().filter(|_| !v.is_empty()) {
             cx.compute.rms_norm_inplace(&mut v, weights, *eps);
         }
         self.norm_and_rotate(cx, &mut q, &mut k);
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
-        kv.append(cx.compute, cx.parts, cx.sequences, &k, &v);
+        self.remember(cx, kv, &k, &v);
         let variant = AttendVariant {
             window: spec.window,
             softcap: spec.softcap,
@@ -162,6 +140,28 @@ impl Attention {
         }
         self.output.forward(cx, &heads, out);
         cx.scratch.give_all([q, k, v, heads]);
+    }
+
+    /// Keeps the rows' keys and values in the cache: its own, which it may lend, or those that it borrows.
+    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, k: &[f32], v: &[f32]) {
+        let (k, v) = match self.spec.kv {
+            KvFrom::Own => (k, v),
+            KvFrom::Lent(pair) => {
+                let [to_k, to_v] = &mut cx.beside[Beside::keys(pair)..][..2] else {
+                    unreachable!("two tensors")
+                };
+                for (to, from) in [(to_k, k), (to_v, v)] {
+                    to.clear();
+                    to.extend_from_slice(from);
+                }
+                (k, v)
+            }
+            KvFrom::Borrowed(pair) => {
+                let at = Beside::keys(pair);
+                (&cx.beside[at][..], &cx.beside[at + 1][..])
+            }
+        };
+        kv.append(cx.compute, cx.parts, cx.sequences, k, v);
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
@@ -194,7 +194,9 @@ impl Attention {
         };
         if let Some(rope) = rope {
             cx.compute.rope(q, spec.head_dim_k, rope);
-            cx.compute.rope(k, spec.head_dim_k, rope);
+            if !k.is_empty() {
+                cx.compute.rope(k, spec.head_dim_k, rope);
+            }
         }
         if let Some(norms) = norms.filter(|_| after_rotation) {
             norms.apply(cx, spec, q, k);
@@ -207,16 +209,71 @@ impl Attention {
 
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = vec![&self.q.weight, &self.k.weight];
-        inputs.extend(self.v.iter().map(|v| &v.weight));
+        let mut inputs = vec![&self.q.weight];
+        inputs.extend(self.k.iter().chain(&self.v).map(|w| &w.weight));
         inputs.extend(self.gate.iter().map(|gate| &gate.weight));
         inputs
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
-        let own = [&self.q, &self.k, &self.output].into_iter().chain(&self.v);
+        let own = [&self.q, &self.output].into_iter().chain(&self.k).chain(&self.v);
         own.chain(self.gate.as_deref()).map(Linear::nbytes).sum()
+    }
+}
+
+/// What multiplies a block's input, as [`Attention`] has it.
+struct Projections {
+    q: Linear,
+    k: Option<Linear>,
+    v: Option<Linear>,
+    gate: Option<Box<Linear>>,
+}
+
+impl Projections {
+    fn load(
+        spec: &AttentionSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
+        let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
+        let name = |part: &str| format!("{stem}.attn_{part}");
+        Ok(match spec.gate.map(|gate| gate.source) {
+            Some(GateSource::BehindQuery) => {
+                let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
+                let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
+                let v = Linear::load(loader, &name("v"), n_v, n_embd)?;
+                Self { q, k: Some(k), v: Some(v), gate: Some(Box::new(gate)) }
+            }
+            own => {
+                let is_fused = loader.has(&name("qkv.weight"));
+                let (q, k, v) = match (spec.kv, spec.values_of_keys) {
+                    (KvFrom::Borrowed(_), _) if !is_fused => {
+                        (Linear::load(loader, &name("q"), n_q, n_embd)?, None, None)
+                    }
+                    (_, true) => {
+                        let q = Linear::load(loader, &name("q"), n_q, n_embd)?;
+                        (q, Some(Linear::load(loader, &name("k"), n_k, n_embd)?), None)
+                    }
+                    (kv, false) => {
+                        let [q, k, v] = load_qkv(loader, stem, [n_q, n_k, n_v], n_embd)?;
+                        match kv {
+                            KvFrom::Borrowed(_) => (q, None, None),
+                            _ => (q, Some(k), Some(v)),
+                        }
+                    }
+                };
+                let rows =
+                    own.map(|own| if own == GateSource::EachHead { spec.n_head } else { n_o });
+                let gate = match rows {
+                    Some(rows) => Some(Linear::matrix(loader, &name("gate.weight"), rows, n_embd)?),
+                    None => None,
+                };
+                Self { q, k, v, gate: gate.map(Box::new) }
+            }
+        })
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Mlp {
     up: Linear,
     /// Weight and epsilon of a norm before the way down.
     sub_norm: Option<(Vec<f32>, f32)>,
+    /// See [`MlpSpec::gate_above`].
+    gate_above: Option<f32>,
     down: Linear,
 }
 
@@ -54,6 +56,7 @@ impl Mlp {
             gate,
             up,
             sub_norm,
+            gate_above: spec.gate_above,
             down: Linear::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
@@ -69,6 +72,9 @@ impl Mlp {
         }
         cx.project(&mut jobs);
         drop(jobs);
+        if let Some(deviations) = self.gate_above {
+            keep_above(cx.compute, &mut gate, self.up.rows(), deviations);
+        }
         activate(cx.compute, self.activation, &gate, &mut up);
         if let Some((weight, eps)) = &self.sub_norm {
             cx.compute.rms_norm_inplace(&mut up, weight, *eps);
@@ -102,4 +108,16 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], 
         Activation::Relu => up.iter_mut().for_each(|x| *x = x.max(0.0)),
         Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
     }
+}
+
+/// Takes off each value of rows `x` `[n, d]` the row's mean and so many of its standard deviations; what is below 0 then
+/// becomes 0.
+fn keep_above(compute: &Compute, x: &mut [f32], d: usize, deviations: f32) {
+    compute.fill_rows(x, d, &|_, row| {
+        let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / d as f64;
+        let square = |x: &f32| (f64::from(*x) - mean) * (f64::from(*x) - mean);
+        let deviation = (row.iter().map(square).sum::<f64>() / (d as f64 - 1.0)).sqrt();
+        let least = (mean + deviation * f64::from(deviations)) as f32;
+        row.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
+    });
 }

@@ -4,6 +4,7 @@
 //! belong to the stage. Weights never change. What a block remembers is a [`BlockState`], which the stage
 //! owns.
 
+mod altup;
 mod attention;
 mod branches;
 mod channel_mix;
@@ -11,6 +12,8 @@ mod delta_net;
 mod experts;
 mod index;
 mod kda;
+mod laurel;
+mod layer_row;
 mod lightning;
 mod linear;
 mod lora;
@@ -27,10 +30,13 @@ mod time_mix;
 mod time_mix6;
 mod token_shift;
 
+pub use altup::{Correct, Predict};
 pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
+pub use laurel::Laurel;
+pub use layer_row::LayerRow;
 pub use lightning::Lightning;
 pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
@@ -80,6 +86,14 @@ pub enum Block {
     ChannelMix(Box<ChannelMix>),
     /// See [`TimeMix6`].
     TimeMix6(Box<TimeMix6>),
+    /// See [`LayerRow`].
+    LayerRow(Box<LayerRow>),
+    /// See [`Predict`].
+    Predict(Box<Predict>),
+    /// See [`Correct`].
+    Correct(Box<Correct>),
+    /// See [`Laurel`].
+    Laurel(Box<Laurel>),
     /// See [`Linear`].
     Linear(Box<Linear>),
 }
@@ -158,6 +172,18 @@ impl Block {
             BlockKind::TimeMix6(spec) => {
                 Self::TimeMix6(Box::new(TimeMix6::load(spec, stem, n_embd, loader)?))
             }
+            BlockKind::LayerRow(spec) => {
+                Self::LayerRow(Box::new(LayerRow::load(spec, stem, n_embd, loader)?))
+            }
+            BlockKind::Predict(spec) => {
+                Self::Predict(Box::new(Predict::load(spec, stem, n_embd, loader)?))
+            }
+            BlockKind::Correct(spec) => {
+                Self::Correct(Box::new(Correct::load(spec, stem, n_embd, loader)?))
+            }
+            BlockKind::Laurel(spec) => {
+                Self::Laurel(Box::new(Laurel::load(spec, stem, n_embd, loader)?))
+            }
             BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(stem, n_embd, loader)?)),
         })
     }
@@ -170,12 +196,16 @@ impl Block {
             Self::Mla(mla) => mla.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
+            Self::LayerRow(row) => row.inputs(),
+            Self::Laurel(laurel) => laurel.inputs(),
             Self::Linear(linear) => vec![linear.weight()],
             Self::Mamba(mamba) => mamba.inputs(),
             Self::ShortConv(conv) => conv.inputs(),
             Self::Lightning(lightning) => lightning.inputs(),
             Self::Kda(kda) => kda.inputs(),
             Self::DeltaNet(net) => net.inputs(),
+            // Their products read normed rows.
+            Self::Predict(_) | Self::Correct(_) => Vec::new(),
             // Their products read mixtures of rows.
             Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) => Vec::new(),
         }
@@ -189,6 +219,10 @@ impl Block {
             Self::Mla(mla) => mla.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
+            Self::LayerRow(row) => row.nbytes(),
+            Self::Predict(predict) => predict.nbytes(),
+            Self::Correct(correct) => correct.nbytes(),
+            Self::Laurel(laurel) => laurel.nbytes(),
             Self::Linear(linear) => linear.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
@@ -233,6 +267,10 @@ impl Block {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),
+            (Self::LayerRow(row), _) => row.forward(cx, x, out),
+            (Self::Predict(predict), _) => predict.forward(cx, x, out),
+            (Self::Correct(correct), _) => correct.forward(cx, x, out),
+            (Self::Laurel(laurel), _) => laurel.forward(cx, x, out),
             (Self::Linear(linear), _) => linear.forward_block(cx, x, out),
             (Self::Moe(moe), _) => moe.forward(cx, x, out),
         }

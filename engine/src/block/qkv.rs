@@ -3,7 +3,7 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{AttentionSpec, NormOver};
+use crate::arch::{AttentionSpec, KvFrom, NormOver};
 use crate::error::ModelError;
 use crate::weights::WeightLoader;
 
@@ -42,7 +42,8 @@ pub(super) fn load_qkv(
 /// The weights of the norms of q and k.
 pub(super) struct QkNorms {
     q: Weights,
-    k: Weights,
+    /// `None` where keys are borrowed, normed as they are.
+    k: Option<Weights>,
 }
 
 /// Of one of them.
@@ -82,7 +83,12 @@ impl QkNorms {
             };
             Ok::<_, ModelError>(Weights { weight, bias })
         };
-        Ok(Some(Self { q: weights("q", spec.n_head)?, k: weights("k", spec.n_kv_head)? }))
+        let q = weights("q", spec.n_head)?;
+        let k = match spec.kv {
+            KvFrom::Borrowed(_) => None,
+            KvFrom::Own | KvFrom::Lent(_) => Some(weights("k", spec.n_kv_head)?),
+        };
+        Ok(Some(Self { q, k }))
     }
 
     /// Norms queries and keys in place.
@@ -94,7 +100,8 @@ impl QkNorms {
         k: &mut [f32],
     ) {
         let Some(norm) = spec.qk_norm else { return };
-        for (x, Weights { weight, bias }) in [(q, &self.q), (k, &self.k)] {
+        let of_keys = self.k.as_ref().map(|weights| (k, weights));
+        for (x, Weights { weight, bias }) in [(q, &self.q)].into_iter().chain(of_keys) {
             match norm.over {
                 NormOver::HeadLayer => {
                     cx.compute.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);

@@ -1,8 +1,9 @@
 //! What a block or the head reads of a token's rows. Where the model attends over depth, that is a mixture of
-//! rows. Where there is a norm, it is normed.
+//! rows; where it has several streams, the head reads them all. Where there is a norm, it is normed.
 
 use super::boundary_rows::BoundaryRows;
 use super::norm::Norm;
+use super::streams::StreamMatrices;
 use crate::error::ModelError;
 use crate::kernels::Compute;
 use crate::weights::WeightLoader;
@@ -11,19 +12,27 @@ use crate::weights::WeightLoader;
 pub(super) struct BlockInput {
     /// `None` where the stream is read as it is.
     norm: Option<Norm>,
-    /// Of residual attention over depth.
+    /// `None` where the stream alone is read.
     mix: Option<Mix>,
 }
 
+/// What is read of the stream and of what is beside it.
+pub(super) enum Mix {
+    /// Residual attention over depth.
+    Depth(DepthMix),
+    /// All streams as one row; those beside the first begin with the tensor of this number.
+    Streams(StreamMatrices, usize),
+}
+
 /// The weights of one mixture over depth.
-pub(super) struct Mix {
+pub(super) struct DepthMix {
     /// `[n_embd]`.
     score: Vec<f32>,
     /// Epsilon of the norm under the scores.
     eps: f32,
 }
 
-impl Mix {
+impl DepthMix {
     /// Loads the score vector.
     pub(super) fn load(
         loader: &mut WeightLoader<'_>,
@@ -40,7 +49,7 @@ impl BlockInput {
         Self { norm, mix }
     }
 
-    /// `out = norm(stream)`, or the norm of a mixture of what was kept, oldest first, and the stream.
+    /// `out = norm(stream)`, or the norm of a mixture of the stream and what is beside it.
     pub(super) fn apply(&self, compute: &Compute, rows: &BoundaryRows, out: &mut [f32]) {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
             return match &self.norm {
@@ -48,9 +57,14 @@ impl BlockInput {
                 None => out.copy_from_slice(&rows.hidden),
             };
         };
-        let sources: Vec<&[f32]> =
-            rows.beside.iter().chain([&rows.hidden]).map(Vec::as_slice).collect();
-        compute.attend_depth(&sources, &mix.score, mix.eps, out);
+        match mix {
+            Mix::Depth(mix) => {
+                let sources: Vec<&[f32]> =
+                    rows.beside.iter().chain([&rows.hidden]).map(Vec::as_slice).collect();
+                compute.attend_depth(&sources, &mix.score, mix.eps, out);
+            }
+            Mix::Streams(matrices, first) => matrices.merge(compute, rows, *first, out),
+        }
         if let Some(norm) = &self.norm {
             norm.apply_inplace(compute, out);
         }

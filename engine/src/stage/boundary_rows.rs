@@ -33,6 +33,22 @@ impl BoundaryRows {
         Self { hidden, beside, n_borrowed: 0 }
     }
 
+    /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
+    /// not count, and of the others all columns but the last.
+    pub(super) fn leave_behind(&mut self, n_rows: usize, spec: &BoundarySpec) {
+        let kept = &spec.widths[1..];
+        self.beside.truncate(kept.len());
+        for (tensor, width) in self.beside.iter_mut().zip(kept) {
+            let stride = tensor.len() / n_rows.max(1);
+            if stride > *width {
+                for row in 0..n_rows {
+                    tensor.copy_within((row + 1) * stride - width..(row + 1) * stride, row * width);
+                }
+                tensor.truncate(n_rows * width);
+            }
+        }
+    }
+
     /// Keeps the stream as it is beside it, and goes on with `stream`, a buffer of the scratch.
     pub(super) fn restart(&mut self, stream: Vec<f32>) {
         self.n_borrowed += 1;
@@ -87,6 +103,20 @@ mod tests {
         let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
         assert_eq!(empty.into_boundary(0, &mut scratch), Boundary::default());
+    }
+
+    #[test]
+    fn only_what_is_read_behind_a_cut_crosses_it() {
+        let numbers = |n: usize| (0..n).map(|i| i as f32).collect::<Vec<f32>>();
+        let mut carried = BoundaryRows::stream(vec![0.5; 2]);
+        carried.beside = vec![numbers(6), numbers(4), Vec::new(), numbers(2)];
+        let spec = BoundarySpec { widths: vec![1, 2, 0, 0], exact: false };
+        carried.leave_behind(2, &spec);
+        assert_eq!(carried.beside, [vec![1.0, 2.0, 4.0, 5.0], Vec::new(), Vec::new()]);
+        let boundary = carried.into_boundary(2, &mut Scratch::default());
+        assert_eq!(boundary.data.len(), 2 * spec.width());
+        let again = BoundaryRows::from_boundary(boundary, &spec);
+        assert_eq!(again.beside, [vec![1.0, 2.0, 4.0, 5.0], Vec::new(), Vec::new()]);
     }
 
     #[test]

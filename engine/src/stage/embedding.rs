@@ -1,98 +1,17 @@
-//! Token ids to hidden rows: gathered from the embedding matrix as the file holds it, with the rows of positions
-//! added and normed where a model does that.
+//! Token ids to rows, gathered from a matrix as the file holds it.
 
 use std::sync::Arc;
 
-use super::norm::Norm;
 use crate::batch::UBatch;
-use crate::block::{RowAdapters, scale_of};
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::Compute;
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
 
-/// What makes the first layer's rows.
-pub(super) struct Input {
-    pub(super) tokens: Embedding,
-    /// `[n_embd]`, added to every token's: the row of the only token type that comes.
-    pub(super) token_type: Option<Vec<f32>>,
-    /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
-    pub(super) positions: Option<Vec<f32>>,
-    pub(super) norm: Option<Norm>,
-    /// What adapters add to the rows of tokens.
-    pub(super) adapters: Vec<EmbeddingLora>,
-}
-
-/// What an adapter adds to the rows of tokens.
-pub(super) struct EmbeddingLora {
-    /// The adapter's number.
-    pub(super) adapter: u32,
-    /// `[n_vocab, rank]`. Every ubatch reads of them, so they are in memory.
-    pub(super) a: Vec<f32>,
-    /// `[n_embd, rank]`.
-    pub(super) b: PackedMatrix,
-    /// As in [`scale_of`].
-    pub(super) alpha: f32,
-}
-
-impl Input {
-    /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
-    /// multiplied by `scale`.
-    pub(super) fn rows(
-        &self,
-        compute: &Compute,
-        ub: &UBatch,
-        adapters: &RowAdapters,
-        scale: f32,
-    ) -> Vec<f32> {
-        let tokens: Vec<u32> = ub.parts.iter().flat_map(|p| &p.tokens).copied().collect();
-        let mut rows = self.tokens.rows(compute, &tokens, scale);
-        self.adapt(compute, &tokens, adapters, scale, &mut rows);
-        if let Some(row) = &self.token_type {
-            compute.add_bias(&mut rows, row);
-        }
-        if let Some(table) = &self.positions {
-            let n = self.tokens.n_embd;
-            let positions = ub.parts.iter().flat_map(|p| (p.pos as usize..).take(p.tokens.len()));
-            let of_positions: Vec<f32> =
-                positions.flat_map(|pos| &table[pos * n..][..n]).copied().collect();
-            compute.add(&mut rows, &of_positions);
-        }
-        if let Some(norm) = &self.norm {
-            norm.apply_inplace(compute, &mut rows);
-        }
-        rows
-    }
-
-    /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
-    fn adapt(
-        &self,
-        compute: &Compute,
-        tokens: &[u32],
-        adapters: &RowAdapters,
-        scale: f32,
-        rows: &mut [f32],
-    ) {
-        if self.adapters.is_empty() {
-            return;
-        }
-        let n_embd = self.tokens.n_embd;
-        for (run, uses) in adapters.within(&(0..tokens.len())) {
-            for used in uses {
-                let is_it = |lora: &&EmbeddingLora| lora.adapter == used.adapter;
-                let Some(lora) = self.adapters.iter().find(is_it) else { continue };
-                let rank = lora.b.cols();
-                let row = |token: &u32| &lora.a[*token as usize * rank..][..rank];
-                let low: Vec<f32> = tokens[run.clone()].iter().flat_map(row).copied().collect();
-                let mut change = vec![0.0; run.len() * n_embd];
-                compute.multiply(&lora.b, &low, &mut change);
-                let factor = scale_of(lora.alpha, rank, used.scale) * scale;
-                let out = &mut rows[run.start * n_embd..run.end * n_embd];
-                compute.add_scaled(out, &change, factor);
-            }
-        }
-    }
+/// The tokens of a ubatch, in the order of its rows.
+pub(super) fn tokens_of(ub: &UBatch) -> Vec<u32> {
+    ub.parts.iter().flat_map(|p| &p.tokens).copied().collect()
 }
 
 /// The embedding matrix `[n_vocab, n_embd]`, left where it is.
@@ -118,9 +37,14 @@ impl Embedding {
         Ok(embedding)
     }
 
+    /// Width of a row.
+    pub(super) fn n_embd(&self) -> usize {
+        self.n_embd
+    }
+
     /// The rows of `tokens`, `[tokens.len(), n_embd]`, times `scale`; made by the stage's threads. They are known to
     /// be in the vocabulary.
-    fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
+    pub(super) fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
         compute.fill_rows(&mut hidden, self.n_embd, &|i, row| {
             self.row(tokens[i] as usize, row).expect("a row was read when loading");

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::embedding::Input;
 use super::fingerprint;
 use super::head::Head;
+use super::input::Input;
 use super::{LoadedBlock, Stage};
 use crate::arch::{self, ModelSpec, TOKEN_EMBD};
 use crate::gguf::Gguf;

@@ -3,16 +3,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block_input::{BlockInput, Mix};
-use super::embedding::{Embedding, EmbeddingLora, Input};
+use super::block_input::{BlockInput, DepthMix, Mix};
+use super::embedding::Embedding;
 use super::fingerprint;
 use super::head::Head;
+use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
+use super::layer_rows::LayerRows;
 use super::norm::Norm;
+use super::streams::StreamMatrices;
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{
-    self, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads, RopeSpec, TOKEN_EMBD,
-    TOKEN_TYPES,
+    self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads,
+    RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
 use crate::block::{Block, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
@@ -23,6 +26,9 @@ use crate::kernels::{Compute, KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
 use crate::state::{BlockState, Sequences, StateRoom};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
+
+/// Name of the matrices that make one row for the head of several streams.
+const ALTUP_UNEMBD: &str = "altup_unembd_proj.weight";
 
 /// What a stage is loaded for.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,6 +249,18 @@ fn load_embedding(
             Some(rows)
         }
     };
+    let (row, n_streams) = match spec.skeleton.beside {
+        Beside::ForLayers { row, streams, .. } => (row, streams),
+        _ => (0, 0),
+    };
+    let layer_rows = match row {
+        0 => None,
+        width => Some(LayerRows::load(spec, width, source, loader)?),
+    };
+    let streams = match n_streams {
+        0 => None,
+        n => Some(StreamMatrices::load(loader, ALTUP_PROJ, n, spec.n_embd)?),
+    };
     let mut adapters = Vec::new();
     for AdapterTensors { adapter, alpha, a, b } in loader.adapters(TOKEN_EMBD)? {
         // Rows of tokens are looked up, so that the halves stand the other way round.
@@ -251,7 +269,7 @@ fn load_embedding(
         let a = loader.values(&a.name, &[rank, spec.n_vocab])?;
         adapters.push(EmbeddingLora { adapter, a, b, alpha });
     }
-    Ok(Input { tokens, token_type, positions, norm, adapters })
+    Ok(Input { tokens, token_type, positions, norm, layer_rows, streams, adapters })
 }
 
 /// Room for the sequences of every block of `layers`, in order.
@@ -370,7 +388,10 @@ fn load_read(
     eps: f32,
 ) -> Result<BlockInput, ModelError> {
     let mix = match score {
-        Some(score) => Some(Mix::load(loader, &format!("{stem}{score}"), spec.n_embd, eps)?),
+        Some(score) => {
+            let score = format!("{stem}{score}");
+            Some(Mix::Depth(DepthMix::load(loader, &score, spec.n_embd, eps)?))
+        }
         None => None,
     };
     let norm = match norm {
@@ -391,9 +412,17 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
         }
         false => Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?),
     };
+    let read = match spec.skeleton.beside {
+        Beside::ForLayers { lent, streams, .. } if streams > 0 => {
+            let matrices = StreamMatrices::load(loader, ALTUP_UNEMBD, streams, spec.n_embd)?;
+            let norm = spec.head.norm.map(|norm| load_norm(spec, loader, norm, spec.head.eps));
+            BlockInput::new(norm.transpose()?, Some(Mix::Streams(matrices, Beside::streams(lent))))
+        }
+        _ => load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
+    };
     Ok(Head {
         spec: spec.head.clone(),
-        read: load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
+        read,
         output,
         n_embd: spec.n_embd,
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,

@@ -11,10 +11,13 @@ mod copies;
 mod embedding;
 mod fingerprint;
 mod head;
+mod input;
 mod kept;
+mod layer_rows;
 mod load;
 mod norm;
 mod snapshot;
+mod streams;
 mod wanted;
 
 use std::collections::VecDeque;
@@ -33,8 +36,8 @@ use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
 use boundary_rows::BoundaryRows;
-use embedding::Input;
 use head::Head;
+use input::Input;
 use norm::Norm;
 use wanted::wanted_rows;
 
@@ -185,11 +188,7 @@ impl Stage {
         if self.head.is_none() {
             let of_rows = (&applied.parts[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
-            let chosen = self.spec.skeleton.beside == Beside::Chosen;
-            if chosen && self.spec.chosen_before(self.layers.end).is_none() {
-                // The next layer chooses anew.
-                rows.beside.clear();
-            }
+            rows.leave_behind(n_rows, &self.spec.boundary(self.layers.end));
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
@@ -218,8 +217,18 @@ impl Stage {
             adapters,
             self.spec.embedding_scale,
         ));
-        if self.spec.skeleton.beside == Beside::Embedding {
-            rows.beside.push(rows.hidden.clone());
+        match self.spec.skeleton.beside {
+            Beside::Embedding => rows.beside.push(rows.hidden.clone()),
+            Beside::ForLayers { lent, .. } => {
+                let (compute, hidden) = (&self.compute, &rows.hidden);
+                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(compute, ub, hidden));
+                let streams = input.streams.as_ref().map(|s| s.of(compute, hidden));
+                rows.beside.push(of_layers.unwrap_or_default());
+                // Filled by the layers that lend them.
+                rows.beside.resize(Beside::streams(lent), Vec::new());
+                rows.beside.extend(streams.unwrap_or_default());
+            }
+            Beside::Nothing | Beside::FirstValue | Beside::Chosen => {}
         }
         rows
     }

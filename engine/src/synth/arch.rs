@@ -2,9 +2,9 @@
 
 use super::plan::ModelPlan;
 use super::{
-    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, hybrids, indexed,
-    kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer, unrotated,
-    vocab,
+    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, gemma, hybrids,
+    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer,
+    unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -132,7 +132,8 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "talkie", build: later::talkie },
     Arch { name: "muse-glimmer", build: later::muse_glimmer },
     Arch { name: "apertus", build: later::apertus },
-    Arch { name: "gemma4", build: gated::gemma4 },
+    Arch { name: "gemma3n", build: gemma::gemma3n },
+    Arch { name: "gemma4", build: gemma::gemma4 },
     Arch { name: "bitnet", build: later::bitnet },
     Arch { name: "smallthinker", build: gated::smallthinker },
     Arch { name: "grovemoe", build: gated::grovemoe },

@@ -2,11 +2,10 @@
 
 use super::decoder::{
     dense_layers, experts, half_rotated, head_gate, head_norms, listed_windows, mixture,
-    prediction, projections, sinks, untied, window, yarn,
+    prediction, sinks, untied, window, yarn,
 };
 use super::file_type::Role;
 use super::mixtures::{SIGMOID, SOFTMAX, deepseek_keys, dense_then_experts, layers, metadata};
-use super::noise::Fill;
 use super::parts::{EMBEDDING, attention, ffn, ffn_matrices, granite_scales, transformer_metadata};
 use super::plan::ModelPlan;
 use super::{Experts, Shape};
@@ -307,51 +306,4 @@ fn step_layer(shape: &Shape, plan: &mut ModelPlan, il: usize, windowed: bool, ex
     mixture(shape, plan, experts);
     plan.bias("exp_probs_b", experts.count);
     ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
-}
-
-/// gemma4: heads twice as wide in layers without windows, where keys are values too, norms around everything, and, with
-/// experts, a dense FFN beside them.
-pub(super) fn gemma4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
-    transformer_metadata(shape, plan);
-    let (n_embd, dim) = (shape.n_embd, shape.head_dim);
-    for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
-        plan.count(key, 2 * dim);
-        plan.count(&format!("{key}_swa"), dim);
-    }
-    plan.count("embedding_length_per_layer_input", 0);
-    plan.count("attention.shared_kv_layers", 0);
-    plan.number("rope.freq_base", 1_000_000.0);
-    plan.number("rope.freq_base_swa", LOCAL_BASE);
-    plan.number("final_logit_softcapping", 6.0);
-    if let Some(experts) = shape.experts {
-        plan.count("expert_feed_forward_length", experts.n_ff);
-    }
-    let windows = listed_windows(shape, plan, 2);
-    plan.global_norm("rope_freqs", dim);
-    layers(shape, plan, EMBEDDING / (n_embd as f32).sqrt(), |il, plan| {
-        let head_dim = if windows[il] { dim } else { 2 * dim };
-        let heads = &Shape { head_dim, ..shape.clone() };
-        plan.norm("attn_norm", n_embd);
-        projections(heads, plan);
-        if !windows[il] {
-            plan.tensors.retain(|tensor| tensor.name != format!("blk.{il}.attn_v.weight"));
-        }
-        head_norms(heads, plan);
-        plan.norm("post_attention_norm", n_embd);
-        plan.norm("ffn_norm", n_embd);
-        ffn_matrices(plan, "", n_embd, shape.n_ff);
-        plan.norm("post_ffw_norm", n_embd);
-        if let Some(experts) = shape.experts {
-            mixture(shape, plan, experts);
-            for norm in ["post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"] {
-                plan.norm(norm, n_embd);
-            }
-            // The router's rows are divided by the root of their width.
-            let spread = Fill::Normal((n_embd as f32).sqrt());
-            plan.precise("ffn_gate_inp.scale", &[n_embd], spread);
-            plan.precise("ffn_down_exps.scale", &[experts.count], Fill::AroundOne(0.3));
-        }
-        plan.precise("layer_output_scale.weight", &[1], Fill::AroundOne(0.3));
-    });
-    Ok(())
 }

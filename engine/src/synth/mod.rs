@@ -14,6 +14,7 @@ mod dense;
 mod encoders;
 mod file_type;
 mod gated;
+mod gemma;
 mod hybrids;
 mod indexed;
 mod kimi;

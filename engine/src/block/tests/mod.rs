@@ -5,6 +5,7 @@ mod delta;
 mod lightning;
 mod mla;
 mod moe;
+mod streams;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,6 +89,8 @@ struct Bench {
     state: BlockState,
     sequences: Sequences,
     scratch: Scratch,
+    /// What comes along beside the rows of the next step, and what the block leaves there.
+    beside: Vec<Vec<f32>>,
     n_embd: usize,
 }
 
@@ -103,7 +106,8 @@ impl Bench {
         let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };
         let state = BlockState::new(kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
-        Self { compute, block, state, sequences, scratch: Scratch::default(), n_embd }
+        let (scratch, beside) = (Scratch::default(), Vec::new());
+        Self { compute, block, state, sequences, scratch, beside, n_embd }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -144,7 +148,7 @@ impl Bench {
             rope,
             local_rope: None,
             layer_input: &[],
-            beside: &mut Vec::new(),
+            beside: &mut self.beside,
             adapters: &RowAdapters::default(),
             scratch: &mut self.scratch,
         };

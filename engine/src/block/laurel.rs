@@ -1,0 +1,58 @@
+//! A low-rank way past attention (LAuReL, arXiv 2411.07501, section 2.2): `norm(laurel_r laurel_l x) + x`, of the rows that
+//! attention reads.
+
+use super::BlockCx;
+use super::linear::Linear;
+use crate::arch::LaurelSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, PackedMatrix};
+use crate::weights::WeightLoader;
+
+/// Weights of one such way.
+pub struct Laurel {
+    /// `[rank, n_embd]`.
+    narrow: Linear,
+    /// `[n_embd, rank]`.
+    wide: Linear,
+    /// `[n_embd]`.
+    norm: Vec<f32>,
+    eps: f32,
+}
+
+impl Laurel {
+    /// Loads `<stem>.laurel_{l,r,post_norm}`.
+    pub fn load(
+        spec: &LaurelSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.laurel_{part}.weight");
+        Ok(Self {
+            narrow: Linear::matrix(loader, &name("l"), spec.rank, n_embd)?,
+            wide: Linear::matrix(loader, &name("r"), n_embd, spec.rank)?,
+            norm: loader.vector(&name("post_norm"), n_embd)?,
+            eps: spec.eps,
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
+    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+        let mut narrow = cx.scratch.take(x.n_rows() * self.narrow.rows());
+        cx.project(&mut [self.narrow.job(x, &mut narrow)]);
+        self.wide.forward(cx, &narrow, out);
+        cx.compute.rms_norm_inplace(out, &self.norm, self.eps);
+        cx.compute.add(out, x.values());
+        cx.scratch.give_all([narrow]);
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        vec![&self.narrow.weight]
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.narrow.nbytes() + self.wide.nbytes()
+    }
+}

@@ -1,0 +1,97 @@
+//! What the first stage makes of token ids: hidden rows, with the rows of positions added and normed where a model does
+//! that, and what goes along beside them.
+
+use super::embedding::{Embedding, tokens_of};
+use super::layer_rows::LayerRows;
+use super::norm::Norm;
+use super::streams::StreamMatrices;
+use crate::batch::UBatch;
+use crate::block::{RowAdapters, scale_of};
+use crate::kernels::{Compute, PackedMatrix};
+
+/// What makes the first layer's rows.
+pub(super) struct Input {
+    pub(super) tokens: Embedding,
+    /// `[n_embd]`, added to every token's: the row of the only token type that comes.
+    pub(super) token_type: Option<Vec<f32>>,
+    /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
+    pub(super) positions: Option<Vec<f32>>,
+    pub(super) norm: Option<Norm>,
+    /// What makes the rows that tokens have for each layer, where they have some.
+    pub(super) layer_rows: Option<LayerRows>,
+    /// What makes the other streams, where tokens have several.
+    pub(super) streams: Option<StreamMatrices>,
+    /// What adapters add to the rows of tokens.
+    pub(super) adapters: Vec<EmbeddingLora>,
+}
+
+/// What an adapter adds to the rows of tokens.
+pub(super) struct EmbeddingLora {
+    /// The adapter's number.
+    pub(super) adapter: u32,
+    /// `[n_vocab, rank]`. Every ubatch reads of them, so they are in memory.
+    pub(super) a: Vec<f32>,
+    /// `[n_embd, rank]`.
+    pub(super) b: PackedMatrix,
+    /// As in [`scale_of`].
+    pub(super) alpha: f32,
+}
+
+impl Input {
+    /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
+    /// multiplied by `scale`.
+    pub(super) fn rows(
+        &self,
+        compute: &Compute,
+        ub: &UBatch,
+        adapters: &RowAdapters,
+        scale: f32,
+    ) -> Vec<f32> {
+        let tokens = tokens_of(ub);
+        let mut rows = self.tokens.rows(compute, &tokens, scale);
+        self.adapt(compute, &tokens, adapters, scale, &mut rows);
+        if let Some(row) = &self.token_type {
+            compute.add_bias(&mut rows, row);
+        }
+        if let Some(table) = &self.positions {
+            let n = self.tokens.n_embd();
+            let positions = ub.parts.iter().flat_map(|p| (p.pos as usize..).take(p.tokens.len()));
+            let of_positions: Vec<f32> =
+                positions.flat_map(|pos| &table[pos * n..][..n]).copied().collect();
+            compute.add(&mut rows, &of_positions);
+        }
+        if let Some(norm) = &self.norm {
+            norm.apply_inplace(compute, &mut rows);
+        }
+        rows
+    }
+
+    /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
+    fn adapt(
+        &self,
+        compute: &Compute,
+        tokens: &[u32],
+        adapters: &RowAdapters,
+        scale: f32,
+        rows: &mut [f32],
+    ) {
+        if self.adapters.is_empty() {
+            return;
+        }
+        let n_embd = self.tokens.n_embd();
+        for (run, uses) in adapters.within(&(0..tokens.len())) {
+            for used in uses {
+                let is_it = |lora: &&EmbeddingLora| lora.adapter == used.adapter;
+                let Some(lora) = self.adapters.iter().find(is_it) else { continue };
+                let rank = lora.b.cols();
+                let row = |token: &u32| &lora.a[*token as usize * rank..][..rank];
+                let low: Vec<f32> = tokens[run.clone()].iter().flat_map(row).copied().collect();
+                let mut change = vec![0.0; run.len() * n_embd];
+                compute.multiply(&lora.b, &low, &mut change);
+                let factor = scale_of(lora.alpha, rank, used.scale) * scale;
+                let out = &mut rows[run.start * n_embd..run.end * n_embd];
+                compute.add_scaled(out, &change, factor);
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The rows that a token has for each layer (per-layer embeddings of Gemma 3n and of Gemma 4's small models): one from a
+//! table, one from the row that goes into the first layer, and their sum.
+
+use std::sync::Arc;
+
+use super::embedding::{Embedding, tokens_of};
+use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
+use crate::batch::UBatch;
+use crate::error::ModelError;
+use crate::kernels::{Compute, PackedMatrix};
+use crate::weights::{TensorSource, WeightLoader};
+
+/// Tables and weights of the rows for all layers, which the first stage makes.
+pub(super) struct LayerRows {
+    /// Width of a layer's row.
+    width: usize,
+    /// `[n_vocab, n_layer * width]`, left where it is.
+    table: Embedding,
+    /// `[n_layer * width, n_embd]`.
+    projection: PackedMatrix,
+    /// `[width]`, of the norm of what the projection gives for a layer.
+    norm: Vec<f32>,
+    /// Of that norm.
+    eps: f32,
+}
+
+impl LayerRows {
+    /// Loads `per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm` for rows `width` wide.
+    ///
+    /// # Errors
+    /// As of every tensor that is missing, misshapen or of an unknown type.
+    pub(super) fn load(
+        spec: &ModelSpec,
+        width: usize,
+        source: &Arc<dyn TensorSource>,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let all = spec.n_layer() * width;
+        let tensor = loader.reference(LAYER_ROW_TABLE, &[all, spec.n_vocab])?;
+        Ok(Self {
+            width,
+            table: Embedding::new(source.clone(), tensor, all, spec.n_vocab)?,
+            projection: loader.matrix("per_layer_model_proj.weight", all, spec.n_embd)?,
+            norm: loader.vector("per_layer_proj_norm.weight", width)?,
+            eps: spec.head.eps,
+        })
+    }
+
+    /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
+    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, hidden: &[f32]) -> Vec<f32> {
+        let of_table = self.table.rows(compute, &tokens_of(ub), (self.width as f32).sqrt());
+        let mut rows = vec![0.0; of_table.len()];
+        compute.multiply(&self.projection, hidden, &mut rows);
+        compute.scale(&mut rows, 1.0 / (self.projection.cols() as f32).sqrt());
+        compute.rms_norm_inplace(&mut rows, &self.norm, self.eps);
+        compute.add(&mut rows, &of_table);
+        compute.scale(&mut rows, 1.0 / 2f32.sqrt());
+        rows
+    }
+}

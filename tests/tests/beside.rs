@@ -1,0 +1,45 @@
+//! What goes along beside the residual stream of Gemma's small models: rows for the layers to come, keys and values that
+//! layers lend, and other streams. A cut carries what is read behind it, and no bit depends on where it is.
+
+use brigade_engine::arch::{self, ModelSpec};
+use brigade_engine::gguf::Gguf;
+use brigade_tests::golden::Golden;
+use brigade_tests::line::{Line, LineConfig};
+
+fn describe(model: &str) -> ModelSpec {
+    arch::describe(&Gguf::open(Golden::repository().named(model)).unwrap()).unwrap()
+}
+
+#[test]
+fn a_cut_carries_what_layers_behind_it_read() {
+    let spec = describe("gemma4-small");
+    assert_eq!((spec.n_layer(), spec.n_embd), (4, 32));
+    // The first two layers lend what the last two borrow: one of each has a window, and narrower heads.
+    let widths = (1..4).map(|cut| spec.boundary(cut).widths);
+    let wanted = [[32, 24, 0, 0, 16, 16], [32, 16, 32, 32, 16, 16], [32, 8, 32, 32, 0, 0]];
+    assert_eq!(widths.collect::<Vec<_>>(), wanted);
+    let spec = describe("gemma3n");
+    assert_eq!((spec.n_layer(), spec.n_embd), (24, 32));
+    let widths = |cut: usize| spec.boundary(cut).widths;
+    assert_eq!(widths(18), [32, 6 * 256, 0, 0, 0, 0, 32, 32, 32]);
+    assert_eq!(widths(20), [32, 4 * 256, 32, 32, 32, 32, 32, 32, 32]);
+    // The last layer has no window.
+    assert_eq!(widths(23), [32, 256, 32, 32, 0, 0, 32, 32, 32]);
+}
+
+#[test]
+fn two_stages_give_the_same_bits_at_every_cut() {
+    let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
+    for model in ["gemma4-small", "gemma3n"] {
+        let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
+            let config = LineConfig { cuts, ..LineConfig::default() };
+            let mut line = Line::open(&Golden::repository().named(model), &config);
+            line.logits(&prompt, n_ubatch).into_iter().flatten().map(f32::to_bits).collect()
+        };
+        let whole = logits(Vec::new(), prompt.len());
+        for cut in 1..describe(model).n_layer() {
+            let n_ubatch = [1, 7, 64][cut % 3];
+            assert!(logits(vec![cut], n_ubatch) == whole, "{model}: cut {cut}, ubatch {n_ubatch}");
+        }
+    }
+}
