@@ -5,18 +5,19 @@
 //!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear:tiny-moe
 //!
 //! Ends with an error if a stream was lost or got other bytes. `--checkpoint buddy` has the line take copies of states.
-//! `--seed` repeats a run's faults, though not their
-//! moments.
+//! `--seed` repeats a run's faults, though not their moments. `--log FILE` keeps the coordinator's log, and prints each
+//! fault with its time and its pause, so that the log tells what a long pause was made of.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use brigade_tests::process::{Running, Server, signal, synth, try_signal};
 use brigade_tests::proxy::Proxy;
@@ -48,6 +49,7 @@ struct Options {
     size: String,
     seed: u64,
     checkpoint: String,
+    log: Option<PathBuf>,
 }
 
 /// A worker behind a proxy, which keeps its address over restarts.
@@ -173,6 +175,16 @@ fn harm(fault: Fault, worker: &mut Worker, seen: &Seen) -> Duration {
     pause
 }
 
+/// Numbers without a pattern (splitmix64).
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33
+    }
+}
+
 /// A row of the table; whether all went well.
 fn run(model: &str, options: &Options) -> bool {
     let (arch, size) = model.split_once(':').unwrap_or((model, options.size.as_str()));
@@ -182,7 +194,9 @@ fn run(model: &str, options: &Options) -> bool {
     let mut args = vec!["-m", path.to_str().unwrap(), "--replace-after", "1", "--max-seqs", "8"];
     args.extend(["--checkpoint", &options.checkpoint]);
     addresses.iter().for_each(|address| args.extend(["--worker", address]));
-    let log = std::env::temp_dir().join(format!("brigade-chaos-{}.log", std::process::id()));
+    let log = options.log.clone().unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("brigade-chaos-{}.log", std::process::id()))
+    });
     let server = Server::start_logged(&args, &log);
     let url = server.url("/v1/completions");
     let nobody = AtomicU64::new(0);
@@ -195,19 +209,18 @@ fn run(model: &str, options: &Options) -> bool {
             std::thread::spawn(move || client(&url, which, &expected, &seen))
         })
         .collect();
-    let mut random = options.seed;
-    let mut next = move || {
-        // splitmix64
-        random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33
-    };
+    let mut next = random(options.seed);
     let (mut pauses, mut kinds) = (Vec::new(), HashMap::<Fault, Vec<Duration>>::new());
     for _ in 0..options.kills {
         std::thread::sleep(Duration::from_millis(200 + next() % 600));
         let all = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Hold];
         let fault = all[next() as usize % all.len()];
-        let pause = harm(fault, &mut workers[next() as usize % WORKERS], &seen);
+        let which = next() as usize % WORKERS;
+        let at = SystemTime::now();
+        let pause = harm(fault, &mut workers[which], &seen);
+        if options.log.is_some() {
+            println!("{} {fault:?} of worker {which}: {:.2} s", clock(at), pause.as_secs_f64());
+        }
         pauses.push(pause);
         kinds.entry(fault).or_default().push(pause);
     }
@@ -230,13 +243,21 @@ fn run(model: &str, options: &Options) -> bool {
     );
     drop(server);
     let well = lost == 0 && different == 0;
-    if well {
+    if well && options.log.is_none() {
         std::fs::remove_file(&log).unwrap();
     } else {
         println!("the coordinator's log: {}", log.display());
     }
     std::fs::remove_file(path).unwrap();
     well
+}
+
+/// The time of day (UTC) as the log has it, to the millisecond.
+fn clock(at: SystemTime) -> String {
+    let day =
+        at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() % 86_400_000;
+    let (seconds, millis) = (day / 1000, day % 1000);
+    format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
 /// Seconds that a share of the pauses stay below.
@@ -247,9 +268,14 @@ fn quantile(pauses: &[Duration], share: f64) -> f64 {
 }
 
 fn options() -> Result<Options, String> {
-    let (size, checkpoint) = ("tiny".to_owned(), "off".to_owned());
-    let mut options =
-        Options { kills: 20, models: vec!["llama".to_owned()], size, seed: 1, checkpoint };
+    let mut options = Options {
+        kills: 20,
+        models: vec!["llama".to_owned()],
+        size: "tiny".to_owned(),
+        seed: 1,
+        checkpoint: "off".to_owned(),
+        log: None,
+    };
     // `cargo bench` adds `--bench`.
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(name) = args.next() {
@@ -261,8 +287,9 @@ fn options() -> Result<Options, String> {
             "--model" => options.models = value.split(',').map(str::to_owned).collect(),
             "--size" => options.size = value,
             "--checkpoint" => options.checkpoint = value,
+            "--log" => options.log = Some(value.into()),
             _ => {
-                let there = "--kills, --model, --size, --checkpoint and --seed are there";
+                let there = "--kills, --model, --size, --checkpoint, --log and --seed are there";
                 return Err(format!("{name}: {there}"));
             }
         }

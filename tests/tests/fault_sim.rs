@@ -146,6 +146,7 @@ impl<'a> World<'a> {
             was_up: true,
             last_line: all.len(),
             replace_after: DEFAULT_REPLACE_AFTER,
+            in_pairs: false,
         };
         Self {
             script,
@@ -333,6 +334,7 @@ impl<'a> World<'a> {
             named: true,
             known: true,
             doubts: 0,
+            broke_badly: false,
             busy: false,
             refuses: false,
         }

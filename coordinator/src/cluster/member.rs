@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_A_BREAK: Duration = Duration::from_millis(250);
 
 /// ... but no longer than this.
-const LONGEST_BREAK_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_BREAK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pause after a refusal that does not pass by itself: until somebody has mended the worker.
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
@@ -210,6 +210,7 @@ impl Member {
             named: !self.has_joined(),
             known: !self.has_joined() || self.proven,
             doubts: self.doubts(now),
+            broke_badly: self.recent_breaks(now).any(|weight| weight >= BROKE_BADLY),
             busy: self.busy,
             refuses: self.refuses,
         }
@@ -217,14 +218,18 @@ impl Member {
 
     /// Weight of the lines it broke lately, less what is forgiven.
     pub fn doubts(&self, now: Instant) -> u32 {
-        let recent = |at: Instant| now.saturating_duration_since(at) < DOUBT_FOR;
-        let weights = self.breaks.iter().filter(|(at, _)| recent(*at)).map(|(_, weight)| weight);
-        weights.sum::<u32>().saturating_sub(FORGIVEN)
+        self.recent_breaks(now).sum::<u32>().saturating_sub(FORGIVEN)
+    }
+
+    /// Weights of the lines it broke lately.
+    fn recent_breaks(&self, now: Instant) -> impl Iterator<Item = u32> {
+        let recent = move |at: Instant| now.saturating_duration_since(at) < DOUBT_FOR;
+        self.breaks.iter().filter(move |(at, _)| recent(*at)).map(|(_, weight)| *weight)
     }
 
     /// Whether it broke any line lately.
     pub fn has_broken(&self, now: Instant) -> bool {
-        self.breaks.iter().any(|(at, _)| now.saturating_duration_since(*at) < DOUBT_FOR)
+        self.recent_breaks(now).next().is_some()
     }
 
     /// It broke a line, or kept one from coming up.
@@ -366,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_ten_restarts_a_worker_is_tried_again_within_two_seconds() {
+    async fn after_ten_restarts_a_worker_is_tried_again_within_a_second() {
         let mut now = Instant::now();
         let mut member = Member::new(Origin::Local(0), now);
         for _ in 0..10 {
@@ -411,5 +416,6 @@ mod tests {
         let mut newcomer = joined(now);
         newcomer.broke(now, BROKE_BADLY);
         assert_eq!(newcomer.doubts(now), 1);
+        assert!(newcomer.seen(0, now).broke_badly && !member.seen(0, now).broke_badly);
     }
 }

@@ -24,6 +24,10 @@ pub const WAIT_AT_START: Duration = Duration::from_secs(15);
 /// How long a worker that is just being dialled is waited for: it may be about to answer.
 pub const SETTLE: Duration = Duration::from_secs(1);
 
+/// How many doubts a worker may have to be the second of a line whose workers keep copies for each other. One that breaks
+/// every line that it is in has more after a few.
+const DOUBTS_OF_A_SECOND: u32 = 12;
+
 /// Number of a member; never used twice by a supervisor. Lower ones come first in the line.
 pub type MemberId = usize;
 
@@ -59,6 +63,8 @@ pub struct MemberSeen {
     pub known: bool,
     /// How often it broke lines lately; 0: trusted.
     pub doubts: u32,
+    /// Among these breaks were such as are not forgiven: it accepted work and did not do it.
+    pub broke_badly: bool,
     /// It answered that it has no time for us (another coordinator has it, it drains).
     pub busy: bool,
     /// It refused for a reason that does not pass by itself.
@@ -95,6 +101,8 @@ pub struct Goal {
     pub last_line: usize,
     /// How long a worker that was lost is waited for ([`DEFAULT_REPLACE_AFTER`]).
     pub replace_after: Duration,
+    /// Workers of a line keep copies for each other: one alone would have none.
+    pub in_pairs: bool,
 }
 
 /// Why there is no line yet.
@@ -230,7 +238,9 @@ fn choose(
     }
 }
 
-/// All who are trusted, and as few as will do of the others, those who broke least first.
+/// All who are trusted, and as few as will do of the others, those who broke least first. Where copies are kept in pairs,
+/// one is not enough if there is a second of use: a line that breaks once more and goes on from copies costs less
+/// than one that loses all states with its only worker.
 fn trusted_first(
     goal: &Goal,
     connected: &[&MemberSeen],
@@ -256,8 +266,16 @@ fn trusted_first(
         let next = others.next().ok_or(why)?;
         who.push(next.id);
     }
+    if goal.in_pairs && who.len() == 1 {
+        who.extend(others.find(|m| is_a_second(m)).map(|m| m.id));
+    }
     who.sort_unstable();
     Ok(who)
+}
+
+/// Whether a worker that broke lines is good enough to keep another's copies.
+fn is_a_second(member: &MemberSeen) -> bool {
+    !member.broke_badly && !member.busy && member.doubts <= DOUBTS_OF_A_SECOND
 }
 
 /// Whether it had no time for us for longer than anybody is waited for.
@@ -279,10 +297,14 @@ fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration>
         Presence::Connecting { since } => SETTLE.checked_sub(since).filter(|d| !d.is_zero()),
         Presence::Absent { .. } => None,
     };
+    // One worker alone would have no copies: whoever was just lost may be back at once.
+    let second = (goal.in_pairs && n < 2 && goal.was_up && member.known && !member.refuses)
+        .then(|| SETTLE.checked_sub(member.missing_for).filter(|d| !d.is_zero()))
+        .flatten();
     let stands_in = goal.was_up && n >= goal.last_line;
     let waited_for = member.known && !stands_in && !member.refuses && member.doubts == 0;
     let left = patience(goal).checked_sub(member.missing_for).filter(|d| !d.is_zero());
-    settling.max(left.filter(|_| waited_for))
+    settling.max(second).max(left.filter(|_| waited_for))
 }
 
 /// Those who are there do not suffice.

@@ -43,6 +43,7 @@ use crate::handle::Status;
 use crate::health::{Loading, Roll};
 use crate::metrics;
 use crate::model::Model;
+use crate::plan::Checkpoint;
 
 use change::{Change, Rebalancing};
 use coming::Coming;
@@ -150,6 +151,7 @@ impl Supervisor {
             was_up: false,
             last_line: 0,
             replace_after: config.replace_after,
+            in_pairs: config.stage.checkpoint == Checkpoint::Buddy,
         };
         Self {
             needs: place::requirements(&ends.model, &config.stage),

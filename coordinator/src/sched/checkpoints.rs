@@ -32,10 +32,11 @@ pub struct Interrupted {
     pub tokens: Vec<u32>,
 }
 
-/// The checkpoint that is due before the next rows of a sequence, if one is.
+/// The checkpoint that is due before the next rows of a sequence, if one is. What a lost line made it compute again is
+/// copied as soon as it is there: who lost a worker may lose another one soon.
 pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     let (every, _) = (every.filter(|_| sequence.copied)?, sequence.name?);
-    let Admitted { sent, checkpointed, n_known, slot, .. } = *sequence;
+    let Admitted { sent, checkpointed, n_known, n_prompt, slot, .. } = *sequence;
     let (len, is_due) = match spec.prefixes {
         Prefixes::All => {
             let full = sent / spec.block_positions * spec.block_positions;
@@ -44,7 +45,8 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
         Prefixes::Whole => {
             let in_prompt = sent < n_known;
             let after = every.saturating_mul(if in_prompt { PROMPT_TOKENS_AS_ONE } else { 1 });
-            (sent, sent >= checkpointed.saturating_add(after))
+            let is_replayed = n_known > n_prompt && sent == n_known && sent > checkpointed;
+            (sent, is_replayed || sent >= checkpointed.saturating_add(after))
         }
         Prefixes::None => return None,
     };
@@ -139,14 +141,16 @@ pub(super) fn begin_restore(
 
 #[cfg(test)]
 mod tests {
-    use brigade_engine::batch::{SamplerSetup, SlotId, UBatch};
+    use std::collections::VecDeque;
+
+    use brigade_engine::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SlotId, UBatch};
 
     use super::*;
     use crate::sched::{Event, Request, Results, Share, StageTime, Work};
 
     fn request(id: u64, copied: bool) -> Request {
         let work = Work::Generate {
-            max_tokens: 4,
+            max_tokens: 40,
             sampler: SamplerSetup::default().into(),
             stop_tokens: [].into(),
         };
@@ -207,6 +211,63 @@ mod tests {
         }
         taken.dedup();
         [named, taken]
+    }
+
+    /// Positions at which a recurrent sequence is copied: of a prompt of 20 tokens the line is lost after `n` more.
+    fn copied_at(n: u32) -> Vec<u32> {
+        let config = SchedConfig { checkpoint_every: Some(1000), ..SchedConfig::default() };
+        let mut scheduler = Scheduler::new(config);
+        let line = LineSpec {
+            n_stages: 1,
+            n_blocks: 64,
+            n_slots: 1,
+            n_kept: 0,
+            prefixes: Prefixes::Whole,
+            block_positions: 64,
+            max_positions: 1024,
+            max_rows: 256,
+            guides: true,
+        };
+        let mut copied = Vec::new();
+        let mut events: VecDeque<Event> =
+            [Event::LineUp { epoch: 1, line }, Event::Submit(request(0, true))].into();
+        let (mut epoch, mut drawn) = (1, 0);
+        while let Some(event) = events.pop_front() {
+            for action in scheduler.step(0, event) {
+                let Action::Send(ubatch) = action else { continue };
+                let at = |op: &SeqOp| match op {
+                    SeqOp::Checkpoint { len, .. } => Some(*len),
+                    _ => None,
+                };
+                copied.extend(ubatch.ops.iter().filter_map(at));
+                drawn += u32::from(!ubatch.parts.is_empty());
+                let rows = ubatch.parts.iter().map(|part| {
+                    let pos = part.pos + part.tokens.len() as u32 - 1;
+                    let token = SampledToken { id: 7, logprob: None, top: Vec::new(), mu: None };
+                    RowOutput { slot: part.slot, pos, value: RowValue::Sampled(token) }
+                });
+                let (rows, done) = (rows.collect(), Some(vec![StageTime::default()]));
+                if drawn == n + 1 && epoch == 1 {
+                    epoch = 2;
+                    events.push_back(Event::LineDown { reason: "lost".into(), planned: false });
+                    events.push_back(Event::LineUp { epoch: 2, line });
+                } else if drawn < n + 6 {
+                    events.push_back(Event::Results(Results {
+                        epoch,
+                        ubatch: ubatch.id,
+                        rows,
+                        done,
+                    }));
+                }
+            }
+        }
+        copied
+    }
+
+    #[test]
+    fn what_was_computed_again_is_copied_as_soon_as_it_is_there() {
+        assert_eq!(copied_at(1000), [0; 0], "there is nothing to fear");
+        assert_eq!(copied_at(10), [30], "the prompt and what was drawn");
     }
 
     #[test]

@@ -14,6 +14,7 @@ fn there(id: MemberId) -> MemberSeen {
         named: true,
         known: true,
         doubts: 0,
+        broke_badly: false,
         busy: false,
         refuses: false,
     }
@@ -36,6 +37,7 @@ const START: Goal = Goal {
     was_up: false,
     last_line: 0,
     replace_after: WAIT_FOR_LOST,
+    in_pairs: false,
 };
 const AGAIN: Goal = Goal { was_up: true, last_line: 3, ..START };
 const DOWN: LineSeen = LineSeen::Down { retry_in: Duration::ZERO };
@@ -189,6 +191,30 @@ fn who_joined_and_left_is_forgotten() {
     assert_eq!(decide(AGAIN, &[there(0), left(false, Duration::ZERO)], 1), Step::Forget(vec![1]));
     waits(&decide(AGAIN, &[there(0), left(true, SECOND)], 1));
     assert_eq!(decide(AGAIN, &[there(0), left(true, WAIT_FOR_LOST)], 1), Step::Forget(vec![1]));
+}
+
+#[test]
+fn a_line_whose_workers_keep_each_others_copies_has_two_if_a_second_is_of_use() {
+    let pairs = Goal { in_pairs: true, ..AGAIN };
+    let broke = |id, doubts| MemberSeen { doubts, ..there(id) };
+    let members = [broke(0, 5), there(1), broke(2, 4)];
+    assert_eq!(decide(AGAIN, &members, 1), Step::Build(vec![1]));
+    assert_eq!(decide(pairs, &members, 1), Step::Build(vec![1, 2]));
+    assert_eq!(decide(pairs, &members, 3), Step::Build(vec![0, 1, 2]));
+    assert_eq!(decide(pairs, &[there(1)], 1), Step::Build(vec![1]));
+    // Alone, it waits a moment for who was just lost, though that one is not trusted.
+    let lost = |missing_for| [there(1), MemberSeen { doubts: 5, ..missing(2, missing_for) }];
+    assert_eq!(waits(&decide(pairs, &lost(SOON), 1)), SOON);
+    assert_eq!(decide(pairs, &lost(SETTLE), 1), Step::Build(vec![1]));
+    assert_eq!(decide(AGAIN, &lost(SOON), 1), Step::Build(vec![1]));
+    // Nobody keeps copies who would keep the line from coming up.
+    let of_no_use = [
+        broke(0, DOUBTS_OF_A_SECOND + 1),
+        MemberSeen { broke_badly: true, ..broke(2, 1) },
+        MemberSeen { busy: true, ..broke(3, 1) },
+    ];
+    let members = [&[there(1)][..], &of_no_use].concat();
+    assert_eq!(decide(pairs, &members, 1), Step::Build(vec![1]));
 }
 
 #[test]
