@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{
-    ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvType, MatmulJob, PackedMatrix,
-    ValuePlace,
+    ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType, MatmulJob,
+    PackedMatrix, ValuePlace,
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
@@ -149,7 +149,7 @@ fn attention(bench: &Bench, n_rows: usize, context: usize) {
     let pool = &mut pool[start..];
     let all = AttendPart { blocks: &blocks, first_pos: 0, n_rows: context, first_row: 0 };
     let k = values(context * 4 * dim);
-    compute.kv_write(&layout, pool, &[all], &k, &k);
+    compute.kv_write(&layout, pool, &[all], &KvRows { k: &k, v: &k, index: &[] });
     let part = AttendPart { first_pos: context - n_rows, n_rows, ..all };
     let attend = Attend {
         layout: &layout,

@@ -10,8 +10,13 @@ or, so that the tests make the model when they need it and only the results are 
     python3 tests/oracle/golden.py tests/data/golden NAME --brigade target/release/brigade --arch ARCH --size SIZE
 
 Needs numpy and llama-cpp-python (its C library serves as it is, or point LLAMA_CPP_LIB_PATH at the folder
-of another build). llama.cpp runs as exactly as it can: flash attention off, keys and values in f32, the
-prompt in one ubatch, no repacked weights. What it computes belongs to its version, which is printed.
+of another build). llama.cpp runs as exactly as it can: flash attention off (but see --flash), keys
+and values in f32, the prompt in one ubatch, no repacked weights. What it computes belongs to its version, which is printed.
+
+`--flash` turns flash attention on, for minimax-m3: without it llama.cpp warns, and lets all layers attend to all
+positions. Those layers whose heads choose blocks have f32 keys, values and sums then too. But the others'
+keys and values llama.cpp casts to f16 before flash attention, which alone moves logits by 2e-4. The results are
+those of a build without these two casts (build_attn_mha in llama-graph.cpp).
 
 llama.cpp's CPU backend reads GELU from a table of f16, which alone moves logits by 3e-4. The results of models
 with GELU (gemma2, gemma3, grok) are those of a build without it: GGML_GELU_FP16 not defined in
@@ -33,6 +38,9 @@ import numpy as np
 
 GGML_TYPE_F32 = 0
 FLASH_ATTENTION_OFF = 0
+FLASH_ATTENTION_ON = 1
+# Architectures that llama.cpp computes as they are with flash attention alone.
+NEED_FLASH = ["minimax-m3"]
 # Rows kept in the repository: both ends, and both sides of 32 and of a KV page of 64.
 POSITIONS = [0, 1, 2, 31, 32, 62, 63, 64, 65, 98, 99]
 
@@ -40,7 +48,7 @@ POSITIONS = [0, 1, 2, 31, 32, 62, 63, 64, 65, 98, 99]
 class Model:
     """A model in llama.cpp."""
 
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, flash=False):
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -50,12 +58,13 @@ class Model:
             raise SystemExit(f"llama.cpp does not load {path}")
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.threads = threads
+        self.flash = FLASH_ATTENTION_ON if flash else FLASH_ATTENTION_OFF
 
     def context(self, n_ctx):
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = FLASH_ATTENTION_OFF
+        params.flash_attn_type = self.flash
         params.type_k = params.type_v = GGML_TYPE_F32
         context = llama_cpp.llama_init_from_model(self.model, params)
         if not context:
@@ -161,9 +170,12 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--positions", default=",".join(map(str, POSITIONS)), help="rows kept")
     parser.add_argument("--made", action="store_true", help="tests make the model: keep its checksum")
+    parser.add_argument("--flash", action="store_true", help="with flash attention: see above")
     parser.add_argument("--all", type=Path, help="write the logits of all positions to this file too")
     args = parser.parse_args()
 
+    if args.arch in NEED_FLASH and not args.flash:
+        raise SystemExit(f"{args.arch} needs --flash: see --help")
     manifest_path = args.folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text())
     positions = [int(p) for p in args.positions.split(",")]
@@ -171,7 +183,7 @@ def main():
         path, recipe = args.folder / f"{args.name}.gguf", None
         if args.brigade:
             path, recipe = synthesise(args, folder)
-        model = Model(path, args.threads)
+        model = Model(path, args.threads, args.flash)
     tokens, prompt = manifest["tokens"], manifest["greedy_prompt"]
     if max(tokens + prompt) >= model.n_vocab:
         raise SystemExit(f"the model has {model.n_vocab} tokens, the manifest goes up to {max(tokens)}")

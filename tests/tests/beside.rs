@@ -1,5 +1,5 @@
-//! What goes along beside the residual stream of Gemma's small models: rows for the layers to come, keys and values that
-//! layers lend, and other streams. A cut carries what is read behind it, and no bit depends on where it is.
+//! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
+//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
@@ -25,12 +25,19 @@ fn a_cut_carries_what_layers_behind_it_read() {
     assert_eq!(widths(20), [32, 4 * 256, 32, 32, 32, 32, 32, 32, 32]);
     // The last layer has no window.
     assert_eq!(widths(23), [32, 256, 32, 32, 0, 0, 32, 32, 32]);
+    // The second and the last layer attend to what the one before them chose: 16 positions.
+    let spec = describe("hy_v4");
+    let widths = (1..4).map(|cut| spec.boundary(cut).widths);
+    assert_eq!(
+        widths.collect::<Vec<_>>(),
+        [vec![32, 32, 32, 32, 16], vec![32; 4], vec![32, 32, 32, 32, 16]]
+    );
 }
 
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n"] {
+    for model in ["gemma4-small", "gemma3n", "hy_v4"] {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

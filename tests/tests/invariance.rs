@@ -20,9 +20,9 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
-/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In the last ones, rows attend
-/// to positions that an index chose.
-const MODELS: [&str; 49] = [
+/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In three, rows attend
+/// to positions or blocks of them that an index chose.
+const MODELS: [&str; 52] = [
     "llama",
     "qwen3",
     "granite",
@@ -72,6 +72,9 @@ const MODELS: [&str; 49] = [
     "glm-dsa",
     "minimax-01",
     "bailingmoe3",
+    "hy_v4",
+    "dots3note",
+    "minimax-m3",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -170,10 +173,14 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("deepseek2", KvType::Q8_0),
         ("deepseek32", KvType::Q8_0),
         ("glm-dsa", KvType::F16),
+        ("minimax-m3", KvType::F16),
+        ("minimax-m3", KvType::Q8_0),
         ("kimi-linear", KvType::F16),
         ("kimi-k3", KvType::F16),
         ("gemma4-small", KvType::Q8_0),
         ("gemma3n", KvType::F16),
+        ("hy_v4", KvType::F16),
+        ("dots3note", KvType::Q8_0),
         ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {
@@ -255,6 +262,10 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         ("deepseek2", KvType::Q8_0),
         ("glm-dsa", KvType::F16),
         ("glm-dsa", KvType::Q8_0),
+        ("hy_v4", KvType::Q8_0),
+        ("minimax-m3", KvType::F32),
+        ("minimax-m3", KvType::F16),
+        ("minimax-m3", KvType::Q8_0),
     ] {
         let cuts = vec![2];
         let mut line =

@@ -131,6 +131,37 @@ fn kimi_linear_48b() {
     assert_eq!(kv_bytes(&model, KvType::Q8_0), 7 * (576 + 576 / 32 * 2));
 }
 
+/// Three dense layers, then an index with one key for all heads.
+#[test]
+fn minimax_m3_428b() {
+    let keys = [
+        ("context_length", 1_048_576),
+        ("feed_forward_length", 12_288),
+        ("attention.head_count", 64),
+        ("attention.key_length", 128),
+        ("attention.value_length", 128),
+        ("attention.indexer.head_count", 4),
+        ("attention.indexer.key_length", 128),
+        ("attention.indexer.block_size", 128),
+        ("attention.indexer.top_k", 16),
+        ("attention.indexer.local_blocks", 1),
+        ("rope.dimension_count", 64),
+        ("leading_dense_block_count", 3),
+        ("expert_count", 128),
+        ("expert_used_count", 4),
+        ("expert_feed_forward_length", 3072),
+        ("expert_shared_count", 1),
+        ("expert_gating_func", 2),
+    ];
+    let model = header("minimax-m3", 6144, &keys, &[4; 60]);
+    let (slots, sequence) = states(&model);
+    assert!(slots.is_empty());
+    // Keys and values of four heads in all layers.
+    assert_eq!(sequence.kv_bytes_per_token, 60 * 4 * 2 * 128 * 2 + 57 * 128 * 2);
+    let q8 = |n: u64| n + n / 32 * 2;
+    assert_eq!(kv_bytes(&model, KvType::Q8_0), 60 * 4 * 2 * q8(128) + 57 * q8(128));
+}
+
 fn json_of(args: &[&str]) -> Value {
     let output = run(args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

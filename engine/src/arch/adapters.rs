@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 16] = [
+const NOT_ADAPTED: [&str; 18] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -25,6 +25,9 @@ const NOT_ADAPTED: [&str; 16] = [
     "position_embd",
     LAYER_ROWS,
     "altup_",
+    // What joins blocks and head to several streams.
+    ".hc_",
+    "output_hc_",
     "token_types",
     "rope_",
     ".attn_rel_b.",

@@ -2,7 +2,7 @@
 
 use super::Hparams;
 use crate::error::ModelError;
-use crate::kernels::Window;
+use crate::kernels::{BlockSizes, Window};
 
 /// Grouped-query attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +49,27 @@ pub struct AttentionSpec {
     pub buckets: Option<Buckets>,
     /// Whose keys and values it attends to.
     pub kv: KvFrom,
+    /// What chooses the positions that a row's heads attend to; `None`: all that they see.
+    pub index: Option<BlockIndexSpec>,
+}
+
+impl AttentionSpec {
+    /// Width of the index's key that is remembered of a position; 0: the block has no index.
+    pub fn index_dim(&self) -> usize {
+        self.index.map_or(0, |index| index.head_dim)
+    }
+}
+
+/// An index of blocks of positions (MiniMax Sparse Attention). It has a query for each head of keys and values of the
+/// block, and one key. Both are normed, each head by itself, and rotated as the block's own are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockIndexSpec {
+    /// Width of its queries and keys. They begin with as many elements that are rotated as the block's own have.
+    pub head_dim: usize,
+    /// What it chooses.
+    pub sizes: BlockSizes,
+    /// Epsilon of the norms of its queries and keys.
+    pub eps: f32,
 }
 
 /// Whose keys and values a block attends to. Those that are lent travel beside the residual stream, a pair of tensors
@@ -257,6 +278,7 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         both_ways: false,
         buckets: None,
         kv: KvFrom::Own,
+        index: None,
     })
 }
 

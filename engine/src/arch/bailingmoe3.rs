@@ -3,7 +3,7 @@
 
 use super::{
     Activation, BlockKind, BlockSpec, Hparams, KdaGates, KdaSpec, LayerSpec, MlaGate, MlaSpec,
-    MlpSpec, ModelSpec, MoeSpec, RopeSpec, SharedExpertSpec, experts, kimi_linear, mla,
+    MlpSpec, ModelSpec, MoeSpec, RopeSpec, Rotation, SharedExpertSpec, experts, kimi_linear, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -20,7 +20,11 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             _ => {
                 let attention = mla::read(hp, il, eps)?;
                 key = Some(attention.n_nope + attention.n_pe);
-                BlockKind::Mla(MlaSpec { gate: Some(MlaGate::EachHead), rope: true, ..attention })
+                BlockKind::Mla(MlaSpec {
+                    gate: Some(MlaGate::EachHead),
+                    rotation: Rotation::Model,
+                    ..attention
+                })
             }
         };
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il)? };

@@ -7,7 +7,7 @@ impl ModelSpec {
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
     /// stream, then what goes along beside it.
     pub fn boundary(&self, cut: usize) -> BoundarySpec {
-        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_kept(cut)];
+        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_beside(cut)];
         let chosen = self.chosen_before(cut);
         match self.skeleton.beside {
             Beside::Nothing => {}

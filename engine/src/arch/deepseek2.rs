@@ -4,7 +4,7 @@
 
 use super::{
     Activation, BlockKind, BlockSpec, ChosenSpec, Hparams, LayerSpec, MlaSpec, MlpSpec, ModelSpec,
-    MoeSpec, RopeSpec, Router, SharedExpertSpec, TOKEN_EMBD, Temperature, experts, mla,
+    MoeSpec, RopeSpec, Rotation, Router, SharedExpertSpec, TOKEN_EMBD, Temperature, experts, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -39,7 +39,8 @@ pub(super) fn describe_with(
         let attention = mla::read(hp, il, eps)?;
         let scale = attention.scale * attention_scale;
         let chosen = chosen(il, &attention)?;
-        let attention = MlaSpec { scale, rope: true, temperature, chosen, ..attention };
+        let attention =
+            MlaSpec { scale, rotation: Rotation::Model, temperature, chosen, ..attention };
         let attention = BlockKind::Mla(attention);
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, (n_vocab, router))? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
@@ -87,7 +88,7 @@ fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError>
     Ok(magnitude * magnitude)
 }
 
-fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+pub(super) fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     let n_ff = hp.need_per_layer("feed_forward_length")?[il];
     if n_ff == 0 {
         return Err(hp.bad("feed_forward_length", "must be positive"));
@@ -100,17 +101,27 @@ fn moe(
     il: usize,
     (n_vocab, router): (usize, Router),
 ) -> Result<BlockKind, ModelError> {
-    let experts = experts::read(hp, il, |_| 0)?;
-    let n_shared = hp.need_u32("expert_shared_count")? as usize;
     let glm_flash = GLM_FLASH.0.contains(&hp.n_layer()) && n_vocab == GLM_FLASH.1;
     let default = if glm_flash { Router::Sigmoid } else { router };
-    Ok(BlockKind::Moe(MoeSpec {
-        router: hp.expert_router()?.unwrap_or(default),
+    let router = hp.expert_router()?.unwrap_or(default);
+    Ok(BlockKind::Moe(shared_and_routed(hp, il, router)?))
+}
+
+/// Experts beside shared ones, as these models and those that came of them have them.
+pub(super) fn shared_and_routed(
+    hp: &Hparams<'_>,
+    il: usize,
+    router: Router,
+) -> Result<MoeSpec, ModelError> {
+    let experts = experts::read(hp, il, |_| 0)?;
+    let n_shared = hp.need_u32("expert_shared_count")? as usize;
+    Ok(MoeSpec {
+        router,
         selection_bias: hp.has_tensor(&format!("blk.{il}.exp_probs_b.bias")),
         norm_weights: hp.bool("expert_weights_norm")?.unwrap_or(false),
         weights_scale: hp.expert_weights_scale()?,
         shared: (n_shared > 0)
             .then(|| SharedExpertSpec::new(n_shared * experts.n_ff, Activation::SwiGlu)),
         ..experts
-    }))
+    })
 }

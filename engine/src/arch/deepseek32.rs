@@ -32,7 +32,7 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let chosen = |il: usize, mla: &MlaSpec| {
         Ok(Some(match has_index[il] {
             true => sizes.own(hp, (il, mla), Rotation::Model, shared)?,
-            false => ChosenSpec { per_row: sizes.per_row, by: ChosenBy::Before },
+            false => ChosenSpec { per_row: sizes.per_row, by: ChosenBy::Before, place: 0 },
         }))
     };
     let spec = deepseek2::describe_with(hp, Router::Sigmoid, chosen)?;
@@ -41,14 +41,15 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Sizes of all layers' indexes.
-struct Sizes {
+pub(super) struct Sizes {
     n_head: usize,
     head_dim: usize,
-    per_row: usize,
+    /// Positions that a row attends to.
+    pub(super) per_row: usize,
 }
 
 impl Sizes {
-    fn read(hp: &Hparams<'_>) -> Result<Self, ModelError> {
+    pub(super) fn read(hp: &Hparams<'_>) -> Result<Self, ModelError> {
         let size = |key| match hp.need_u32(key)? {
             0 => Err(hp.bad(key, "must be positive")),
             n => Ok(n as usize),
@@ -61,7 +62,7 @@ impl Sizes {
     }
 
     /// The positions that layer `il` chooses for itself, and where `shared` for layers after it.
-    fn own(
+    pub(super) fn own(
         &self,
         hp: &Hparams<'_>,
         (il, mla): (usize, &MlaSpec),
@@ -78,8 +79,9 @@ impl Sizes {
                 format!("layer {il} has an index, which reads narrow queries, and no attn_q_a");
             return Err(hp.bad("attention.q_lora_rank", &problem));
         }
-        let index = IndexSpec { n_head, head_dim, rotation, eps: KEY_NORM_EPS, shared };
-        Ok(ChosenSpec { per_row, by: ChosenBy::Index(index) })
+        let (rotates_last, halves, eps) = (false, false, KEY_NORM_EPS);
+        let index = IndexSpec { n_head, head_dim, rotation, rotates_last, halves, eps, shared };
+        Ok(ChosenSpec { per_row, by: ChosenBy::Index(index), place: 0 })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::ModelError;
 use crate::kernels::{RopeLayout, SwiGluClamp};
 
 /// Constants of the activation; files have no keys for them.
-const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
+pub(super) const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;

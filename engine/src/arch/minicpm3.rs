@@ -3,7 +3,7 @@
 
 use super::{
     Activation, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlaSpec, ModelSpec, RopeSpec,
-    decoder, mla,
+    Rotation, decoder, mla,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -50,7 +50,7 @@ fn layer(
     residual_scale: f32,
     activation: Activation,
 ) -> Result<LayerSpec, ModelError> {
-    let attention = MlaSpec { rope: true, ..mla::read(hp, il, eps)? };
+    let attention = MlaSpec { rotation: Rotation::Model, ..mla::read(hp, il, eps)? };
     let ffn = decoder::dense(hp, il, activation)?;
     let block = |norm, kind| BlockSpec { residual_scale, ..BlockSpec::new(norm, eps, kind) };
     let attention = block(decoder::ATTN_NORM, BlockKind::Mla(attention));

@@ -1,6 +1,6 @@
 //! Reads what metadata say about multi-head latent attention, under the keys that its architectures share.
 
-use super::{Hparams, MlaSpec};
+use super::{Hparams, MlaSpec, Rotation};
 use crate::error::ModelError;
 
 /// The block of layer `il` with scale 1/sqrt(width of a head's key), not rotated.
@@ -39,9 +39,12 @@ pub(super) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
         n_pe,
         head_dim_v,
         scale: 1.0 / (key as f32).sqrt(),
-        rope: false,
+        rotation: Rotation::None,
+        pe_norm: false,
+        window: None,
         eps,
         gate: None,
+        sinks: false,
         temperature: None,
         chosen: None,
     })

@@ -26,6 +26,7 @@ mod deepseek;
 mod deepseek2;
 mod deepseek32;
 mod delta_spec;
+mod dots3note;
 mod encoder;
 mod ernie;
 mod eurobert;
@@ -48,6 +49,8 @@ mod grovemoe;
 mod headers;
 mod hparams;
 mod hunyuan;
+mod hy_v4;
+mod hyper;
 mod internlm2;
 mod jamba;
 mod kimi_k3;
@@ -64,6 +67,7 @@ mod mimo2;
 mod minicpm3;
 mod minimax;
 mod minimax_01;
+mod minimax_m3;
 mod mistral3;
 mod mla;
 mod modern_bert;
@@ -97,8 +101,8 @@ mod transformer;
 use std::ops::Range;
 
 pub use attention_spec::{
-    Alibi, AttentionSpec, Buckets, GateActivation, GateSource, HeadGate, KvFrom, NormOver, QkNorm,
-    Rotation, Temperature,
+    Alibi, AttentionSpec, BlockIndexSpec, Buckets, GateActivation, GateSource, HeadGate, KvFrom,
+    NormOver, QkNorm, Rotation, Temperature,
 };
 pub use beside::{Beside, BoundarySpec};
 pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec};
@@ -110,7 +114,7 @@ pub use recurrent_spec::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
 pub use refused::refused;
-pub use residual::{DepthSpec, Residual};
+pub use residual::{DepthSpec, HyperSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
@@ -152,6 +156,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("deepseek2", deepseek2::describe),
     ("deepseek32", deepseek32::describe),
     ("dots1", deepseek::describe_dots1),
+    ("dots3note", dots3note::describe),
     ("ernie4_5", ernie::describe),
     ("ernie4_5-moe", ernie::describe_moe),
     ("eurobert", eurobert::describe),
@@ -182,6 +187,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("hunyuan-moe", hunyuan::describe_moe),
     ("hunyuan_vl", hunyuan::describe_vl),
     ("hy_v3", hunyuan::describe_v3),
+    ("hy_v4", hy_v4::describe),
     ("internlm2", internlm2::describe),
     ("jais", gpt2::describe_jais),
     ("jais2", starcoder2::describe_nemotron),
@@ -206,6 +212,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("minicpm3", minicpm3::describe),
     ("minimax-01", minimax_01::describe),
     ("minimax-m2", minimax::describe),
+    ("minimax-m3", minimax_m3::describe),
     ("mistral3", mistral3::describe),
     ("mistral4", deepseek2::describe),
     ("modern-bert", modern_bert::describe),

@@ -1,16 +1,18 @@
 //! What blocks read of the residual stream, and what becomes of their output.
 //!
 //! In most models a block reads the stream and is added to it. Kimi K3 has attention over depth instead
-//! ([`DepthSpec`]).
+//! ([`DepthSpec`]), others have several streams ([`HyperSpec`]).
 
 /// How a model's blocks follow one another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Residual {
     /// Each reads the residual stream and is added to it.
     #[default]
     Sum,
     /// Each reads a mixture of the stream and of what it was at earlier layers.
     OverDepth(DepthSpec),
+    /// Each reads a sum of several streams and is added to all of them.
+    Hyper(HyperSpec),
 }
 
 /// Residual attention over depth. Rows of the stream are kept on their way, in a bank beside the stream.
@@ -27,34 +29,65 @@ pub struct DepthSpec {
     pub head_score: &'static str,
 }
 
+/// Hyper-connections (arXiv 2409.19606; with streams that a doubly stochastic matrix mixes: arXiv 2512.24880). A token has
+/// `n` streams, all of which begin as its embedding. With `m = fn (x / rms(x))`, where `x` is all streams `x_i` as one row,
+///
+/// - a block reads `Σ_i pre_i x_i` with `pre_i = sigmoid(scale_0 m_i + base_i) + eps`;
+/// - of what it gives, `y`, stream `i` becomes `post_i y + Σ_j mix[j][i] x_j` with
+///   `post_i = magnitude * sigmoid(scale_1 m_(n+i) + base_(n+i)) + post_eps`;
+/// - the matrix `mix` is made of `scale_2 m_(2n..) + base_(2n..)`, see [`Self::rounds`].
+///
+/// Each block has tensors `fn`, `scale` and `base` of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HyperSpec {
+    /// Streams, the first included.
+    pub n: usize,
+    /// Epsilon under the root of `rms`.
+    pub norm_eps: f32,
+    /// Added to what weighs the streams that are read, and to the sums by which [`Self::rounds`] divides.
+    pub eps: f32,
+    /// Greatest weight of a block's output.
+    pub magnitude: f32,
+    /// Added to that weight.
+    pub post_eps: f32,
+    /// How often the matrix is normed so that its rows and columns sum to one (Sinkhorn and Knopp); `None`: streams do not
+    /// mix, each goes on as it is.
+    pub rounds: Option<usize>,
+    /// Stems of the tensors of a layer's blocks, in their order.
+    pub stems: [&'static str; 2],
+    /// Stem of the head's tensors, which weigh streams as blocks do; `None`: it reads their mean.
+    pub head_stem: Option<&'static str>,
+}
+
+impl HyperSpec {
+    /// Values of a block's `m`.
+    pub fn n_weights(&self) -> usize {
+        let n_mix = if self.rounds.is_some() { self.n * self.n } else { 0 };
+        2 * self.n + n_mix
+    }
+}
+
 impl Residual {
-    /// Rows of a token that the layers before `layer` keep.
-    pub fn n_kept(&self, layer: usize) -> usize {
+    /// Rows as wide as the stream that a token has beside it before `layer`: what earlier layers kept, or other streams.
+    pub fn n_beside(&self, layer: usize) -> usize {
         match self {
             Self::Sum => 0,
             Self::OverDepth(depth) => layer.div_ceil(depth.every),
+            Self::Hyper(hyper) => hyper.n - 1,
+        }
+    }
+
+    /// Several streams, if a token has them all the way.
+    pub fn hyper(&self) -> Option<&HyperSpec> {
+        match self {
+            Self::Hyper(hyper) => Some(hyper),
+            Self::Sum | Self::OverDepth(_) => None,
         }
     }
 
     /// Whether a layer keeps its input and starts the stream anew.
     pub fn restarts(&self, layer: usize) -> bool {
         matches!(self, Self::OverDepth(depth) if layer.is_multiple_of(depth.every))
-    }
-
-    /// Tensor within the layer of the score vector of its block `index`.
-    pub fn score(&self, index: usize) -> Option<&'static str> {
-        match self {
-            Self::Sum => None,
-            Self::OverDepth(depth) => Some(depth.scores[index]),
-        }
-    }
-
-    /// Tensor of the head's score vector.
-    pub fn head_score(&self) -> Option<&'static str> {
-        match self {
-            Self::Sum => None,
-            Self::OverDepth(depth) => Some(depth.head_score),
-        }
     }
 }
 
@@ -66,10 +99,10 @@ mod tests {
     fn a_layer_that_keeps_counts_for_those_behind_it() {
         let depth = DepthSpec { every: 12, scores: ["a", "b"], head_score: "c" };
         let residual = Residual::OverDepth(depth);
-        let kept = [0, 1, 12, 13, 24, 25, 92, 93].map(|layer| residual.n_kept(layer));
+        let kept = [0, 1, 12, 13, 24, 25, 92, 93].map(|layer| residual.n_beside(layer));
         assert_eq!(kept, [0, 1, 1, 2, 2, 3, 8, 8]);
         let restarting = (0..93).filter(|&layer| residual.restarts(layer));
         assert_eq!(restarting.collect::<Vec<_>>(), [0, 12, 24, 36, 48, 60, 72, 84]);
-        assert_eq!((Residual::Sum.n_kept(50), Residual::Sum.restarts(0)), (0, false));
+        assert_eq!((Residual::Sum.n_beside(50), Residual::Sum.restarts(0)), (0, false));
     }
 }

@@ -39,7 +39,7 @@ pub struct ModelSpec {
 }
 
 /// What few architectures change around their blocks; the default is what all others have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Skeleton {
     /// The norms before blocks and head.
     pub norm: NormKind,
@@ -302,8 +302,8 @@ impl BlockKind {
     pub fn state(&self) -> StateSpec {
         match self {
             Self::Attention(a) => {
-                let per_head = [a.head_dim_k, a.head_dim_v];
-                StateSpec::Paged { n_head: a.n_kv_head, per_head, window: a.window }
+                let (per_head, index) = ([a.head_dim_k, a.head_dim_v], a.index_dim());
+                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.window }
             }
             Self::Mamba(m) => StateSpec::Slot {
                 conv: (m.conv_taps - 1) * m.d_inner,
@@ -318,8 +318,8 @@ impl BlockKind {
                 scan: m.shape.state_len(),
             },
             Self::Mla(m) => {
-                let per_head = [m.key_width(), m.index_dim()];
-                StateSpec::Paged { n_head: 1, per_head, window: None }
+                let (per_head, index) = ([m.key_width(), 0], m.index_dim());
+                StateSpec::Paged { n_head: 1, per_head, index, window: m.window }
             }
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
@@ -335,6 +335,7 @@ impl BlockKind {
     pub fn window(&self) -> Option<u32> {
         match self {
             Self::Attention(attention) => attention.window.map(Window::width),
+            Self::Mla(mla) => mla.window.map(Window::width),
             _ => None,
         }
     }
@@ -370,12 +371,18 @@ pub struct MlaSpec {
     pub head_dim_v: usize,
     /// Multiplies q·k.
     pub scale: f32,
-    /// Whether the pe parts are rotated by the model's [`RopeSpec`].
-    pub rope: bool,
+    /// What rotates the pe parts.
+    pub rotation: Rotation,
+    /// Whether the key's pe part is normed (`attn_k_norm`) before it is rotated.
+    pub pe_norm: bool,
+    /// What a row sees of the positions before it; `None`: all.
+    pub window: Option<Window>,
     /// Epsilon of the norms of compressed rows.
     pub eps: f32,
     /// What the sigmoid of a projection of the block's input (`attn_gate`) multiplies of the heads' values.
     pub gate: Option<MlaGate>,
+    /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
+    pub sinks: bool,
     /// A factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
     /// Which positions a row attends to; `None`: to all before it.
@@ -413,6 +420,8 @@ pub struct ChosenSpec {
     pub per_row: usize,
     /// Who chooses them.
     pub by: ChosenBy,
+    /// Which of the tensors beside the stream has positions that several blocks attend to.
+    pub place: usize,
 }
 
 /// Who chooses a row's positions.
@@ -429,10 +438,15 @@ pub enum ChosenBy {
 pub struct IndexSpec {
     /// Heads, which share its keys.
     pub n_head: usize,
-    /// Width of its queries and keys. They begin with as many elements that are rotated as the block's own have.
+    /// Width of its queries and keys. As many elements of them are rotated as of the block's own.
     pub head_dim: usize,
     /// How these are rotated.
     pub rotation: Rotation,
+    /// Whether these come last; else they come first.
+    pub rotates_last: bool,
+    /// Whether element `i` of the first half of them and of the second are a pair, though elsewhere in the model pairs
+    /// stand side by side.
+    pub halves: bool,
     /// Epsilon of the norm of its keys.
     pub eps: f32,
     /// Whether later blocks attend to the same positions.

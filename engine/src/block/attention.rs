@@ -1,16 +1,19 @@
 //! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245).
 //!
 //! The steps are projections, norms where there are some, rotation, causal attention (which may have a
-//! window), a gate and a norm where there are some, and the output projection.
+//! window, or an index that chooses blocks of positions), a gate and a norm where there are some, and the output projection.
 
 use super::BlockCx;
+use super::block_index::BlockIndex;
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use crate::arch::{
     AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, Rotation,
 };
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, DistanceBiases, PackedMatrix};
+use crate::kernels::{
+    ActRows, AttendVariant, ChosenBlocks, DistanceBiases, KvRows, PackedMatrix, RopeTable,
+};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -36,11 +39,13 @@ pub struct Attention {
     slopes: Option<Vec<f32>>,
     /// What scores gain by the distance, `[n_head, 2 * reach + 1]`.
     biases: Option<Vec<f32>>,
+    /// Chooses the blocks of positions that heads attend to.
+    index: Option<Box<BlockIndex>>,
 }
 
 impl Attention {
     /// Loads `<stem>.attn_{q,k,v,output}` (or `attn_qkv`) and, where the spec has them, `attn_{q,k}_norm`,
-    /// `attn_gate`, `attn_sub_norm` and `attn_sinks`.
+    /// `attn_gate`, `attn_sub_norm`, `attn_sinks` and `indexer`.
     pub fn load(
         spec: &AttentionSpec,
         stem: &str,
@@ -66,6 +71,13 @@ impl Attention {
             Some(buckets) => Some(load_biases(buckets, spec.n_head, loader)?),
             None => None,
         };
+        let index = match spec.index {
+            Some(index) => {
+                let widths = [spec.n_kv_head, n_embd];
+                Some(Box::new(BlockIndex::load(index, stem, widths, loader)?))
+            }
+            None => None,
+        };
         let qk_norms = QkNorms::load(spec, stem, loader)?;
         let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v], eps));
         Ok(Self {
@@ -80,6 +92,7 @@ impl Attention {
             sinks,
             slopes,
             biases,
+            index,
             spec: spec.clone(),
         })
     }
@@ -99,11 +112,16 @@ impl Attention {
         let mut k = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_k));
         let mut v = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_v));
         let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
+        let index = self.index.as_deref();
+        let mut of_index = index.map(|index| index.take(cx, n));
         let mut jobs = vec![self.q.job(x, &mut q)];
         jobs.extend(self.k.as_ref().map(|w| w.job(x, &mut k)));
         jobs.extend(self.v.as_ref().map(|w| w.job(x, &mut v)));
         if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
             jobs.push(w.job(x, gate));
+        }
+        if let (Some(index), Some(rows)) = (index, &mut of_index) {
+            jobs.extend(index.jobs(x, rows));
         }
         cx.project(&mut jobs);
         drop(jobs);
@@ -117,20 +135,19 @@ impl Attention {
             cx.compute.rms_norm_inplace(&mut v, weights, *eps);
         }
         self.norm_and_rotate(cx, &mut q, &mut k);
+        if let (Some(index), Some(rows)) = (index, &mut of_index) {
+            index.finish(cx, self.rope(cx), rows);
+        }
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
-        self.remember(cx, kv, &k, &v);
-        let variant = AttendVariant {
-            window: spec.window,
-            softcap: spec.softcap,
-            sinks: self.sinks.as_deref(),
-            slopes: self.slopes.as_deref(),
-            biases: self.biases.as_ref().map(|of_heads| DistanceBiases {
-                reach: (of_heads.len() / spec.n_head - 1) / 2,
-                of_heads,
-            }),
-            both_ways: spec.both_ways,
-        };
-        kv.attend(cx.compute, cx.parts, cx.sequences, (spec.scale, variant), &q, &mut heads);
+        let index_keys = of_index.as_ref().map_or(&[][..], |rows| &rows.key);
+        self.remember(cx, kv, [&k, &v, index_keys]);
+        let chosen =
+            index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rows));
+        let variant = (spec.scale, self.variant(chosen.as_deref()));
+        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut heads);
+        if let Some(rows) = of_index {
+            BlockIndex::give(cx, rows);
+        }
         if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
             cx.scratch.give_all([gate]);
@@ -142,8 +159,29 @@ impl Attention {
         cx.scratch.give_all([q, k, v, heads]);
     }
 
-    /// Keeps the rows' keys and values in the cache: its own, which it may lend, or those that it borrows.
-    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, k: &[f32], v: &[f32]) {
+    /// What is unusual of the softmax; `blocks` are those that the index chose.
+    fn variant<'a>(&'a self, blocks: Option<&'a [u32]>) -> AttendVariant<'a> {
+        let spec = &self.spec;
+        AttendVariant {
+            window: spec.window,
+            softcap: spec.softcap,
+            sinks: self.sinks.as_deref(),
+            slopes: self.slopes.as_deref(),
+            biases: self.biases.as_ref().map(|of_heads| DistanceBiases {
+                reach: (of_heads.len() / spec.n_head - 1) / 2,
+                of_heads,
+            }),
+            both_ways: spec.both_ways,
+            blocks: spec
+                .index
+                .zip(blocks)
+                .map(|(index, blocks)| ChosenBlocks { sizes: index.sizes, blocks }),
+        }
+    }
+
+    /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys
+    /// of an index.
+    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, [k, v, index]: [&[f32]; 3]) {
         let (k, v) = match self.spec.kv {
             KvFrom::Own => (k, v),
             KvFrom::Lent(pair) => {
@@ -161,7 +199,7 @@ impl Attention {
                 (&cx.beside[at][..], &cx.beside[at + 1][..])
             }
         };
-        kv.append(cx.compute, cx.parts, cx.sequences, k, v);
+        kv.append(cx.compute, cx.parts, cx.sequences, &KvRows { k, v, index });
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
@@ -179,6 +217,15 @@ impl Attention {
         }
     }
 
+    /// What rotates queries and keys.
+    fn rope<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeTable> {
+        match self.spec.rotation {
+            Rotation::None => None,
+            Rotation::Model => cx.rope,
+            Rotation::Local => cx.local_rope,
+        }
+    }
+
     /// What happens to queries and keys between their projections and the cache.
     fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut [f32], k: &mut [f32]) {
         let spec = &self.spec;
@@ -187,12 +234,7 @@ impl Attention {
         if let Some(norms) = norms.filter(|_| !after_rotation) {
             norms.apply(cx, spec, q, k);
         }
-        let rope = match spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope,
-            Rotation::Local => cx.local_rope,
-        };
-        if let Some(rope) = rope {
+        if let Some(rope) = self.rope(cx) {
             cx.compute.rope(q, spec.head_dim_k, rope);
             if !k.is_empty() {
                 cx.compute.rope(k, spec.head_dim_k, rope);
@@ -212,13 +254,15 @@ impl Attention {
         let mut inputs = vec![&self.q.weight];
         inputs.extend(self.k.iter().chain(&self.v).map(|w| &w.weight));
         inputs.extend(self.gate.iter().map(|gate| &gate.weight));
+        inputs.extend(self.index.iter().flat_map(|index| index.inputs()));
         inputs
     }
 
     /// Bytes of all matrices.
     pub fn nbytes(&self) -> usize {
         let own = [&self.q, &self.output].into_iter().chain(&self.k).chain(&self.v);
-        own.chain(self.gate.as_deref()).map(Linear::nbytes).sum()
+        let index = self.index.as_ref().map_or(0, |index| index.nbytes());
+        own.chain(self.gate.as_deref()).map(Linear::nbytes).sum::<usize>() + index
     }
 }
 

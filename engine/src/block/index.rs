@@ -3,9 +3,9 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{IndexSpec, Rotation};
+use crate::arch::{ChosenSpec, IndexSpec, Rotation};
 use crate::error::ModelError;
-use crate::kernels::RopeTable;
+use crate::kernels::{HeadColumns, RopeTable};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -14,6 +14,10 @@ pub(super) struct Index {
     spec: IndexSpec,
     /// Positions of a row at most.
     per_row: usize,
+    /// Which of the tensors beside the stream has them, if other blocks attend to them as well.
+    place: usize,
+    /// Elements of a query or key that are rotated.
+    n_pe: usize,
     /// From the narrow rows that queries of the block are made of, `[n_head * head_dim, q_rank]`.
     pub(super) query: Linear,
     /// From the block's input, `[head_dim, n_embd]`.
@@ -25,9 +29,10 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Loads `<stem>.indexer.attn_q_b`, `attn_k`, `k_norm` with its bias, and `proj`.
+    /// Loads `<stem>.indexer.attn_q_b`, `attn_k`, `k_norm` with its bias, and `proj`. `n_pe` elements of a head are
+    /// rotated.
     pub(super) fn load(
-        (spec, per_row): (IndexSpec, usize),
+        (spec, chosen, n_pe): (IndexSpec, &ChosenSpec, usize),
         stem: &str,
         [n_embd, q_rank]: [usize; 2],
         loader: &mut WeightLoader<'_>,
@@ -46,12 +51,14 @@ impl Index {
             ],
             weights: matrix(loader, "proj", n_head, n_embd)?,
             spec,
-            per_row,
+            per_row: chosen.per_row,
+            place: chosen.place,
+            n_pe,
         })
     }
 
     /// Makes keys `[n, head_dim]` of the projected rows, in place.
-    pub(super) fn finish_keys(&self, cx: &BlockCx<'_>, keys: &mut [f32]) {
+    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut [f32]) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
         cx.compute.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
@@ -72,22 +79,49 @@ impl Index {
         let mut positions = cx.scratch.take(n_rows * self.per_row);
         kv.choose((cx.compute, cx.parts, cx.sequences), self.per_row, (q, weights), &mut positions);
         if self.spec.shared {
-            cx.beside.clear();
+            cx.beside.truncate(self.place);
             cx.beside.push(positions.clone());
         }
         positions
     }
 
-    /// Rotates the first elements of each head, in place.
-    fn rotate(&self, cx: &BlockCx<'_>, heads: &mut [f32]) {
+    /// Rotates the first or the last elements of each head, in place.
+    fn rotate(&self, cx: &mut BlockCx<'_>, heads: &mut [f32]) {
         let table: Option<&RopeTable> = match self.spec.rotation {
             Rotation::None => None,
             Rotation::Model => cx.rope,
             Rotation::Local => cx.local_rope,
         };
-        if let Some(table) = table {
-            cx.compute.rope(heads, self.spec.head_dim, table);
+        let IndexSpec { head_dim: stride, rotates_last, halves, .. } = self.spec;
+        let Some(table) = table else { return };
+        if !rotates_last && !halves {
+            return cx.compute.rope(heads, stride, table);
         }
+        let first = if rotates_last { stride - self.n_pe } else { 0 };
+        let columns = HeadColumns { stride, first, width: self.n_pe };
+        let mut pe = cx.scratch.take(heads.len() / stride * self.n_pe);
+        cx.compute.heads_apart(heads, 1, columns, &mut pe);
+        if halves {
+            self.pairs_side_by_side(cx, &mut pe);
+        }
+        cx.compute.rope(&mut pe, self.n_pe, table);
+        cx.compute.heads_together(&pe, 1, columns, heads);
+        cx.scratch.give_all([pe]);
+    }
+
+    /// Puts the pairs of rows of `n_pe` elements side by side. They stay so: queries and keys are in the same order, and no
+    /// product of them changes.
+    fn pairs_side_by_side(&self, cx: &mut BlockCx<'_>, pe: &mut [f32]) {
+        let mut row = cx.scratch.take(self.n_pe);
+        for pe in pe.chunks_exact_mut(self.n_pe) {
+            row.copy_from_slice(pe);
+            let (first, second) = row.split_at(self.n_pe / 2);
+            let pairs = pe.as_chunks_mut().0;
+            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
+                *pair = [*halves.0, *halves.1];
+            }
+        }
+        cx.scratch.give_all([row]);
     }
 
     /// Bytes of all matrices.

@@ -14,9 +14,11 @@
 use super::BlockCx;
 use super::index::Index;
 use super::linear::Linear;
-use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
+use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, Chosen, HeadColumns, MatmulJob, PackedMatrix};
+use crate::kernels::{
+    ActRows, AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix,
+};
 use crate::quant::{self, GgmlType};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
@@ -28,12 +30,16 @@ pub struct Mla {
     /// Compressed keys and values, and the keys' pe part.
     kv_a: Linear,
     kv_norm: Vec<f32>,
+    /// `[n_pe]`, where the block norms them.
+    pe_norm: Option<Vec<f32>>,
     /// For each head `[kv_rank, n_nope]`.
     k_b: Vec<PackedMatrix>,
     /// For each head `[head_dim_v, kv_rank]`.
     v_b: Vec<PackedMatrix>,
     /// `[n_head * head_dim_v, n_embd]` or `[n_head, n_embd]`, where the block has a gate.
     gate: Option<Linear>,
+    /// `[n_head]`, where the block has sinks.
+    sinks: Option<Vec<f32>>,
     output: Linear,
     index: Option<Index>,
 }
@@ -64,7 +70,8 @@ enum Query {
 impl Mla {
     /// Loads `<stem>.attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
     /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`; `attn_gate` of a
-    /// block with a gate, `indexer` of one with an index.
+    /// block with a gate, `attn_sinks` of one with sinks, `attn_k_norm` of one that norms what is rotated of a key,
+    /// `indexer` of one with an index.
     pub fn load(
         spec: &MlaSpec,
         stem: &str,
@@ -98,9 +105,9 @@ impl Mla {
             None => None,
         };
         let index = match spec.chosen {
-            Some(ChosenSpec { per_row, by: ChosenBy::Index(index) }) => {
+            Some(chosen @ ChosenSpec { by: ChosenBy::Index(index), .. }) => {
                 let widths = [n_embd, spec.q_rank.unwrap_or(n_embd)];
-                Some(Index::load((index, per_row), stem, widths, loader)?)
+                Some(Index::load((index, &chosen, spec.n_pe), stem, widths, loader)?)
             }
             _ => None,
         };
@@ -112,6 +119,14 @@ impl Mla {
             k_b,
             v_b,
             gate,
+            sinks: match spec.sinks {
+                true => Some(loader.vector(&name("sinks"), n)?),
+                false => None,
+            },
+            pe_norm: match spec.pe_norm {
+                true => Some(loader.vector(&name("k_norm"), spec.n_pe)?),
+                false => None,
+            },
             output: Linear::matrix(loader, &name("output"), n_embd, n * spec.head_dim_v)?,
             spec: spec.clone(),
         })
@@ -138,7 +153,8 @@ impl Mla {
             cx.compute.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
-        kv.append(cx.compute, cx.parts, cx.sequences, &key, &index_key);
+        let rows = KvRows { k: &key, v: &[], index: &index_key };
+        kv.append(cx.compute, cx.parts, cx.sequences, &rows);
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
         self.attend(cx, kv, own.as_deref(), &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
@@ -200,15 +216,17 @@ impl Mla {
         latent: &mut [f32],
     ) {
         let spec = &self.spec;
-        let Some(ChosenSpec { per_row, .. }) = spec.chosen else {
-            let variant = (spec.scale, AttendVariant::default());
+        let sinks = self.sinks.as_deref();
+        let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
+        let variant = (spec.scale, variant);
+        let Some(ChosenSpec { per_row, place, .. }) = spec.chosen else {
             return kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, latent);
         };
         let n = latent.len() / (spec.n_head * spec.kv_rank);
         let mut room = cx.scratch.take(Chosen::room_len(kv.layout(), per_row, n));
-        let positions = own.unwrap_or_else(|| &cx.beside[0]);
+        let positions = own.unwrap_or_else(|| &cx.beside[place]);
         let of = (cx.compute, cx.parts, cx.sequences);
-        kv.attend_chosen(of, (spec.scale, Chosen { per_row, positions }), &mut room, q_hat, latent);
+        kv.attend_chosen(of, variant, Chosen { per_row, positions }, &mut room, (q_hat, latent));
         cx.scratch.give_all([room]);
     }
 
@@ -223,6 +241,9 @@ impl Mla {
         let rotated = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
         let mut pe = cx.scratch.take(n * spec.n_pe);
         cx.compute.heads_apart(key, 1, rotated, &mut pe);
+        if let Some(norm) = &self.pe_norm {
+            cx.compute.rms_norm_inplace(&mut pe, norm, spec.eps);
+        }
         self.rotate(cx, &mut pe);
         cx.compute.heads_together(&pe, 1, rotated, key);
         cx.scratch.give_all([c, pe]);
@@ -267,8 +288,13 @@ impl Mla {
 
     /// Rotates rows of pe parts, where the block rotates.
     fn rotate(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
-        if let Some(rope) = cx.rope.filter(|_| self.spec.rope) {
-            cx.compute.rope(pe, self.spec.n_pe, rope);
+        let table = match self.spec.rotation {
+            Rotation::None => None,
+            Rotation::Model => cx.rope,
+            Rotation::Local => cx.local_rope,
+        };
+        if let Some(table) = table {
+            cx.compute.rope(pe, self.spec.n_pe, table);
         }
     }
 

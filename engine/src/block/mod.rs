@@ -6,6 +6,7 @@
 
 mod altup;
 mod attention;
+mod block_index;
 mod branches;
 mod channel_mix;
 mod delta_net;

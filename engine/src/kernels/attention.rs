@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::KV_PAGE;
+use super::chosen_blocks::{ChosenBlocks, SeenPage};
 use super::compute::Compute;
 use super::kv::{KvLayout, ValuePlace};
 use super::ops::Rows;
@@ -30,6 +31,13 @@ pub struct AttendPart<'a> {
     /// Index of the first row in `q`, `k`, `v` and `out`. Parts are in the order of their rows, and no row is
     /// in two of them.
     pub first_row: usize,
+}
+
+impl AttendPart<'_> {
+    /// Rows, the first ones, that see no more than `width` positions.
+    pub(super) fn n_near(&self, width: usize) -> usize {
+        width.saturating_sub(self.first_pos).min(self.n_rows)
+    }
 }
 
 /// One layer's attention over all rows of a ubatch. Each row sees its own position and those before; in an encoder all of
@@ -66,6 +74,9 @@ pub struct AttendVariant<'a> {
     pub biases: Option<DistanceBiases<'a>>,
     /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
     pub both_ways: bool,
+    /// The blocks that a row's heads see of the positions before it; `None`: all. Not beside a window, nor where rows see
+    /// those after them.
+    pub blocks: Option<ChosenBlocks<'a>>,
 }
 
 /// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
@@ -156,13 +167,47 @@ pub(super) struct AttendTile<'a> {
     pub(super) pool: &'a [u8],
     pub(super) blocks: &'a [BlockId],
     pub(super) kv_head: usize,
-    pub(super) pages: Range<usize>,
+    pub(super) pages: SpanPages<'a>,
     pub(super) scale: f32,
     pub(super) softcap: Option<f32>,
     /// At most [`TILE_QUERIES`], by ascending `n_visible` and `first_visible`.
     pub(super) queries: &'a [Query<'a>],
     /// One state for each query: [`STATE_HEAD`] values, then the weighted sum of values.
     pub(super) states: &'a mut [f32],
+}
+
+/// The pages of a span, in order.
+#[derive(Clone)]
+pub(super) enum SpanPages<'a> {
+    /// All from one to another.
+    All(Range<usize>),
+    /// Those that hold chosen blocks.
+    Chosen(&'a [SeenPage]),
+}
+
+impl SpanPages<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::All(pages) => pages.len(),
+            Self::Chosen(pages) => pages.len(),
+        }
+    }
+
+    /// The page at this place.
+    pub(super) fn at(&self, place: usize) -> SeenPage {
+        match self {
+            Self::All(pages) => SeenPage::whole(pages.start + place),
+            Self::Chosen(pages) => pages[place],
+        }
+    }
+
+    /// The page that is read after the one at this place; it may be another span's, or none.
+    pub(super) fn next(&self, place: usize) -> Option<usize> {
+        match self {
+            Self::All(pages) => Some(pages.start + place + 1),
+            Self::Chosen(pages) => pages.get(place + 1).map(|seen| seen.page),
+        }
+    }
 }
 
 /// The states of one query, span after span, to be merged.
@@ -183,6 +228,8 @@ struct Tile {
     part: usize,
     kv_head: usize,
     queries: Range<usize>,
+    /// Of chosen blocks, among all such pages; empty where its queries see all.
+    pages: Range<usize>,
     /// Spans before the first that any of its queries sees.
     skipped: usize,
     /// Spans from there.
@@ -200,6 +247,8 @@ struct AttendCall<'a> {
     /// Most queries of a tile.
     most_queries: usize,
     tiles: Vec<Tile>,
+    /// Pages of chosen blocks, tile after tile.
+    pages: Vec<SeenPage>,
 }
 
 impl Compute {
@@ -249,18 +298,16 @@ impl Compute {
         for (query, i) in queries.iter_mut().zip(tile.queries.clone()) {
             *query = plan.query(tile, i);
         }
-        let n_pages = queries[n_queries - 1].n_visible.div_ceil(KV_PAGE);
-        let span = tile.skipped + span;
-        let first_page = (queries[0].first_visible / KV_PAGE).max(span * SPAN_PAGES);
+        let queries = &queries[..n_queries];
         (self.kernels().attend)(&mut AttendTile {
             layout: plan.attend.layout,
             pool: plan.attend.pool,
             blocks: part.blocks,
             kv_head: tile.kv_head,
-            pages: first_page..((span + 1) * SPAN_PAGES).min(n_pages),
+            pages: plan.span_pages(tile, span, queries),
             scale: plan.attend.scale,
             softcap: plan.attend.variant.softcap,
-            queries: &queries[..n_queries],
+            queries,
             states: &mut states[..n_queries * plan.state_len],
         });
     }
@@ -275,8 +322,13 @@ impl Compute {
                 stride: plan.span_len(),
                 // Its own, not the tile's: a later span must leave no trace. An earlier one that it does
                 // not see has the weight 0 in the merge, which changes no sum.
-                n_spans: plan.query(tile, i).n_visible.div_ceil(SPAN_PAGES * KV_PAGE)
-                    - tile.skipped,
+                n_spans: match tile.pages.is_empty() {
+                    true => {
+                        let n_visible = plan.query(tile, i).n_visible;
+                        n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - tile.skipped
+                    }
+                    false => tile.n_spans,
+                },
                 sink: plan.attend.variant.sinks.map(|sinks| sinks[head]),
                 // SAFETY: parts have no row in common (`AttendCall::new` checks that), so that a query belongs
                 // to one tile, and each tile is merged once.
@@ -316,6 +368,12 @@ impl<'a> AttendCall<'a> {
             attend.variant.biases.is_none_or(|b| b.of_heads.len() == n_head * (2 * b.reach + 1)),
             "attend: biases for each query head"
         );
+        let sees_before = attend.variant.window.is_none() && !attend.variant.both_ways;
+        assert!(
+            attend.variant.blocks.is_none_or(|chosen| sees_before
+                && chosen.blocks.len() == n_rows * layout.n_kv_head * chosen.sizes.per_row),
+            "attend: chosen blocks for each head, of all positions before a row"
+        );
         let mut plan = Self {
             attend,
             q,
@@ -323,28 +381,85 @@ impl<'a> AttendCall<'a> {
             state_len: STATE_HEAD + layout.v_stride(),
             most_queries: 0,
             tiles: Vec::new(),
+            pages: Vec::new(),
         };
         // Each row's output is written by the tiles of its part, from several threads.
         let rows = attend.parts.iter().map(|part| (part.first_row, part.n_rows));
         check_disjoint_rows(rows, n_rows, "attend");
-        let mut first_span = 0;
         for (p, part) in attend.parts.iter().enumerate() {
-            let n_queries = part.n_rows * plan.group;
-            plan.most_queries = plan.most_queries.max(n_queries.min(TILE_QUERIES));
+            let n_near = match &attend.variant.blocks {
+                Some(blocks) => part.n_near(blocks.sizes.width()),
+                None => part.n_rows,
+            };
             for kv_head in 0..layout.n_kv_head {
-                for start in (0..n_queries).step_by(TILE_QUERIES) {
-                    let queries = start..(start + TILE_QUERIES).min(n_queries);
-                    let n_visible = plan.visible(part, (queries.end - 1) / plan.group).end;
-                    let first = plan.visible(part, queries.start / plan.group).start;
-                    let skipped = first / (SPAN_PAGES * KV_PAGE);
-                    let n_spans = n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped;
-                    let tile = Tile { part: p, kv_head, queries, skipped, n_spans, first_span };
-                    plan.tiles.push(tile);
-                    first_span += n_spans;
+                plan.add_tiles(p, kv_head, 0..n_near);
+                for row in n_near..part.n_rows {
+                    plan.add_tiles(p, kv_head, row..row + 1);
                 }
             }
         }
         plan
+    }
+
+    /// Adds the tiles of rows of part `p`: of rows that see all before them, or of one that sees chosen blocks.
+    fn add_tiles(&mut self, p: usize, kv_head: usize, rows: Range<usize>) {
+        let part = &self.attend.parts[p];
+        let pages = self.list_pages(part, kv_head, rows.end);
+        let (first, end) = (rows.start * self.group, rows.end * self.group);
+        self.most_queries = self.most_queries.max((end - first).min(TILE_QUERIES));
+        for start in (first..end).step_by(TILE_QUERIES) {
+            let queries = start..(start + TILE_QUERIES).min(end);
+            let n_visible = self.visible(part, (queries.end - 1) / self.group).end;
+            let first = self.visible(part, queries.start / self.group).start;
+            let (skipped, n_spans) = match pages.is_empty() {
+                true => {
+                    let skipped = first / (SPAN_PAGES * KV_PAGE);
+                    (skipped, n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped)
+                }
+                false => (0, pages.len().div_ceil(SPAN_PAGES)),
+            };
+            let first_span = self.tiles.last().map_or(0, |tile| tile.first_span + tile.n_spans);
+            let pages = pages.clone();
+            self.tiles.push(Tile {
+                part: p,
+                kv_head,
+                queries,
+                pages,
+                skipped,
+                n_spans,
+                first_span,
+            });
+        }
+    }
+
+    /// Lists the pages of the blocks that a head of the row before `end_row` attends to, if it does not to all.
+    fn list_pages(
+        &mut self,
+        part: &AttendPart<'_>,
+        kv_head: usize,
+        end_row: usize,
+    ) -> Range<usize> {
+        let start = self.pages.len();
+        let is_far = |chosen: &ChosenBlocks<'_>| end_row > part.n_near(chosen.sizes.width());
+        if let Some(chosen) = self.attend.variant.blocks.filter(is_far) {
+            let (n, n_head) = (chosen.sizes.per_row, self.attend.layout.n_kv_head);
+            let at = ((part.first_row + end_row - 1) * n_head + kv_head) * n;
+            chosen.pages(&chosen.blocks[at..at + n], part.first_pos + end_row, &mut self.pages);
+        }
+        start..self.pages.len()
+    }
+
+    /// The pages of a tile's span, for these queries of it.
+    fn span_pages(&self, tile: &Tile, span: usize, queries: &[Query<'_>]) -> SpanPages<'_> {
+        if !tile.pages.is_empty() {
+            let pages = &self.pages[tile.pages.clone()];
+            let pages = pages.chunks(SPAN_PAGES).nth(span).expect("as many spans as pages have");
+            return SpanPages::Chosen(pages);
+        }
+        let n_pages = queries[queries.len() - 1].n_visible.div_ceil(KV_PAGE);
+        let span = tile.skipped + span;
+        let first_page = (queries[0].first_visible / KV_PAGE).max(span * SPAN_PAGES);
+        SpanPages::All(first_page..((span + 1) * SPAN_PAGES).min(n_pages))
     }
 
     /// Values of the states of a tile's span.

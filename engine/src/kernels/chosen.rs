@@ -46,11 +46,10 @@ impl Compute {
     ) {
         assert_eq!(attend.layout.values, ValuePlace::InKeys, "attend_chosen: values apart");
         let n = chosen.per_row;
-        let sees_all = |part: &AttendPart<'_>| n.saturating_sub(part.first_pos).min(part.n_rows);
         let near: Vec<AttendPart<'_>> = attend
             .parts
             .iter()
-            .map(|part| AttendPart { n_rows: sees_all(part), ..*part })
+            .map(|part| AttendPart { n_rows: part.n_near(n), ..*part })
             .collect();
         if near.iter().any(|part| part.n_rows > 0) {
             self.attend(&Attend { parts: &near, ..*attend }, q, out);
@@ -58,7 +57,7 @@ impl Compute {
         let far: Vec<(usize, &AttendPart<'_>)> = attend
             .parts
             .iter()
-            .flat_map(|part| (sees_all(part)..part.n_rows).map(move |i| (part.first_row + i, part)))
+            .flat_map(|part| (part.n_near(n)..part.n_rows).map(move |i| (part.first_row + i, part)))
             .collect();
         let layout = copied(attend.layout);
         let pages = n.div_ceil(KV_PAGE);

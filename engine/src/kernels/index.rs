@@ -141,31 +141,36 @@ impl Compute {
 /// The rows of a part that see more positions than they attend to.
 fn far_rows<'a>(part: &AttendPart<'a>, per_row: usize) -> impl Iterator<Item = FarRow<'a>> {
     let AttendPart { blocks, first_pos, n_rows, first_row } = *part;
-    let near = per_row.saturating_sub(first_pos).min(n_rows);
-    (near..n_rows).map(move |i| FarRow { row: first_row + i, pos: first_pos + i, blocks })
+    (part.n_near(per_row)..n_rows).map(move |i| FarRow {
+        row: first_row + i,
+        pos: first_pos + i,
+        blocks,
+    })
 }
 
 /// The places of the greatest scores, ascending, as many as `out` takes.
 fn best(scores: &[f32], out: &mut [f32]) {
-    // One number to compare by: the score, and of equal ones the earlier.
-    let mut keys: Vec<u64> = scores
-        .iter()
-        .enumerate()
-        .map(|(i, score)| u64::from(ordered(*score)) << 32 | u64::from(u32::MAX - i as u32))
-        .collect();
-    let n = out.len();
-    if n < keys.len() {
-        keys.select_nth_unstable_by(n, |a, b| b.cmp(a));
-    }
-    let mut places: Vec<u32> = keys[..n].iter().map(|key| u32::MAX - *key as u32).collect();
-    places.sort_unstable();
+    let places = best_places(scores.iter().map(|score| ordered(*score)), out.len());
     for (out, place) in out.iter_mut().zip(places) {
         *out = place as f32;
     }
 }
 
+/// The places of the `n` greatest scores, ascending; of equal ones the earlier. There are as many at least.
+pub(super) fn best_places(scores: impl Iterator<Item = u32>, n: usize) -> Vec<u32> {
+    // One number to compare by: the score, and of equal ones the earlier.
+    let key = |(i, score)| u64::from(score) << 32 | u64::from(u32::MAX - i as u32);
+    let mut keys: Vec<u64> = scores.enumerate().map(key).collect();
+    if n < keys.len() {
+        keys.select_nth_unstable_by(n, |a, b| b.cmp(a));
+    }
+    let mut places: Vec<u32> = keys[..n].iter().map(|key| u32::MAX - *key as u32).collect();
+    places.sort_unstable();
+    places
+}
+
 /// Bits that are ordered as the numbers are.
-fn ordered(x: f32) -> u32 {
+pub(super) fn ordered(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }

@@ -3,8 +3,9 @@
 //! Heads lie one after the other. A head has its keys as `[head_dim_k, KV_PAGE]`: lanes are positions, so
 //! that scores need no sum across lanes. Then come its values as `[KV_PAGE, head_dim_v]`, with rows filled up
 //! to whole lanes. Where values are the beginnings of keys (latent attention), a head has keys alone, as
-//! rows, and beside them the keys of an index, where there is one. Pages hold no pointers and no positions. So a byte copy of a page is a copy of its content, and that
-//! is how sequences are copied and saved.
+//! rows. Behind the heads come the keys of an index, where there is one: they lie as the keys of one head do. Pages hold
+//! no pointers and no positions. So a byte copy of a page is a copy of its content, and that is how sequences are copied
+//! and saved.
 //!
 //! In `Q8_0` the elements are signed bytes. A position's key is cut into blocks of [`SCALE_ELEMS`] elements
 //! with a scale each, and its value likewise. The last block is shorter where a head is no multiple of that.
@@ -78,8 +79,7 @@ pub struct KvLayout {
     pub head_dim_v: usize,
     /// Where values are stored.
     pub values: ValuePlace,
-    /// Elements of an index's key, which attention does not read; 0: there is none. One head has it, beside
-    /// [`ValuePlace::InKeys`].
+    /// Elements of an index's key, which attention does not read and all heads share; 0: there is none.
     pub index_dim: usize,
     /// Element type.
     pub ty: KvType,
@@ -88,7 +88,7 @@ pub struct KvLayout {
 impl KvLayout {
     /// Bytes of a page; a multiple of 64, so that pages of one allocation stay aligned.
     pub fn page_bytes(&self) -> usize {
-        self.n_kv_head * self.head_bytes()
+        self.n_kv_head * self.head_bytes() + self.index_bytes()
     }
 
     /// Bytes of one head in a page.
@@ -97,26 +97,31 @@ impl KvLayout {
         (self.ty.bytes_of(k) + self.ty.bytes_of(v)) * KV_PAGE
     }
 
-    /// Elements that a head's page has of a position: in keys, and in the rows beside them.
+    /// Bytes of the keys of an index in a page.
+    fn index_bytes(&self) -> usize {
+        if self.index_dim == 0 { 0 } else { self.of_index().head_bytes() }
+    }
+
+    /// The shape of a page's keys of an index: one head that has keys alone, which lie as the other keys do.
+    pub(super) fn of_index(&self) -> Self {
+        Self { n_kv_head: 1, head_dim_k: self.index_dim, head_dim_v: 0, index_dim: 0, ..*self }
+    }
+
+    /// Elements that a head's page has of a position: in keys, and in values beside them.
     fn widths(&self) -> (usize, usize) {
         match self.values {
             ValuePlace::Apart => (self.head_dim_k, self.v_stride()),
-            ValuePlace::InKeys => (self.k_stride(), self.index_stride()),
+            ValuePlace::InKeys => (self.k_stride(), 0),
         }
     }
 
-    /// Elements from one row beside the keys to the next: of values, or of an index's keys.
+    /// Elements from one row beside the keys to the next.
     pub(super) fn beside_stride(&self) -> usize {
         self.widths().1
     }
 
-    /// Elements from one key of an index to the next.
-    pub(super) fn index_stride(&self) -> usize {
-        self.index_dim.next_multiple_of(LANES)
-    }
-
-    /// Where a head's page has the codes of keys, those of the rows beside them, the scales of keys and those of
-    /// the rows, as bytes from its start.
+    /// Where a head's page has the codes of keys, those of the values beside them, the scales of keys and those of
+    /// the values, as bytes from its start.
     #[inline]
     pub(super) fn planes(&self) -> [Range<usize>; 4] {
         let (k, v) = self.widths();
@@ -137,7 +142,8 @@ impl KvLayout {
     /// Makes positions `from..` of a page zero: what is there is nobody's, or an earlier sequence's.
     pub fn clear_tail(&self, page: &mut [u8], from: usize) {
         let [k, v, k_scales, v_scales] = self.planes();
-        for head in page.chunks_exact_mut(self.head_bytes()) {
+        let (heads, index) = page.split_at_mut(self.n_kv_head * self.head_bytes());
+        for head in heads.chunks_exact_mut(self.head_bytes()) {
             match self.values {
                 ValuePlace::InKeys => clear_rows(&mut head[k.clone()], from),
                 ValuePlace::Apart => clear_across(&mut head[k.clone()], from, self.ty.code_bytes()),
@@ -145,13 +151,16 @@ impl KvLayout {
             clear_rows(&mut head[v.clone()], from);
             clear_across(&mut head[k_scales.start..v_scales.end], from, size_of::<u16>());
         }
+        if !index.is_empty() {
+            self.of_index().clear_tail(index, from);
+        }
     }
 
-    /// Elements that a position brings into [`Compute::kv_write`] beside its keys.
-    fn v_row(&self) -> usize {
+    /// Elements of a head that a position brings into [`Compute::kv_write`] beside its key.
+    fn v_width(&self) -> usize {
         match self.values {
-            ValuePlace::Apart => self.n_kv_head * self.head_dim_v,
-            ValuePlace::InKeys => self.n_kv_head * self.index_dim,
+            ValuePlace::Apart => self.head_dim_v,
+            ValuePlace::InKeys => 0,
         }
     }
 
@@ -160,15 +169,21 @@ impl KvLayout {
         self.head_dim_v.next_multiple_of(LANES)
     }
 
-    /// Byte range of head `head` of page `page` in a pool of pages.
+    /// Byte range of head `head` of page `page` in a pool of pages; the head behind the last is the index's.
     fn head_range(&self, page: usize, head: usize) -> Range<usize> {
         let start = page * self.page_bytes() + head * self.head_bytes();
-        start..start + self.head_bytes()
+        let is_index = head == self.n_kv_head;
+        start..start + if is_index { self.index_bytes() } else { self.head_bytes() }
     }
 
     /// Head `head` of page `page` of `pool`.
     pub(super) fn head<'a>(&self, pool: &'a [u8], page: usize, head: usize) -> &'a [u8] {
         &pool[self.head_range(page, head)]
+    }
+
+    /// Keys of an index in page `page` of `pool`, as [`Self::of_index`] has them.
+    pub(super) fn index<'a>(&self, pool: &'a [u8], page: usize) -> &'a [u8] {
+        self.head(pool, page, self.n_kv_head)
     }
 }
 
@@ -185,24 +200,33 @@ fn clear_across(plane: &mut [u8], from: usize, size: usize) {
     }
 }
 
+/// What rows leave in their pages.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRows<'a> {
+    /// Keys, `[n_rows, n_kv_head * head_dim_k]`.
+    pub k: &'a [f32],
+    /// Values, `[n_rows, n_kv_head * head_dim_v]`; empty where they are in the keys.
+    pub v: &'a [f32],
+    /// Keys of an index, `[n_rows, index_dim]`; empty without one.
+    pub index: &'a [f32],
+}
+
 /// One position of one head to write.
 pub(super) struct KvRow<'a> {
     pub(super) layout: &'a KvLayout,
     /// Position in the page.
     pub(super) pos: usize,
     pub(super) k: &'a [f32],
-    /// Its value, or its key of an index.
+    /// Its value; empty where that is in the key.
     pub(super) v: &'a [f32],
     pub(super) to: &'a mut [u8],
 }
 
 impl Compute {
-    /// Writes keys and values of every row of `parts` into their pages.
+    /// Writes keys and values of every row of `parts` into their pages, and their keys of an index.
     ///
     /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes; block id `b`
-    /// names the page at `b * layout.page_bytes()`. `k` is `[n_rows, n_kv_head * head_dim_k]`. `v` is
-    /// `[n_rows, n_kv_head * head_dim_v]`; where values are in the keys, `[n_rows, index_dim]`. Rows are as the
-    /// parts number them.
+    /// names the page at `b * layout.page_bytes()`. Rows are as the parts number them.
     ///
     /// # Panics
     /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.
@@ -211,31 +235,39 @@ impl Compute {
         layout: &KvLayout,
         pool: &mut [u8],
         parts: &[AttendPart<'_>],
-        k: &[f32],
-        v: &[f32],
+        rows: &KvRows<'_>,
     ) {
-        let (k_row, v_row) = (layout.n_kv_head * layout.head_dim_k, layout.v_row());
-        let (dk, dv) = (layout.head_dim_k, v_row / layout.n_kv_head);
-        assert_eq!(k.len() * v_row, v.len() * k_row, "kv_write: rows of k and of v");
+        let (dk, dv, n_head) = (layout.head_dim_k, layout.v_width(), layout.n_kv_head);
+        let KvRows { k, v, index } = *rows;
+        assert_eq!(k.len() * dv, v.len() * dk, "kv_write: rows of k and of v");
+        let (k_row, index_dim) = (n_head * dk, layout.index_dim);
+        assert_eq!(k.len() * index_dim, index.len() * k_row, "kv_write: rows of k and of an index");
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let write = self.kernels().kv_write;
-        let bytes = Rows::new(pool, 1);
-        self.for_rows(layout.n_kv_head, n_rows * (dk + dv), &|heads| {
+        let (of_index, bytes) = (layout.of_index(), Rows::new(pool, 1));
+        let planes = n_head + usize::from(index_dim > 0);
+        self.for_rows(planes, n_rows * (dk + dv), &|heads| {
             for (head, part) in heads.flat_map(|h| parts.iter().map(move |part| (h, part))) {
                 for i in 0..part.n_rows {
-                    let pos = part.first_pos + i;
+                    let (pos, row) = (part.first_pos + i, part.first_row + i);
                     let page = part.blocks[pos / KV_PAGE].0 as usize;
-                    let (k, v) =
-                        (&k[(part.first_row + i) * k_row..], &v[(part.first_row + i) * v_row..]);
                     // SAFETY: `for_rows` hands out each head once, a head of a page overlaps no
                     // other head of any page, and the slice is dropped before the next is made.
                     let to = unsafe { bytes.rows(layout.head_range(page, head)) };
-                    write(&mut KvRow {
-                        layout,
-                        pos: pos % KV_PAGE,
-                        k: &k[head * dk..][..dk],
-                        v: &v[head * dv..][..dv],
-                        to,
+                    let pos = pos % KV_PAGE;
+                    let at = row * n_head + head;
+                    write(&mut match head == n_head {
+                        true => {
+                            let k = &index[row * index_dim..][..index_dim];
+                            KvRow { layout: &of_index, pos, k, v: &[], to }
+                        }
+                        false => KvRow {
+                            layout,
+                            pos,
+                            k: &k[at * dk..][..dk],
+                            v: &v[at * dv..][..dv],
+                            to,
+                        },
                     });
                 }
             }

@@ -3,6 +3,7 @@
 
 use super::act::ActBlock;
 use super::attention::{AttendMerge, AttendTile};
+use super::block_index::ProductTile;
 use super::bounded_gate::GateBounds;
 use super::conv::ConvTile;
 use super::cpu;
@@ -79,6 +80,7 @@ pub struct Kernels {
     pub(super) kv_write: fn(&mut KvRow<'_>),
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) index_scores: fn(&mut IndexTile<'_>),
+    pub(super) index_products: fn(&mut ProductTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
     pub(super) probe_dots: fn(usize) -> usize,
     pub(super) probe_fmas: fn(usize) -> usize,
@@ -137,6 +139,7 @@ impl Kernels {
             kv_write: cpu::kv::kv_write::<S>,
             attend: cpu::attention::attend::<S>,
             index_scores: cpu::index::index_scores::<S>,
+            index_products: cpu::index::index_products::<S>,
             probe_read: cpu::probe::read::<S>,
             probe_dots: cpu::probe::dots::<S>,
             probe_fmas: cpu::probe::fmas::<S>,

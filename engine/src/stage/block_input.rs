@@ -2,6 +2,7 @@
 //! rows; where it has several streams, the head reads them all. Where there is a norm, it is normed.
 
 use super::boundary_rows::BoundaryRows;
+use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
 use crate::error::ModelError;
@@ -22,6 +23,10 @@ pub(super) enum Mix {
     Depth(DepthMix),
     /// All streams as one row; those beside the first begin with the tensor of this number.
     Streams(StreamMatrices, usize),
+    /// A sum of all streams, as they weigh themselves.
+    Hyper(HyperConnection),
+    /// The mean of so many streams.
+    Mean(usize),
 }
 
 /// The weights of one mixture over depth.
@@ -49,14 +54,22 @@ impl BlockInput {
         Self { norm, mix }
     }
 
-    /// `out = norm(stream)`, or the norm of a mixture of the stream and what is beside it.
-    pub(super) fn apply(&self, compute: &Compute, rows: &BoundaryRows, out: &mut [f32]) {
+    /// `out = norm(stream)`, or the norm of a mixture of the stream and what is beside it. Returns how the output of what
+    /// reads it goes to the streams, where that is not the sum.
+    pub(super) fn apply(
+        &self,
+        compute: &Compute,
+        rows: &BoundaryRows,
+        out: &mut [f32],
+    ) -> Option<Spread> {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
-            return match &self.norm {
+            match &self.norm {
                 Some(norm) => norm.apply(compute, &rows.hidden, out),
                 None => out.copy_from_slice(&rows.hidden),
-            };
+            }
+            return None;
         };
+        let mut spread = None;
         match mix {
             Mix::Depth(mix) => {
                 let sources: Vec<&[f32]> =
@@ -64,9 +77,24 @@ impl BlockInput {
                 compute.attend_depth(&sources, &mix.score, mix.eps, out);
             }
             Mix::Streams(matrices, first) => matrices.merge(compute, rows, *first, out),
+            Mix::Hyper(connection) => spread = Some(connection.read(compute, rows, out)),
+            Mix::Mean(n) => {
+                out.copy_from_slice(&rows.hidden);
+                rows.streams(*n).skip(1).for_each(|stream| compute.add(out, stream));
+                compute.scale(out, 1.0 / *n as f32);
+            }
         }
         if let Some(norm) = &self.norm {
             norm.apply_inplace(compute, out);
+        }
+        spread
+    }
+
+    /// Bytes of all matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        match &self.mix {
+            Some(Mix::Hyper(connection)) => connection.nbytes(),
+            _ => 0,
         }
     }
 }

@@ -49,6 +49,16 @@ impl BoundaryRows {
         }
     }
 
+    /// The first `n` streams of a model that has several, each `[n_rows, n_embd]`.
+    pub(super) fn streams(&self, n: usize) -> impl Iterator<Item = &[f32]> {
+        std::iter::once(&self.hidden).chain(&self.beside[..n - 1]).map(Vec::as_slice)
+    }
+
+    /// As [`Self::streams`], to be written.
+    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Vec<f32>> {
+        std::iter::once(&mut self.hidden).chain(&mut self.beside[..n - 1])
+    }
+
     /// Keeps the stream as it is beside it, and goes on with `stream`, a buffer of the scratch.
     pub(super) fn restart(&mut self, stream: Vec<f32>) {
         self.n_borrowed += 1;

@@ -3,16 +3,10 @@
 use crate::batch::{Boundary, UBatch};
 use crate::error::BatchError;
 
-/// Refuses a boundary of which each row of the stream, `n_embd` values, names `per_row` positions that cannot have been
-/// chosen: each must be a whole number, greater than the one before it, and at most its row's own position. `input` is as
+/// Refuses a boundary whose last tensor names for each row `per_row` positions that cannot have been chosen: each must be a whole number, greater than the one before it, and at most its row's own position. `input` is as
 /// large as it must be.
-pub(super) fn check(
-    per_row: usize,
-    n_embd: usize,
-    ub: &UBatch,
-    input: &Boundary,
-) -> Result<(), BatchError> {
-    let (_, positions) = input.data.split_at(input.n_rows * n_embd);
+pub(super) fn check(per_row: usize, ub: &UBatch, input: &Boundary) -> Result<(), BatchError> {
+    let (_, positions) = input.data.split_at(input.data.len() - input.n_rows * per_row);
     let own =
         ub.parts.iter().flat_map(|part| (0..part.tokens.len()).map(|i| part.pos as usize + i));
     // A row that sees no more than so many attends to all of them, whatever is named.
@@ -39,7 +33,7 @@ mod tests {
         let part = SeqPart { slot, pos: 40, tokens: vec![1], want, mu: None };
         let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
         let data = [&[0.5; 3], positions].concat();
-        check(16, 3, &ub, &Boundary { n_rows: 1, data })
+        check(16, &ub, &Boundary { n_rows: 1, data })
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::block_input::{BlockInput, DepthMix, Mix};
 use super::embedding::Embedding;
 use super::fingerprint;
 use super::head::Head;
+use super::hyper::HyperConnection;
 use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
@@ -15,7 +16,7 @@ use super::streams::StreamMatrices;
 use super::{LoadedBlock, Stage, StageFacts};
 use crate::arch::{
     self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads,
-    RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
+    Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
 use crate::block::{Block, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
@@ -304,7 +305,7 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
 
 fn facts(blocks: &[LoadedBlock], head: Option<&Head>, compute: &Compute) -> StageFacts {
     StageFacts {
-        weight_bytes: blocks.iter().map(|b| b.block.nbytes()).sum::<u64>()
+        weight_bytes: blocks.iter().map(LoadedBlock::nbytes).sum::<u64>()
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
         kernels: compute.kernels().name,
@@ -333,8 +334,8 @@ fn load_layer(
         let read = match block.reads {
             Reads::AsBefore => None,
             Reads::Stream | Reads::LayerInput => {
-                let score = residual.score(index);
-                Some(load_read(spec, loader, &stem, block.norm, score, block.eps)?)
+                let mix = load_mix(spec, loader, (&stem, index), block.eps)?;
+                Some(load_read(spec, loader, &stem, (block.norm, block.eps), mix)?)
             }
         };
         let post_norm = match block.post_norm {
@@ -378,22 +379,57 @@ fn load_norm(
     Norm::load(loader, spec.skeleton.norm, weight, spec.n_embd, eps)
 }
 
-/// A norm with the mixture before it, if there is a tensor of scores. Names follow `stem`.
+/// What block `index` of a layer, whose tensors' names begin with `stem`, reads of the streams or of what they were.
+fn load_mix(
+    spec: &ModelSpec,
+    loader: &mut WeightLoader<'_>,
+    (stem, index): (&str, usize),
+    eps: f32,
+) -> Result<Option<Mix>, ModelError> {
+    let n_embd = spec.n_embd;
+    Ok(match &spec.skeleton.residual {
+        Residual::Sum => None,
+        Residual::OverDepth(depth) => {
+            let score = format!("{stem}{}", depth.scores[index]);
+            Some(Mix::Depth(DepthMix::load(loader, &score, n_embd, eps)?))
+        }
+        Residual::Hyper(hyper) => {
+            let stem = format!("{stem}{}", hyper.stems[index]);
+            Some(Mix::Hyper(HyperConnection::of_block(loader, hyper, &stem, n_embd)?))
+        }
+    })
+}
+
+/// What the head reads of the streams or of what they were.
+fn load_head_mix(
+    spec: &ModelSpec,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Option<Mix>, ModelError> {
+    let (n_embd, eps) = (spec.n_embd, spec.head.eps);
+    Ok(match (&spec.skeleton.residual, spec.skeleton.beside) {
+        (Residual::Sum, Beside::ForLayers { lent, streams: n @ 1.., .. }) => {
+            let matrices = StreamMatrices::load(loader, ALTUP_UNEMBD, n, n_embd)?;
+            Some(Mix::Streams(matrices, Beside::streams(lent)))
+        }
+        (Residual::Sum, _) => None,
+        (Residual::OverDepth(depth), _) => {
+            Some(Mix::Depth(DepthMix::load(loader, depth.head_score, n_embd, eps)?))
+        }
+        (Residual::Hyper(hyper), _) => Some(match hyper.head_stem {
+            Some(stem) => Mix::Hyper(HyperConnection::of_head(loader, hyper, stem, n_embd)?),
+            None => Mix::Mean(hyper.n),
+        }),
+    })
+}
+
+/// A norm with the mixture before it, where there is one. Names follow `stem`.
 fn load_read(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
     stem: &str,
-    norm: Option<&str>,
-    score: Option<&str>,
-    eps: f32,
+    (norm, eps): (Option<&str>, f32),
+    mix: Option<Mix>,
 ) -> Result<BlockInput, ModelError> {
-    let mix = match score {
-        Some(score) => {
-            let score = format!("{stem}{score}");
-            Some(Mix::Depth(DepthMix::load(loader, &score, spec.n_embd, eps)?))
-        }
-        None => None,
-    };
     let norm = match norm {
         Some(norm) => Some(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?),
         None => None,
@@ -402,7 +438,6 @@ fn load_read(
 }
 
 fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
-    let head_score = spec.skeleton.residual.head_score();
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     let output = match spec.is_encoder() {
         true => None,
@@ -412,14 +447,8 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
         }
         false => Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?),
     };
-    let read = match spec.skeleton.beside {
-        Beside::ForLayers { lent, streams, .. } if streams > 0 => {
-            let matrices = StreamMatrices::load(loader, ALTUP_UNEMBD, streams, spec.n_embd)?;
-            let norm = spec.head.norm.map(|norm| load_norm(spec, loader, norm, spec.head.eps));
-            BlockInput::new(norm.transpose()?, Some(Mix::Streams(matrices, Beside::streams(lent))))
-        }
-        _ => load_read(spec, loader, "", spec.head.norm, head_score, spec.head.eps)?,
-    };
+    let mix = load_head_mix(spec, loader)?;
+    let read = load_read(spec, loader, "", (spec.head.norm, spec.head.eps), mix)?;
     Ok(Head {
         spec: spec.head.clone(),
         read,

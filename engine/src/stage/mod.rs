@@ -11,6 +11,7 @@ mod copies;
 mod embedding;
 mod fingerprint;
 mod head;
+mod hyper;
 mod input;
 mod kept;
 mod layer_rows;
@@ -230,6 +231,9 @@ impl Stage {
             }
             Beside::Nothing | Beside::FirstValue | Beside::Chosen => {}
         }
+        if let Some(hyper) = self.spec.skeleton.residual.hyper() {
+            rows.beside = vec![rows.hidden.clone(); hyper.n - 1];
+        }
         rows
     }
 
@@ -271,7 +275,7 @@ impl Stage {
                     )));
                 }
                 match self.spec.chosen_before(self.layers.start) {
-                    Some(per_row) => chosen_rows::check(per_row, self.spec.n_embd, ub, input),
+                    Some(per_row) => chosen_rows::check(per_row, ub, input),
                     None => Ok(()),
                 }
             }
@@ -319,6 +323,19 @@ impl Stage {
         }
     }
 
+    /// What later blocks of the layer that begins with block `first` read of its input, in their order.
+    fn read_early(&mut self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Vec<f32>>) {
+        let of_layer =
+            self.blocks[first..].iter().take_while(|b| b.layer == self.blocks[first].layer);
+        for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
+            let mut input = self.scratch.take(rows.hidden.len());
+            if let Some(read) = &block.read {
+                read.apply(&self.compute, rows, &mut input);
+            }
+            early.push_back(input);
+        }
+    }
+
     /// Runs a range of residual blocks over `n_rows` rows in place. Parts are empty where none of the blocks mixes rows.
     fn run_blocks(
         &mut self,
@@ -342,24 +359,19 @@ impl Stage {
         let mut layer_input = self.scratch.take(if keeps_input { n_rows * n_embd } else { 0 });
         for i in range {
             if self.blocks[i].index == 0 {
-                let of_layer =
-                    self.blocks[i..].iter().take_while(|b| b.layer == self.blocks[i].layer);
-                for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
-                    let mut input = self.scratch.take(n_rows * n_embd);
-                    block.read.iter().for_each(|r| r.apply(&self.compute, rows, &mut input));
-                    early.push_back(input);
-                }
+                self.read_early(i, rows, &mut early);
                 if keeps_input {
                     layer_input.copy_from_slice(&rows.hidden);
                 }
             }
             let block = &mut self.blocks[i];
+            let mut spread = None;
             match (block.spec.reads, &block.read) {
                 (Reads::LayerInput, _) => {
                     let input = early.pop_front().expect("made at the layer's first block");
                     self.scratch.give_all([std::mem::replace(&mut normed, input)]);
                 }
-                (_, Some(read)) => read.apply(&self.compute, rows, &mut normed),
+                (_, Some(read)) => spread = read.apply(&self.compute, rows, &mut normed),
                 (_, None) => {}
             }
             let came = block.stream_norms[1].as_ref().map(|_| rows.hidden.clone());
@@ -379,13 +391,16 @@ impl Stage {
             if let Some(norm) = &block.post_norm {
                 norm.apply_inplace(&self.compute, &mut out);
             }
-            if block.restarts {
+            if let Some(spread) = spread {
+                spread.add(&self.compute, &out, rows);
+            } else if block.restarts {
                 rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
             } else {
                 block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }
             if let Some(vector) = &block.control_vector {
-                self.compute.add_bias(&mut rows.hidden, vector);
+                let n = self.spec.skeleton.residual.hyper().map_or(1, |hyper| hyper.n);
+                rows.streams_mut(n).for_each(|stream| self.compute.add_bias(stream, vector));
             }
         }
         self.scratch.give_all([normed, out, layer_input]);
@@ -393,6 +408,11 @@ impl Stage {
 }
 
 impl LoadedBlock {
+    /// Bytes of all matrices.
+    fn nbytes(&self) -> u64 {
+        self.block.nbytes() + self.read.as_ref().map_or(0, BlockInput::nbytes) as u64
+    }
+
     /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block, which
     /// read the rows `normed`; the stream `came` so to it.
     fn add(

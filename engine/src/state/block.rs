@@ -120,7 +120,7 @@ fn kv_layout(kind: &BlockKind, ty: KvType) -> Option<KvLayout> {
             head_dim_k: spec.head_dim_k,
             head_dim_v: spec.head_dim_v,
             values: ValuePlace::Apart,
-            index_dim: 0,
+            index_dim: spec.index_dim(),
             ty,
         }),
         BlockKind::Mla(spec) => Some(KvLayout {

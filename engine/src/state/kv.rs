@@ -11,7 +11,8 @@ use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
 use crate::error::ModelError;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, Window,
+    Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Compute, Index, KV_PAGE,
+    KvLayout, KvRows, Window,
 };
 
 /// Pages of keys and values.
@@ -127,19 +128,18 @@ impl KvCache {
         self.places.iter_mut().for_each(Places::clear);
     }
 
-    /// Writes keys `[n_rows, n_kv_head * head_dim_k]` and values, or keys of an index, of the ubatch's rows.
+    /// Writes what the ubatch's rows leave: their keys and values, and keys of an index.
     pub fn append(
         &mut self,
         compute: &Compute,
         parts: &[PartRows],
         sequences: &Sequences,
-        k: &[f32],
-        v: &[f32],
+        rows: &KvRows<'_>,
     ) {
         self.take_places(parts, sequences);
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
-        compute.kv_write(&self.layout, &mut self.pool, &parts, k, v);
+        compute.kv_write(&self.layout, &mut self.pool, &parts, rows);
     }
 
     /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
@@ -202,22 +202,35 @@ impl KvCache {
         compute.choose(&index, queries, weights, out);
     }
 
+    /// The blocks of each row's heads that an index chooses, see [`Compute::choose_blocks`]: with `queries` `[n_rows,
+    /// n_kv_head * index_dim]`.
+    pub fn choose_blocks(
+        &self,
+        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        sizes: BlockSizes,
+        queries: &[f32],
+    ) -> Option<Vec<u32>> {
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
+        let (layout, pool) = (&self.layout, &self.pool[..]);
+        compute.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, queries)
+    }
+
     /// As [`Self::attend`], to the positions that were chosen for each row; `room` is memory to work in
     /// ([`Chosen::room_len`]).
     pub fn attend_chosen(
         &self,
         (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
-        (scale, chosen): (f32, Chosen<'_>),
+        (scale, variant): (f32, AttendVariant<'_>),
+        chosen: Chosen<'_>,
         room: &mut [f32],
-        q: &[f32],
-        out: &mut [f32],
+        (q, out): (&[f32], &mut [f32]),
     ) {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
         let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
-        let variant = AttendVariant::default();
         let attend = Attend { layout, pool, parts: &parts, n_head, scale, variant };
         compute.attend_chosen(&attend, &chosen, room, q, out);
     }
@@ -295,7 +308,8 @@ mod tests {
                 let n_rows = applied.parts.last().map_or(0, |part| part.rows.end);
                 let rows = vec![0.0; n_rows * 16];
                 if n_rows > 0 {
-                    kv.append(&compute, &applied.parts, &sequences, &rows, &rows);
+                    let rows = KvRows { k: &rows, v: &rows, index: &[] };
+                    kv.append(&compute, &applied.parts, &sequences, &rows);
                 }
             }
             let touched = kv.places.as_ref().unwrap().n_touched();

@@ -47,6 +47,8 @@ pub enum StateSpec {
         n_head: usize,
         /// Scalars a token adds to each head: of its key, and of a value apart from it.
         per_head: [usize; 2],
+        /// Scalars a token adds for all heads together: its key of an index.
+        index: usize,
         /// What a row sees of it; `None`: all.
         window: Option<Window>,
     },
@@ -90,8 +92,9 @@ impl StateSpec {
     /// Bytes that a token adds.
     pub fn bytes_per_token(&self, kv: KvType) -> usize {
         match self {
-            Self::Paged { n_head, per_head, .. } => {
-                n_head * per_head.map(|n| kv.bytes_of(n)).iter().sum::<usize>()
+            Self::Paged { n_head, per_head, index, .. } => {
+                let of_head: usize = per_head.map(|n| kv.bytes_of(n)).iter().sum();
+                n_head * of_head + kv.bytes_of(*index)
             }
             _ => 0,
         }

@@ -3,8 +3,8 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, gemma, hybrids,
-    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, thinned, transformer,
-    unrotated, vocab,
+    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, streams, thinned,
+    transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -48,11 +48,14 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "deepseek2", build: deepseek::deepseek2 },
     Arch { name: "deepseek32", build: indexed::deepseek32 },
     Arch { name: "glm-dsa", build: indexed::glm_dsa },
+    Arch { name: "hy_v4", build: streams::hy_v4 },
+    Arch { name: "dots3note", build: indexed::dots3note },
     Arch { name: "gpt-oss", build: mixtures::gpt_oss },
     Arch { name: "glm4", build: dense::glm4 },
     Arch { name: "glm4moe", build: mixtures::glm4moe },
     Arch { name: "minimax-m2", build: mixtures::minimax_m2 },
     Arch { name: "minimax-01", build: mixtures::minimax_01 },
+    Arch { name: "minimax-m3", build: indexed::minimax_m3 },
     Arch { name: "bailingmoe3", build: kimi::bailingmoe3 },
     Arch { name: "gemma2", build: dense::gemma2 },
     Arch { name: "gemma3", build: dense::gemma3 },

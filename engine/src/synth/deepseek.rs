@@ -31,8 +31,22 @@ pub(super) fn latent_model(
     plan: &mut ModelPlan,
     more: impl Fn(usize, &Latent, &mut ModelPlan),
 ) -> Result<(), String> {
-    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let latent = Latent::of(shape);
+    latent_layers(shape, &latent, plan, |il, plan| {
+        latent_attention(shape, &latent, plan);
+        more(il, &latent, plan);
+    })
+}
+
+/// A model whose metadata have the widths `latent`, with experts behind dense layers and what `attention` adds of each layer
+/// before them.
+pub(super) fn latent_layers(
+    shape: &Shape,
+    latent: &Latent,
+    plan: &mut ModelPlan,
+    attention: impl Fn(usize, &mut ModelPlan),
+) -> Result<(), String> {
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     base_metadata(shape, plan);
     plan.count("attention.head_count_kv", 1);
     latent.metadata(shape, plan);
@@ -51,8 +65,7 @@ pub(super) fn latent_model(
     let dense = Shape { experts: None, ..shape.clone() };
     for il in 0..shape.n_layer {
         plan.layer(il);
-        latent_attention(shape, &latent, plan);
-        more(il, &latent, plan);
+        attention(il, plan);
         if il < n_dense {
             ffn(&dense, plan);
         } else {
@@ -76,10 +89,11 @@ pub(super) fn mistral4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String
 const SIGMOID: usize = 2;
 
 /// Widths of latent attention, in DeepSeek-V3's proportions to a head.
+#[derive(Clone, Copy)]
 pub(super) struct Latent {
     pub(super) q_rank: usize,
-    kv_rank: usize,
-    n_pe: usize,
+    pub(super) kv_rank: usize,
+    pub(super) n_pe: usize,
 }
 
 impl Latent {

@@ -29,6 +29,7 @@ mod plan;
 mod rwkv;
 mod rwkv6;
 mod shape;
+mod streams;
 mod thinned;
 mod transformer;
 mod unrotated;

@@ -137,6 +137,10 @@ impl ModelPlan {
     /// A tensor of the current layer.
     fn push(&mut self, name: String, role: Role, ne: &[usize], fill: Fill) {
         let ty = self.quant.tensor_type(role, self.place, ne[0]);
+        // An architecture's own scale stands for the one that came with NVFP4.
+        if name.ends_with(".scale") {
+            self.tensors.retain(|tensor| tensor.name != name);
+        }
         let stem = name
             .strip_suffix(".weight")
             .filter(|stem| ty == GgmlType::NVFP4 && SCALED.iter().any(|part| stem.ends_with(part)));

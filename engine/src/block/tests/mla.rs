@@ -3,7 +3,7 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
-use crate::kernels::{RopeLayout, RopeParams, available};
+use crate::kernels::{RopeLayout, RopeParams, Window, available};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;
@@ -12,7 +12,7 @@ const N_PE: usize = 8;
 /// Rows of each sequence: over a page's end, and a short one.
 const LENGTHS: [usize; 2] = [90, 21];
 
-fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
+fn spec(q_rank: Option<usize>, rotation: Rotation) -> MlaSpec {
     MlaSpec {
         n_head: 3,
         q_rank,
@@ -21,17 +21,27 @@ fn spec(q_rank: Option<usize>, rope: bool) -> MlaSpec {
         n_pe: N_PE,
         head_dim_v: 20,
         scale: 0.7,
-        rope,
+        rotation,
+        pe_norm: false,
+        window: None,
         eps: EPS,
         gate: None,
+        sinks: false,
         temperature: None,
         chosen: None,
     }
 }
 
 /// Sizes of an index: as many heads as make equal scores unlikely.
-const INDEX: IndexSpec =
-    IndexSpec { n_head: 18, head_dim: 12, rotation: Rotation::Model, eps: EPS, shared: false };
+const INDEX: IndexSpec = IndexSpec {
+    n_head: 18,
+    head_dim: 12,
+    rotation: Rotation::Model,
+    rotates_last: false,
+    halves: false,
+    eps: EPS,
+    shared: false,
+};
 
 fn tensors(spec: &MlaSpec) -> Tensors {
     let mut tensors = Tensors::default();
@@ -63,6 +73,12 @@ fn tensors(spec: &MlaSpec) -> Tensors {
         None => {}
     }
     add("output", &[spec.n_head * spec.head_dim_v, N_EMBD]);
+    if spec.sinks {
+        add("sinks", &[spec.n_head]);
+    }
+    if spec.pe_norm {
+        add("k_norm", &[spec.n_pe]);
+    }
     tensors
 }
 
@@ -115,7 +131,10 @@ fn rotated(x: &[f64], pos: usize) -> Vec<f64> {
 /// One sequence through the block.
 fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
     let name = |part: &str| format!("blk.0.attn_{part}.weight");
-    let turned = |x: &[f64], pos| if spec.rope { rotated(x, pos) } else { x.to_vec() };
+    let turned = |x: &[f64], pos| match spec.rotation {
+        Rotation::None => x.to_vec(),
+        Rotation::Model | Rotation::Local => rotated(x, pos),
+    };
     // For each position: for each head [k_nope | k_pe] and v.
     let mut past: Vec<Vec<(Vec<f64>, Vec<f64>)>> = Vec::new();
     let (mut index_keys, mut out) = (Vec::new(), Vec::new());
@@ -123,7 +142,11 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
         let x = wide(x);
         let row = tensors.times(&name("kv_a_mqa"), 0, &x);
         let c = normed(&row[..spec.kv_rank], tensors.get(&name("kv_a_norm")));
-        let k_pe = turned(&row[spec.kv_rank..], pos);
+        let mut k_pe = row[spec.kv_rank..].to_vec();
+        if spec.pe_norm {
+            k_pe = normed(&k_pe, tensors.get(&name("k_norm")));
+        }
+        let k_pe = turned(&k_pe, pos);
         let q = match spec.q_rank {
             None => tensors.times(&name("q"), 0, &x),
             Some(_) => {
@@ -135,12 +158,14 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
         past.push((0..spec.n_head).map(|h| head(tensors, spec, h, &c, &k_pe)).collect());
         let seen = match spec.chosen {
             Some(chosen) => {
+                let last = rotates_last(&chosen);
+                let turned = |x: &[f64], pos| turned_head(x, &turned, pos, last);
                 index_keys.push(index_key(tensors, &x, &turned, pos));
                 let narrow = tensors.times(&name("q_a"), 0, &x);
                 let narrow = normed(&narrow, tensors.get(&name("q_a_norm")));
                 best(tensors, &index_keys, [&x, &narrow], &turned, chosen.per_row)
             }
-            None => (0..=pos).collect(),
+            None => (spec.window.map_or(0, |window| window.first_visible(pos))..=pos).collect(),
         };
         let past: Vec<_> = seen.iter().map(|p| &past[*p]).collect();
         let mut heads = Vec::new();
@@ -149,7 +174,11 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
             let score = |k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
             let scores = past.iter().map(|heads| f64::from(spec.scale) * score(&heads[h].0));
             let weights: Vec<f64> = scores.map(f64::exp).collect();
-            let total: f64 = weights.iter().sum();
+            let sink = match spec.sinks {
+                true => f64::from(tensors.get(&name("sinks"))[h]).exp(),
+                false => 0.0,
+            };
+            let total: f64 = weights.iter().sum::<f64>() + sink;
             heads.extend((0..spec.head_dim_v).map(|j| {
                 let sum = weights.iter().zip(&past).map(|(w, heads)| w * heads[h].1[j]);
                 sum.sum::<f64>() / total
@@ -183,9 +212,24 @@ fn head(
     (key, tensors.times("blk.0.attn_v_b.weight", h, c))
 }
 
-/// The first elements of an index's head rotated, where the model rotates.
-fn turned_head(x: &[f64], turned: &dyn Fn(&[f64], usize) -> Vec<f64>, pos: usize) -> Vec<f64> {
-    [turned(&x[..N_PE], pos), x[N_PE..].to_vec()].concat()
+fn rotates_last(chosen: &ChosenSpec) -> bool {
+    matches!(chosen.by, ChosenBy::Index(index) if index.rotates_last)
+}
+
+/// The first or the last elements of an index's head rotated, where the model rotates.
+fn turned_head(
+    x: &[f64],
+    turned: &dyn Fn(&[f64], usize) -> Vec<f64>,
+    pos: usize,
+    last: bool,
+) -> Vec<f64> {
+    match last {
+        false => [turned(&x[..N_PE], pos), x[N_PE..].to_vec()].concat(),
+        true => {
+            let (still, pe) = x.split_at(x.len() - N_PE);
+            [still.to_vec(), turned(pe, pos)].concat()
+        }
+    }
 }
 
 /// The index's key of a row.
@@ -205,7 +249,7 @@ fn index_key(
         (k - mean) / (variance + f64::from(EPS)).sqrt() * f64::from(*w) + f64::from(*b)
     };
     let key: Vec<f64> = key.iter().zip(weights.iter().zip(biases)).map(norm).collect();
-    turned_head(&key, turned, pos)
+    turned(&key, pos)
 }
 
 /// The positions that the last of these keys' rows, with this input and these narrow queries, attends to.
@@ -220,7 +264,7 @@ fn best(
     let weights = tensors.times("blk.0.indexer.proj.weight", 0, x);
     let score = |key: &[f64]| {
         let of_head = |(q, w): (&[f64], &f64)| {
-            let q = turned_head(q, turned, keys.len() - 1);
+            let q = turned(q, keys.len() - 1);
             w * q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>().max(0.0)
         };
         q.chunks_exact(INDEX.head_dim).zip(&weights).map(of_head).sum::<f64>()
@@ -234,7 +278,7 @@ fn best(
 
 /// Both sequences in one ubatch against the definition, then cut and mixed for the same bits.
 fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
-    let rope = spec.rope.then(rope);
+    let rope = (spec.rotation == Rotation::Model).then(rope);
     let rope = rope.as_ref();
     let x = LENGTHS.map(|n| noise(n * N_EMBD, n as u64));
     let want: Vec<f64> = x.iter().flat_map(|x| plain(plain_tensors, spec, x)).collect();
@@ -273,24 +317,74 @@ fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
 #[test]
 fn latent_attention_matches_its_definition() {
     let variants = [
-        (None, false, None),
-        (None, true, None),
-        (Some(12), true, None),
-        (Some(12), false, Some(MlaGate::EachValue)),
-        (None, true, Some(MlaGate::EachHead)),
+        (None, Rotation::None, None),
+        (None, Rotation::Model, None),
+        (Some(12), Rotation::Model, None),
+        (Some(12), Rotation::None, Some(MlaGate::EachValue)),
+        (None, Rotation::Model, Some(MlaGate::EachHead)),
     ];
-    for (q_rank, rope, gate) in variants {
-        let spec = MlaSpec { gate, ..spec(q_rank, rope) };
+    for (q_rank, rotation, gate) in variants {
+        let spec = MlaSpec { gate, sinks: gate.is_some(), ..spec(q_rank, rotation) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }
 }
 
 #[test]
+fn a_window_bounds_what_rows_see_and_what_is_rotated_of_a_key_may_be_normed() {
+    for width in [1, 30, 64] {
+        let window = Some(Window::Sliding(width));
+        let spec = MlaSpec { window, pe_norm: true, ..spec(Some(12), Rotation::Model) };
+        let tensors = tensors(&spec);
+        check(&spec, &tensors, &tensors);
+    }
+}
+
+/// The order of an index's elements does not matter: with pairs in halves it chooses what it does with the same rows in
+/// another order and pairs side by side.
+#[test]
+fn an_index_may_have_its_pairs_in_halves() {
+    let chosen = |halves| {
+        let by = ChosenBy::Index(IndexSpec { halves, ..INDEX });
+        Some(ChosenSpec { per_row: 9, by, place: 0 })
+    };
+    let spec = MlaSpec { chosen: chosen(false), ..spec(Some(12), Rotation::Model) };
+    let side_by_side = tensors(&spec);
+    let mut halves = Tensors(side_by_side.0.clone());
+    let mut in_halves = |part: &str, width: usize| {
+        let values = &mut halves.0.get_mut(&format!("blk.0.indexer.{part}")).unwrap().1;
+        for head in values.chunks_exact_mut(INDEX.head_dim * width) {
+            let before = head.to_vec();
+            for at in 0..N_PE {
+                let from = 2 * (at % (N_PE / 2)) + at / (N_PE / 2);
+                head[at * width..][..width].copy_from_slice(&before[from * width..][..width]);
+            }
+        }
+    };
+    in_halves("attn_q_b.weight", 12);
+    in_halves("attn_k.weight", N_EMBD);
+    in_halves("k_norm.weight", 1);
+    in_halves("k_norm.bias", 1);
+    let x = noise(LENGTHS[0] * N_EMBD, 3);
+    let rope = rope();
+    let run = |spec: &MlaSpec, tensors: &Tensors| {
+        let kind = BlockKind::Mla(spec.clone());
+        let kernels = available()[0];
+        Bench::new(&kind, tensors, N_EMBD, kernels).step(&[(0, 0, LENGTHS[0])], Some(&rope), &x)
+    };
+    let want: Vec<f64> = wide(&run(&spec, &side_by_side));
+    let out = run(&MlaSpec { chosen: chosen(true), ..spec.clone() }, &halves);
+    close("pairs in halves", &out, &want, 1e-6);
+    let other = run(&spec, &halves);
+    assert!(bits(&other) != bits(&out), "the order of pairs matters");
+}
+
+#[test]
 fn rows_attend_to_the_positions_that_the_index_scores_best() {
-    for per_row in [1, 9, 64, 70] {
-        let chosen = Some(ChosenSpec { per_row, by: ChosenBy::Index(INDEX) });
-        let spec = MlaSpec { chosen, ..spec(Some(12), true) };
+    for (per_row, rotates_last) in [(1, false), (9, true), (64, false), (70, true)] {
+        let by = ChosenBy::Index(IndexSpec { rotates_last, ..INDEX });
+        let chosen = Some(ChosenSpec { per_row, by, place: 0 });
+        let spec = MlaSpec { chosen, sinks: rotates_last, ..spec(Some(12), Rotation::Model) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }
@@ -298,7 +392,7 @@ fn rows_attend_to_the_positions_that_the_index_scores_best() {
 
 #[test]
 fn older_files_with_one_matrix_for_keys_and_values_are_split() {
-    let spec = spec(None, true);
+    let spec = spec(None, Rotation::Model);
     let tensors = tensors(&spec);
     check(&spec, &unsplit(&spec, &tensors), &tensors);
 }

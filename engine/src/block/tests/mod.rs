@@ -1,6 +1,7 @@
 //! Blocks against plain computations in f64. The blocks are loaded from tensors with the names and shapes of
 //! a file.
 
+mod block_index;
 mod delta;
 mod lightning;
 mod mla;

@@ -17,6 +17,7 @@ use super::matmul_f32::{F16, F32};
 use super::run;
 use crate::kernels::KV_PAGE;
 use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
+use crate::kernels::chosen_blocks::SeenPage;
 use crate::kernels::kv::{KvType, ValuePlace};
 use crate::kernels::simd::{LANES, Op, Simd};
 
@@ -47,24 +48,17 @@ impl<T: PageType> Op for Span<'_, '_, T> {
         let q = Queries::new(tile);
         let n_visible = tile.queries.last().map_or(0, |query| query.n_visible);
         let mut wide = Vec::new();
-        for page in tile.pages.clone() {
+        for place in 0..tile.pages.len() {
+            let SeenPage { page, positions } = tile.pages.at(place);
             let block = tile.blocks[page].0 as usize;
             let head = tile.layout.head(tile.pool, block, tile.kv_head);
             // Queries whose windows begin behind this page come last: they see nothing of it.
             let behind = |query: &Query<'_>| query.first_visible < (page + 1) * KV_PAGE;
             let n_queries = tile.queries.partition_point(behind);
-            let next = tile.blocks.get(page + 1).map(|next| next.0 as usize);
+            let next = tile.pages.next(place).and_then(|next| tile.blocks.get(next));
+            let next = next.map(|next| next.0 as usize);
             let next = next.map(|next| tile.layout.head(tile.pool, next, tile.kv_head));
-            let ahead = match next {
-                Some(next) if T::READ_IN_PLACE => {
-                    next.as_ptr().addr().wrapping_sub(head.as_ptr().addr())
-                }
-                Some(next) => {
-                    s.prefetch(next, 0, next.len());
-                    0
-                }
-                None => 0,
-            };
+            let ahead = fetch_next::<S, T>(s, head, next);
             let n_seen = (n_visible - page * KV_PAGE).min(KV_PAGE);
             let head = T::head(s, tile.layout, head, n_seen, &mut wide);
             let (k, v, v_stride) = match tile.layout.values {
@@ -76,6 +70,7 @@ impl<T: PageType> Op for Span<'_, '_, T> {
             };
             let page = Page::<T::Read> {
                 start: page * KV_PAGE,
+                positions,
                 k: k.as_chunks().0,
                 v: v.as_chunks().0,
                 v_stride: v_stride / LANES,
@@ -109,10 +104,25 @@ impl<T: PageType> Op for Span<'_, '_, T> {
     }
 }
 
+/// Bytes from here to what is read next, which is asked for meanwhile; where pages are widened, it is asked for now.
+#[inline(always)]
+pub(super) fn fetch_next<S: Simd, T: PageType>(s: S, here: &[u8], next: Option<&[u8]>) -> usize {
+    match next {
+        Some(next) if T::READ_IN_PLACE => next.as_ptr().addr().wrapping_sub(here.as_ptr().addr()),
+        Some(next) => {
+            s.prefetch(next, 0, next.len());
+            0
+        }
+        None => 0,
+    }
+}
+
 /// One head of one page.
 struct Page<'a, E: Element> {
     /// Its first position.
     start: usize,
+    /// Bit `i`: whether any query sees position `i`.
+    positions: u64,
     /// `[head_dim_k][VECTORS]`; where keys are rows, `[KV_PAGE][v_stride]`.
     k: &'a [[E::Bits; LANES]],
     /// `[KV_PAGE][v_stride]`, of which the first vectors are the value.
@@ -129,7 +139,7 @@ struct Page<'a, E: Element> {
 
 /// A tile's queries in the order in which they meet keys.
 enum Queries {
-    /// Side by side, `[head_dim_k][TILE_QUERIES]`: an element of a key meets all of them at once.
+    /// See [`columns`].
     Columns(Vec<[f32; TILE_QUERIES]>),
     /// One after the other in whole vectors, `[n][k_stride / LANES]`, as keys that are rows.
     Rows(Vec<[f32; LANES]>),
@@ -139,13 +149,8 @@ impl Queries {
     fn new(tile: &AttendTile<'_>) -> Self {
         match tile.layout.values {
             ValuePlace::Apart => {
-                let mut q = vec![[0.0; TILE_QUERIES]; tile.layout.head_dim_k];
-                for (r, query) in tile.queries.iter().enumerate() {
-                    for (to, from) in q.iter_mut().zip(query.q) {
-                        to[r] = *from;
-                    }
-                }
-                Self::Columns(q)
+                let queries = tile.queries.iter().map(|query| query.q);
+                Self::Columns(columns(queries, tile.layout.head_dim_k))
             }
             ValuePlace::InKeys => {
                 let vectors = tile.layout.k_stride() / LANES;
@@ -189,7 +194,13 @@ impl<E: Element> Page<'_, E> {
         match q {
             Queries::Columns(q) => {
                 for g in (0..VECTORS).step_by(G) {
-                    self.scores::<S, R, G>(s, q, at, g, &mut weights.p);
+                    products::<S, E, R, G>(
+                        s,
+                        (self.k, self.ahead),
+                        &q[..],
+                        (at, g),
+                        &mut weights.p,
+                    );
                 }
             }
             Queries::Rows(q) => {
@@ -203,8 +214,8 @@ impl<E: Element> Page<'_, E> {
             let p = &mut weights.p[r];
             let ahead = self.start as isize - first[r].pos as isize;
             let (slope, biases) = (first[r].slope, first[r].biases);
-            let scoring =
-                Scoring { scale: self.scale, softcap: self.softcap, ahead, slope, biases };
+            let (scale, softcap, positions) = (self.scale, self.softcap, self.positions);
+            let scoring = Scoring { scale, softcap, positions, ahead, slope, biases };
             let (m, l, correction) = soften(s, p, seen, scoring, m, l);
             (state[0], state[1], weights.correction[r]) = (m, l, correction);
         }
@@ -221,30 +232,6 @@ impl<E: Element> Page<'_, E> {
             self.rest(s, &weights.p[r], shared..visible[r], &mut states[r * state_len..]);
         }
         R
-    }
-
-    /// Scores of the positions of vectors `g..g + G`, without the scale.
-    #[inline(always)]
-    fn scores<S: Simd, const R: usize, const G: usize>(
-        &self,
-        s: S,
-        q: &[[f32; TILE_QUERIES]],
-        at: usize,
-        g: usize,
-        out: &mut [[f32; KV_PAGE]; R],
-    ) {
-        let mut sums = [[s.zero(); G]; R];
-        for (q, k) in q.iter().zip(self.k.as_chunks::<VECTORS>().0) {
-            let k = load_all::<S, E, G>(s, &k[g..], self.ahead);
-            let q: &[f32; R] = q[at..].first_chunk().expect("R of the tile's queries");
-            sums = outer(s, sums, k, q);
-        }
-        for r in 0..R {
-            let (out, _) = out[r].as_chunks_mut::<LANES>();
-            for i in 0..G {
-                s.store(sums[r][i], &mut out[g + i]);
-            }
-        }
     }
 
     /// Scores of the positions that any query sees, where keys are rows, without the scale.
@@ -328,6 +315,44 @@ impl<E: Element> Page<'_, E> {
     }
 }
 
+/// Products of the queries `at..at + R` with the keys at the positions of vectors `g..g + G`. Keys are
+/// `[head_dim][VECTORS]`; those `ahead` bytes from them are asked for.
+#[inline(always)]
+pub(super) fn products<S: Simd, E: Element, const R: usize, const G: usize>(
+    s: S,
+    (keys, ahead): (&[[E::Bits; LANES]], usize),
+    q: &[[f32; TILE_QUERIES]],
+    (at, g): (usize, usize),
+    out: &mut [[f32; KV_PAGE]; R],
+) {
+    let mut sums = [[s.zero(); G]; R];
+    for (q, k) in q.iter().zip(keys.as_chunks::<VECTORS>().0) {
+        let k = load_all::<S, E, G>(s, &k[g..], ahead);
+        let q: &[f32; R] = q[at..].first_chunk().expect("R of the tile's queries");
+        sums = outer(s, sums, k, q);
+    }
+    for r in 0..R {
+        let (out, _) = out[r].as_chunks_mut::<LANES>();
+        for i in 0..G {
+            s.store(sums[r][i], &mut out[g + i]);
+        }
+    }
+}
+
+/// Queries side by side, `[head_dim][TILE_QUERIES]`: an element of a key meets all of them at once.
+pub(super) fn columns<'a>(
+    queries: impl Iterator<Item = &'a [f32]>,
+    head_dim: usize,
+) -> Vec<[f32; TILE_QUERIES]> {
+    let mut columns = vec![[0.0; TILE_QUERIES]; head_dim];
+    for (r, query) in queries.enumerate() {
+        for (to, from) in columns.iter_mut().zip(query) {
+            to[r] = *from;
+        }
+    }
+    columns
+}
+
 /// `sums[r][i] + a[i] * b[r]`. Plain loops over constants: they unroll, and the sums stay in
 /// registers.
 #[inline(always)]
@@ -366,6 +391,8 @@ fn load_all<S: Simd, E: Element, const G: usize>(
 struct Scoring<'a> {
     scale: f32,
     softcap: Option<f32>,
+    /// Bit `i`: whether position `i` is seen at all.
+    positions: u64,
     /// How far the page's first position is ahead of the row's own.
     ahead: isize,
     /// What a score loses for every position of the distance. Distances are whole numbers below 2^24, so that f32 has
@@ -376,6 +403,16 @@ struct Scoring<'a> {
 }
 
 impl Scoring<'_> {
+    /// 1 at the positions of vector `g` that are seen, 0 at the others.
+    #[inline(always)]
+    fn is_seen(&self, g: usize) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = (self.positions >> (g * LANES + i) & 1) as f32;
+        }
+        lanes
+    }
+
     /// What the positions of vector `g` gain by their distances; farther ones than there are biases for count as the
     /// farthest.
     #[inline(always)]
@@ -424,6 +461,10 @@ fn soften<S: Simd>(
         if seen.start > 0 {
             let start = s.splat(seen.start as f32 - (g * LANES) as f32);
             scores[g] = s.select_gt(start, lane, s.splat(f32::NEG_INFINITY), scores[g]);
+        }
+        if scoring.positions != u64::MAX {
+            let is_seen = s.load(&scoring.is_seen(g));
+            scores[g] = s.select_gt(is_seen, s.zero(), scores[g], s.splat(f32::NEG_INFINITY));
         }
     }
     let top = s.max(s.max(scores[0], scores[1]), s.max(scores[2], scores[3]));

@@ -1,12 +1,19 @@
-//! Scores of an index. Lanes are heads: a query meets an element of a key in all heads at once, and only the sum over
+//! Scores of an index.
+//!
+//! Where its keys are rows, lanes are heads: a query meets an element of a key in all heads at once, and only the sum over
 //! heads crosses lanes. Keys are widened to f32 first, a few positions at a time.
+//!
+//! Where its keys lie across, lanes are positions, as in attention.
 
 use std::marker::PhantomData;
 
-use super::kv::{PageType, Q8};
+use super::attention::{columns, fetch_next, products};
+use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
 use crate::kernels::KV_PAGE;
+use crate::kernels::attention::TILE_QUERIES;
+use crate::kernels::block_index::ProductTile;
 use crate::kernels::index::IndexTile;
 use crate::kernels::kv::KvType;
 use crate::kernels::simd::{LANES, Op, Simd};
@@ -27,18 +34,18 @@ impl<T: PageType> Op for Scores<'_, '_, T> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let tile = self.0;
-        let stride = tile.layout.index_stride() / LANES;
+        let shape = tile.layout.of_index();
+        let stride = shape.k_stride() / LANES;
         let mut keys = vec![[0.0; LANES]; KV_PAGE * stride];
         let mut wide = Vec::new();
         for (page, out) in tile.pages.clone().zip(tile.out.chunks_mut(KV_PAGE)) {
             let block = tile.blocks[page].0 as usize;
-            let head = tile.layout.head(tile.pool, block, 0);
-            let rows = T::index(s, tile.layout, head, out.len(), &mut wide).as_chunks().0;
+            let keys_of_page = tile.layout.index(tile.pool, block);
+            let rows = T::head(s, &shape, keys_of_page, out.len(), &mut wide).as_chunks().0;
             for (key, row) in keys.iter_mut().zip(rows).take(out.len() * stride) {
                 s.store(<T::Read as Float>::load(s, row), key);
             }
-            let row =
-                Row { columns: tile.columns, weights: tile.weights, dim: tile.layout.index_dim };
+            let row = Row { columns: tile.columns, weights: tile.weights, dim: shape.head_dim_k };
             let mut at = 0;
             while at < out.len() {
                 let (keys, out) = (&keys[at * stride..], &mut out[at..]);
@@ -95,5 +102,74 @@ impl Row<'_> {
             out[p] = s.sum(totals[p]);
         }
         P
+    }
+}
+
+/// See [`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks).
+pub(crate) fn index_products<S: Simd>(tile: &mut ProductTile<'_>) {
+    match tile.keys.ty {
+        KvType::F32 => run::<S, _>(Products::<F32>(tile, PhantomData)),
+        KvType::F16 => run::<S, _>(Products::<F16>(tile, PhantomData)),
+        KvType::Q8_0 => run::<S, _>(Products::<Q8>(tile, PhantomData)),
+    }
+}
+
+struct Products<'a, 'b, T>(&'a mut ProductTile<'b>, PhantomData<T>);
+
+impl<T: PageType> Op for Products<'_, '_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let tile = self.0;
+        let q = columns(tile.queries.iter().copied(), tile.keys.head_dim_k);
+        let width = tile.pages.len() * KV_PAGE;
+        let mut wide = Vec::new();
+        for (place, page) in tile.pages.iter().enumerate() {
+            let ahead = fetch_next::<S, T>(s, page, tile.pages.get(place + 1).copied());
+            let keys = T::head(s, tile.keys, page, KV_PAGE, &mut wide).as_chunks().0;
+            let page = KeyPage::<T::Read> { q: &q, keys, ahead };
+            let mut at = 0;
+            while at < tile.queries.len() {
+                let out = &mut tile.out[at * width + place * KV_PAGE..];
+                // As many sums as the registers hold, with no effect on any.
+                at += match (tile.queries.len() - at, S::TILE) {
+                    (8.., 8..) => page.step::<S, 8, 2>(s, at, width, out),
+                    (4.., 8..) => page.step::<S, 4, 4>(s, at, width, out),
+                    (4.., _) => page.step::<S, 4, 1>(s, at, width, out),
+                    (2.., 8..) => page.step::<S, 2, 4>(s, at, width, out),
+                    (2.., _) => page.step::<S, 2, 2>(s, at, width, out),
+                    _ => page.step::<S, 1, 4>(s, at, width, out),
+                };
+            }
+        }
+    }
+}
+
+/// A page's keys of an index, and the queries that meet them.
+struct KeyPage<'a, E: Float> {
+    q: &'a [[f32; TILE_QUERIES]],
+    keys: &'a [[E::Bits; LANES]],
+    /// Bytes from here to the next page, which is asked for meanwhile; 0 where there is none.
+    ahead: usize,
+}
+
+impl<E: Element> KeyPage<'_, E> {
+    /// Products of the queries `at..at + R` with all keys, a query's `width` behind those of the one before. Returns `R`.
+    #[inline(always)]
+    fn step<S: Simd, const R: usize, const G: usize>(
+        &self,
+        s: S,
+        at: usize,
+        width: usize,
+        out: &mut [f32],
+    ) -> usize {
+        let mut of_queries = [[0.0; KV_PAGE]; R];
+        for g in (0..KV_PAGE / LANES).step_by(G) {
+            products::<S, E, R, G>(s, (self.keys, self.ahead), self.q, (at, g), &mut of_queries);
+        }
+        for (out, products) in out.chunks_mut(width).zip(&of_queries) {
+            out[..KV_PAGE].copy_from_slice(products);
+        }
+        R
     }
 }

@@ -54,15 +54,6 @@ pub(super) trait PageType {
         n_seen: usize,
         wide: &'a mut Vec<[f32; LANES]>,
     ) -> &'a [<Self::Read as Float>::Bits];
-
-    /// Keys of an index in one head's page, `[KV_PAGE, index_stride]`: at least those of the first `n_seen` positions.
-    fn index<'a, S: Simd>(
-        s: S,
-        layout: &KvLayout,
-        head: &'a [u8],
-        n_seen: usize,
-        wide: &'a mut Vec<[f32; LANES]>,
-    ) -> &'a [<Self::Read as Float>::Bits];
 }
 
 impl<E: Element> PageType for E {
@@ -78,18 +69,6 @@ impl<E: Element> PageType for E {
         _: &'a mut Vec<[f32; LANES]>,
     ) -> &'a [E::Bits] {
         bytemuck::cast_slice(head)
-    }
-
-    #[inline(always)]
-    fn index<'a, S: Simd>(
-        _: S,
-        layout: &KvLayout,
-        head: &'a [u8],
-        _: usize,
-        _: &'a mut Vec<[f32; LANES]>,
-    ) -> &'a [E::Bits] {
-        let [_, rows, ..] = layout.planes();
-        bytemuck::cast_slice(&head[rows])
     }
 }
 
@@ -122,22 +101,6 @@ impl PageType for Q8 {
                 widen_rows(s, values, value_scales, layout.v_stride() / LANES, n_seen, v);
             }
         }
-        wide.as_flattened()
-    }
-
-    #[inline(always)]
-    fn index<'a, S: Simd>(
-        s: S,
-        layout: &KvLayout,
-        head: &'a [u8],
-        n_seen: usize,
-        wide: &'a mut Vec<[f32; LANES]>,
-    ) -> &'a [f32] {
-        let [_, rows, _, scales] = layout.planes();
-        wide.resize(rows.len() / LANES, [0.0; LANES]);
-        let codes = bytemuck::cast_slice::<u8, i8>(&head[rows]).as_chunks().0;
-        let stride = layout.index_stride() / LANES;
-        widen_rows(s, codes, scales_of(&head[scales]), stride, n_seen, wide);
         wide.as_flattened()
     }
 }

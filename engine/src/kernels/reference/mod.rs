@@ -4,6 +4,8 @@
 #[cfg(test)]
 pub(super) mod attention;
 #[cfg(test)]
+pub(super) mod block_index;
+#[cfg(test)]
 pub(super) mod conv;
 #[cfg(test)]
 pub(super) mod delta;

@@ -7,7 +7,7 @@ use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, Compute, DistanceBiases, KV_PAGE, KvLayout, KvType,
+    Attend, AttendPart, AttendVariant, Compute, DistanceBiases, KV_PAGE, KvLayout, KvRows, KvType,
     ValuePlace, Window, available,
 };
 
@@ -139,7 +139,7 @@ impl Case {
             // SAFETY: a line is 64 plain bytes without padding.
             unsafe { std::slice::from_raw_parts_mut(pool.as_mut_ptr().cast(), pool.len() * 64) }
         };
-        compute.kv_write(&self.layout, pool, &parts, &k, &v);
+        compute.kv_write(&self.layout, pool, &parts, &KvRows { k: &k, v: &v, index: &[] });
         let mut out = vec![f32::NAN; first_row * self.n_head * self.layout.head_dim_v];
         let attend = Attend {
             layout: &self.layout,
@@ -157,6 +157,7 @@ impl Case {
                     .as_deref()
                     .map(|of_heads| DistanceBiases { of_heads, reach: REACH }),
                 both_ways: self.both_ways,
+                blocks: None,
             },
         };
         compute.attend(&attend, &q, &mut out);

@@ -6,7 +6,7 @@ use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::index::score;
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, KvType,
+    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, KvRows, KvType,
     ValuePlace,
 };
 
@@ -99,7 +99,8 @@ impl Case {
         let KvLayout { head_dim_k, head_dim_v, index_dim, .. } = self.layout;
         let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
         let (key, index_key) = (gather(&self.key, head_dim_k), gather(&self.index_key, index_dim));
-        compute.kv_write(&self.layout, pool, &parts, &key, &index_key);
+        let new = KvRows { k: &key, v: &[], index: &index_key };
+        compute.kv_write(&self.layout, pool, &parts, &new);
         let layout = &self.layout;
         let index =
             Index { layout, pool, parts: &parts, n_head: INDEX_HEADS, per_row: self.per_row };

@@ -6,7 +6,9 @@ use half::f16;
 use super::{Rng, compute};
 use crate::batch::BlockId;
 use crate::kernels::reference::kv::{kept, q8_block};
-use crate::kernels::{AttendPart, Compute, KV_PAGE, KvLayout, KvType, ValuePlace, available};
+use crate::kernels::{
+    AttendPart, Compute, KV_PAGE, KvLayout, KvRows, KvType, ValuePlace, available,
+};
 
 const LANES: usize = 16;
 
@@ -18,14 +20,14 @@ fn in_keys(layout: KvLayout) -> KvLayout {
     KvLayout { values: ValuePlace::InKeys, ..layout }
 }
 
-/// A page with all positions written, `k` and `v` position after position.
-fn page(compute: &Compute, layout: &KvLayout, k: &[f32], v: &[f32]) -> Vec<u8> {
+/// A page with all positions written, rows position after position.
+fn page(compute: &Compute, layout: &KvLayout, rows: &KvRows<'_>) -> Vec<u8> {
     let mut lines = vec![u64::MAX; layout.page_bytes() / 8 + 8];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
     let start = bytes.as_ptr().align_offset(64);
     let pool = &mut bytes[start..][..layout.page_bytes()];
     let part = AttendPart { blocks: &[BlockId(0)], first_pos: 0, n_rows: KV_PAGE, first_row: 0 };
-    compute.kv_write(layout, pool, &[part], k, v);
+    compute.kv_write(layout, pool, &[part], rows);
     pool.to_vec()
 }
 
@@ -90,7 +92,8 @@ fn codes_and_scales_are_those_of_the_plain_rule_on_every_table() {
         let v_width = dv.next_multiple_of(LANES);
         let (k_scales, v_scales) = (dk.div_ceil(32) * 2, v_width.div_ceil(32) * 2);
         for kernels in available() {
-            let page = page(&compute(kernels, 2), &layout, &k, &v);
+            let rows = KvRows { k: &k, v: &v, index: &[] };
+            let page = page(&compute(kernels, 2), &layout, &rows);
             assert_eq!(page.len(), n_head * KV_PAGE * (dk + v_width + k_scales + v_scales));
             for (h, head) in page.chunks_exact(page.len() / n_head).enumerate() {
                 let (codes, scales) = head.split_at(KV_PAGE * (dk + v_width));
@@ -116,12 +119,35 @@ fn codes_of_keys_with_values_in_them_are_rows() {
         let k = blocks(KV_PAGE * dk, &mut rng);
         let width = dk.next_multiple_of(LANES);
         for kernels in available() {
-            let page = page(&compute(kernels, 1), &layout, &k, &[]);
+            let page = page(&compute(kernels, 1), &layout, &KvRows { k: &k, v: &[], index: &[] });
             assert_eq!(page.len(), KV_PAGE * (width + width.div_ceil(32) * 2));
             let (codes, scales) = page.split_at(KV_PAGE * width);
             let keys = Plane { codes, scales, width, across: false };
             for (pos, k) in k.chunks_exact(dk).enumerate() {
                 keys.check(kernels.name, pos, k);
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_of_an_index_stand_behind_the_heads_and_lie_as_keys_do() {
+    let mut rng = Rng::new(11);
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for plain in [layout(2, 40, 20, ty), in_keys(layout(2, 40, 20, ty))] {
+            let layout = KvLayout { index_dim: 36, ..plain };
+            let alone = KvLayout { values: plain.values, ..self::layout(1, 36, 0, ty) };
+            let n = KV_PAGE * 2;
+            let (k, index) = (rng.values(n * 40), rng.values(KV_PAGE * 36));
+            let v = if plain.values == ValuePlace::Apart { rng.values(n * 20) } else { vec![] };
+            for kernels in available() {
+                let page = |layout, k: &[f32], v: &[f32], index: &[f32]| {
+                    page(&compute(kernels, 2), layout, &KvRows { k, v, index })
+                };
+                let heads = page(&plain, &k, &v, &[]);
+                let keys = page(&alone, &index, &[], &[]);
+                let both = page(&layout, &k, &v, &index);
+                assert!(both == [heads, keys].concat(), "{layout:?} on {}", kernels.name);
             }
         }
     }
@@ -144,16 +170,18 @@ fn an_element_is_off_by_half_a_code_and_the_rounding_of_its_scale() {
 #[test]
 fn what_is_cleared_is_the_tail_of_every_head() {
     for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
-        for layout in [layout(2, 40, 20, ty), in_keys(layout(2, 40, 20, ty))] {
-            let n = layout.n_kv_head;
+        let plain = [layout(2, 40, 20, ty), in_keys(layout(2, 40, 20, ty))];
+        let indexed = plain.map(|layout| KvLayout { index_dim: 36, ..layout });
+        for layout in plain.into_iter().chain(indexed) {
             let written = |last: usize| {
-                let rows = |dim: usize| {
-                    let mut x = vec![0.0; KV_PAGE * n * dim];
-                    x[..last * n * dim].fill(0.75);
+                let rows = |width: usize| {
+                    let mut x = vec![0.0; KV_PAGE * width];
+                    x[..last * width].fill(0.75);
                     x
                 };
-                let v = if layout.values == ValuePlace::Apart { rows(20) } else { vec![] };
-                page(&compute(available()[0], 1), &layout, &rows(40), &v)
+                let v = if layout.values == ValuePlace::Apart { rows(2 * 20) } else { vec![] };
+                let rows = KvRows { k: &rows(2 * 40), v: &v, index: &rows(layout.index_dim) };
+                page(&compute(available()[0], 1), &layout, &rows)
             };
             let mut cleared = written(KV_PAGE);
             layout.clear_tail(&mut cleared, 24);

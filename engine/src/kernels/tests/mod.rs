@@ -2,6 +2,7 @@
 //! alone and beside other rows, on one thread and on several, bit for bit the same.
 
 mod attention;
+mod block_index;
 mod bounded_gate;
 mod conv;
 mod delta;

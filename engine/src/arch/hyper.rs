@@ -1,0 +1,30 @@
+//! Reads what metadata say about hyper-connections, under the keys that their architectures share.
+
+use super::{Hparams, HyperSpec};
+use crate::error::ModelError;
+
+/// Stems of the tensors of a layer's two blocks.
+const STEMS: [&str; 2] = ["hc_attn", "hc_ffn"];
+/// Stem of the head's tensors, where it has some.
+pub(super) const HEAD_STEM: &str = "output_hc";
+/// Most streams that are believed; models have four.
+const MOST_STREAMS: usize = 64;
+
+/// Streams that do not mix, and that the head weighs, with the norms' `eps`.
+pub(super) fn read(hp: &Hparams<'_>, norm_eps: f32) -> Result<HyperSpec, ModelError> {
+    const COUNT: &str = "hyper_connection.count";
+    let n = hp.need_u32(COUNT)? as usize;
+    if !(2..=MOST_STREAMS).contains(&n) {
+        return Err(hp.bad(COUNT, &format!("is {n}, must be between 2 and {MOST_STREAMS}")));
+    }
+    Ok(HyperSpec {
+        n,
+        norm_eps,
+        eps: hp.need_f32("hyper_connection.epsilon")?,
+        magnitude: 1.0,
+        post_eps: 0.0,
+        rounds: None,
+        stems: STEMS,
+        head_stem: Some(HEAD_STEM),
+    })
+}

@@ -1,0 +1,102 @@
+//! The index of MiniMax Sparse Attention as weights: it makes a narrow query for each head of keys and values and one
+//! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
+
+use super::BlockCx;
+use super::linear::{Linear, Projection};
+use crate::arch::BlockIndexSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, PackedMatrix, RopeTable};
+use crate::state::KvCache;
+use crate::weights::WeightLoader;
+
+/// Weights of an attention block's index.
+pub(super) struct BlockIndex {
+    spec: BlockIndexSpec,
+    /// `[n_kv_head * head_dim, n_embd]`.
+    query: Linear,
+    query_norm: Vec<f32>,
+    /// `[head_dim, n_embd]`.
+    key: Linear,
+    key_norm: Vec<f32>,
+}
+
+/// What an index makes of rows, in borrowed buffers.
+pub(super) struct IndexRows {
+    /// `[n, n_kv_head * head_dim]`.
+    query: Vec<f32>,
+    /// `[n, head_dim]`.
+    pub(super) key: Vec<f32>,
+}
+
+impl BlockIndex {
+    /// Loads `<stem>.indexer.q_proj`, `k_proj`, `q_norm` and `k_norm`.
+    pub(super) fn load(
+        spec: BlockIndexSpec,
+        stem: &str,
+        [n_kv_head, n_embd]: [usize; 2],
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.indexer.{part}.weight");
+        let dim = spec.head_dim;
+        Ok(Self {
+            query: Linear::matrix(loader, &name("q_proj"), n_kv_head * dim, n_embd)?,
+            query_norm: loader.vector(&name("q_norm"), dim)?,
+            key: Linear::matrix(loader, &name("k_proj"), dim, n_embd)?,
+            key_norm: loader.vector(&name("k_norm"), dim)?,
+            spec,
+        })
+    }
+
+    /// Room for `n` rows.
+    pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> IndexRows {
+        let mut take = |w: &Linear| cx.scratch.take(n * w.rows());
+        IndexRows { query: take(&self.query), key: take(&self.key) }
+    }
+
+    /// The projections of a block's input `x`.
+    pub(super) fn jobs<'a>(
+        &'a self,
+        x: &'a ActRows<'a>,
+        rows: &'a mut IndexRows,
+    ) -> [Projection<'a>; 2] {
+        [self.query.job(x, &mut rows.query), self.key.job(x, &mut rows.key)]
+    }
+
+    /// Norms and rotates the projected rows, in place.
+    pub(super) fn finish(&self, cx: &BlockCx<'_>, rope: Option<&RopeTable>, rows: &mut IndexRows) {
+        let BlockIndexSpec { head_dim, eps, .. } = self.spec;
+        for (x, norm) in [(&mut rows.query, &self.query_norm), (&mut rows.key, &self.key_norm)] {
+            cx.compute.rms_norm_inplace(x, norm, eps);
+            if let Some(rope) = rope {
+                cx.compute.rope(x, head_dim, rope);
+            }
+        }
+    }
+
+    /// The blocks of each row's heads ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks)). Keys of the
+    /// rows are in their pages.
+    pub(super) fn choose(
+        &self,
+        cx: &BlockCx<'_>,
+        kv: &KvCache,
+        rows: &IndexRows,
+    ) -> Option<Vec<u32>> {
+        let of = (cx.compute, cx.parts, cx.sequences);
+        kv.choose_blocks(of, self.spec.sizes, &rows.query)
+    }
+
+    /// Gives the buffers back.
+    pub(super) fn give(cx: &mut BlockCx<'_>, IndexRows { query, key }: IndexRows) {
+        cx.scratch.give_all([query, key]);
+    }
+
+    /// The matrices that multiply the block's input.
+    pub(super) fn inputs(&self) -> [&PackedMatrix; 2] {
+        [&self.query.weight, &self.key.weight]
+    }
+
+    /// Bytes of all matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        self.query.nbytes() + self.key.nbytes()
+    }
+}

@@ -1,0 +1,62 @@
+//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4.
+
+use super::Shape;
+use super::decoder::sinks;
+use super::deepseek::latent_model;
+use super::file_type::Role;
+use super::indexed::{has_index_of_every_fourth, index, index_metadata};
+use super::noise::Fill;
+use super::plan::ModelPlan;
+
+/// Streams, as all models have.
+const STREAMS: usize = 4;
+/// Spread of what is added before a stream's weight is bent.
+const BASE: f32 = 0.5;
+/// Bound of an expert's factors.
+const BOUND: f32 = 2.0;
+
+/// hy_v4: streams that do not mix, gated latent attention with sinks, an index in some layers.
+pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    streams_metadata(plan);
+    plan.number("hyper_connection.magnitude", 2.0);
+    plan.numbers("swiglu_clamp_exp", vec![BOUND; shape.n_layer]);
+    index_metadata(shape, plan);
+    let types = (0..shape.n_layer).map(|il| usize::from(has_index_of_every_fourth(il)));
+    plan.counts("attention.indexer.types", types);
+    let wide = shape.n_head * shape.head_dim;
+    latent_model(shape, plan, |il, latent, plan| {
+        sinks(shape, plan);
+        plan.matrix("attn_gate", Role::Matrix, &[shape.n_embd, wide], 1.0);
+        if has_index_of_every_fourth(il) {
+            index(shape, latent, plan);
+        }
+        for block in ["hc_attn", "hc_ffn"] {
+            connection(shape, plan, block, [2 * STREAMS, 2]);
+        }
+    })?;
+    head_connection(shape, plan);
+    Ok(())
+}
+
+fn streams_metadata(plan: &mut ModelPlan) {
+    plan.count("hyper_connection.count", STREAMS);
+    plan.number("hyper_connection.epsilon", 1e-6);
+}
+
+/// What joins a block to the streams.
+fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str, [n, n_scales]: [usize; 2]) {
+    let width = STREAMS * shape.n_embd;
+    let fill = Fill::Normal(1.0 / (width as f32).sqrt());
+    plan.precise(&format!("{block}_fn.weight"), &[width, n], fill);
+    plan.precise(&format!("{block}_base.weight"), &[n], Fill::Normal(BASE));
+    plan.norm(&format!("{block}_scale"), n_scales);
+}
+
+/// What joins the head to them.
+fn head_connection(shape: &Shape, plan: &mut ModelPlan) {
+    let width = STREAMS * shape.n_embd;
+    let deviation = 1.0 / (width as f32).sqrt();
+    plan.global("output_hc_fn", Role::Precise, &[width, STREAMS], deviation);
+    plan.global("output_hc_base", Role::Precise, &[STREAMS], BASE);
+    plan.global_norm("output_hc_scale", 1);
+}
