@@ -256,30 +256,38 @@ pub(super) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         ));
     }
     let (head_dim_k, head_dim_v) = hp.head_dims(n_head)?;
-    Ok(AttentionSpec {
-        n_head,
-        n_kv_head,
-        head_dim_k,
-        head_dim_v,
-        scale: 1.0 / (head_dim_k as f32).sqrt(),
-        rotation: Rotation::None,
-        qk_norm: None,
-        clamp: None,
-        window: None,
-        softcap: None,
-        alibi: None,
-        sinks: false,
-        temperature: None,
-        values_of_keys: false,
-        value_norm: None,
-        gate: None,
-        sub_norm: None,
-        output_bias: true,
-        both_ways: false,
-        buckets: None,
-        kv: KvFrom::Own,
-        index: None,
-    })
+    Ok(AttentionSpec::plain([n_head, n_kv_head], [head_dim_k, head_dim_v]))
+}
+
+impl AttentionSpec {
+    /// Heads with the usual scale 1/sqrt(width of a key), neither rotated nor normed.
+    pub(crate) fn plain([n_head, n_kv_head]: [usize; 2], dims: [usize; 2]) -> Self {
+        let [head_dim_k, head_dim_v] = dims;
+        Self {
+            n_head,
+            n_kv_head,
+            head_dim_k,
+            head_dim_v,
+            scale: 1.0 / (head_dim_k as f32).sqrt(),
+            rotation: Rotation::None,
+            qk_norm: None,
+            clamp: None,
+            window: None,
+            softcap: None,
+            alibi: None,
+            sinks: false,
+            temperature: None,
+            values_of_keys: false,
+            value_norm: None,
+            gate: None,
+            sub_norm: None,
+            output_bias: true,
+            both_ways: false,
+            buckets: None,
+            kv: KvFrom::Own,
+            index: None,
+        }
+    }
 }
 
 impl Hparams<'_> {

@@ -9,7 +9,7 @@
 use crate::error::SnapshotError;
 
 /// Version written and read.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 4] = *b"BRGS";
 const HASH_BYTES: usize = blake3::OUT_LEN;

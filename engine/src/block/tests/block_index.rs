@@ -1,7 +1,7 @@
 //! Attention to the blocks of positions that an index chooses, against its definition.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{AttentionSpec, BlockIndexSpec, BlockKind, KvFrom, QkNorm, Rotation};
+use crate::arch::{AttentionSpec, BlockIndexSpec, BlockKind, QkNorm, Rotation};
 use crate::kernels::{BlockSizes, RopeLayout, RopeParams, available};
 
 const N_EMBD: usize = 40;
@@ -14,28 +14,12 @@ const LENGTHS: [usize; 2] = [90, 21];
 
 fn spec(sizes: BlockSizes) -> AttentionSpec {
     AttentionSpec {
-        n_head: 6,
-        n_kv_head: 2,
-        head_dim_k: 16,
-        head_dim_v: 20,
         scale: 0.7,
         rotation: Rotation::Model,
         qk_norm: Some(QkNorm::heads(EPS)),
-        clamp: None,
-        window: None,
-        softcap: None,
-        alibi: None,
-        sinks: false,
-        temperature: None,
-        values_of_keys: false,
-        value_norm: None,
-        gate: None,
-        sub_norm: None,
         output_bias: false,
-        both_ways: false,
-        buckets: None,
-        kv: KvFrom::Own,
         index: Some(BlockIndexSpec { head_dim: 12, sizes, eps: EPS }),
+        ..AttentionSpec::plain([6, 2], [16, 20])
     }
 }
 

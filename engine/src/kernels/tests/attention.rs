@@ -2,6 +2,7 @@
 
 use std::slice::from_ref as one;
 
+use super::paged::Line;
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
@@ -13,11 +14,6 @@ use crate::kernels::{
 
 /// Distances that biases tell apart.
 const REACH: usize = 40;
-
-/// A pool aligned as the ops ask for it.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 /// One sequence's queries, keys and values, and its pages in a pool shared with others.
 struct Sequence {

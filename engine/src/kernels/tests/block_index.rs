@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::slice::from_ref as one;
 
+use super::paged::{Line, Paged, gather};
 use super::{Rng, close, same_bits, same_bits_everywhere};
-use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::block_index::{choose, scores};
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, ChosenBlocks, Compute, KV_PAGE,
-    KvLayout, KvRows, KvType, ValuePlace,
+    Attend, AttendVariant, BlockIndex, BlockSizes, ChosenBlocks, Compute, KvLayout, KvRows, KvType,
+    ValuePlace,
 };
 
 /// Query heads: three for each head of keys and values.
@@ -20,17 +20,11 @@ const SCALE: f32 = 0.3;
 /// Errors of sums in f32 of values below 1 over some hundred products.
 const BOUND: f64 = 2e-5;
 
-/// A cache line.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
 /// Sequences with keys, values and keys of an index, and their pages in one pool.
 struct Case {
     layout: KvLayout,
     sizes: BlockSizes,
-    lens: Vec<usize>,
-    blocks: Vec<Vec<BlockId>>,
+    sequences: Paged,
     /// Rows of all sequences, one after the other.
     q: Vec<f32>,
     k: Vec<f32>,
@@ -49,17 +43,12 @@ impl Case {
         let (n_kv_head, head_dim_k, head_dim_v, index_dim) = (KV_HEADS, 40, 24, 36);
         let layout = KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty };
         let mut rng = Rng::new(sizes.positions as u64);
-        let n: usize = lens.iter().sum();
-        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        // Pages of a sequence lie behind one another from the pool's end.
-        let mut free = (0..n_pages as u32).rev().map(BlockId);
-        let blocks =
-            lens.iter().map(|len| free.by_ref().take(len.div_ceil(KV_PAGE)).collect()).collect();
+        let sequences = Paged::new(lens);
+        let n = sequences.n_rows();
         Self {
             layout,
             sizes,
-            lens: lens.to_vec(),
-            blocks,
+            sequences,
             q: rng.values(n * HEADS * head_dim_k),
             k: rng.values(n * KV_HEADS * head_dim_k),
             v: rng.values(n * KV_HEADS * head_dim_v),
@@ -68,33 +57,13 @@ impl Case {
         }
     }
 
-    fn first_row(&self, s: usize) -> usize {
-        self.lens[..s].iter().sum()
-    }
-
     /// Full of NaN, as a recycled pool may be.
     fn pool(&self) -> Vec<Line> {
-        let n_pages: usize = self.blocks.iter().map(Vec::len).sum();
-        vec![Line([0xff; 64]); n_pages * self.layout.page_bytes() / 64]
-    }
-
-    /// The parts of rows `ranges` of the sequences, and these rows' numbers among all.
-    fn parts(&self, ranges: &[Range<usize>]) -> (Vec<AttendPart<'_>>, Vec<usize>) {
-        let (mut parts, mut rows) = (Vec::new(), Vec::new());
-        for (s, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
-            parts.push(AttendPart {
-                blocks: &self.blocks[s],
-                first_pos: range.start,
-                n_rows: range.len(),
-                first_row: rows.len(),
-            });
-            rows.extend(range.clone().map(|i| self.first_row(s) + i));
-        }
-        (parts, rows)
+        self.sequences.pool(&self.layout, 0xff)
     }
 
     fn write(&self, compute: &Compute, pool: &mut [Line], ranges: &[Range<usize>]) {
-        let (parts, rows) = self.parts(ranges);
+        let (parts, rows) = self.sequences.parts(ranges);
         let KvLayout { head_dim_k, head_dim_v, index_dim, .. } = self.layout;
         let k = gather(&self.k, KV_HEADS * head_dim_k, &rows);
         let v = gather(&self.v, KV_HEADS * head_dim_v, &rows);
@@ -110,7 +79,7 @@ impl Case {
         pool: &[Line],
         ranges: &[Range<usize>],
     ) -> Option<Vec<u32>> {
-        let (parts, rows) = self.parts(ranges);
+        let (parts, rows) = self.sequences.parts(ranges);
         let (layout, sizes, pool) = (&self.layout, self.sizes, bytemuck::cast_slice(pool));
         let q = gather(&self.index_q, KV_HEADS * layout.index_dim, &rows);
         compute.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, &q)
@@ -123,7 +92,7 @@ impl Case {
         ranges: &[Range<usize>],
         blocks: Option<&[u32]>,
     ) -> Vec<f32> {
-        let (parts, rows) = self.parts(ranges);
+        let (parts, rows) = self.sequences.parts(ranges);
         let blocks = blocks.map(|blocks| ChosenBlocks { sizes: self.sizes, blocks });
         let attend = Attend {
             layout: &self.layout,
@@ -160,13 +129,13 @@ impl Case {
 
     /// Everything in one ubatch.
     fn whole(&self, compute: &Compute) -> Vec<f32> {
-        let ranges: Vec<_> = self.lens.iter().map(|len| 0..*len).collect();
+        let ranges: Vec<_> = self.sequences.lens.iter().map(|len| 0..*len).collect();
         self.step(compute, &mut self.pool(), &ranges)
     }
 
     /// One row of [`Self::step`] against the definition.
     fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
-        let (ty, first) = (self.layout.ty, self.first_row(s));
+        let (ty, first) = (self.layout.ty, self.sequences.first_row(s));
         let KvLayout { head_dim_k: dk, head_dim_v: dv, index_dim: di, .. } = self.layout;
         let (chosen, out) = got.split_at(KV_HEADS * self.sizes.per_row);
         let row = first + i;
@@ -214,10 +183,6 @@ impl Case {
     }
 }
 
-fn gather(x: &[f32], width: usize, rows: &[usize]) -> Vec<f32> {
-    rows.iter().flat_map(|r| x[r * width..][..width].to_vec()).collect()
-}
-
 const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 
 #[test]
@@ -236,7 +201,7 @@ fn the_best_blocks_are_chosen_and_attended_to() {
             let case = Case::new(ty, sizes, &[270, 1, 64, 130]);
             let out = same_bits_everywhere("chosen blocks", |compute| case.whole(compute));
             let mut rows = out.chunks_exact(case.width());
-            for (s, len) in case.lens.iter().enumerate() {
+            for (s, len) in case.sequences.lens.iter().enumerate() {
                 (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
             }
         }
@@ -271,7 +236,9 @@ fn steps_and_neighbours_change_no_bit() {
             let mut outs = [Vec::new(), Vec::new()];
             let mut at = 0;
             for step in [1, 40, 3, 64, 42] {
-                let ranges = [0, 1].map(|s| at.min(case.lens[s])..(at + step).min(case.lens[s]));
+                let ranges = [0, 1].map(|s| {
+                    at.min(case.sequences.lens[s])..(at + step).min(case.sequences.lens[s])
+                });
                 let out = case.step(&compute, &mut pool, &ranges);
                 let (first, second) = out.split_at(ranges[0].len() * case.width());
                 outs[0].extend_from_slice(first);
@@ -322,7 +289,7 @@ fn other_pages_are_not_read() {
     let chosen = case.choose(&compute, &pool, row).unwrap();
     let before = case.attend(&compute, &pool, row, Some(&chosen));
     let page = case.layout.page_bytes() / 64;
-    for (i, block) in case.blocks[0].iter().enumerate() {
+    for (i, block) in case.sequences.blocks[0].iter().enumerate() {
         if !chosen.contains(&(i as u32)) {
             pool[block.0 as usize * page..][..page].fill(Line([0xff; 64]));
         }

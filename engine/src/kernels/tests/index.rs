@@ -1,13 +1,12 @@
 //! Choosing of positions and attention to them against f64, and bit equality over tables, threads, cuts and neighbours.
 
+use super::paged::{Line, Paged, gather};
 use super::{Rng, close, same_bits, same_bits_everywhere};
-use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::index::score;
 use crate::kernels::reference::kv::kept;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, Chosen, Compute, Index, KV_PAGE, KvLayout, KvRows, KvType,
-    ValuePlace,
+    Attend, AttendVariant, Chosen, Compute, Index, KvLayout, KvRows, KvType, ValuePlace,
 };
 
 /// Heads of the index: more than a vector has lanes, and not a multiple of them.
@@ -18,17 +17,11 @@ const SCALE: f32 = 0.3;
 /// Errors of sums in f32 of values below 1 over some hundred products.
 const BOUND: f64 = 2e-5;
 
-/// A cache line.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
 /// Sequences with keys of both kinds, and their pages in one pool.
 struct Case {
     layout: KvLayout,
     per_row: usize,
-    lens: Vec<usize>,
-    blocks: Vec<Vec<BlockId>>,
+    sequences: Paged,
     /// Rows of all sequences, one after the other.
     q: Vec<f32>,
     key: Vec<f32>,
@@ -48,17 +41,12 @@ impl Case {
             ty,
         };
         let mut rng = Rng::new(per_row as u64);
-        let n: usize = lens.iter().sum();
-        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        // Pages of a sequence lie behind one another from the pool's end.
-        let mut free = (0..n_pages as u32).rev().map(BlockId);
-        let blocks =
-            lens.iter().map(|len| free.by_ref().take(len.div_ceil(KV_PAGE)).collect()).collect();
+        let sequences = Paged::new(lens);
+        let n = sequences.n_rows();
         Self {
             layout,
             per_row,
-            lens: lens.to_vec(),
-            blocks,
+            sequences,
             q: rng.values(n * HEADS * layout.head_dim_k),
             key: rng.values(n * layout.head_dim_k),
             index_q: rng.values(n * INDEX_HEADS * layout.index_dim),
@@ -67,13 +55,8 @@ impl Case {
         }
     }
 
-    fn first_row(&self, s: usize) -> usize {
-        self.lens[..s].iter().sum()
-    }
-
     fn pool(&self) -> Vec<Line> {
-        let n_pages: usize = self.blocks.iter().map(Vec::len).sum();
-        vec![Line([0xee; 64]); n_pages * self.layout.page_bytes() / 64]
+        self.sequences.pool(&self.layout, 0xee)
     }
 
     /// What rows `ranges` of the sequences choose, and what they attend to then, after they were written.
@@ -83,19 +66,8 @@ impl Case {
         pool: &mut [Line],
         ranges: &[std::ops::Range<usize>],
     ) -> Vec<f32> {
-        let (mut parts, mut rows) = (Vec::new(), Vec::new());
-        for (s, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
-            parts.push(AttendPart {
-                blocks: &self.blocks[s],
-                first_pos: range.start,
-                n_rows: range.len(),
-                first_row: rows.len(),
-            });
-            rows.extend(range.clone().map(|i| self.first_row(s) + i));
-        }
-        let gather = |x: &[f32], width: usize| -> Vec<f32> {
-            rows.iter().flat_map(|r| x[r * width..][..width].to_vec()).collect()
-        };
+        let (parts, rows) = self.sequences.parts(ranges);
+        let gather = |x: &[f32], width: usize| gather(x, width, &rows);
         let KvLayout { head_dim_k, head_dim_v, index_dim, .. } = self.layout;
         let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
         let (key, index_key) = (gather(&self.key, head_dim_k), gather(&self.index_key, index_dim));
@@ -127,14 +99,14 @@ impl Case {
 
     /// Everything in one ubatch.
     fn whole(&self, compute: &Compute) -> Vec<f32> {
-        let ranges: Vec<_> = self.lens.iter().map(|len| 0..*len).collect();
+        let ranges: Vec<_> = self.sequences.lens.iter().map(|len| 0..*len).collect();
         self.step(compute, &mut self.pool(), &ranges)
     }
 
     /// The row's positions are good, and the attention to them is that of f64.
     fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
         let KvLayout { head_dim_k: dk, head_dim_v: dv, index_dim: di, ty, .. } = self.layout;
-        let (first, row) = (self.first_row(s), self.first_row(s) + i);
+        let (first, row) = (self.sequences.first_row(s), self.sequences.first_row(s) + i);
         let (positions, out) = got.split_at(self.per_row);
         let chosen: Vec<usize> = match i < self.per_row {
             true => {
@@ -179,7 +151,7 @@ fn the_best_positions_are_chosen_and_attended_to() {
             let case = Case::new(ty, per_row, &[150, 1, 64, 101]);
             let out = same_bits_everywhere("chosen positions", |compute| case.whole(compute));
             let mut rows = out.chunks_exact(per_row + HEADS * case.layout.head_dim_v);
-            for (s, len) in case.lens.iter().enumerate() {
+            for (s, len) in case.sequences.lens.iter().enumerate() {
                 (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
             }
         }
@@ -197,7 +169,8 @@ fn steps_and_neighbours_change_no_bit() {
         let mut outs = [Vec::new(), Vec::new()];
         let mut at = 0;
         for step in [1, 40, 3, 64, 42] {
-            let ranges = [0, 1].map(|s| at.min(case.lens[s])..(at + step).min(case.lens[s]));
+            let ranges = [0, 1]
+                .map(|s| at.min(case.sequences.lens[s])..(at + step).min(case.sequences.lens[s]));
             let out = case.step(&compute, &mut pool, &ranges);
             let (first, second) = out.split_at(ranges[0].len() * width);
             outs[0].extend_from_slice(first);

@@ -15,6 +15,7 @@ mod lanes;
 mod mamba;
 mod matmul;
 mod ops;
+mod paged;
 mod ssd;
 mod wkv6;
 mod wkv7;
