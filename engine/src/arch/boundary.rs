@@ -2,6 +2,7 @@
 //! cut reads.
 
 use super::{Beside, BlockKind, BoundarySpec, ChosenBy, KvFrom, ModelSpec};
+use crate::kernels::PoolSizes;
 
 impl ModelSpec {
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
@@ -12,7 +13,7 @@ impl ModelSpec {
         match self.skeleton.beside {
             Beside::Nothing => {}
             Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
-            Beside::Chosen => widths.extend(chosen),
+            Beside::Chosen => widths.extend(chosen.map(|sizes| sizes.per_row)),
             Beside::ForLayers { row, lent, streams } => {
                 widths.push((self.n_layer() - cut) * row);
                 widths.extend((0..lent).flat_map(|pair| self.lent_across(cut, pair)));
@@ -22,15 +23,15 @@ impl ModelSpec {
         BoundarySpec { widths, exact: chosen.is_some() }
     }
 
-    /// How many positions of each row a layer is told that the index of a layer before it chose; `None`: it is told of
-    /// none.
-    pub fn chosen_before(&self, layer: usize) -> Option<usize> {
-        self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
-            BlockKind::Mla(mla) => {
-                mla.chosen.filter(|c| c.by == ChosenBy::Before).map(|c| c.per_row)
-            }
+    /// What is chosen of each row by the index of a layer before `layer` for the layers from there on; `None`: the first of
+    /// them that attends to some positions only has an index, or there is none.
+    pub fn chosen_before(&self, layer: usize) -> Option<PoolSizes> {
+        let mut blocks = self.layers[layer..].iter().flat_map(|layer| &layer.blocks);
+        let first = blocks.find_map(|block| match &block.kind {
+            BlockKind::Mla(mla) => mla.chosen,
             _ => None,
-        })
+        });
+        first.filter(|chosen| chosen.by == ChosenBy::Before).map(|chosen| chosen.sizes)
     }
 
     /// Widths of the keys and the values of a pair that cross the cut before layer `cut`: none where they are made behind

@@ -9,10 +9,12 @@ use super::{
     Router, Skeleton, deepseek2,
 };
 use crate::error::ModelError;
-use crate::kernels::RopeLayout;
+use crate::kernels::{PoolSizes, RopeLayout};
 
 /// Epsilon of the norm of an index's keys, which files do not name.
 const KEY_NORM_EPS: f32 = 1e-6;
+/// Most positions of a row that are believed; models have two thousand.
+const MOST_PER_ROW: usize = 1 << 16;
 /// Context from which on a glm-dsa shares positions, if its file does not say which layers have an index.
 const SHARES_FROM: u32 = 1 << 20;
 
@@ -32,7 +34,10 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let chosen = |il: usize, mla: &MlaSpec| {
         Ok(Some(match has_index[il] {
             true => sizes.own(hp, (il, mla), Rotation::Model, shared)?,
-            false => ChosenSpec { per_row: sizes.per_row, by: ChosenBy::Before, place: 0 },
+            false => {
+                let sizes = PoolSizes::single(sizes.per_row);
+                ChosenSpec { sizes, by: ChosenBy::Before, place: 0 }
+            }
         }))
     };
     let spec = deepseek2::describe_with(hp, Router::Sigmoid, chosen)?;
@@ -54,10 +59,15 @@ impl Sizes {
             0 => Err(hp.bad(key, "must be positive")),
             n => Ok(n as usize),
         };
+        const TOP_K: &str = "attention.indexer.top_k";
+        let per_row = size(TOP_K)?;
+        if per_row > MOST_PER_ROW {
+            return Err(hp.bad(TOP_K, &format!("is {per_row}, must be at most {MOST_PER_ROW}")));
+        }
         Ok(Self {
             n_head: size("attention.indexer.head_count")?,
             head_dim: size("attention.indexer.key_length")?,
-            per_row: size("attention.indexer.top_k")?,
+            per_row,
         })
     }
 
@@ -81,7 +91,8 @@ impl Sizes {
         }
         let (rotates_last, halves, eps) = (false, false, KEY_NORM_EPS);
         let index = IndexSpec { n_head, head_dim, rotation, rotates_last, halves, eps, shared };
-        Ok(ChosenSpec { per_row, by: ChosenBy::Index(index), place: 0 })
+        let sizes = PoolSizes::single(per_row);
+        Ok(ChosenSpec { sizes, by: ChosenBy::Index(index), place: 0 })
     }
 }
 

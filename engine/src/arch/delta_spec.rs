@@ -12,8 +12,10 @@ pub struct KdaSpec {
     pub head_dim: usize,
     /// Taps of the convolutions.
     pub conv_taps: usize,
-    /// Epsilon of its norms.
+    /// Epsilon of the norm of what heads give.
     pub eps: f32,
+    /// Epsilon of the norms that make queries and keys as long as 1.
+    pub unit_eps: f32,
     /// Least log decay of a step, below 0. The log decay is then this bound times a sigmoid of the forget
     /// gate. `None`: it is a softplus of the forget gate, without bound.
     pub decay_bound: Option<f32>,
@@ -83,6 +85,7 @@ mod tests {
             head_dim: 128,
             conv_taps: 4,
             eps: 1e-5,
+            unit_eps: 1e-5,
             decay_bound: None,
             gates: KdaGates::LowRank,
         };

@@ -10,7 +10,7 @@ use super::{
     mla,
 };
 use crate::error::ModelError;
-use crate::kernels::{GateBound, RopeLayout};
+use crate::kernels::{GateBound, PoolSizes, RopeLayout};
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
@@ -96,8 +96,8 @@ impl Indexes {
     fn chosen(&self, hp: &Hparams<'_>, il: usize, mla: &MlaSpec) -> Result<ChosenSpec, ModelError> {
         let Self { sizes, place, eps, .. } = self;
         if !self.has[il] {
-            let (per_row, by) = (sizes.per_row, ChosenBy::Before);
-            return Ok(ChosenSpec { per_row, by, place: *place });
+            let (sizes, by) = (PoolSizes::single(sizes.per_row), ChosenBy::Before);
+            return Ok(ChosenSpec { sizes, by, place: *place });
         }
         let own = sizes.own(hp, (il, mla), Rotation::Model, self.shares())?;
         let by = match own.by {

@@ -72,7 +72,7 @@ fn bounded_gate(hp: &Hparams<'_>) -> Result<Activation, ModelError> {
     Ok(Activation::BoundedSilu(GateBounds { gate, linear: (linear > 0.0).then_some(linear) }))
 }
 
-fn kda(hp: &Hparams<'_>, n_head: usize, eps: f32) -> Result<KdaSpec, ModelError> {
+pub(super) fn kda(hp: &Hparams<'_>, n_head: usize, eps: f32) -> Result<KdaSpec, ModelError> {
     let head_dim = hp.need_u32("kda.head_dim")? as usize;
     if n_head == 0 || head_dim == 0 {
         return Err(hp.bad("kda.head_dim", "there must be heads, and none may be empty"));
@@ -86,6 +86,7 @@ fn kda(hp: &Hparams<'_>, n_head: usize, eps: f32) -> Result<KdaSpec, ModelError>
         head_dim,
         conv_taps: hp.conv_taps("ssm.conv_kernel")?,
         eps,
+        unit_eps: eps,
         decay_bound: bound,
         gates: KdaGates::FullOutput,
     })

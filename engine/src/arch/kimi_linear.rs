@@ -42,6 +42,7 @@ pub(super) fn kda(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<KdaSpec, Mode
         head_dim,
         conv_taps: hp.conv_taps("ssm.conv_kernel")?,
         eps,
+        unit_eps: eps,
         decay_bound: None,
         gates: KdaGates::LowRank,
     })

@@ -10,7 +10,7 @@ use super::{
     TimeMix6Spec, TimeMixSpec,
 };
 use crate::error::ModelError;
-use crate::kernels::{MambaScan, SsdShape, Window};
+use crate::kernels::{MambaScan, PoolSizes, SsdShape, Window};
 use crate::state::{Prefixes, StateSpec};
 
 /// A model as data: sizes, layers, and what surrounds them.
@@ -395,10 +395,13 @@ impl MlaSpec {
         self.kv_rank + self.n_pe
     }
 
-    /// Width of the index's key that is remembered of a position; 0: the block has no index.
+    /// Width of what is remembered of a position for the index: its key, and a gate where keys are pooled; 0: the block has
+    /// no index.
     pub fn index_dim(&self) -> usize {
         match self.chosen {
-            Some(ChosenSpec { by: ChosenBy::Index(index), .. }) => index.head_dim,
+            Some(ChosenSpec { by: ChosenBy::Index(index), sizes, .. }) => {
+                sizes.kept_of(index.head_dim)
+            }
             _ => 0,
         }
     }
@@ -416,11 +419,11 @@ pub enum MlaGate {
 /// Sparse attention: a row attends to some of the positions before it (DeepSeek-V3.2, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChosenSpec {
-    /// Positions of a row at most.
-    pub per_row: usize,
+    /// How many positions, one by one or in pools.
+    pub sizes: PoolSizes,
     /// Who chooses them.
     pub by: ChosenBy,
-    /// Which of the tensors beside the stream has positions that several blocks attend to.
+    /// Which of the tensors beside the stream has positions, or pools, that several blocks attend to.
     pub place: usize,
 }
 

@@ -1,19 +1,20 @@
 //! The index of sparse attention (DeepSeek-V3.2, section 2.1) as weights: it makes a few narrow queries and one narrow key
-//! of each row, and chooses the positions that the block attends to.
+//! of each row, and chooses the positions that the block attends to. In GLM-5.3 it chooses pools of positions, whose keys it
+//! makes of those of their positions.
 
 use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{ChosenSpec, IndexSpec, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{HeadColumns, RopeTable};
+use crate::kernels::{HeadColumns, PoolSizes, Pooling, RopeTable};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
 /// Weights of a block's index.
 pub(super) struct Index {
     spec: IndexSpec,
-    /// Positions of a row at most.
-    per_row: usize,
+    /// What is chosen for a row.
+    sizes: PoolSizes,
     /// Which of the tensors beside the stream has them, if other blocks attend to them as well.
     place: usize,
     /// Elements of a query or key that are rotated.
@@ -26,11 +27,21 @@ pub(super) struct Index {
     key_norm: [Vec<f32>; 2],
     /// From the block's input, `[n_head, n_embd]`.
     pub(super) weights: Linear,
+    /// Where keys are pooled.
+    pub(super) gates: Option<Gates>,
+}
+
+/// What weighs the keys of a pool's positions.
+pub(super) struct Gates {
+    /// From the block's input, `[head_dim, n_embd]`.
+    pub(super) matrix: Linear,
+    /// For each position of a pool, `[positions, head_dim]`.
+    bias: Vec<f32>,
 }
 
 impl Index {
-    /// Loads `<stem>.indexer.attn_q_b`, `attn_k`, `k_norm` with its bias, and `proj`. `n_pe` elements of a head are
-    /// rotated.
+    /// Loads `<stem>.indexer.attn_q_b`, `attn_k`, `k_norm` with its bias, and `proj`; where it chooses pools, also
+    /// `<stem>.indexer_compressor_gate` and `indexer_compressor_ape`. `n_pe` elements of a head are rotated.
     pub(super) fn load(
         (spec, chosen, n_pe): (IndexSpec, &ChosenSpec, usize),
         stem: &str,
@@ -42,7 +53,16 @@ impl Index {
         let matrix = |loader: &mut WeightLoader<'_>, part, rows, cols| {
             Linear::matrix(loader, &format!("{}.weight", name(part)), rows, cols)
         };
+        let gates = match chosen.sizes.positions {
+            1 => None,
+            n => {
+                let name = |part: &str| format!("{stem}.indexer_compressor_{part}.weight");
+                let matrix = Linear::matrix(loader, &name("gate"), dim, n_embd)?;
+                Some(Gates { matrix, bias: loader.values(&name("ape"), &[dim, n])? })
+            }
+        };
         Ok(Self {
+            gates,
             query: matrix(loader, "attn_q_b", n_head * dim, q_rank)?,
             key: matrix(loader, "attn_k", dim, n_embd)?,
             key_norm: [
@@ -51,22 +71,39 @@ impl Index {
             ],
             weights: matrix(loader, "proj", n_head, n_embd)?,
             spec,
-            per_row: chosen.per_row,
+            sizes: chosen.sizes,
             place: chosen.place,
             n_pe,
         })
     }
 
-    /// Makes keys `[n, head_dim]` of the projected rows, in place.
-    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut [f32]) {
+    /// Makes keys `[n, head_dim]` of the projected rows, in place; where keys are pooled, the rows' gates come to stand
+    /// behind them, `[n, 2 * head_dim]`.
+    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut Vec<f32>, gates: &[f32]) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
         cx.compute.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
+        if self.gates.is_some() {
+            let mut both = cx.scratch.take(keys.len() + gates.len());
+            for (part, first) in [(&keys[..], 0), (gates, head_dim)] {
+                let columns = HeadColumns { stride: 2 * head_dim, first, width: head_dim };
+                cx.compute.heads_together(part, 1, columns, &mut both);
+            }
+            cx.scratch.give_all([std::mem::replace(keys, both)]);
+        }
     }
 
-    /// The positions of each row, `[n, per_row]`, in a borrowed buffer. `q` is `[n, n_head * head_dim]` as projected,
-    /// `weights` is `[n, n_head]`; keys of the rows are in their pages. What other blocks attend to as well goes along
-    /// beside the rows.
+    /// Makes the keys of pools that the rows complete. Keys and gates of the rows are in their pages.
+    pub(super) fn pool_keys(&self, cx: &BlockCx<'_>, kv: &mut KvCache) {
+        if let Some(gates) = &self.gates {
+            let pooling = Pooling { positions: self.sizes.positions, bias: &gates.bias };
+            kv.pool_keys((cx.compute, cx.parts, cx.sequences), pooling);
+        }
+    }
+
+    /// The positions or pools of each row, `[n, per_row]`, in a borrowed buffer. `q` is `[n, n_head * head_dim]` as
+    /// projected, `weights` is `[n, n_head]`; keys of the rows are in their pages. What other blocks attend to as well goes
+    /// along beside the rows.
     pub(super) fn choose(
         &self,
         cx: &mut BlockCx<'_>,
@@ -76,13 +113,13 @@ impl Index {
     ) -> Vec<f32> {
         self.rotate(cx, q);
         let n_rows = weights.len() / self.spec.n_head;
-        let mut positions = cx.scratch.take(n_rows * self.per_row);
-        kv.choose((cx.compute, cx.parts, cx.sequences), self.per_row, (q, weights), &mut positions);
+        let mut chosen = cx.scratch.take(n_rows * self.sizes.per_row);
+        kv.choose((cx.compute, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
         if self.spec.shared {
             cx.beside.truncate(self.place);
-            cx.beside.push(positions.clone());
+            cx.beside.push(chosen.clone());
         }
-        positions
+        chosen
     }
 
     /// Rotates the first or the last elements of each head, in place.
@@ -124,8 +161,15 @@ impl Index {
         cx.scratch.give_all([row]);
     }
 
+    /// The matrices that multiply the block's input.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Linear> {
+        [&self.key, &self.weights].into_iter().chain(self.gates.iter().map(|gates| &gates.matrix))
+    }
+
     /// Bytes of all matrices.
     pub(super) fn nbytes(&self) -> usize {
-        [&self.query, &self.key, &self.weights].map(Linear::nbytes).iter().sum()
+        let gates = self.gates.iter().map(|gates| &gates.matrix);
+        let matrices = [&self.query, &self.key, &self.weights].into_iter().chain(gates);
+        matrices.map(Linear::nbytes).sum()
     }
 }

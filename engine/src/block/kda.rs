@@ -13,6 +13,7 @@ use crate::weights::WeightLoader;
 pub struct Kda {
     shape: DeltaShape,
     eps: f32,
+    unit_eps: f32,
     /// To queries, keys and values, `[inner, n_embd]` each.
     qkv: [Linear; 3],
     /// Their convolutions.
@@ -110,6 +111,7 @@ impl Kda {
         Ok(Self {
             shape: spec.shape(),
             eps: spec.eps,
+            unit_eps: spec.unit_eps,
             qkv,
             convs,
             forget,
@@ -182,7 +184,7 @@ impl Kda {
             first += conv.state_len();
         }
         for x in &mut out[..2] {
-            cx.compute.l2_norm(x, self.shape.d_k, self.eps);
+            cx.compute.l2_norm(x, self.shape.d_k, self.unit_eps);
         }
         out
     }

@@ -9,7 +9,8 @@
 //!
 //! So each head attends with the query `[W_k[h]ᵀ q_nope | q_pe]` to the one key `[c | k_pe]`, whose first
 //! part is also the value. A page holds keys only. `c` is normed, and the pe parts are rotated where the
-//! model rotates. In some models an [`Index`] chooses the positions that a row attends to; then a page has its keys too.
+//! model rotates; in some models there are none. In some an [`Index`] chooses the positions that a row attends to; then a
+//! page has its keys too.
 
 use super::BlockCx;
 use super::index::Index;
@@ -52,8 +53,8 @@ struct Projected {
     key: Vec<f32>,
     /// `[n, n_head * head_dim_v]` or `[n, n_head]`, empty without a gate.
     gate: Vec<f32>,
-    /// Queries, keys and weights of the index, empty without one.
-    index: [Vec<f32>; 3],
+    /// Queries, keys, weights and gates of the index, empty without one or without gates.
+    index: [Vec<f32>; 4],
 }
 
 /// How queries are made.
@@ -141,11 +142,11 @@ impl Mla {
         out: &mut [f32],
     ) {
         let (n, spec) = (x.n_rows(), &self.spec);
-        let Projected { q, mut key, mut gate, index: [mut index_q, mut index_key, weights] } =
-            self.project(cx, x);
+        let Projected { q, mut key, mut gate, index } = self.project(cx, x);
+        let [mut index_q, mut index_key, weights, gates] = index;
         self.finish_keys(cx, n, &mut key);
         if let Some(index) = &self.index {
-            index.finish_keys(cx, &mut index_key);
+            index.finish_keys(cx, &mut index_key, &gates);
         }
         let mut q_hat = self.absorb(cx, n, &q);
         if let Some(temperature) = spec.temperature {
@@ -155,6 +156,9 @@ impl Mla {
         let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
         let rows = KvRows { k: &key, v: &[], index: &index_key };
         kv.append(cx.compute, cx.parts, cx.sequences, &rows);
+        if let Some(index) = &self.index {
+            index.pool_keys(cx, kv);
+        }
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
         self.attend(cx, kv, own.as_deref(), &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
@@ -167,7 +171,8 @@ impl Mla {
             None => {}
         }
         self.output.forward(cx, &heads, out);
-        cx.scratch.give_all([q, key, gate, index_q, index_key, weights, q_hat, latent, heads]);
+        cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
+        cx.scratch.give_all([index_q, index_key, weights, gates]);
         if let Some(own) = own {
             cx.scratch.give_all([own]);
         }
@@ -183,10 +188,13 @@ impl Mla {
         let mut index_q = take(index.map(|index| &index.query));
         let mut index_key = take(index.map(|index| &index.key));
         let mut weights = take(index.map(|index| &index.weights));
+        let gate_matrix = index.and_then(|index| index.gates.as_ref()).map(|gates| &gates.matrix);
+        let mut gates = take(gate_matrix);
         let mut jobs = vec![self.query.input().job(x, &mut q), self.kv_a.job(x, &mut key)];
         jobs.extend(self.gate.as_ref().map(|w| w.job(x, &mut gate)));
         jobs.extend(index.map(|index| index.key.job(x, &mut index_key)));
         jobs.extend(index.map(|index| index.weights.job(x, &mut weights)));
+        jobs.extend(gate_matrix.map(|w| w.job(x, &mut gates)));
         cx.project(&mut jobs);
         drop(jobs);
         if let Query::LowRank { norm, b, .. } = &self.query {
@@ -202,7 +210,7 @@ impl Mla {
             drop(narrow);
             cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
         }
-        Projected { q, key, gate, index: [index_q, index_key, weights] }
+        Projected { q, key, gate, index: [index_q, index_key, weights, gates] }
     }
 
     /// Attention of queries `[n, n_head, kv_rank + n_pe]` to all positions before their rows, to those that the block's
@@ -219,14 +227,14 @@ impl Mla {
         let sinks = self.sinks.as_deref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
         let variant = (spec.scale, variant);
-        let Some(ChosenSpec { per_row, place, .. }) = spec.chosen else {
+        let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
             return kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, latent);
         };
         let n = latent.len() / (spec.n_head * spec.kv_rank);
-        let mut room = cx.scratch.take(Chosen::room_len(kv.layout(), per_row, n));
-        let positions = own.unwrap_or_else(|| &cx.beside[place]);
+        let mut room = cx.scratch.take(Chosen::room_len(kv.layout(), sizes, n));
+        let pools = own.unwrap_or_else(|| &cx.beside[place]);
         let of = (cx.compute, cx.parts, cx.sequences);
-        kv.attend_chosen(of, variant, Chosen { per_row, positions }, &mut room, (q_hat, latent));
+        kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, latent));
         cx.scratch.give_all([room]);
     }
 
@@ -238,6 +246,10 @@ impl Mla {
         cx.compute.heads_apart(key, 1, compressed, &mut c);
         cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
         cx.compute.heads_together(&c, 1, compressed, key);
+        cx.scratch.give_all([c]);
+        if spec.n_pe == 0 {
+            return;
+        }
         let rotated = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
         let mut pe = cx.scratch.take(n * spec.n_pe);
         cx.compute.heads_apart(key, 1, rotated, &mut pe);
@@ -246,7 +258,7 @@ impl Mla {
         }
         self.rotate(cx, &mut pe);
         cx.compute.heads_together(&pe, 1, rotated, key);
-        cx.scratch.give_all([c, pe]);
+        cx.scratch.give_all([pe]);
     }
 
     /// From `q[n, n_head, n_nope + n_pe]` the queries `[n, n_head, kv_rank + n_pe]`.
@@ -258,6 +270,13 @@ impl Mla {
         cx.compute.heads_apart(q, heads, columns, &mut nope);
         let mut absorbed = cx.scratch.take(n * heads * spec.kv_rank);
         per_head(cx, &self.k_b, &nope, &mut absorbed);
+        if spec.n_pe == 0 {
+            let mut q_hat = cx.scratch.take(absorbed.len());
+            let columns = HeadColumns { stride, first: 0, width: stride };
+            cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
+            cx.scratch.give_all([nope, absorbed]);
+            return q_hat;
+        }
         // Rotated row by row: heads need not be apart.
         let mut pe = cx.scratch.take(n * heads * spec.n_pe);
         let columns = HeadColumns { stride: q_stride, first: spec.n_nope, width: spec.n_pe };
@@ -301,7 +320,7 @@ impl Mla {
     /// The matrices that multiply the block's input.
     pub fn inputs(&self) -> Vec<&PackedMatrix> {
         let inputs = [self.query.input(), &self.kv_a].into_iter().chain(&self.gate);
-        let inputs = inputs.chain(self.index.iter().flat_map(|index| [&index.key, &index.weights]));
+        let inputs = inputs.chain(self.index.iter().flat_map(Index::inputs));
         inputs.map(|w| &w.weight).collect()
     }
 

@@ -4,6 +4,7 @@
 use super::KV_PAGE;
 use super::attention::{Attend, AttendPart};
 use super::compute::Compute;
+use super::index::{FarRow, PoolSizes, far_rows};
 use super::kv::{KvLayout, ValuePlace};
 use super::ops::Rows;
 use crate::batch::BlockId;
@@ -12,9 +13,9 @@ use crate::batch::BlockId;
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen<'a> {
     /// So many for each row that sees more; others attend to all they see.
-    pub per_row: usize,
-    /// `[n_rows, per_row]`: the positions, ascending, as whole numbers.
-    pub positions: &'a [f32],
+    pub sizes: PoolSizes,
+    /// `[n_rows, per_row]`: the pools, ascending, as whole numbers. Where a pool is one position, these are positions.
+    pub pools: &'a [f32],
 }
 
 /// Rows whose keys are copied at once.
@@ -23,9 +24,15 @@ const ROWS_AT_ONCE: usize = 8;
 const LINE: usize = 64;
 
 impl Chosen<'_> {
+    /// The positions that a row attends to, ascending.
+    fn of_row(&self, far: &FarRow<'_>) -> impl Iterator<Item = usize> {
+        let n = self.sizes.per_row;
+        self.sizes.attended(&self.pools[far.row * n..][..n], far.pos)
+    }
+
     /// Values of the room for copied keys that [`Compute::attend_chosen`] needs for so many rows.
-    pub fn room_len(layout: &KvLayout, per_row: usize, n_rows: usize) -> usize {
-        let pages = per_row.div_ceil(KV_PAGE) * n_rows.min(ROWS_AT_ONCE);
+    pub fn room_len(layout: &KvLayout, sizes: PoolSizes, n_rows: usize) -> usize {
+        let pages = sizes.width().div_ceil(KV_PAGE) * n_rows.min(ROWS_AT_ONCE);
         (pages * copied(layout).page_bytes() + LINE).div_ceil(size_of::<f32>())
     }
 }
@@ -34,7 +41,7 @@ impl Compute {
     /// [`Compute::attend`] to the chosen positions. `room` has [`Chosen::room_len`] values; what is in it does not matter.
     ///
     /// # Panics
-    /// As [`Compute::attend`]; if values are not in the keys, the variant is not the plain one, positions are not as many
+    /// As [`Compute::attend`]; if values are not in the keys, the variant is not the plain one, pools are not as many
     /// as they should be or not before their rows, or the room is too small.
     pub fn attend_chosen(
         &self,
@@ -45,7 +52,7 @@ impl Compute {
         out: &mut [f32],
     ) {
         assert_eq!(attend.layout.values, ValuePlace::InKeys, "attend_chosen: values apart");
-        let n = chosen.per_row;
+        let n = chosen.sizes.width();
         let near: Vec<AttendPart<'_>> = attend
             .parts
             .iter()
@@ -54,11 +61,8 @@ impl Compute {
         if near.iter().any(|part| part.n_rows > 0) {
             self.attend(&Attend { parts: &near, ..*attend }, q, out);
         }
-        let far: Vec<(usize, &AttendPart<'_>)> = attend
-            .parts
-            .iter()
-            .flat_map(|part| (part.n_near(n)..part.n_rows).map(move |i| (part.first_row + i, part)))
-            .collect();
+        let far: Vec<FarRow<'_>> =
+            attend.parts.iter().flat_map(|part| far_rows(part, chosen.sizes)).collect();
         let layout = copied(attend.layout);
         let pages = n.div_ceil(KV_PAGE);
         let blocks: Vec<BlockId> = (0..(pages * ROWS_AT_ONCE) as u32).map(BlockId).collect();
@@ -70,11 +74,11 @@ impl Compute {
             let parts: Vec<AttendPart<'_>> = rows
                 .iter()
                 .zip(blocks.chunks_exact(pages))
-                .map(|((row, _), blocks)| AttendPart {
+                .map(|(far, blocks)| AttendPart {
                     blocks,
-                    first_pos: n - 1,
+                    first_pos: chosen.sizes.n_attended(far.pos) - 1,
                     n_rows: 1,
-                    first_row: *row,
+                    first_row: far.row,
                 })
                 .collect();
             self.attend(&Attend { layout: &layout, pool, parts: &parts, ..*attend }, q, out);
@@ -86,20 +90,17 @@ impl Compute {
         &self,
         attend: &Attend<'_>,
         chosen: &Chosen<'_>,
-        rows: &[(usize, &AttendPart<'_>)],
+        rows: &[FarRow<'_>],
         pool: &mut [u8],
     ) {
         let (from, to) = (attend.layout, copied(attend.layout));
         let (page_bytes, of_row) = (to.page_bytes(), pool.len() / rows.len());
         let pages_of_rows = Rows::new(pool, of_row);
         self.pool().run(rows.len(), &|i, _| {
-            let (row, part) = rows[i];
             // SAFETY: the pool hands out each row once.
             let pages = unsafe { pages_of_rows.rows(i..i + 1) };
-            let positions = &chosen.positions[row * chosen.per_row..][..chosen.per_row];
-            for (at, pos) in positions.iter().enumerate() {
-                let pos = *pos as usize;
-                let block = part.blocks[pos / KV_PAGE].0 as usize;
+            for (at, pos) in chosen.of_row(&rows[i]).enumerate() {
+                let block = rows[i].blocks[pos / KV_PAGE].0 as usize;
                 let page = &mut pages[at / KV_PAGE * page_bytes..][..page_bytes];
                 let (from_page, at) = (from.head(attend.pool, block, 0), at % KV_PAGE);
                 copy_key((from, from_page, pos % KV_PAGE), (&to, page, at));

@@ -3,8 +3,10 @@
 //!
 //! A score is a sum over the index's heads, each in the order of its elements, so that no bit of it depends on how rows
 //! and pages are spread over threads. Of positions with the same score the earlier ones are chosen.
-
-use std::ops::Range;
+//!
+//! In some models it scores pools of consecutive positions instead, which lie side by side from position 0. The last
+//! position of a pool has the pool's key in its page ([`Compute::pool_keys`]). A row sees the pools that end at its own
+//! position or before it; to the positions behind the last of them it attends in any case.
 
 use super::KV_PAGE;
 use super::attention::AttendPart;
@@ -14,6 +16,60 @@ use super::ops::Rows;
 use super::scan::check_disjoint_rows;
 use super::simd::LANES;
 use crate::batch::BlockId;
+
+/// How many positions a row attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSizes {
+    /// Positions of a pool; 1: each position is chosen by itself.
+    pub positions: usize,
+    /// Pools that a row attends to at most.
+    pub per_row: usize,
+}
+
+impl PoolSizes {
+    /// Positions that are chosen one by one, so many for a row.
+    pub fn single(per_row: usize) -> Self {
+        Self { positions: 1, per_row }
+    }
+
+    /// Most positions that a row attends to: its pools, and those behind the last pool that it sees. A row that sees no
+    /// more attends to all.
+    pub fn width(&self) -> usize {
+        self.positions.saturating_mul(self.per_row).saturating_add(self.positions - 1)
+    }
+
+    /// Pools that a row at `pos` sees, all positions of each.
+    pub fn n_seen(&self, pos: usize) -> usize {
+        (pos + 1) / self.positions
+    }
+
+    /// Values that a position leaves in its page for an index with keys of `dim` elements: its key, and for pools its gate
+    /// behind that.
+    pub fn kept_of(&self, dim: usize) -> usize {
+        if self.positions == 1 { dim } else { 2 * dim }
+    }
+
+    /// Elements of a key where a position leaves `kept` values.
+    pub fn key_dim(&self, kept: usize) -> usize {
+        if self.positions == 1 { kept } else { kept / 2 }
+    }
+
+    /// Positions that a row at `pos` attends to which sees more.
+    pub(super) fn n_attended(&self, pos: usize) -> usize {
+        self.per_row * self.positions + (pos + 1) % self.positions
+    }
+
+    /// The positions that a row at `pos` attends to, ascending, given its pools.
+    pub(super) fn attended<'a>(
+        self,
+        pools: &'a [f32],
+        pos: usize,
+    ) -> impl Iterator<Item = usize> + use<'a> {
+        let n = self.positions;
+        let behind = self.n_seen(pos) * n..pos + 1;
+        pools.iter().flat_map(move |pool| (0..n).map(move |i| *pool as usize * n + i)).chain(behind)
+    }
+}
 
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy, Debug)]
@@ -26,60 +82,79 @@ pub struct Index<'a> {
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index; they share its keys.
     pub n_head: usize,
-    /// Positions that a row attends to at most.
-    pub per_row: usize,
+    /// What is chosen.
+    pub sizes: PoolSizes,
 }
 
 /// Rows whose scores are kept at once.
 const ROWS_AT_ONCE: usize = 16;
-/// Pages that a thread scores in one go.
+/// Pages that a thread scores in one go, about.
 const SPAN_PAGES: usize = 16;
 
-/// A row that sees more positions than it attends to.
-struct FarRow<'a> {
-    row: usize,
-    pos: usize,
-    blocks: &'a [BlockId],
+/// A row that sees more than it attends to.
+pub(super) struct FarRow<'a> {
+    pub(super) row: usize,
+    pub(super) pos: usize,
+    pub(super) blocks: &'a [BlockId],
 }
 
-/// The scores of one row at the positions of some pages.
+/// The scores of some pools for one row.
 pub(super) struct IndexTile<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) pool: &'a [u8],
     pub(super) blocks: &'a [BlockId],
-    pub(super) pages: Range<usize>,
-    /// The row's queries with heads side by side, `[index_dim][n_vectors]`.
+    /// The first pool.
+    pub(super) first: usize,
+    /// Positions of a pool.
+    pub(super) positions: usize,
+    /// The row's queries with heads side by side, `[dim][n_vectors]`.
     pub(super) columns: &'a [[f32; LANES]],
     /// The weight of each head, `[n_vectors]`; that of a head which is not there is zero.
     pub(super) weights: &'a [[f32; LANES]],
-    /// One for each position from the first page on that is scored.
+    /// One for each pool that is scored.
     pub(super) out: &'a mut [f32],
 }
 
+impl IndexTile<'_> {
+    /// The position that has a pool's key: its last.
+    #[inline(always)]
+    pub(super) fn key_of(&self, pool: usize) -> usize {
+        (pool + 1) * self.positions - 1
+    }
+
+    /// How many of the pools from `pool` on have their keys in the same page.
+    #[inline(always)]
+    pub(super) fn n_in_page(&self, pool: usize) -> usize {
+        (self.key_of(pool) / KV_PAGE + 1) * KV_PAGE / self.positions - pool
+    }
+}
+
 impl Compute {
-    /// The positions that each row attends to, ascending, as whole numbers in `out` `[n_rows, per_row]`: those with the
-    /// greatest `Σ_h weights[h] * max(q[h] · key, 0)`. Where a row sees no more than `per_row` positions, it attends to
-    /// all of them, and its row of `out` is zeros.
+    /// The pools that each row attends to, ascending, as whole numbers in `out` `[n_rows, per_row]`: those with the
+    /// greatest `Σ_h weights[h] * max(q[h] · key, 0)`. Where a row sees no more than `per_row` pools, it attends to
+    /// all positions, and its row of `out` is zeros.
     ///
-    /// `q` is `[n_rows, n_head * index_dim]`, `weights` is `[n_rows, n_head]`, rows as the parts number them. Keys of the
-    /// rows themselves must be in their pages.
+    /// `q` is `[n_rows, n_head * dim]`, `weights` is `[n_rows, n_head]`, rows as the parts number them. Keys of the
+    /// rows themselves, and those of pools that they complete, must be in their pages.
     ///
     /// # Panics
     /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie outside its
     /// blocks or the pool.
     pub fn choose(&self, index: &Index<'_>, q: &[f32], weights: &[f32], out: &mut [f32]) {
-        let (n_head, dim) = (index.n_head, index.layout.index_dim);
-        assert!(n_head > 0 && dim > 0 && index.per_row > 0, "choose: an index without sizes");
+        let (n_head, dim, PoolSizes { positions, per_row }) =
+            (index.n_head, index.key_dim(), index.sizes);
+        let has_sizes = [n_head, dim, positions, per_row].iter().all(|size| *size > 0);
+        assert!(has_sizes, "choose: an index without sizes");
         let n_rows = weights.len() / n_head;
         assert_eq!(weights.len(), n_rows * n_head, "choose: weights");
         assert_eq!(q.len(), n_rows * n_head * dim, "choose: length of q");
-        assert_eq!(out.len(), n_rows * index.per_row, "choose: length of out");
+        assert_eq!(out.len(), n_rows * per_row, "choose: length of out");
         let rows = index.parts.iter().map(|part| (part.first_row, part.n_rows));
         check_disjoint_rows(rows, n_rows, "choose");
         out.fill(0.0);
         let far: Vec<FarRow<'_>> =
-            index.parts.iter().flat_map(|part| far_rows(part, index.per_row)).collect();
-        let out = Rows::new(out, index.per_row);
+            index.parts.iter().flat_map(|part| far_rows(part, index.sizes)).collect();
+        let out = Rows::new(out, per_row);
         for rows in far.chunks(ROWS_AT_ONCE) {
             let (scores, stride) = self.scores(index, rows, q, weights);
             self.pool().run(rows.len(), &|i, _| {
@@ -87,12 +162,12 @@ impl Compute {
                 // SAFETY: parts have no row in common, so that a row is in the list once, and the pool hands out
                 // each place of the list once.
                 let out = unsafe { out.rows(row..row + 1) };
-                best(&scores[i * stride..][..pos + 1], out);
+                best(&scores[i * stride..][..index.sizes.n_seen(pos)], out);
             });
         }
     }
 
-    /// The scores of some rows at all positions they see, each row's `stride` behind the one before.
+    /// The scores of all pools that some rows see, each row's `stride` behind the one before.
     fn scores(
         &self,
         index: &Index<'_>,
@@ -100,7 +175,7 @@ impl Compute {
         q: &[f32],
         weights: &[f32],
     ) -> (Vec<f32>, usize) {
-        let (n_head, dim) = (index.n_head, index.layout.index_dim);
+        let (n_head, dim) = (index.n_head, index.key_dim());
         let vectors = n_head.div_ceil(LANES);
         let mut columns = vec![[0.0; LANES]; rows.len() * dim * vectors];
         let mut padded = vec![[0.0; LANES]; rows.len() * vectors];
@@ -113,22 +188,23 @@ impl Compute {
             padded[i * vectors..][..vectors].as_flattened_mut()[..n_head]
                 .copy_from_slice(&weights[far.row * n_head..][..n_head]);
         }
-        let n_pages = rows.iter().map(|far| far.pos / KV_PAGE + 1).max().unwrap_or(0);
-        let n_spans = n_pages.div_ceil(SPAN_PAGES);
-        let span = SPAN_PAGES * KV_PAGE;
+        let n_pools = rows.iter().map(|far| index.sizes.n_seen(far.pos)).max().unwrap_or(0);
+        let span = (SPAN_PAGES * KV_PAGE / index.sizes.positions).max(1);
+        let n_spans = n_pools.div_ceil(span);
         let mut scores = vec![0.0; rows.len() * n_spans * span];
         let of_spans = Rows::new(&mut scores, span);
         self.pool().run(rows.len() * n_spans, &|task, _| {
             let (i, at) = (task / n_spans, task % n_spans);
             let FarRow { pos, blocks, .. } = rows[i];
-            let n = (pos + 1).saturating_sub(at * span).min(span);
+            let n = index.sizes.n_seen(pos).saturating_sub(at * span).min(span);
             // SAFETY: the pool hands out each span of each row once.
             let out = unsafe { of_spans.rows(task..task + 1) };
             (self.kernels().index_scores)(&mut IndexTile {
                 layout: index.layout,
                 pool: index.pool,
                 blocks,
-                pages: at * SPAN_PAGES..at * SPAN_PAGES + n.div_ceil(KV_PAGE),
+                first: at * span,
+                positions: index.sizes.positions,
                 columns: &columns[i * dim * vectors..][..dim * vectors],
                 weights: &padded[i * vectors..][..vectors],
                 out: &mut out[..n],
@@ -138,10 +214,20 @@ impl Compute {
     }
 }
 
-/// The rows of a part that see more positions than they attend to.
-fn far_rows<'a>(part: &AttendPart<'a>, per_row: usize) -> impl Iterator<Item = FarRow<'a>> {
+impl Index<'_> {
+    /// Elements of a query or a key.
+    fn key_dim(&self) -> usize {
+        self.sizes.key_dim(self.layout.index_dim)
+    }
+}
+
+/// The rows of a part that see more than they attend to.
+pub(super) fn far_rows<'a>(
+    part: &AttendPart<'a>,
+    sizes: PoolSizes,
+) -> impl Iterator<Item = FarRow<'a>> + use<'a> {
     let AttendPart { blocks, first_pos, n_rows, first_row } = *part;
-    (part.n_near(per_row)..n_rows).map(move |i| FarRow {
+    (part.n_near(sizes.width())..n_rows).map(move |i| FarRow {
         row: first_row + i,
         pos: first_pos + i,
         blocks,

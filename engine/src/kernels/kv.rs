@@ -79,7 +79,8 @@ pub struct KvLayout {
     pub head_dim_v: usize,
     /// Where values are stored.
     pub values: ValuePlace,
-    /// Elements of an index's key, which attention does not read and all heads share; 0: there is none.
+    /// Elements of an index's key, and of the gate by which it is pooled, which attention does not read and all heads
+    /// share; 0: there is none.
     pub index_dim: usize,
     /// Element type.
     pub ty: KvType,
@@ -170,7 +171,7 @@ impl KvLayout {
     }
 
     /// Byte range of head `head` of page `page` in a pool of pages; the head behind the last is the index's.
-    fn head_range(&self, page: usize, head: usize) -> Range<usize> {
+    pub(super) fn head_range(&self, page: usize, head: usize) -> Range<usize> {
         let start = page * self.page_bytes() + head * self.head_bytes();
         let is_index = head == self.n_kv_head;
         start..start + if is_index { self.index_bytes() } else { self.head_bytes() }
@@ -207,7 +208,7 @@ pub struct KvRows<'a> {
     pub k: &'a [f32],
     /// Values, `[n_rows, n_kv_head * head_dim_v]`; empty where they are in the keys.
     pub v: &'a [f32],
-    /// Keys of an index, `[n_rows, index_dim]`; empty without one.
+    /// Keys of an index, `[n_rows, index_dim]`, with gates behind them where they are pooled; empty without one.
     pub index: &'a [f32],
 }
 

@@ -15,6 +15,7 @@ use super::index::IndexTile;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
+use super::pooling::PoolTile;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
@@ -81,6 +82,7 @@ pub struct Kernels {
     pub(super) attend: fn(&mut AttendTile<'_>),
     pub(super) index_scores: fn(&mut IndexTile<'_>),
     pub(super) index_products: fn(&mut ProductTile<'_>),
+    pub(super) pool_keys: fn(&mut PoolTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
     pub(super) probe_dots: fn(usize) -> usize,
     pub(super) probe_fmas: fn(usize) -> usize,
@@ -140,6 +142,7 @@ impl Kernels {
             attend: cpu::attention::attend::<S>,
             index_scores: cpu::index::index_scores::<S>,
             index_products: cpu::index::index_products::<S>,
+            pool_keys: cpu::pooling::pool_keys::<S>,
             probe_read: cpu::probe::read::<S>,
             probe_dots: cpu::probe::dots::<S>,
             probe_fmas: cpu::probe::fmas::<S>,

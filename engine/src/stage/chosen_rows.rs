@@ -1,18 +1,23 @@
-//! Positions that an index chose on the stage before: they come from another machine, and what they name is read.
+//! Positions, or pools of them, that an index chose on the stage before: they come from another machine, and what they name
+//! is read.
 
 use crate::batch::{Boundary, UBatch};
 use crate::error::BatchError;
+use crate::kernels::PoolSizes;
 
-/// Refuses a boundary whose last tensor names for each row `per_row` positions that cannot have been chosen: each must be a whole number, greater than the one before it, and at most its row's own position. `input` is as
-/// large as it must be.
-pub(super) fn check(per_row: usize, ub: &UBatch, input: &Boundary) -> Result<(), BatchError> {
-    let (_, positions) = input.data.split_at(input.data.len() - input.n_rows * per_row);
+/// Refuses a boundary whose last tensor names for each row pools that cannot have been chosen: each must be a whole number,
+/// greater than the one before it, and the number of a pool that ends at its row's own position or before it. `input` is
+/// as large as it must be.
+pub(super) fn check(sizes: PoolSizes, ub: &UBatch, input: &Boundary) -> Result<(), BatchError> {
+    let per_row = sizes.per_row;
+    let (_, pools) = input.data.split_at(input.data.len() - input.n_rows * per_row);
     let own =
         ub.parts.iter().flat_map(|part| (0..part.tokens.len()).map(|i| part.pos as usize + i));
     // A row that sees no more than so many attends to all of them, whatever is named.
-    let rows = own.zip(positions.chunks_exact(per_row)).filter(|(own, _)| *own >= per_row);
-    for (own, row) in rows {
-        let whole = row.iter().all(|p| p.fract() == 0.0 && (0.0..=own as f32).contains(p));
+    let rows = own.zip(pools.chunks_exact(per_row));
+    for (own, row) in rows.filter(|(own, _)| sizes.n_seen(*own) > per_row) {
+        let n_seen = sizes.n_seen(own) as f32;
+        let whole = row.iter().all(|p| p.fract() == 0.0 && (0.0..n_seen).contains(p));
         if !whole || !row.is_sorted_by(|a, b| a < b) {
             return Err(BatchError::Boundary(format!(
                 "the row at position {own} is to attend to positions that cannot have been chosen"
@@ -29,11 +34,27 @@ mod tests {
 
     /// What is said of these positions of a row at position 40 that attends to 16.
     fn said(positions: &[f32]) -> Result<(), BatchError> {
+        said_of(PoolSizes::single(16), positions)
+    }
+
+    fn said_of(sizes: PoolSizes, pools: &[f32]) -> Result<(), BatchError> {
         let (slot, want) = (SlotId(0), Want::Nothing);
         let part = SeqPart { slot, pos: 40, tokens: vec![1], want, mu: None };
         let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
-        let data = [&[0.5; 3], positions].concat();
-        check(16, &ub, &Boundary { n_rows: 1, data })
+        let data = [&[0.5; 3], pools].concat();
+        check(sizes, &ub, &Boundary { n_rows: 1, data })
+    }
+
+    /// The row sees ten pools of four and one position more.
+    #[test]
+    fn pools_that_are_not_whole_yet_are_refused() {
+        let of = |per_row| PoolSizes { positions: 4, per_row };
+        said_of(of(3), &[0.0, 5.0, 9.0]).unwrap();
+        for bad in [[0.0, 5.0, 10.0], [5.0, 5.0, 9.0], [9.0, 5.0, 0.0], [0.0, 1.5, 2.0]] {
+            assert!(matches!(said_of(of(3), &bad), Err(BatchError::Boundary(_))), "{bad:?}");
+        }
+        // It attends to all of them.
+        said_of(of(10), &[40.0; 10]).unwrap();
     }
 
     #[test]

@@ -275,7 +275,7 @@ impl Stage {
                     )));
                 }
                 match self.spec.chosen_before(self.layers.start) {
-                    Some(per_row) => chosen_rows::check(per_row, ub, input),
+                    Some(sizes) => chosen_rows::check(sizes, ub, input),
                     None => Ok(()),
                 }
             }

@@ -12,7 +12,7 @@ use crate::batch::BlockId;
 use crate::error::ModelError;
 use crate::kernels::{
     Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Compute, Index, KV_PAGE,
-    KvLayout, KvRows, Window,
+    KvLayout, KvRows, PoolSizes, Pooling, Window,
 };
 
 /// Pages of keys and values.
@@ -142,6 +142,18 @@ impl KvCache {
         compute.kv_write(&self.layout, &mut self.pool, &parts, rows);
     }
 
+    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Compute::pool_keys`]. What the rows
+    /// leave must have been written.
+    pub fn pool_keys(
+        &mut self,
+        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        pooling: Pooling<'_>,
+    ) {
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
+        compute.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
+    }
+
     /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
     fn take_places(&mut self, parts: &[PartRows], sequences: &Sequences) {
         let Some(places) = &mut self.places else { return };
@@ -185,20 +197,20 @@ impl KvCache {
         compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
     }
 
-    /// The positions of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head *
-    /// index_dim]` and weights `[n_rows, n_head]`.
+    /// The pools of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head * dim]` and
+    /// weights `[n_rows, n_head]`.
     pub fn choose(
         &self,
         (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
-        per_row: usize,
+        sizes: PoolSizes,
         (queries, weights): (&[f32], &[f32]),
         out: &mut [f32],
     ) {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
         let (layout, pool) = (&self.layout, &self.pool[..]);
-        let n_head = queries.len() * per_row / out.len() / layout.index_dim;
-        let index = Index { layout, pool, parts: &parts, n_head, per_row };
+        let n_rows = out.len() / sizes.per_row;
+        let index = Index { layout, pool, parts: &parts, n_head: weights.len() / n_rows, sizes };
         compute.choose(&index, queries, weights, out);
     }
 

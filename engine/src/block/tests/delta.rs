@@ -109,7 +109,9 @@ fn kda_tensors() -> Tensors {
 }
 
 fn kda(gates: KdaGates, decay_bound: Option<f32>) -> BlockKind {
-    let spec = KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps: 1e-6, decay_bound, gates };
+    let (eps, unit_eps) = (1e-6, 1e-6);
+    let spec =
+        KdaSpec { n_head: 2, head_dim: 16, conv_taps: TAPS, eps, unit_eps, decay_bound, gates };
     BlockKind::Kda(spec)
 }
 
@@ -148,6 +150,22 @@ fn bounded_decays_are_another_function() {
     let mut other = kda_tensors();
     other.put("blk.0.ssm_a", &[2], vec![-1.0, -1.5]);
     assert_eq!(outputs(&kda(KdaGates::LowRank, Some(-1e-9)), &other), nothing);
+}
+
+/// With an epsilon that is far above their squares, queries and keys are short. So values are not corrected, and less is
+/// read of them; but the norm behind makes up for what is read.
+#[test]
+fn norms_of_queries_and_keys_have_an_epsilon_of_their_own() {
+    let with = |eps, unit_eps| match kda(KdaGates::LowRank, Some(-5.0)) {
+        BlockKind::Kda(spec) => {
+            outputs(&BlockKind::Kda(KdaSpec { eps, unit_eps, ..spec }), &kda_tensors())
+        }
+        other => panic!("{other:?}"),
+    };
+    let usual = with(1e-6, 1e-6);
+    assert_ne!(with(1e-6, 10.0), usual);
+    assert_ne!(with(10.0, 1e-6), usual);
+    assert_ne!(with(10.0, 1e-6), with(1e-6, 10.0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
-use crate::kernels::{RopeLayout, RopeParams, Window, available};
+use crate::kernels::{PoolSizes, RopeLayout, RopeParams, Window, available};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;
@@ -52,6 +52,10 @@ fn tensors(spec: &MlaSpec) -> Tensors {
         add("k_norm.weight", &[INDEX.head_dim]);
         add("k_norm.bias", &[INDEX.head_dim]);
         add("proj.weight", &[N_EMBD, INDEX.n_head]);
+    }
+    if let Some(n) = spec.chosen.map(|chosen| chosen.sizes.positions).filter(|n| *n > 1) {
+        tensors.add("blk.0.indexer_compressor_gate.weight", &[N_EMBD, INDEX.head_dim]);
+        tensors.add("blk.0.indexer_compressor_ape.weight", &[INDEX.head_dim, n]);
     }
     let mut add = |part: &str, ne: &[usize]| tensors.add(&format!("blk.0.attn_{part}.weight"), ne);
     let n_q = spec.n_head * (spec.n_nope + spec.n_pe);
@@ -137,7 +141,7 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
     };
     // For each position: for each head [k_nope | k_pe] and v.
     let mut past: Vec<Vec<(Vec<f64>, Vec<f64>)>> = Vec::new();
-    let (mut index_keys, mut out) = (Vec::new(), Vec::new());
+    let (mut index, mut out) = (IndexPast::default(), Vec::new());
     for (pos, x) in x.chunks_exact(N_EMBD).enumerate() {
         let x = wide(x);
         let row = tensors.times(&name("kv_a_mqa"), 0, &x);
@@ -156,14 +160,11 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
             }
         };
         past.push((0..spec.n_head).map(|h| head(tensors, spec, h, &c, &k_pe)).collect());
-        let seen = match spec.chosen {
+        let seen: Vec<usize> = match spec.chosen {
             Some(chosen) => {
                 let last = rotates_last(&chosen);
-                let turned = |x: &[f64], pos| turned_head(x, &turned, pos, last);
-                index_keys.push(index_key(tensors, &x, &turned, pos));
-                let narrow = tensors.times(&name("q_a"), 0, &x);
-                let narrow = normed(&narrow, tensors.get(&name("q_a_norm")));
-                best(tensors, &index_keys, [&x, &narrow], &turned, chosen.per_row)
+                let turned = |x: &[f64]| turned_head(x, &turned, pos, last);
+                index.attended(tensors, &x, &turned, chosen.sizes)
             }
             None => (spec.window.map_or(0, |window| window.first_visible(pos))..=pos).collect(),
         };
@@ -232,13 +233,41 @@ fn turned_head(
     }
 }
 
+/// What the index keeps of the positions so far.
+#[derive(Default)]
+struct IndexPast {
+    keys: Vec<Vec<f64>>,
+    /// Where keys are pooled.
+    gates: Vec<Vec<f64>>,
+}
+
+impl IndexPast {
+    /// The positions that the next row attends to, with this input.
+    fn attended(
+        &mut self,
+        tensors: &Tensors,
+        x: &[f64],
+        turned: &dyn Fn(&[f64]) -> Vec<f64>,
+        sizes: PoolSizes,
+    ) -> Vec<usize> {
+        self.keys.push(index_key(tensors, x, turned));
+        let PoolSizes { positions: n, per_row } = sizes;
+        let pooled = (n > 1).then(|| {
+            self.gates.push(tensors.times("blk.0.indexer_compressor_gate.weight", 0, x));
+            pooled(tensors, &self.keys, &self.gates, n)
+        });
+        let narrow = tensors.times("blk.0.attn_q_a.weight", 0, x);
+        let narrow = normed(&narrow, tensors.get("blk.0.attn_q_a_norm.weight"));
+        let keys = pooled.as_ref().unwrap_or(&self.keys);
+        let pools = best(tensors, keys, [x, &narrow], turned, per_row);
+        let of_pools = pools.into_iter().flat_map(|pool| pool * n..(pool + 1) * n);
+        let n_seen = self.keys.len();
+        of_pools.chain(n_seen / n * n..n_seen).collect()
+    }
+}
+
 /// The index's key of a row.
-fn index_key(
-    tensors: &Tensors,
-    x: &[f64],
-    turned: &dyn Fn(&[f64], usize) -> Vec<f64>,
-    pos: usize,
-) -> Vec<f64> {
+fn index_key(tensors: &Tensors, x: &[f64], turned: &dyn Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     let key = tensors.times("blk.0.indexer.attn_k.weight", 0, x);
     let n = key.len() as f64;
     let mean = key.iter().sum::<f64>() / n;
@@ -249,22 +278,36 @@ fn index_key(
         (k - mean) / (variance + f64::from(EPS)).sqrt() * f64::from(*w) + f64::from(*b)
     };
     let key: Vec<f64> = key.iter().zip(weights.iter().zip(biases)).map(norm).collect();
-    turned(&key, pos)
+    turned(&key)
 }
 
-/// The positions that the last of these keys' rows, with this input and these narrow queries, attends to.
+/// The keys of whole pools of `n` positions.
+fn pooled(tensors: &Tensors, keys: &[Vec<f64>], gates: &[Vec<f64>], n: usize) -> Vec<Vec<f64>> {
+    let bias = tensors.get("blk.0.indexer_compressor_ape.weight");
+    let pool = |(keys, gates): (&[Vec<f64>], &[Vec<f64>])| -> Vec<f64> {
+        let element = |e: usize| {
+            let weight = |i: usize| (gates[i][e] + f64::from(bias[i * INDEX.head_dim + e])).exp();
+            let total: f64 = (0..n).map(weight).sum();
+            (0..n).map(|i| weight(i) * keys[i][e]).sum::<f64>() / total
+        };
+        (0..INDEX.head_dim).map(element).collect()
+    };
+    keys.chunks_exact(n).zip(gates.chunks_exact(n)).map(pool).collect()
+}
+
+/// The keys that a row with this input and these narrow queries scores best.
 fn best(
     tensors: &Tensors,
     keys: &[Vec<f64>],
     [x, narrow]: [&[f64]; 2],
-    turned: &dyn Fn(&[f64], usize) -> Vec<f64>,
+    turned: &dyn Fn(&[f64]) -> Vec<f64>,
     per_row: usize,
 ) -> Vec<usize> {
     let q = tensors.times("blk.0.indexer.attn_q_b.weight", 0, narrow);
     let weights = tensors.times("blk.0.indexer.proj.weight", 0, x);
     let score = |key: &[f64]| {
         let of_head = |(q, w): (&[f64], &f64)| {
-            let q = turned(q, keys.len() - 1);
+            let q = turned(q);
             w * q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>().max(0.0)
         };
         q.chunks_exact(INDEX.head_dim).zip(&weights).map(of_head).sum::<f64>()
@@ -346,7 +389,7 @@ fn a_window_bounds_what_rows_see_and_what_is_rotated_of_a_key_may_be_normed() {
 fn an_index_may_have_its_pairs_in_halves() {
     let chosen = |halves| {
         let by = ChosenBy::Index(IndexSpec { halves, ..INDEX });
-        Some(ChosenSpec { per_row: 9, by, place: 0 })
+        Some(ChosenSpec { sizes: PoolSizes::single(9), by, place: 0 })
     };
     let spec = MlaSpec { chosen: chosen(false), ..spec(Some(12), Rotation::Model) };
     let side_by_side = tensors(&spec);
@@ -383,8 +426,21 @@ fn an_index_may_have_its_pairs_in_halves() {
 fn rows_attend_to_the_positions_that_the_index_scores_best() {
     for (per_row, rotates_last) in [(1, false), (9, true), (64, false), (70, true)] {
         let by = ChosenBy::Index(IndexSpec { rotates_last, ..INDEX });
-        let chosen = Some(ChosenSpec { per_row, by, place: 0 });
+        let chosen = Some(ChosenSpec { sizes: PoolSizes::single(per_row), by, place: 0 });
         let spec = MlaSpec { chosen, sinks: rotates_last, ..spec(Some(12), Rotation::Model) };
+        let tensors = tensors(&spec);
+        check(&spec, &tensors, &tensors);
+    }
+}
+
+/// Of pools that lie over a page's end too, with and without elements that are rotated.
+#[test]
+fn rows_attend_to_the_pools_that_the_index_scores_best() {
+    for (positions, per_row, n_pe) in [(2, 3, 0), (4, 1, 0), (3, 5, N_PE), (5, 2, 0), (4, 16, 0)] {
+        let rotation = if n_pe > 0 { Rotation::Model } else { Rotation::None };
+        let sizes = PoolSizes { positions, per_row };
+        let chosen = Some(ChosenSpec { sizes, by: ChosenBy::Index(INDEX), place: 0 });
+        let spec = MlaSpec { chosen, n_pe, ..spec(Some(12), rotation) };
         let tensors = tensors(&spec);
         check(&spec, &tensors, &tensors);
     }

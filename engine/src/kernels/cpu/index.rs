@@ -6,6 +6,7 @@
 //! Where its keys lie across, lanes are positions, as in attention.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::attention::{columns, fetch_next, products};
 use super::kv::{Element, PageType, Q8};
@@ -34,20 +35,19 @@ impl<T: PageType> Op for Scores<'_, '_, T> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let tile = self.0;
-        let shape = tile.layout.of_index();
-        let stride = shape.k_stride() / LANES;
+        let dim = tile.columns.len() / tile.weights.len();
+        let stride = dim.div_ceil(LANES);
         let mut keys = vec![[0.0; LANES]; KV_PAGE * stride];
         let mut wide = Vec::new();
-        for (page, out) in tile.pages.clone().zip(tile.out.chunks_mut(KV_PAGE)) {
-            let block = tile.blocks[page].0 as usize;
-            let keys_of_page = tile.layout.index(tile.pool, block);
-            let rows = T::head(s, &shape, keys_of_page, out.len(), &mut wide).as_chunks().0;
-            for (key, row) in keys.iter_mut().zip(rows).take(out.len() * stride) {
-                s.store(<T::Read as Float>::load(s, row), key);
-            }
-            let row = Row { columns: tile.columns, weights: tile.weights, dim: shape.head_dim_k };
+        let row = Row { columns: tile.columns, weights: tile.weights, dim };
+        let mut scored = 0;
+        while scored < tile.out.len() {
+            let first = tile.first + scored;
+            let n = tile.n_in_page(first).min(tile.out.len() - scored);
+            keys_in_page::<S, T>(s, tile, first..first + n, &mut wide, (&mut keys, stride));
+            let out = &mut tile.out[scored..scored + n];
             let mut at = 0;
-            while at < out.len() {
+            while at < n {
                 let (keys, out) = (&keys[at * stride..], &mut out[at..]);
                 // As many sums as the registers hold, with no effect on any.
                 at += match (out.len(), S::TILE) {
@@ -56,6 +56,29 @@ impl<T: PageType> Op for Scores<'_, '_, T> {
                     _ => row.score::<S, 1>(s, keys, stride, out),
                 };
             }
+            scored += n;
+        }
+    }
+}
+
+/// Widens the keys of pools that lie in one page, `stride` vectors each.
+#[inline(always)]
+fn keys_in_page<S: Simd, T: PageType>(
+    s: S,
+    tile: &IndexTile<'_>,
+    pools: Range<usize>,
+    wide: &mut Vec<[f32; LANES]>,
+    (keys, stride): (&mut [[f32; LANES]], usize),
+) {
+    let shape = tile.layout.of_index();
+    let page =
+        tile.layout.index(tile.pool, tile.blocks[tile.key_of(pools.start) / KV_PAGE].0 as usize);
+    let n_seen = tile.key_of(pools.end - 1) % KV_PAGE + 1;
+    let rows = T::head(s, &shape, page, n_seen, wide).as_chunks().0;
+    for (pool, key) in pools.zip(keys.chunks_exact_mut(stride)) {
+        let row = &rows[tile.key_of(pool) % KV_PAGE * (shape.k_stride() / LANES)..];
+        for (key, row) in key.iter_mut().zip(row) {
+            s.store(<T::Read as Float>::load(s, row), key);
         }
     }
 }

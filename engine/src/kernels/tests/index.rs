@@ -1,16 +1,21 @@
-//! Choosing of positions and attention to them against f64, and bit equality over tables, threads, cuts and neighbours.
+//! Choosing of positions, or of pools of them, and attention to them against f64, and bit equality over tables, threads, cuts
+//! and neighbours.
 
 use super::paged::{Line, Paged, gather};
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::index::score;
 use crate::kernels::reference::kv::kept;
+use crate::kernels::reference::pooling::pooled;
 use crate::kernels::{
-    Attend, AttendVariant, Chosen, Compute, Index, KvLayout, KvRows, KvType, ValuePlace,
+    Attend, AttendVariant, Chosen, Compute, Index, KvLayout, KvRows, KvType, PoolSizes, Pooling,
+    ValuePlace,
 };
 
 /// Heads of the index: more than a vector has lanes, and not a multiple of them.
 const INDEX_HEADS: usize = 20;
+/// Width of the index's heads.
+const INDEX_DIM: usize = 36;
 /// Query heads of the attention.
 const HEADS: usize = 5;
 const SCALE: f32 = 0.3;
@@ -20,38 +25,42 @@ const BOUND: f64 = 2e-5;
 /// Sequences with keys of both kinds, and their pages in one pool.
 struct Case {
     layout: KvLayout,
-    per_row: usize,
+    sizes: PoolSizes,
     sequences: Paged,
     /// Rows of all sequences, one after the other.
     q: Vec<f32>,
     key: Vec<f32>,
     index_q: Vec<f32>,
+    /// Keys, and of pools gates behind them.
     index_key: Vec<f32>,
     weights: Vec<f32>,
+    /// Of the gates.
+    bias: Vec<f32>,
 }
 
 impl Case {
-    fn new(ty: KvType, per_row: usize, lens: &[usize]) -> Self {
+    fn new(ty: KvType, sizes: PoolSizes, lens: &[usize]) -> Self {
         let layout = KvLayout {
             n_kv_head: 1,
             head_dim_k: 40,
             head_dim_v: 24,
             values: ValuePlace::InKeys,
-            index_dim: 36,
+            index_dim: sizes.kept_of(INDEX_DIM),
             ty,
         };
-        let mut rng = Rng::new(per_row as u64);
+        let mut rng = Rng::new(sizes.width() as u64);
         let sequences = Paged::new(lens);
         let n = sequences.n_rows();
         Self {
             layout,
-            per_row,
+            sizes,
             sequences,
             q: rng.values(n * HEADS * layout.head_dim_k),
             key: rng.values(n * layout.head_dim_k),
-            index_q: rng.values(n * INDEX_HEADS * layout.index_dim),
+            index_q: rng.values(n * INDEX_HEADS * INDEX_DIM),
             index_key: rng.values(n * layout.index_dim),
             weights: rng.values(n * INDEX_HEADS),
+            bias: rng.values(sizes.positions * INDEX_DIM),
         }
     }
 
@@ -73,14 +82,17 @@ impl Case {
         let (key, index_key) = (gather(&self.key, head_dim_k), gather(&self.index_key, index_dim));
         let new = KvRows { k: &key, v: &[], index: &index_key };
         compute.kv_write(&self.layout, pool, &parts, &new);
-        let layout = &self.layout;
-        let index =
-            Index { layout, pool, parts: &parts, n_head: INDEX_HEADS, per_row: self.per_row };
-        let mut positions = vec![f32::NAN; rows.len() * self.per_row];
-        let index_q = gather(&self.index_q, INDEX_HEADS * index_dim);
-        compute.choose(&index, &index_q, &gather(&self.weights, INDEX_HEADS), &mut positions);
-        let chosen = Chosen { per_row: self.per_row, positions: &positions };
-        let mut room = vec![f32::NAN; Chosen::room_len(layout, self.per_row, rows.len())];
+        let (layout, sizes) = (&self.layout, self.sizes);
+        if sizes.positions > 1 {
+            let pooling = Pooling { positions: sizes.positions, bias: &self.bias };
+            compute.pool_keys(layout, pool, &parts, pooling);
+        }
+        let index = Index { layout, pool, parts: &parts, n_head: INDEX_HEADS, sizes };
+        let mut pools = vec![f32::NAN; rows.len() * sizes.per_row];
+        let index_q = gather(&self.index_q, INDEX_HEADS * INDEX_DIM);
+        compute.choose(&index, &index_q, &gather(&self.weights, INDEX_HEADS), &mut pools);
+        let chosen = Chosen { sizes, pools: &pools };
+        let mut room = vec![f32::NAN; Chosen::room_len(layout, sizes, rows.len())];
         let mut out = vec![0.0; rows.len() * HEADS * head_dim_v];
         let attend = Attend {
             layout,
@@ -93,8 +105,8 @@ impl Case {
         let q = gather(&self.q, HEADS * head_dim_k);
         compute.attend_chosen(&attend, &chosen, &mut room, &q, &mut out);
         // Row by row, so that steps can be put together.
-        let of_row = positions.chunks_exact(self.per_row).zip(out.chunks_exact(HEADS * head_dim_v));
-        of_row.flat_map(|(positions, out)| [positions, out].concat()).collect()
+        let of_row = pools.chunks_exact(sizes.per_row).zip(out.chunks_exact(HEADS * head_dim_v));
+        of_row.flat_map(|(pools, out)| [pools, out].concat()).collect()
     }
 
     /// Everything in one ubatch.
@@ -103,34 +115,56 @@ impl Case {
         self.step(compute, &mut self.pool(), &ranges)
     }
 
+    /// The key of a pool of a sequence whose rows begin with row `first`, as its page keeps it, nearly.
+    fn pool_key(&self, first: usize, pool: usize) -> Vec<f32> {
+        let (n, width) = (self.sizes.positions, self.layout.index_dim);
+        let of =
+            |i| kept(self.layout.ty, &self.index_key[(first + pool * n + i) * width..][..width]);
+        if n == 1 {
+            return of(0);
+        }
+        let split = |row: Vec<f32>| (row[..INDEX_DIM].to_vec(), row[INDEX_DIM..].to_vec());
+        let (keys, gates): (Vec<_>, Vec<_>) = (0..n).map(|i| split(of(i))).unzip();
+        let key = pooled(&keys, &gates, &self.bias);
+        kept(self.layout.ty, &key.iter().map(|x| *x as f32).collect::<Vec<f32>>())
+    }
+
+    /// By how much a score may be off. A pooled key may be rounded in the other direction.
+    fn bound(&self) -> f64 {
+        match (self.sizes.positions, self.layout.ty) {
+            (1, _) | (_, KvType::F32) => BOUND,
+            (_, KvType::F16) => 5e-3,
+            (_, KvType::Q8_0) => 5e-2,
+        }
+    }
+
     /// The row's positions are good, and the attention to them is that of f64.
     fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
-        let KvLayout { head_dim_k: dk, head_dim_v: dv, index_dim: di, ty, .. } = self.layout;
+        let KvLayout { head_dim_k: dk, head_dim_v: dv, ty, .. } = self.layout;
+        let PoolSizes { positions: n, per_row } = self.sizes;
         let (first, row) = (self.sequences.first_row(s), self.sequences.first_row(s) + i);
-        let (positions, out) = got.split_at(self.per_row);
-        let chosen: Vec<usize> = match i < self.per_row {
+        let (pools, out) = got.split_at(per_row);
+        let n_seen = (i + 1) / n;
+        let pools: Vec<usize> = match n_seen <= per_row {
             true => {
-                assert!(positions.iter().all(|p| *p == 0.0), "row {i} chose though it sees all");
-                (0..=i).collect()
+                assert!(pools.iter().all(|p| *p == 0.0), "row {i} chose though it sees all");
+                (0..n_seen).collect()
             }
-            false => positions.iter().map(|p| *p as usize).collect(),
+            false => pools.iter().map(|p| *p as usize).collect(),
         };
+        assert!(pools.is_sorted_by(|a, b| a < b), "row {i}: {pools:?}");
+        assert!(pools.iter().all(|pool| *pool < n_seen), "row {i}: {pools:?} of {n_seen}");
+        let q = &self.index_q[row * INDEX_HEADS * INDEX_DIM..][..INDEX_HEADS * INDEX_DIM];
+        let weights = &self.weights[row * INDEX_HEADS..][..INDEX_HEADS];
+        let score_of = |pool: usize| score(q, weights, &self.pool_key(first, pool));
+        let least = pools.iter().map(|p| score_of(*p)).fold(f64::INFINITY, f64::min);
+        let others = (0..n_seen).filter(|p| !pools.contains(p)).map(score_of);
         assert!(
-            chosen.is_sorted_by(|a, b| a < b) && *chosen.last().unwrap() <= i,
-            "row {i}: {chosen:?}"
-        );
-        let (q, weights) =
-            (&self.index_q[row * INDEX_HEADS * di..], &self.weights[row * INDEX_HEADS..]);
-        let score_of = |p: usize| {
-            let key = kept(ty, &self.index_key[(first + p) * di..][..di]);
-            score(&q[..INDEX_HEADS * di], &weights[..INDEX_HEADS], &key)
-        };
-        let least = chosen.iter().map(|p| score_of(*p)).fold(f64::INFINITY, f64::min);
-        let others = (0..=i).filter(|p| !chosen.contains(p)).map(score_of);
-        assert!(
-            others.fold(f64::NEG_INFINITY, f64::max) <= least + BOUND,
+            others.fold(f64::NEG_INFINITY, f64::max) <= least + self.bound(),
             "row {i} missed a better one"
         );
+        let of_pools = pools.iter().flat_map(|pool| pool * n..(pool + 1) * n);
+        let chosen: Vec<usize> = of_pools.chain(n_seen * n..i + 1).collect();
         let keys: Vec<Vec<f32>> =
             chosen.iter().map(|p| kept(ty, &self.key[(first + p) * dk..][..dk])).collect();
         let values: Vec<Vec<f32>> = keys.iter().map(|key| key[..dv].to_vec()).collect();
@@ -148,20 +182,42 @@ impl Case {
 fn the_best_positions_are_chosen_and_attended_to() {
     for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
         for per_row in [1, 7, 64, 100] {
-            let case = Case::new(ty, per_row, &[150, 1, 64, 101]);
-            let out = same_bits_everywhere("chosen positions", |compute| case.whole(compute));
-            let mut rows = out.chunks_exact(per_row + HEADS * case.layout.head_dim_v);
-            for (s, len) in case.sequences.lens.iter().enumerate() {
-                (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
-            }
+            check(&Case::new(ty, PoolSizes::single(per_row), &[150, 1, 64, 101]));
         }
+    }
+}
+
+/// Of pools that end with their page, and of such that lie over its end.
+#[test]
+fn the_best_pools_are_chosen_and_attended_to() {
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for (positions, per_row) in [(2, 1), (4, 16), (3, 5), (7, 9), (70, 1)] {
+            check(&Case::new(ty, PoolSizes { positions, per_row }, &[150, 1, 64, 101]));
+        }
+    }
+}
+
+/// The rows of all sequences, on all tables.
+fn check(case: &Case) {
+    let out = same_bits_everywhere("chosen positions", |compute| case.whole(compute));
+    let mut rows = out.chunks_exact(case.sizes.per_row + HEADS * case.layout.head_dim_v);
+    for (s, len) in case.sequences.lens.iter().enumerate() {
+        (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
     }
 }
 
 #[test]
 fn steps_and_neighbours_change_no_bit() {
-    let case = Case::new(KvType::F16, 30, &[150, 90]);
-    let width = 30 + HEADS * case.layout.head_dim_v;
+    steps_change_no_bit(&Case::new(KvType::F16, PoolSizes::single(30), &[150, 90]));
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for (positions, per_row) in [(4, 8), (3, 10), (9, 2)] {
+            steps_change_no_bit(&Case::new(ty, PoolSizes { positions, per_row }, &[150, 90]));
+        }
+    }
+}
+
+fn steps_change_no_bit(case: &Case) {
+    let width = case.sizes.per_row + HEADS * case.layout.head_dim_v;
     for kernels in crate::kernels::available() {
         let compute = super::compute(kernels, 2);
         let whole = case.whole(&compute);
@@ -184,11 +240,13 @@ fn steps_and_neighbours_change_no_bit() {
 /// A long context: several spans, of which most rows of pages hold none that is chosen.
 #[test]
 fn equal_scores_go_to_the_earlier_positions() {
-    let mut case = Case::new(KvType::F32, 5, &[1100]);
-    case.weights.fill(0.0);
-    let out = same_bits_everywhere("equal scores", |compute| case.whole(compute));
-    let width = 5 + HEADS * case.layout.head_dim_v;
-    for row in out.chunks_exact(width).skip(5) {
-        assert_eq!(row[..5], [0.0, 1.0, 2.0, 3.0, 4.0]);
+    for sizes in [PoolSizes::single(5), PoolSizes { positions: 3, per_row: 5 }] {
+        let mut case = Case::new(KvType::F32, sizes, &[1100]);
+        case.weights.fill(0.0);
+        let out = same_bits_everywhere("equal scores", |compute| case.whole(compute));
+        let width = 5 + HEADS * case.layout.head_dim_v;
+        for row in out.chunks_exact(width).skip(sizes.width()) {
+            assert_eq!(row[..5], [0.0, 1.0, 2.0, 3.0, 4.0]);
+        }
     }
 }

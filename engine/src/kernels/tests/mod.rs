@@ -16,6 +16,7 @@ mod mamba;
 mod matmul;
 mod ops;
 mod paged;
+mod pooling;
 mod ssd;
 mod wkv6;
 mod wkv7;
