@@ -1,8 +1,10 @@
 //! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
+//! layers lend, and other streams; in Hunyuan 4 and GLM-5.3 other streams and the positions or pools that an index chose. A
+//! cut carries what is read behind it, and no bit depends on where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
+use brigade_engine::state::StateSpec;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig};
 
@@ -32,12 +34,30 @@ fn a_cut_carries_what_layers_behind_it_read() {
         widths.collect::<Vec<_>>(),
         [vec![32, 32, 32, 32, 16], vec![32; 4], vec![32, 32, 32, 32, 16]]
     );
+    // The last layer attends to what the second chose: four pools. The one between them has no attention.
+    let spec = describe("glm5-next");
+    let widths = (1..4).map(|cut| spec.boundary(cut).widths);
+    let with_pools = vec![32, 32, 32, 32, 4];
+    assert_eq!(widths.collect::<Vec<_>>(), [vec![32; 4], with_pools.clone(), with_pools]);
+}
+
+/// Where an index pools keys, a position leaves its key and a gate.
+#[test]
+fn only_layers_with_an_index_remember_its_keys() {
+    let states = |model: &str| -> Vec<StateSpec> {
+        describe(model).layers.iter().map(|layer| layer.blocks[0].kind.state()).collect()
+    };
+    let latent = |per_head, index| StateSpec::Paged { n_head: 1, per_head, index, window: None };
+    let (with, without) = (latent([72, 0], 64), latent([72, 0], 0));
+    assert_eq!(states("hy_v4"), [with, without, with, without]);
+    let delta = StateSpec::Slot { conv: 3 * 3 * 32, scan: 2 * 16 * 16 };
+    assert_eq!(states("glm5-next"), [delta, latent([64, 0], 2 * 64), delta, latent([64, 0], 0)]);
 }
 
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n", "hy_v4"] {
+    for model in ["gemma4-small", "gemma3n", "hy_v4", "glm5-next"] {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

@@ -20,9 +20,9 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
-/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In three, rows attend
-/// to positions or blocks of them that an index chose.
-const MODELS: [&str; 52] = [
+/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In some, rows attend
+/// to positions, or to blocks or pools of them, that an index chose.
+const MODELS: [&str; 53] = [
     "llama",
     "qwen3",
     "granite",
@@ -75,6 +75,7 @@ const MODELS: [&str; 52] = [
     "hy_v4",
     "dots3note",
     "minimax-m3",
+    "glm5-next",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -181,6 +182,7 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("gemma3n", KvType::F16),
         ("hy_v4", KvType::F16),
         ("dots3note", KvType::Q8_0),
+        ("glm5-next", KvType::Q8_0),
         ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {
@@ -307,7 +309,8 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
 fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     let prompt = tokens(300, 4);
     let (head, tail) = prompt.split_at(170);
-    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3"] {
+    let models = ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3", "glm5-next"];
+    for model in models {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let whole = line.logits(&prompt, 512);

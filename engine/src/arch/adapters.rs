@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 18] = [
+const NOT_ADAPTED: [&str; 19] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -27,6 +27,8 @@ const NOT_ADAPTED: [&str; 18] = [
     "altup_",
     // What joins blocks and head to several streams.
     ".hc_",
+    // Added to gates by the place in a pool.
+    "_compressor_ape",
     "output_hc_",
     "token_types",
     "rope_",

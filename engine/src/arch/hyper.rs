@@ -7,6 +7,10 @@ use crate::error::ModelError;
 const STEMS: [&str; 2] = ["hc_attn", "hc_ffn"];
 /// Stem of the head's tensors, where it has some.
 pub(super) const HEAD_STEM: &str = "output_hc";
+/// Greatest weight of a block's output where streams mix.
+const MAGNITUDE: f32 = 2.0;
+/// Most rounds that are believed; models have twenty.
+const MOST_ROUNDS: u32 = 1000;
 /// Most streams that are believed; models have four.
 const MOST_STREAMS: usize = 64;
 
@@ -27,4 +31,15 @@ pub(super) fn read(hp: &Hparams<'_>, norm_eps: f32) -> Result<HyperSpec, ModelEr
         stems: STEMS,
         head_stem: Some(HEAD_STEM),
     })
+}
+
+/// Streams that a doubly stochastic matrix mixes, and whose mean the head reads, with the norms' `eps`.
+pub(super) fn read_mixed(hp: &Hparams<'_>, norm_eps: f32) -> Result<HyperSpec, ModelError> {
+    const ROUNDS: &str = "hyper_connection.sinkhorn_iterations";
+    let rounds = hp.need_u32(ROUNDS)?;
+    if !(1..=MOST_ROUNDS).contains(&rounds) {
+        return Err(hp.bad(ROUNDS, &format!("is {rounds}, must be between 1 and {MOST_ROUNDS}")));
+    }
+    let (rounds, magnitude) = (Some(rounds as usize), MAGNITUDE);
+    Ok(HyperSpec { rounds, magnitude, head_stem: None, ..read(hp, norm_eps)? })
 }

@@ -39,6 +39,7 @@ mod gemma3n;
 mod gemma4;
 mod gemma_embedding;
 mod glm4;
+mod glm5_next;
 mod gpt2;
 mod gpt_oss;
 mod gptneox;
@@ -174,6 +175,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("glm-dsa", deepseek32::describe_glm),
     ("glm4", glm4::describe_glm4),
     ("glm4moe", glm4::describe_glm4moe),
+    ("glm5-next", glm5_next::describe),
     ("gpt-oss", gpt_oss::describe),
     ("gpt2", gpt2::describe),
     ("gptneox", gptneox::describe),

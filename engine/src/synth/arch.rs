@@ -50,6 +50,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "glm-dsa", build: indexed::glm_dsa },
     Arch { name: "hy_v4", build: streams::hy_v4 },
     Arch { name: "dots3note", build: indexed::dots3note },
+    Arch { name: "glm5-next", build: streams::glm5_next },
     Arch { name: "gpt-oss", build: mixtures::gpt_oss },
     Arch { name: "glm4", build: dense::glm4 },
     Arch { name: "glm4moe", build: mixtures::glm4moe },

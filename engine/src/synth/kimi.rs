@@ -129,6 +129,8 @@ fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gates {
     LowRank,
+    /// As [`Self::LowRank`], with rates that are a vector.
+    LowRankFlat,
     FullOutput,
     Full,
 }
@@ -148,7 +150,7 @@ pub(super) fn kda(shape: &Shape, gates: Gates, plan: &mut ModelPlan) {
         plan.matrix(&format!("ssm_{of}_b"), Role::Matrix, &[d, inner], 1.0);
     };
     match gates {
-        Gates::LowRank => {
+        Gates::LowRank | Gates::LowRankFlat => {
             low_rank("f", plan);
             low_rank("g", plan);
         }
@@ -165,7 +167,7 @@ pub(super) fn kda(shape: &Shape, gates: Gates, plan: &mut ModelPlan) {
     // The architectures differ in this too.
     let rates: &[usize] = match gates {
         Gates::LowRank | Gates::Full => &[1, shape.n_head],
-        Gates::FullOutput => &[shape.n_head],
+        Gates::FullOutput | Gates::LowRankFlat => &[shape.n_head],
     };
     plan.precise("ssm_a", rates, Fill::Decay(DECAY_SPREAD));
     plan.bias("ssm_dt", inner);

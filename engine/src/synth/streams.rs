@@ -1,11 +1,14 @@
-//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4.
+//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4 and glm5-next.
 
 use super::Shape;
-use super::decoder::sinks;
-use super::deepseek::latent_model;
+use super::decoder::{dense_layers, experts, prediction, sinks, untied};
+use super::deepseek::{Latent, latent_attention, latent_model};
 use super::file_type::Role;
-use super::indexed::{has_index_of_every_fourth, index, index_metadata};
+use super::indexed::{has_index_of_every_fourth, index, index_heads, index_metadata};
+use super::kimi::{CONV_TAPS, Gates, kda};
+use super::mixtures::{SIGMOID, deepseek_keys, dense_then_experts, layers};
 use super::noise::Fill;
+use super::parts::{EMBEDDING, base_metadata};
 use super::plan::ModelPlan;
 
 /// Streams, as all models have.
@@ -14,6 +17,12 @@ const STREAMS: usize = 4;
 const BASE: f32 = 0.5;
 /// Bound of an expert's factors.
 const BOUND: f32 = 2.0;
+/// The same of shared experts and dense FFNs, where they have one of their own.
+const SHARED_BOUND: f32 = 1.5;
+/// Positions of a pool.
+const POOL: usize = 4;
+/// Rounds that make the matrix doubly stochastic by which streams mix.
+const ROUNDS: usize = 20;
 
 /// hy_v4: streams that do not mix, gated latent attention with sinks, an index in some layers.
 pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
@@ -36,6 +45,83 @@ pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     })?;
     head_connection(shape, plan);
     Ok(())
+}
+
+/// glm5-next: streams that mix, delta attention and latent attention by turns. Of every two layers with latent attention the
+/// first has an index of pools, and the second attends to the same. At the end stands a block of multi-token prediction,
+/// which is not run.
+pub(super) fn glm5_next(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = experts(shape)?;
+    let latent = Latent { n_pe: 0, ..Latent::of(shape) };
+    let n_dense = dense_layers(shape);
+    pooled_metadata(shape, &latent, plan);
+    plan.count("leading_dense_block_count", n_dense);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    let layer = |il: usize, plan: &mut ModelPlan| {
+        if is_latent(il, shape) {
+            latent_attention(shape, &latent, plan);
+            if has_index(il, shape) {
+                index(shape, &latent, plan);
+                pooling(shape, plan);
+            }
+        } else {
+            plan.norm("attn_norm", shape.n_embd);
+            kda(shape, Gates::LowRankFlat, plan);
+        }
+        plan.norm("ffn_norm", shape.n_embd);
+        dense_then_experts(shape, plan, il < n_dense, experts, experts.n_ff);
+        if il < shape.n_layer {
+            for block in ["hc_attn", "hc_ffn"] {
+                connection(shape, plan, block, [2 * STREAMS + STREAMS * STREAMS, 3]);
+            }
+        }
+    };
+    layers(shape, plan, EMBEDDING, layer);
+    plan.layer(shape.n_layer);
+    layer(shape.n_layer, plan);
+    prediction(shape, plan);
+    Ok(())
+}
+
+fn pooled_metadata(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
+    let blocks = shape.n_layer + 1;
+    base_metadata(shape, plan);
+    plan.count("nextn_predict_layers", 1);
+    plan.count("block_count", blocks);
+    plan.counts("attention.head_count_kv", (0..blocks).map(|il| usize::from(is_latent(il, shape))));
+    latent.metadata(shape, plan);
+    plan.number("attention.layer_norm_epsilon", 1e-6);
+    plan.count("ssm.conv_kernel", CONV_TAPS);
+    plan.count("kda.head_dim", shape.head_dim);
+    plan.number("kda.gate_lower_bound", -5.0);
+    index_metadata(shape, plan);
+    plan.count("attention.indexer.kpool", POOL);
+    plan.flag("attention.indexer.kpool_select_tail", true);
+    let types = (0..shape.n_layer).map(|il| usize::from(has_index(il, shape)));
+    plan.counts("attention.indexer.types", types);
+    streams_metadata(plan);
+    plan.count("hyper_connection.sinkhorn_iterations", ROUNDS);
+    plan.numbers("swiglu_clamp_exp", vec![BOUND; blocks]);
+    plan.numbers("swiglu_clamp_shexp", vec![SHARED_BOUND; blocks]);
+    deepseek_keys(plan, SIGMOID, true);
+}
+
+/// Every second layer has latent attention, and so has the block behind the last.
+fn is_latent(il: usize, shape: &Shape) -> bool {
+    il % 2 == 1 || il == shape.n_layer
+}
+
+/// Every second of these has an index.
+fn has_index(il: usize, shape: &Shape) -> bool {
+    il % 4 == 1 || il == shape.n_layer
+}
+
+/// What makes keys of pools.
+fn pooling(shape: &Shape, plan: &mut ModelPlan) {
+    let (_, head_dim) = index_heads(shape);
+    plan.matrix("indexer_compressor_gate", Role::Matrix, &[shape.n_embd, head_dim], 1.0);
+    plan.precise("indexer_compressor_ape.weight", &[head_dim, POOL], Fill::Normal(BASE));
 }
 
 fn streams_metadata(plan: &mut ModelPlan) {

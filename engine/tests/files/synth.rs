@@ -30,6 +30,7 @@ const WITH_EXPERTS: &[&str] = &[
     "minimax-m3",
     "hy_v4",
     "dots3note",
+    "glm5-next",
     "llama4",
     "qwen2moe",
     "deepseek",
