@@ -81,7 +81,7 @@ pub(super) fn index_metadata(shape: &Shape, plan: &mut ModelPlan) {
 }
 
 /// Half as many heads as the attention has; their width must be a power of two in llama.cpp.
-fn index_heads(shape: &Shape) -> (usize, usize) {
+pub(super) fn index_heads(shape: &Shape) -> (usize, usize) {
     (shape.n_head.div_ceil(2).max(LEAST_HEADS), shape.head_dim.next_power_of_two().max(LEAST_HEAD))
 }
 

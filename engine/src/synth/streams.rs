@@ -1,11 +1,13 @@
-//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4.
+//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4 and deepseek4.
 
 use super::Shape;
-use super::decoder::sinks;
+use super::compressed::{attention, metadata};
+use super::decoder::{sinks, untied};
 use super::deepseek::latent_model;
 use super::file_type::Role;
 use super::indexed::{has_index_of_every_fourth, index, index_metadata};
 use super::noise::Fill;
+use super::parts::{EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
 use super::plan::ModelPlan;
 
 /// Streams, as all models have.
@@ -14,6 +16,12 @@ const STREAMS: usize = 4;
 const BASE: f32 = 0.5;
 /// Bound of an expert's factors.
 const BOUND: f32 = 2.0;
+/// Bound of the shared expert's, where it has one of its own.
+const SHARED_BOUND: f32 = 1.5;
+/// `expert_gating_func` of a router that takes the root of a softplus.
+const SQRT_SOFTPLUS: usize = 4;
+/// Most layers whose experts a table chooses.
+const MOST_BY_TOKEN: usize = 3;
 
 /// hy_v4: streams that do not mix, gated latent attention with sinks, an index in some layers.
 pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
@@ -34,6 +42,43 @@ pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
             connection(shape, plan, block, [2 * STREAMS, 2]);
         }
     })?;
+    head_connection(shape, plan);
+    Ok(())
+}
+
+/// deepseek4: streams that mix, attention to a window and to entries, experts that a table chooses in the first layers.
+pub(super) fn deepseek4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    let n_by_token = (shape.n_layer / 2).clamp(1, MOST_BY_TOKEN);
+    base_metadata(shape, plan);
+    metadata(shape, plan);
+    streams_metadata(plan);
+    plan.count("hyper_connection.sinkhorn_iterations", 20);
+    plan.count("hash_layer_count", n_by_token);
+    plan.numbers("swiglu_clamp_exp", vec![BOUND; shape.n_layer]);
+    plan.numbers("swiglu_clamp_shexp", vec![SHARED_BOUND; shape.n_layer]);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    plan.count("expert_shared_count", 1);
+    plan.number("expert_weights_scale", 1.5);
+    plan.flag("expert_weights_norm", true);
+    plan.count("expert_gating_func", SQRT_SOFTPLUS);
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        attention(shape, il, plan);
+        sinks(shape, plan);
+        ffn(shape, plan);
+        if il < n_by_token {
+            plan.token_experts(shape.vocab, [experts.used, experts.count]);
+        } else {
+            plan.bias("exp_probs_b", experts.count);
+        }
+        ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        for block in ["hc_attn", "hc_ffn"] {
+            connection(shape, plan, block, [(2 + STREAMS) * STREAMS, 3]);
+        }
+    }
     head_connection(shape, plan);
     Ok(())
 }
