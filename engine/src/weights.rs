@@ -168,6 +168,24 @@ impl<'a> WeightLoader<'a> {
             .collect()
     }
 
+    /// `n` matrices `[rows, cols]` of one tensor `{cols, rows * n}`, below each other in it.
+    pub fn stacked(
+        &mut self,
+        name: &str,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<PackedMatrix>, ModelError> {
+        let tensor = self.checked(name, &[cols, rows * n])?;
+        let scale = self.scales(name, 1)?[0];
+        (0..n)
+            .map(|i| {
+                let matrix = self.slice(tensor, n, i)?;
+                Ok(self.pack(tensor.ty, rows, cols, &matrix)?.scaled(scale))
+            })
+            .collect()
+    }
+
     /// `n` pairs of matrices of one tensor `{cols, rows + rows, n}`, whose first `rows` rows are the
     /// first of each pair: two lists of matrices `[rows, cols]`.
     pub fn fused_experts(

@@ -133,7 +133,8 @@ fn splits(spec: &ModelSpec, n_stages: usize) -> Vec<(Vec<usize>, usize)> {
     let between = (1..spec.n_layer()).filter(|&cut| kinds(cut - 1) != kinds(cut));
     splits.extend(between.map(|cut| (vec![cut], 64)));
     let has_slots = |layer: &LayerSpec| {
-        layer.blocks.iter().any(|b| matches!(b.kind.state(), StateSpec::Slot { .. }))
+        let is_slot = |state| matches!(state, StateSpec::Slot { .. } | StateSpec::Entries { .. });
+        layer.blocks.iter().any(|b| is_slot(b.kind.state()))
     };
     if spec.layers.iter().any(has_slots) {
         splits.extend([(even.clone(), 1), (even, 512)]);

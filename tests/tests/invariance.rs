@@ -4,12 +4,15 @@
 //! This holds bit for bit, on every op table that this machine has, or on the one that `BRIGADE_TEST_KERNELS`
 //! names.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
+use brigade_engine::stage::Stage;
+use brigade_engine::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 
@@ -21,8 +24,8 @@ const PROMPT: usize = 1_150;
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In some, rows attend
-/// to positions, or to blocks or pools of them, that an index chose.
-const MODELS: [&str; 53] = [
+/// to positions, or to blocks or pools of them, that an index chose; in one, to compressed positions.
+const MODELS: [&str; 54] = [
     "llama",
     "qwen3",
     "granite",
@@ -76,6 +79,7 @@ const MODELS: [&str; 53] = [
     "dots3note",
     "minimax-m3",
     "glm5-next",
+    "deepseek4",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -183,6 +187,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("hy_v4", KvType::F16),
         ("dots3note", KvType::Q8_0),
         ("glm5-next", KvType::Q8_0),
+        ("deepseek4", KvType::F16),
+        ("deepseek4", KvType::Q8_0),
         ("qwen35", KvType::F32),
     ];
     for (model, kv_type) in cases {
@@ -309,7 +315,15 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
 fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     let prompt = tokens(300, 4);
     let (head, tail) = prompt.split_at(170);
-    let models = ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3", "glm5-next"];
+    let models = [
+        "granitehybrid",
+        "falcon-h1",
+        "kimi-linear",
+        "qwen3next",
+        "kimi-k3",
+        "glm5-next",
+        "deepseek4",
+    ];
     for model in models {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
@@ -337,5 +351,54 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
         let rows = line.run(Vec::new(), vec![part(2, head.len(), tail)]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: snapshot");
+    }
+}
+
+/// Copies as checkpoints take them: full pages once, the rest of the last position.
+#[test]
+fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
+    let prompt = tokens(300, 5);
+    let (first, len) = (100, 170);
+    for (model, kv_type) in [
+        ("granitehybrid", KvType::F16),
+        ("deepseek4", KvType::F32),
+        ("deepseek4", KvType::F16),
+        ("deepseek4", KvType::Q8_0),
+    ] {
+        let cuts = vec![2];
+        let mut line =
+            Line::open(&path(model), &LineConfig { kv_type, cuts, ..LineConfig::default() });
+        let whole = line.logits(&prompt, 512);
+        let part = |slot, range: Range<usize>| SeqPart {
+            slot: SlotId(slot),
+            pos: range.start as u32,
+            tokens: prompt[range].to_vec(),
+            want: Want::Logits,
+            mu: None,
+        };
+        let copy = |stage: &Stage, len: usize, pages: u32| {
+            stage.copy_new(SlotId(0), len as u32, pages, CopyRoom::fresh(1 << 30)).unwrap()
+        };
+        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
+        let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();
+        line.run(Vec::new(), vec![part(0, first..len)]);
+        let late: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, len, 1)).collect();
+        line.run(vec![Line::open_slot(2, None)], Vec::new());
+        let n = line.stages().len();
+        for (i, stage) in line.stages().iter_mut().enumerate() {
+            assert!(early[i].complete && late[i].complete, "{model}: room for all");
+            let known = if i + 1 == n { &prompt[..len] } else { &[] };
+            let source = |print: &LayerPrint, block: u32| {
+                let of = |copy: &BlockCopy| copy.layer == print.0 && copy.block == block;
+                let late = late[i].blocks.iter().find(|copy| of(copy))?;
+                let early = early[i].blocks.iter().find(|copy| of(copy))?;
+                let pages = vec![&early.pages[..], &late.pages];
+                Some(BlockSource::Bytes { pages, rest: &late.rest })
+            };
+            stage.put_back(SlotId(2), len as u32, known, source).unwrap();
+        }
+        let rows = line.run(Vec::new(), vec![part(2, len..prompt.len())]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[len..]), "{model}: put back, KV {kv_type:?}");
     }
 }

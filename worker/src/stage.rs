@@ -119,10 +119,11 @@ fn measure_apart(
     })
 }
 
-/// Types that weights can have: those with a kernel.
+/// Types that weights can have: those with a kernel, and that of tables of whole numbers.
 fn quant_types() -> Vec<String> {
     let has_kernel = |ty: &&GgmlType| PackedMatrix::packed_bytes(**ty, 1, ty.block_elems()).is_ok();
-    GgmlType::ALL.iter().filter(has_kernel).map(|ty| ty.name().to_owned()).collect()
+    let is_known = |ty: &&GgmlType| **ty == GgmlType::I32 || has_kernel(ty);
+    GgmlType::ALL.iter().filter(is_known).map(|ty| ty.name().to_owned()).collect()
 }
 
 impl StageBackend for CpuBackend {

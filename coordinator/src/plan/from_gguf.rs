@@ -126,8 +126,8 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
         layer.expert_bytes += bytes;
         layer.expert_share = share;
     }
-    // Vectors (norms, biases) are read, not multiplied with.
-    if tensor.n_dims > 1 {
+    // Vectors (norms, biases) and tables are read, not multiplied with.
+    if tensor.n_dims > 1 && !arch::has_token_rows(&tensor.name) {
         layer.elements += (tensor.n_elems() as f64 * share).round() as u64;
     }
     Ok(())
@@ -152,7 +152,7 @@ fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
 /// Bytes of a row that goes into a matrix and the row that comes out, in f32; of experts, for as many
 /// as a row uses. Their sum over a layer bounds its work memory: not all are needed at once.
 fn widths(blocks: &[BlockSpec], tensor: &TensorInfo) -> f64 {
-    if tensor.n_dims < 2 {
+    if tensor.n_dims < 2 || arch::has_token_rows(&tensor.name) {
         return 0.0;
     }
     let experts: usize = tensor.ne[2..].iter().product();

@@ -1,6 +1,6 @@
 //! Whether a model's adapters are adapters of that model: its architecture, and tensors that it has, in their shapes.
 
-use super::{LAYER_ROWS, OUTPUT, TOKEN_EMBD};
+use super::{LAYER_ROWS, OUTPUT, TOKEN_EMBD, TOKEN_EXPERTS};
 use crate::error::ModelError;
 use crate::gguf::adapters::{self, Adapter, HALVES, of_model};
 use crate::gguf::{Gguf, TensorInfo};
@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 19] = [
+const NOT_ADAPTED: [&str; 21] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -27,10 +27,13 @@ const NOT_ADAPTED: [&str; 19] = [
     "altup_",
     // What joins blocks and head to several streams.
     ".hc_",
-    // Added to gates by the place in a pool.
+    // Added to gates by the place among the positions that become one.
     "_compressor_ape",
     "output_hc_",
     "token_types",
+    // Groups of heads have a matrix each.
+    ".attn_output_a.",
+    TOKEN_EXPERTS,
     "rope_",
     ".attn_rel_b.",
     ".time_mix_first.",
@@ -106,10 +109,11 @@ pub fn takes_adapter(tensor: &TensorInfo) -> bool {
     is_matrix && !heads::has(name) && !NOT_ADAPTED.iter().any(|part| name.contains(part))
 }
 
-/// Whether a tensor of a model's directory has the rows that an adapter adds for tokens: f32 in memory, where they are
-/// looked up.
+/// Whether a tensor of a model's directory has the rows that an adapter adds for tokens, or their experts: in memory four
+/// bytes each, where they are looked up.
 pub fn has_token_rows(tensor: &str) -> bool {
-    of_model(tensor) == (TOKEN_EMBD, true) && tensor.contains(HALVES[0])
+    let of_adapter = of_model(tensor) == (TOKEN_EMBD, true) && tensor.contains(HALVES[0]);
+    of_adapter || tensor.ends_with(TOKEN_EXPERTS)
 }
 
 /// Refuses adapters of the head that makes logits, in a model that makes none.

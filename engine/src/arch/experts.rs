@@ -65,6 +65,7 @@ impl Hparams<'_> {
             0 => Ok(None),
             1 => Ok(Some(Router::Softmax)),
             2 => Ok(Some(Router::Sigmoid)),
+            4 => Ok(Some(Router::SqrtSoftplus)),
             other => Err(ModelError::Unsupported(format!("expert gating function {other}"))),
         }
     }

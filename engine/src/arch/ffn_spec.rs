@@ -83,6 +83,9 @@ pub struct MoeSpec {
     pub router: Router,
     /// Whether a bias (`exp_probs_b.bias`) is added to the weights for the choice alone.
     pub selection_bias: bool,
+    /// Rows, one for each token, of a table that says which experts it uses (`ffn_gate_tid2eid`): the router gives their
+    /// weights alone. `None`: it chooses them too.
+    pub by_token: Option<usize>,
     /// Groups of experts that are chosen first; `None` where all experts compete.
     pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are divided by their sum.
@@ -116,6 +119,7 @@ impl MoeSpec {
             activation: Activation::SwiGlu,
             router: Router::Softmax,
             selection_bias: false,
+            by_token: None,
             groups: None,
             norm_weights: true,
             weights_scale: 1.0,
@@ -169,6 +173,8 @@ pub enum Router {
     Sigmoid,
     /// The choice by the logits themselves, then softmax over the chosen.
     SoftmaxOfChosen,
+    /// `sqrt(softplus(z))` of each.
+    SqrtSoftplus,
 }
 
 /// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,

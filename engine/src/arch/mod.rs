@@ -19,12 +19,14 @@ mod beside;
 mod bitnet;
 mod boundary;
 mod cohere;
+mod compressed_spec;
 mod dbrx;
 mod deci;
 mod decoder;
 mod deepseek;
 mod deepseek2;
 mod deepseek32;
+mod deepseek4;
 mod delta_spec;
 mod dots3note;
 mod encoder;
@@ -106,6 +108,7 @@ pub use attention_spec::{
     NormOver, QkNorm, Rotation, Temperature,
 };
 pub use beside::{Beside, BoundarySpec};
+pub use compressed_spec::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec};
 pub use ffn_spec::{
     Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
@@ -156,6 +159,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
     ("deepseek32", deepseek32::describe),
+    ("deepseek4", deepseek4::describe),
     ("dots1", deepseek::describe_dots1),
     ("dots3note", dots3note::describe),
     ("ernie4_5", ernie::describe),
@@ -283,6 +287,8 @@ const ENCODER_PREFIX: &str = "enc.";
 pub const TOKEN_TYPES: &str = "token_types.weight";
 /// Name of the matrices that make a token's other streams of the first, where a model has several.
 pub const ALTUP_PROJ: &str = "altup_proj.weight";
+/// Ends the names of tables that choose the experts of each token.
+pub const TOKEN_EXPERTS: &str = "ffn_gate_tid2eid.weight";
 /// Begins the names of all tensors that make the layers' own rows of a token.
 pub const LAYER_ROWS: &str = "per_layer_";
 /// Name of the table of tokens' rows for all layers, where a model has one.

@@ -4,8 +4,8 @@
 //! Of the metadata, only what most models have around their layers is read here.
 
 use super::{
-    AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, DeltaNetSpec, ENCODER_PREFIX, Hparams,
-    KdaSpec, KvFrom, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec,
+    AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, CompressedSpec, DeltaNetSpec, ENCODER_PREFIX,
+    Hparams, KdaSpec, KvFrom, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec,
     OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec, TOKEN_EMBD, Temperature,
     TimeMix6Spec, TimeMixSpec,
 };
@@ -124,7 +124,7 @@ impl ModelSpec {
         }
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let is_whole = |block: &BlockSpec| match block.kind.state() {
-            StateSpec::Slot { .. } => true,
+            StateSpec::Slot { .. } | StateSpec::Entries { .. } => true,
             StateSpec::Paged { window, .. } => windows && window.is_some(),
             StateSpec::None => false,
         };
@@ -140,7 +140,8 @@ impl ModelSpec {
         format!("{prefix}blk.{layer}")
     }
 
-    /// Whether layer `layer` has a tensor of its own name that nobody reads: it attends to keys and values of another.
+    /// Whether layer `layer` has a tensor of its own name that nobody reads: it attends to keys and values of another, or the
+    /// tensor is for pictures.
     pub fn leaves_out(&self, layer: usize, tensor: &str) -> bool {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => {
@@ -148,6 +149,8 @@ impl ModelSpec {
                 matches!(a.kv, KvFrom::Borrowed(_))
                     && unread.iter().any(|part| tensor.contains(part))
             }
+            // For tokens that are pictures.
+            BlockKind::Moe(_) => tensor.contains(".exp_probs_b_vl."),
             _ => false,
         })
     }
@@ -253,6 +256,8 @@ pub enum BlockKind {
     Mamba2(Mamba2Spec),
     /// Latent attention over a cache of compressed rows.
     Mla(MlaSpec),
+    /// Attention to a window and to entries that stand for several positions each.
+    Compressed(CompressedSpec),
     /// Dense FFN.
     Mlp(MlpSpec),
     /// Mixture of experts.
@@ -321,6 +326,7 @@ impl BlockKind {
                 let (per_head, index) = ([m.key_width(), 0], m.index_dim());
                 StateSpec::Paged { n_head: 1, per_head, index, window: m.window }
             }
+            Self::Compressed(c) => c.state(),
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },

@@ -348,7 +348,7 @@ impl Query {
 }
 
 /// Each head's product: `x[n_head, n, cols]` to `out[n_head, n, rows]`.
-fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]) {
+pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]) {
     let x = ActRows::new(cx.compute, x, heads[0].cols(), &[&heads[0]]);
     let n = x.n_rows() / heads.len();
     let outs = out.chunks_exact_mut(n * heads[0].rows());

@@ -9,7 +9,10 @@ mod attention;
 mod block_index;
 mod branches;
 mod channel_mix;
+mod compressed;
+mod compressor;
 mod delta_net;
+mod entry_maker;
 mod experts;
 mod index;
 mod kda;
@@ -29,11 +32,13 @@ mod scratch;
 mod short_conv;
 mod time_mix;
 mod time_mix6;
+mod token_experts;
 mod token_shift;
 
 pub use altup::{Correct, Predict};
 pub use attention::Attention;
 pub use channel_mix::ChannelMix;
+pub use compressed::Compressed;
 pub use delta_net::DeltaNet;
 pub use kda::Kda;
 pub use laurel::Laurel;
@@ -53,7 +58,7 @@ pub use time_mix6::TimeMix6;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix, RopeTable};
+use crate::kernels::{ActRows, Compute, HeadColumns, PackedMatrix, RopeParams, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use linear::Projection;
@@ -67,6 +72,8 @@ pub enum Block {
     Mamba2(Box<Mamba2>),
     /// See [`Mla`].
     Mla(Box<Mla>),
+    /// See [`Compressed`].
+    Compressed(Box<Compressed>),
     /// See [`Mlp`].
     Mlp(Box<Mlp>),
     /// See [`Moe`].
@@ -111,6 +118,10 @@ pub struct BlockCx<'a> {
     pub rope: Option<&'a RopeTable>,
     /// Those of [`Rotation::Local`](crate::arch::Rotation::Local) blocks.
     pub local_rope: Option<&'a RopeTable>,
+    /// What makes these tables, the model's and the local one, where there are such: for other positions than the rows'.
+    pub rope_params: [Option<&'a RopeParams>; 2],
+    /// The token of each row.
+    pub tokens: &'a [u32],
     /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
     pub layer_input: &'a [f32],
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
@@ -149,6 +160,9 @@ impl Block {
                 Self::Mamba2(Box::new(Mamba2::load(spec, stem, n_embd, loader)?))
             }
             BlockKind::Mla(spec) => Self::Mla(Box::new(Mla::load(spec, stem, n_embd, loader)?)),
+            BlockKind::Compressed(spec) => {
+                Self::Compressed(Box::new(Compressed::load(spec, stem, n_embd, loader)?))
+            }
             BlockKind::Mlp(spec) => Self::Mlp(Box::new(Mlp::load(spec, stem, n_embd, loader)?)),
             BlockKind::Moe(spec) => Self::Moe(Box::new(Moe::load(spec, stem, n_embd, loader)?)),
             BlockKind::Mamba(spec) => {
@@ -195,6 +209,7 @@ impl Block {
             Self::Attention(attention) => attention.inputs(),
             Self::Mamba2(mamba2) => mamba2.inputs(),
             Self::Mla(mla) => mla.inputs(),
+            Self::Compressed(compressed) => compressed.inputs(),
             Self::Mlp(mlp) => mlp.inputs(),
             Self::Moe(moe) => moe.inputs(),
             Self::LayerRow(row) => row.inputs(),
@@ -218,6 +233,7 @@ impl Block {
             Self::Attention(attention) => attention.nbytes(),
             Self::Mamba2(mamba2) => mamba2.nbytes(),
             Self::Mla(mla) => mla.nbytes(),
+            Self::Compressed(compressed) => compressed.nbytes(),
             Self::Mlp(mlp) => mlp.nbytes(),
             Self::Moe(moe) => moe.nbytes(),
             Self::LayerRow(row) => row.nbytes(),
@@ -248,6 +264,7 @@ impl Block {
         match (self, state) {
             (Self::Attention(attention), BlockState::Kv(kv)) => attention.forward(cx, kv, x, out),
             (Self::Mla(mla), BlockState::Kv(kv)) => mla.forward(cx, kv, x, out),
+            (Self::Compressed(compressed), state) => compressed.forward(cx, state, x, out),
             (Self::Mamba(mamba), BlockState::Slots(states)) => mamba.forward(cx, states, x, out),
             (Self::Mamba2(mamba2), BlockState::Slots(slots)) => mamba2.forward(cx, slots, x, out),
             (Self::ShortConv(conv), BlockState::Slots(states)) => conv.forward(cx, states, x, out),
@@ -284,6 +301,22 @@ fn project(cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
     let mut out = cx.scratch.take(n * w.rows());
     w.forward(cx, x, &mut out);
     out
+}
+
+/// Rotates the last `n_rot` elements of heads of `stride`.
+fn rotate_last(
+    cx: &mut BlockCx<'_>,
+    heads: &mut [f32],
+    [stride, n_rot]: [usize; 2],
+    table: &RopeTable,
+) {
+    let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
+    let mut pe = cx.scratch.take(heads.len() / stride * n_rot);
+    // Rotated row by row: heads need not be apart.
+    cx.compute.heads_apart(heads, 1, columns, &mut pe);
+    cx.compute.rope(&mut pe, n_rot, table);
+    cx.compute.heads_together(&pe, 1, columns, heads);
+    cx.scratch.give_all([pe]);
 }
 
 /// Columns `first_col ..` of rows of `stride` values as rows of their own, `width` values each.

@@ -7,7 +7,8 @@
 use super::branches::Branches;
 use super::experts::Experts;
 use super::linear::Linear;
-use super::routing::{Routing, choose, choose_adjugates};
+use super::routing::{Routing, choose, choose_adjugates, weigh};
+use super::token_experts::TokenExperts;
 use super::{BlockCx, Mlp};
 use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
@@ -23,6 +24,8 @@ pub struct Moe {
     /// To the experts' logits.
     router: Linear,
     selection_bias: Option<Vec<f32>>,
+    /// Where tokens have experts of their own.
+    by_token: Option<TokenExperts>,
     /// Where experts work in another width.
     latent: Option<Latent>,
     /// Where the shared expert and the others have norms of their own.
@@ -78,6 +81,10 @@ impl Moe {
             }
             false => None,
         };
+        let by_token = match spec.by_token {
+            Some(n_vocab) => Some(TokenExperts::load(stem, [n_vocab, spec.n_used, n], loader)?),
+            None => None,
+        };
         let branches = match spec.branch_eps {
             Some(eps) => Some(Branches::load(stem, n_embd, eps, loader)?),
             None => None,
@@ -107,6 +114,7 @@ impl Moe {
             router: router.with_bias(loader.opt_vector(&format!("{stem}.ffn_gate_inp.bias"), n)?),
             branches,
             selection_bias,
+            by_token,
             latent,
             experts,
             adjugates,
@@ -252,6 +260,7 @@ impl Moe {
         latent.chain([&self.router]).map(Linear::nbytes).sum::<usize>()
             + self.experts.nbytes()
             + adjugates
+            + self.by_token.as_ref().map_or(0, TokenExperts::nbytes)
             + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
@@ -264,6 +273,10 @@ impl Moe {
             Router::Softmax => cx.compute.softmax(&mut probs, n_expert),
             Router::Sigmoid => cx.compute.sigmoid(&mut probs),
             Router::SoftmaxOfChosen => {}
+            Router::SqrtSoftplus => {
+                cx.compute.softplus(&mut probs);
+                probs.iter_mut().for_each(|p| *p = p.sqrt());
+            }
         }
         probs
     }
@@ -272,8 +285,11 @@ impl Moe {
     fn route(&self, cx: &BlockCx<'_>, probs: &[f32]) -> Routing {
         let n_expert = self.spec.n_expert;
         let mut picks = Vec::with_capacity(probs.len() / n_expert * self.spec.n_used);
-        for probs in probs.chunks_exact(n_expert) {
-            picks.extend(choose(probs, self.selection_bias.as_deref(), &self.spec));
+        for (row, probs) in probs.chunks_exact(n_expert).enumerate() {
+            picks.extend(match &self.by_token {
+                Some(experts) => weigh(experts.of(cx.tokens[row]).collect(), probs, &self.spec),
+                None => choose(probs, self.selection_bias.as_deref(), &self.spec),
+            });
         }
         if self.spec.router == Router::SoftmaxOfChosen {
             let mut weights: Vec<f32> = picks.iter().map(|pick| pick.1).collect();

@@ -20,7 +20,11 @@ pub(super) fn choose(probs: &[f32], bias: Option<&[f32]>, spec: &MoeSpec) -> Vec
     if let Some(groups) = spec.groups {
         close_groups(&mut scores, groups);
     }
-    let order = best(&scores, spec.n_used);
+    weigh(best(&scores, spec.n_used), probs, spec)
+}
+
+/// Some experts of one row with their weights, in their order.
+pub(super) fn weigh(order: Vec<usize>, probs: &[f32], spec: &MoeSpec) -> Vec<(usize, f32)> {
     let mut sum = 0.0;
     for &e in &order {
         sum += probs[e];

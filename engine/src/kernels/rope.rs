@@ -117,6 +117,21 @@ impl RopeTable {
         table
     }
 
+    /// The table that turns back what this one turned, as far as it has no magnitude.
+    pub fn backwards(&self) -> Self {
+        let mut back = Self { cos: self.cos.clone(), sin: self.sin.clone(), ..*self };
+        match self.layout {
+            RopeLayout::Norm => back.sin.iter_mut().for_each(|sin| *sin = -*sin),
+            RopeLayout::Neox => {
+                let half = self.n_rot / 2;
+                for row in back.cos.chunks_exact_mut(self.n_rot.max(1)) {
+                    row[half..].iter_mut().for_each(|sin| *sin = -*sin);
+                }
+            }
+        }
+        back
+    }
+
     /// Rows of the table.
     pub fn n_rows(&self) -> usize {
         self.n_rows

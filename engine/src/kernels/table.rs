@@ -15,6 +15,7 @@ use super::index::IndexTile;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
+use super::pooled::GatedPool;
 use super::pooling::PoolTile;
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
@@ -70,6 +71,7 @@ pub struct Kernels {
     pub(super) decay_factors: fn(&mut [f32], &[f32], &[f32]),
     pub(super) bounded_decay_factors: fn(&mut [f32], &[f32], &[f32], f32),
     pub(super) attend_depth: fn(DepthRow<'_>),
+    pub(super) pool_gated: fn(GatedPool<'_>),
     pub(super) ssd: fn(SsdTile<'_>),
     pub(super) ssd_plain: fn(SsdTile<'_>),
     pub(super) ssd_chunked: fn(SsdTile<'_>, usize),
@@ -130,6 +132,7 @@ impl Kernels {
             decay_factors: cpu::delta::decay_factors::<S>,
             bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
             attend_depth: cpu::depth_attention::attend_depth::<S>,
+            pool_gated: cpu::pooled::pool_gated::<S>,
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,

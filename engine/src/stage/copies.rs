@@ -4,7 +4,15 @@ use super::Stage;
 use crate::batch::{BlockId, SlotId};
 use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
-use crate::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
+use crate::state::{BlockCopy, BlockSource, BlockState, CopyRoom, LayerPrint, StageCopy};
+
+/// Numbers from one state of a block to its next: more than a layer has blocks.
+const STATES_APART: usize = 1 << 8;
+
+/// The number in its layer of a block's state: the block's own, and for its second state another.
+fn number_of(block: usize, part: usize) -> u32 {
+    (block + part * STATES_APART) as u32
+}
 
 impl Stage {
     /// What copies of this stage's states belong to: model, cache type and numerics. Weights are told apart layer by
@@ -26,7 +34,15 @@ impl Stage {
 
     /// Whether a block has a recurrent state.
     pub fn has_slots(&self) -> bool {
-        self.blocks.iter().any(|block| block.state.paged() == Some(false))
+        self.states().any(|(_, _, state)| state.paged() == Some(false))
+    }
+
+    /// All states that are copied by themselves, each with its layer and its number there.
+    fn states(&self) -> impl Iterator<Item = (u32, u32, &BlockState)> {
+        self.blocks.iter().flat_map(|block| {
+            let parts = block.state.parts().iter().enumerate();
+            parts.map(|(part, state)| (block.layer as u32, number_of(block.index, part), state))
+        })
     }
 
     /// What is new of the first `len` positions of a sequence, whose first `first_page` pages have been copied
@@ -42,21 +58,23 @@ impl Stage {
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
         let sequence = self.sequences.with_prefix(slot, len)?;
-        let page_bytes: usize = self.blocks.iter().map(|b| b.state.page_bytes()).sum();
-        let rest_bytes: usize = self.blocks.iter().map(|b| b.state.rest_bytes(len)).sum();
+        let page_bytes: usize = self.states().map(|(_, _, state)| state.page_bytes()).sum();
+        let rest_bytes: usize = self.states().map(|(_, _, state)| state.rest_bytes(len)).sum();
         let wanted = (len / KV_PAGE as u32).saturating_sub(first_page);
         let room = to.max_bytes.checked_div(page_bytes).unwrap_or(usize::MAX);
         let n_pages = wanted.min(u32::try_from(room).unwrap_or(u32::MAX));
         let left = to.max_bytes.saturating_sub(n_pages as usize * page_bytes);
         let complete = n_pages == wanted && rest_bytes <= left;
-        let stateful = self.blocks.iter().filter_map(|b| Some((b, b.state.paged()?)));
-        let blocks = stateful.map(|(block, paged)| BlockCopy {
-            layer: block.layer as u32,
-            block: block.index as u32,
+        let stateful = self
+            .states()
+            .filter_map(|(layer, block, state)| Some((layer, block, state, state.paged()?)));
+        let blocks = stateful.map(|(layer, block, state, paged)| BlockCopy {
+            layer,
+            block,
             paged,
-            pages: block.state.copy_pages(sequence, first_page, n_pages, to),
+            pages: state.copy_pages(sequence, first_page, n_pages, to),
             rest: match complete {
-                true => block.state.copy_rest(slot, sequence, len, to),
+                true => state.copy_rest(slot, sequence, len, to),
                 false => Vec::new(),
             },
         });
@@ -84,21 +102,21 @@ impl Stage {
             return Err(SnapshotError::Damaged(why));
         }
         let mut sources = Vec::new();
-        for block in self.blocks.iter().filter(|b| b.state.paged().is_some()) {
-            let (layer, index) = (block.layer, block.index);
-            let print = self.prints.iter().find(|(of, _)| *of as usize == layer);
-            let found = print.and_then(|print| source(print, index as u32)).ok_or_else(|| {
+        for (layer, index, state) in self.states().filter(|(_, _, s)| s.paged().is_some()) {
+            let print = self.prints.iter().find(|(of, _)| *of == layer);
+            let found = print.and_then(|print| source(print, index)).ok_or_else(|| {
                 SnapshotError::Foreign(format!("there is no copy of layer {layer}, block {index}"))
             })?;
-            if !block.state.fits(&found, len) {
+            if !state.fits(&found, len) {
                 let why = format!("the copy of layer {layer}, block {index} has another size");
                 return Err(SnapshotError::Damaged(why));
             }
             sources.push(found);
         }
-        let stateful = self.blocks.iter_mut().filter(|b| b.state.paged().is_some());
-        for (block, source) in stateful.zip(sources) {
-            block.state.put_back(slot, &sequence, &source, len);
+        let states = self.blocks.iter_mut().flat_map(|block| block.state.parts_mut());
+        let stateful = states.filter(|state| state.paged().is_some());
+        for (state, source) in stateful.zip(sources) {
+            state.put_back(slot, &sequence, &source, len);
         }
         self.sequences.set_restored(slot, len, tokens.to_vec());
         Ok(())

@@ -180,6 +180,7 @@ impl Stage {
         }
         let n_rows = ub.n_rows();
         let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
+        let tokens = embedding::tokens_of(ub);
         let mut rows = match input {
             Some(input) => {
                 BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
@@ -187,19 +188,22 @@ impl Stage {
             None => self.embed(ub, &adapters),
         };
         if self.head.is_none() {
-            let of_rows = (&applied.parts[..], &adapters);
+            let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             rows.leave_behind(n_rows, &self.spec.boundary(self.layers.end));
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, (&applied.parts, &adapters), n_rows, &mut rows);
+        self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
         let mut wanted = rows.wanted(&applied.parts, n_rows);
         rows.give_back(&mut self.scratch);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
-        let adapters = adapters.picked(applied.parts.iter().flat_map(wanted_rows));
-        self.run_blocks(mixing..self.blocks.len(), (&[], &adapters), n_wanted, &mut wanted);
+        let picked = || applied.parts.iter().flat_map(wanted_rows);
+        let adapters = adapters.picked(picked());
+        let tokens: Vec<u32> = picked().map(|row| tokens[row]).collect();
+        let of_rows = (&[][..], &tokens[..], &adapters);
+        self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (scratch, sequences) = (&mut self.scratch, &self.sequences);
         let rows =
@@ -340,7 +344,7 @@ impl Stage {
     fn run_blocks(
         &mut self,
         range: Range<usize>,
-        (parts, adapters): (&[PartRows], &RowAdapters),
+        (parts, tokens, adapters): (&[PartRows], &[u32], &RowAdapters),
         n_rows: usize,
         rows: &mut BoundaryRows,
     ) {
@@ -382,6 +386,8 @@ impl Stage {
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
                 local_rope: local_rope.as_ref(),
+                rope_params: [self.rope.as_ref(), self.local_rope.as_ref()],
+                tokens,
                 layer_input: &layer_input,
                 beside: &mut rows.beside,
                 adapters,

@@ -1,6 +1,6 @@
 //! The state of one block. Whatever its kind, it is zeroed, copied, read and written in the same way.
 
-use super::{KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
+use super::{EntryPages, KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
 use crate::arch::BlockKind;
 use crate::batch::SlotId;
 use crate::error::ModelError;
@@ -14,6 +14,10 @@ pub enum BlockState {
     Kv(KvCache),
     /// Recurrent state in slots.
     Slots(SlotStates),
+    /// Entries in pages.
+    Entries(EntryPages),
+    /// Two states that are kept apart: what [`Self::parts`] has of it is read, written and copied, each by itself.
+    Both(Box<[BlockState; 2]>),
 }
 
 impl BlockState {
@@ -31,8 +35,31 @@ impl BlockState {
             (StateSpec::Slot { conv, scan }, _) => {
                 Self::Slots(SlotStates::new(n_slots, conv, scan)?)
             }
+            (spec @ StateSpec::Entries { recent, .. }, _) => {
+                let layout = spec.entry_layout(room.kv_type);
+                let layout = layout.expect("entries have a layout");
+                let entries = Self::Entries(EntryPages::new(layout, room)?);
+                let recent = Self::Slots(SlotStates::new(n_slots, recent, 0)?);
+                Self::Both(Box::new([entries, recent]))
+            }
             (StateSpec::None, _) => Self::None,
         })
+    }
+
+    /// The states that it is made of: itself, unless there are two.
+    pub fn parts(&self) -> &[BlockState] {
+        match self {
+            Self::Both(both) => &both[..],
+            other => std::slice::from_ref(other),
+        }
+    }
+
+    /// As [`Self::parts`], to be changed.
+    pub fn parts_mut(&mut self) -> &mut [BlockState] {
+        match self {
+            Self::Both(both) => &mut both[..],
+            other => std::slice::from_mut(other),
+        }
     }
 
     /// Bytes reserved.
@@ -41,6 +68,8 @@ impl BlockState {
             Self::None => 0,
             Self::Kv(kv) => kv.nbytes() as u64,
             Self::Slots(slots) => slots.nbytes() as u64,
+            Self::Entries(entries) => entries.nbytes() as u64,
+            Self::Both(both) => both.iter().map(Self::nbytes).sum(),
         }
     }
 
@@ -48,16 +77,18 @@ impl BlockState {
     /// are never read.
     pub fn zero(&mut self, slot: SlotId) {
         match self {
-            Self::None | Self::Kv(_) => {}
+            Self::None | Self::Kv(_) | Self::Entries(_) => {}
             Self::Slots(slots) => slots.zero(slot),
+            Self::Both(both) => both.iter_mut().for_each(|state| state.zero(slot)),
         }
     }
 
     /// Forgets all sequences.
     pub fn clear(&mut self) {
         match self {
-            Self::None | Self::Slots(_) => {}
+            Self::None | Self::Slots(_) | Self::Entries(_) => {}
             Self::Kv(kv) => kv.clear(),
+            Self::Both(both) => both.iter_mut().for_each(Self::clear),
         }
     }
 
@@ -71,6 +102,12 @@ impl BlockState {
                 }
             }
             Self::Slots(slots) => slots.copy(copy.slots.0, copy.slots.1),
+            Self::Entries(entries) => {
+                for (src, dst) in copy.src_blocks.iter().zip(&copy.dst_blocks) {
+                    entries.copy_page(*src, *dst);
+                }
+            }
+            Self::Both(both) => both.iter_mut().for_each(|state| state.copy(copy)),
         }
     }
 
@@ -80,6 +117,8 @@ impl BlockState {
             Self::None => 0,
             Self::Kv(kv) => kv.n_kept(sequence.len) * kv.layout().page_bytes(),
             Self::Slots(slots) => slots.slot_bytes(),
+            Self::Entries(entries) => entries.n_kept(sequence.len) * entries.layout().page_bytes(),
+            Self::Both(both) => both.iter().map(|state| state.n_bytes_of(sequence)).sum(),
         }
     }
 
@@ -94,6 +133,15 @@ impl BlockState {
                 Some(bytes)
             }
             Self::Slots(slots) => Some(slots.read(slot)),
+            Self::Entries(entries) => {
+                let mut bytes = Vec::with_capacity(self.n_bytes_of(sequence));
+                let pages = (0, entries.n_kept(sequence.len));
+                entries.read_into(sequence, pages, sequence.len, &mut bytes);
+                Some(bytes)
+            }
+            Self::Both(both) => {
+                Some(both.iter().filter_map(|state| state.read(slot, sequence)).flatten().collect())
+            }
         }
     }
 
@@ -108,6 +156,20 @@ impl BlockState {
                 }
             }
             Self::Slots(slots) => slots.write(slot, bytes),
+            Self::Entries(entries) => {
+                let pages = bytes.chunks_exact(entries.layout().page_bytes());
+                for (block, page) in sequence.blocks.iter().zip(pages) {
+                    entries.page_mut(*block).copy_from_slice(page);
+                }
+            }
+            Self::Both(both) => {
+                let mut left = bytes;
+                for state in both.iter_mut() {
+                    let (mine, rest) = left.split_at(state.n_bytes_of(sequence));
+                    state.write(slot, sequence, mine);
+                    left = rest;
+                }
+            }
         }
     }
 }

@@ -78,11 +78,13 @@ pub enum BlockSource<'a> {
 }
 
 impl BlockState {
-    /// Whether it has pages that stay; `None` for a block without state. What a window sees is all rest.
+    /// Whether it has pages that stay; `None` for a block without state. What a window sees is all rest. This and what
+    /// follows is asked of each of the [`Self::parts`].
     pub(crate) fn paged(&self) -> Option<bool> {
         match self {
-            Self::None => None,
+            Self::None | Self::Both(_) => None,
             Self::Kv(kv) => Some(kv.keeps_all()),
+            Self::Entries(_) => Some(true),
             Self::Slots(_) => Some(false),
         }
     }
@@ -91,14 +93,17 @@ impl BlockState {
     pub(crate) fn page_bytes(&self) -> usize {
         match self {
             Self::Kv(kv) if kv.keeps_all() => kv.layout().page_bytes(),
-            Self::None | Self::Kv(_) | Self::Slots(_) => 0,
+            Self::Entries(entries) => entries.layout().page_bytes(),
+            Self::None | Self::Both(_) | Self::Kv(_) | Self::Slots(_) => 0,
         }
     }
 
     /// Bytes of the rest at position `len`.
     pub(crate) fn rest_bytes(&self, len: u32) -> usize {
         match self {
-            Self::None => 0,
+            Self::None | Self::Both(_) => 0,
+            Self::Entries(_) if is_full(len) => 0,
+            Self::Entries(_) => self.page_bytes(),
             Self::Kv(kv) if !kv.keeps_all() => kv.n_kept(len) * kv.layout().page_bytes(),
             Self::Kv(_) if is_full(len) => 0,
             Self::Kv(kv) => kv.layout().page_bytes(),
@@ -114,15 +119,22 @@ impl BlockState {
         n: u32,
         room: CopyRoom<'_>,
     ) -> Vec<u8> {
-        let Self::Kv(kv) = self else { return Vec::new() };
-        if !kv.keeps_all() {
-            return Vec::new();
+        let take = || (room.buffer)(n as usize * self.page_bytes());
+        match self {
+            Self::Kv(kv) if kv.keeps_all() => {
+                let mut bytes = take();
+                for block in &sequence.blocks[first as usize..(first + n) as usize] {
+                    bytes.extend_from_slice(kv.page(*block));
+                }
+                bytes
+            }
+            Self::Entries(entries) => {
+                let (mut bytes, len) = (take(), (first + n) * KV_PAGE as u32);
+                entries.read_into(sequence, (first as usize, n as usize), len, &mut bytes);
+                bytes
+            }
+            Self::None | Self::Both(_) | Self::Kv(_) | Self::Slots(_) => Vec::new(),
         }
-        let mut bytes = (room.buffer)(n as usize * kv.layout().page_bytes());
-        for block in &sequence.blocks[first as usize..(first + n) as usize] {
-            bytes.extend_from_slice(kv.page(*block));
-        }
-        bytes
     }
 
     /// The rest at position `len`. Of a page, nothing beyond that.
@@ -134,8 +146,13 @@ impl BlockState {
         room: CopyRoom<'_>,
     ) -> Vec<u8> {
         match self {
-            Self::None => Vec::new(),
-            Self::Kv(_) if self.rest_bytes(len) == 0 => Vec::new(),
+            Self::None | Self::Both(_) => Vec::new(),
+            Self::Kv(_) | Self::Entries(_) if self.rest_bytes(len) == 0 => Vec::new(),
+            Self::Entries(entries) => {
+                let mut page = (room.buffer)(self.rest_bytes(len));
+                entries.read_into(sequence, (len as usize / KV_PAGE, 1), len, &mut page);
+                page
+            }
             Self::Kv(kv) => {
                 let mut pages = (room.buffer)(self.rest_bytes(len));
                 let kept = kv.kept(sequence, len);
@@ -154,7 +171,10 @@ impl BlockState {
     /// Whether `source` has as many bytes as position `len` takes, or as many pages.
     pub(crate) fn fits(&self, source: &BlockSource<'_>, len: u32) -> bool {
         match (self, source) {
-            (Self::None, _) => true,
+            (Self::None | Self::Both(_), _) => true,
+            (Self::Entries(entries), BlockSource::InPlace(blocks)) => {
+                blocks.len() >= entries.n_kept(len)
+            }
             (Self::Kv(kv), BlockSource::InPlace(blocks)) => {
                 kv.keeps_all() && blocks.len() >= (len as usize).div_ceil(KV_PAGE)
             }
@@ -193,8 +213,23 @@ impl BlockState {
                     kv.page_mut(*block).copy_from_slice(page);
                 }
             }
+            (Self::Entries(entries), BlockSource::InPlace(held)) => {
+                for (from, to) in held.iter().zip(sequence.blocks.iter()).take(n_pages) {
+                    if from != to {
+                        entries.copy_page(*from, *to);
+                    }
+                }
+            }
+            (Self::Entries(entries), BlockSource::Bytes { pages, rest }) => {
+                let nbytes = entries.layout().page_bytes();
+                let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
+                let all = full.take(len as usize / KV_PAGE).chain(rest.chunks_exact(nbytes));
+                for (block, page) in sequence.blocks.iter().zip(all) {
+                    entries.page_mut(*block).copy_from_slice(page);
+                }
+            }
             (Self::Slots(slots), BlockSource::Bytes { rest, .. }) => slots.write(slot, rest),
-            (Self::None, _) | (Self::Slots(_), BlockSource::InPlace(_)) => {}
+            (Self::None | Self::Both(_), _) | (Self::Slots(_), BlockSource::InPlace(_)) => {}
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod block;
 mod copies;
+mod entries;
 mod kv;
 mod memory;
 mod parts;
@@ -15,6 +16,7 @@ mod snapshot;
 
 pub use block::BlockState;
 pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
+pub use entries::EntryPages;
 pub use kv::KvCache;
 pub use parts::{merge_snapshots, select_layers};
 pub use places::{pages_kept, pages_of_each, pages_of_rows};
@@ -22,7 +24,7 @@ pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCo
 pub use slots::SlotStates;
 pub use snapshot::{LayerPrint, SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};
 
-use crate::kernels::{KV_PAGE, KvType, Window};
+use crate::kernels::{EntryLayout, KV_PAGE, KvType, Window};
 
 /// Where a copy of a sequence may end, so that another one can go on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,17 @@ pub enum StateSpec {
         index: usize,
         /// What a row sees of it; `None`: all.
         window: Option<Window>,
+    },
+    /// An entry of every so many positions, kept in pages, beside a fixed size in f32.
+    Entries {
+        /// Positions of an entry.
+        every: usize,
+        /// Scalars of an entry.
+        width: usize,
+        /// Scalars of its key of an index.
+        index: usize,
+        /// Scalars that a sequence remembers besides: of its last positions.
+        recent: usize,
     },
     /// A fixed size, in f32.
     Slot {
@@ -96,7 +109,21 @@ impl StateSpec {
                 let of_head: usize = per_head.map(|n| kv.bytes_of(n)).iter().sum();
                 n_head * of_head + kv.bytes_of(*index)
             }
+            // A page's bytes are a multiple of its positions.
+            Self::Entries { .. } => {
+                self.entry_layout(kv).map_or(0, |layout| layout.page_bytes() / KV_PAGE)
+            }
             _ => 0,
+        }
+    }
+
+    /// Shape of the pages of entries.
+    pub fn entry_layout(&self, ty: KvType) -> Option<EntryLayout> {
+        match *self {
+            Self::Entries { every, width, index, .. } => {
+                Some(EntryLayout { every, width, index_dim: index, ty })
+            }
+            _ => None,
         }
     }
 
@@ -105,9 +132,10 @@ impl StateSpec {
         self.conv_bytes() + self.scan_bytes()
     }
 
-    /// The part of [`Self::bytes_per_sequence`] that convolutions remember.
+    /// The part of [`Self::bytes_per_sequence`] that convolutions remember, and others of the last positions.
     pub fn conv_bytes(&self) -> usize {
         match self {
+            Self::Entries { recent, .. } => recent * size_of::<f32>(),
             Self::Slot { conv, .. } => conv * size_of::<f32>(),
             _ => 0,
         }

@@ -118,6 +118,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen", build: later::qwen },
     Arch { name: "plamo", build: later::plamo },
     Arch { name: "plamo3", build: later::plamo3 },
+    Arch { name: "deepseek4", build: streams::deepseek4 },
     Arch { name: "maincoder", build: later::maincoder },
     Arch { name: "plm", build: deepseek::plm },
     Arch { name: "granite_swa", build: gated::granite_swa },

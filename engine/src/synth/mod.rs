@@ -7,6 +7,7 @@
 mod adapter;
 mod arch;
 mod classic;
+mod compressed;
 mod decoder;
 mod deepseek;
 mod delta;
@@ -41,7 +42,7 @@ pub use file_type::FileType;
 pub use shape::{Experts, SIZES, Shape, Ssm};
 
 use crate::gguf::{GgufError, GgufWriter, TensorStream};
-use crate::quant::{Format, QuantError, require_format};
+use crate::quant::{Format, GgmlType, QuantError, require_format};
 use noise::RowNoise;
 use plan::{ModelPlan, TensorPlan};
 use rayon::prelude::*;
@@ -134,8 +135,13 @@ pub fn write_telling(
     let mut stream = writer.start(out).map_err(io)?;
     let mut done = 0;
     for tensor in &plan.tensors {
-        let format = require_format(tensor.ty, &tensor.name)?;
-        write_tensor(spec.seed, tensor, format, &mut stream, &io)?;
+        match tensor.ty {
+            GgmlType::I32 => stream.write(&whole_numbers(spec.seed, tensor)).map_err(io)?,
+            ty => {
+                let format = require_format(ty, &tensor.name)?;
+                write_tensor(spec.seed, tensor, format, &mut stream, &io)?;
+            }
+        }
         let n_rows: usize = tensor.ne[1..].iter().product();
         done +=
             (n_rows * (tensor.ne[0] / tensor.ty.block_elems() * tensor.ty.block_bytes())) as u64;
@@ -165,6 +171,19 @@ fn header(spec: &Spec, plan: &ModelPlan) -> Result<GgufWriter, GgufError> {
         writer.tensor(&tensor.name, tensor.ty, &tensor.ne)?;
     }
     Ok(writer)
+}
+
+/// A table of whole numbers, as the file has it.
+fn whole_numbers(seed: u64, tensor: &TensorPlan) -> Vec<u8> {
+    let noise = RowNoise::new(seed, &tensor.name);
+    let n_rows: usize = tensor.ne[1..].iter().product();
+    let mut row = vec![0.0; tensor.ne[0]];
+    let mut bytes = Vec::with_capacity(n_rows * row.len() * size_of::<i32>());
+    for r in 0..n_rows {
+        noise.fill(r as u64, tensor.fill, &mut row);
+        bytes.extend(row.iter().flat_map(|value| (*value as i32).to_le_bytes()));
+    }
+    bytes
 }
 
 /// Makes and encodes a tensor's rows on all cores, a chunk at a time.

@@ -16,6 +16,8 @@ pub(super) enum Fill {
     /// Near-normal around -2 with this standard deviation: step sizes before their softplus, so that a
     /// state forgets in about ten tokens.
     Step(f32),
+    /// In each row some of so many experts, as whole numbers, none twice as long as there are enough.
+    Experts(usize),
 }
 
 /// The noise of one tensor.
@@ -60,6 +62,13 @@ impl RowNoise {
             Fill::AroundOne(deviation) => (1.0, deviation),
             Fill::Decay(deviation) => (-1.0, deviation),
             Fill::Step(deviation) => (-2.0, deviation),
+            Fill::Experts(n) => {
+                let first = mix(self.key ^ mix(row.wrapping_add(STEP))) % n as u64;
+                for (value, expert) in out.iter_mut().zip(first..) {
+                    *value = (expert % n as u64) as f32;
+                }
+                return;
+            }
         };
         let scale = deviation * INV_SUM_DEVIATION;
         let mut counter = mix(self.key ^ mix(row.wrapping_add(STEP)));
@@ -92,7 +101,10 @@ mod tests {
             let (Fill::Normal(deviation)
             | Fill::AroundOne(deviation)
             | Fill::Decay(deviation)
-            | Fill::Step(deviation)) = fill;
+            | Fill::Step(deviation)) = fill
+            else {
+                unreachable!("these fills have a deviation")
+            };
             let deviation = f64::from(deviation);
             assert!((mean - want).abs() < deviation * 0.02, "mean {mean}");
             assert!(

@@ -3,6 +3,7 @@
 use super::Shape;
 use super::file_type::{FileType, Place, Role};
 use super::noise::Fill;
+use crate::arch::TOKEN_EXPERTS;
 use crate::gguf::{GgufError, GgufWriter};
 use crate::quant::GgmlType;
 
@@ -205,6 +206,13 @@ impl ModelPlan {
     /// A tensor of the current layer that is f32 in every file type, by its whole name.
     pub fn precise(&mut self, name: &str, ne: &[usize], fill: Fill) {
         self.push(self.layer_name(name), Role::Precise, ne, fill);
+    }
+
+    /// The table of the current layer that gives each of `vocab` tokens `used` of `count` experts.
+    pub fn token_experts(&mut self, vocab: usize, [used, count]: [usize; 2]) {
+        let name = self.layer_name(TOKEN_EXPERTS);
+        let (ty, ne, fill) = (GgmlType::I32, vec![used, vocab], Fill::Experts(count));
+        self.tensors.push(TensorPlan { name, ty, ne, fill });
     }
 
     /// A bias of the current layer.

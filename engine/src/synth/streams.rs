@@ -1,6 +1,7 @@
-//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4 and glm5-next.
+//! Synthetic models whose tokens have several streams, which weigh themselves: hy_v4, glm5-next and deepseek4.
 
 use super::Shape;
+use super::compressed::{attention, metadata};
 use super::decoder::{dense_layers, experts, prediction, sinks, untied};
 use super::deepseek::{Latent, latent_attention, latent_model};
 use super::file_type::Role;
@@ -8,7 +9,7 @@ use super::indexed::{has_index_of_every_fourth, index, index_heads, index_metada
 use super::kimi::{CONV_TAPS, Gates, kda};
 use super::mixtures::{SIGMOID, deepseek_keys, dense_then_experts, layers};
 use super::noise::Fill;
-use super::parts::{EMBEDDING, base_metadata};
+use super::parts::{EMBEDDING, base_metadata, embedding, ffn, ffn_matrices};
 use super::plan::ModelPlan;
 
 /// Streams, as all models have.
@@ -23,6 +24,10 @@ const SHARED_BOUND: f32 = 1.5;
 const POOL: usize = 4;
 /// Rounds that make the matrix doubly stochastic by which streams mix.
 const ROUNDS: usize = 20;
+/// `expert_gating_func` of a router that takes the root of a softplus.
+const SQRT_SOFTPLUS: usize = 4;
+/// Most layers whose experts a table chooses.
+const MOST_BY_TOKEN: usize = 3;
 
 /// hy_v4: streams that do not mix, gated latent attention with sinks, an index in some layers.
 pub(super) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
@@ -122,6 +127,43 @@ fn pooling(shape: &Shape, plan: &mut ModelPlan) {
     let (_, head_dim) = index_heads(shape);
     plan.matrix("indexer_compressor_gate", Role::Matrix, &[shape.n_embd, head_dim], 1.0);
     plan.precise("indexer_compressor_ape.weight", &[head_dim, POOL], Fill::Normal(BASE));
+}
+
+/// deepseek4: streams that mix, attention to a window and to entries, experts that a table chooses in the first layers.
+pub(super) fn deepseek4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+    untied(shape)?;
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    let n_by_token = (shape.n_layer / 2).clamp(1, MOST_BY_TOKEN);
+    base_metadata(shape, plan);
+    metadata(shape, plan);
+    streams_metadata(plan);
+    plan.count("hyper_connection.sinkhorn_iterations", ROUNDS);
+    plan.count("hash_layer_count", n_by_token);
+    plan.numbers("swiglu_clamp_exp", vec![BOUND; shape.n_layer]);
+    plan.numbers("swiglu_clamp_shexp", vec![SHARED_BOUND; shape.n_layer]);
+    plan.count("expert_feed_forward_length", experts.n_ff);
+    plan.count("expert_shared_count", 1);
+    plan.number("expert_weights_scale", 1.5);
+    plan.flag("expert_weights_norm", true);
+    plan.count("expert_gating_func", SQRT_SOFTPLUS);
+    embedding(shape, plan, EMBEDDING);
+    for il in 0..shape.n_layer {
+        plan.layer(il);
+        attention(shape, il, plan);
+        sinks(shape, plan);
+        ffn(shape, plan);
+        if il < n_by_token {
+            plan.token_experts(shape.vocab, [experts.used, experts.count]);
+        } else {
+            plan.bias("exp_probs_b", experts.count);
+        }
+        ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        for block in ["hc_attn", "hc_ffn"] {
+            connection(shape, plan, block, [(2 + STREAMS) * STREAMS, 3]);
+        }
+    }
+    head_connection(shape, plan);
+    Ok(())
 }
 
 fn streams_metadata(plan: &mut ModelPlan) {

@@ -2,6 +2,7 @@
 //! a file.
 
 mod block_index;
+mod compressed;
 mod delta;
 mod lightning;
 mod mla;
@@ -93,6 +94,10 @@ struct Bench {
     /// What comes along beside the rows of the next step, and what the block leaves there.
     beside: Vec<Vec<f32>>,
     n_embd: usize,
+    /// What the table of the last step was made of.
+    rope: Option<RopeParams>,
+    /// The token of each row; those that are missing are 0.
+    tokens: Vec<u32>,
 }
 
 impl Bench {
@@ -108,7 +113,8 @@ impl Bench {
         let state = BlockState::new(kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         let (scratch, beside) = (Scratch::default(), Vec::new());
-        Self { compute, block, state, sequences, scratch, beside, n_embd }
+        let (rope, tokens) = (None, Vec::new());
+        Self { compute, block, state, sequences, scratch, beside, n_embd, rope, tokens }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -137,6 +143,8 @@ impl Bench {
         let ub = UBatch { id: 0, ops, parts: seq_parts };
         let applied = self.sequences.apply(&ub).unwrap();
         let table = rope.map(|rope| RopeTable::new(&self.compute, rope, &positions));
+        self.rope = rope.cloned();
+        self.tokens.resize(positions.len(), 0);
         self.forward(&applied.parts, table.as_ref(), x)
     }
 
@@ -148,6 +156,8 @@ impl Bench {
             sequences: &self.sequences,
             rope,
             local_rope: None,
+            rope_params: [self.rope.as_ref(), None],
+            tokens: &self.tokens,
             layer_input: &[],
             beside: &mut self.beside,
             adapters: &RowAdapters::default(),

@@ -163,6 +163,7 @@ fn plain_choice(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<(usize, f64
     let probs: Vec<f64> = match spec.router {
         Router::Sigmoid => logits.iter().map(|x| sigmoid(*x)).collect(),
         Router::SoftmaxOfChosen => logits.clone(),
+        Router::SqrtSoftplus => logits.iter().map(|x| x.exp().ln_1p().sqrt()).collect(),
         Router::Softmax => {
             let total: f64 = logits.iter().map(|x| x.exp()).sum();
             logits.iter().map(|x| x.exp() / total).collect()
@@ -301,6 +302,7 @@ fn experts_in_every_variant_match_f64() {
         MoeSpec { shared: gated, ..base.clone() },
         MoeSpec { weights_scale: 2.5, shared, ..sigmoid.clone() },
         MoeSpec { groups, ..sigmoid.clone() },
+        MoeSpec { router: Router::SqrtSoftplus, weights_scale: 1.5, ..sigmoid.clone() },
         MoeSpec { groups, norm_weights: false, ..base.clone() },
         MoeSpec {
             activation: relu,

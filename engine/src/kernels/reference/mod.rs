@@ -23,6 +23,8 @@ pub(super) mod matmul;
 #[cfg(test)]
 pub(super) mod ops;
 #[cfg(test)]
+pub(super) mod pooled;
+#[cfg(test)]
 pub(super) mod pooling;
 #[cfg(test)]
 pub(super) mod ssd;

@@ -270,6 +270,22 @@ fn rope_matches_f64_in_both_layouts() {
 }
 
 #[test]
+fn a_table_backwards_turns_back() {
+    for layout in [RopeLayout::Norm, RopeLayout::Neox] {
+        let x = Rng::new(57).values(3 * 2 * 40);
+        let out = same_bits_everywhere("rope and back", |compute| {
+            let table = RopeTable::new(compute, &params(layout, 24), &[1, 40, 7]);
+            let mut out = x.clone();
+            compute.rope(&mut out, 40, &table);
+            assert!(out.iter().zip(&x).any(|(out, x)| (out - x).abs() > 0.1), "it turns");
+            compute.rope(&mut out, 40, &table.backwards());
+            out
+        });
+        out.iter().zip(&x).for_each(|(out, x)| close("rope", *out, f64::from(*x), 1e-6));
+    }
+}
+
+#[test]
 fn rope_scales_and_divides_angles() {
     let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 8.0).collect();
     let mut params = params(RopeLayout::Norm, 64);

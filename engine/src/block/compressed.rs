@@ -1,0 +1,291 @@
+//! Attention to a window and to entries that stand for several positions each (DeepSeek-V4).
+//!
+//! A row attends to the last positions before it, its own included, and in the same softmax to entries: all that are complete,
+//! or those of them that an index chose. A position has one key for all heads, which is its value too; so has an entry. Keys
+//! are rotated, and so what a head gives is rotated back by its row's position.
+//!
+//! Entries lie in pages, rounded to the cache's type. Of the last positions a sequence remembers keys and what entries are
+//! made of, in f32. An entry depends on its positions alone, so that no cut of a prompt changes a bit of it.
+
+use super::compressor::{Recent, Ring};
+use super::entry_maker::{EntryMaker, MakerRows};
+use super::linear::Linear;
+use super::mla::per_head;
+use super::{BlockCx, project, rotate_last};
+use crate::arch::{CompressedSpec, Rotation};
+use crate::error::ModelError;
+use crate::kernels::{
+    ActRows, AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType,
+    PackedMatrix, RopeParams, RopeTable,
+};
+use crate::state::{BlockState, EntryPages, PartRows, SlotStates};
+use crate::weights::WeightLoader;
+
+/// Weights of one such block.
+pub struct Compressed {
+    spec: CompressedSpec,
+    /// `[q_rank, n_embd]`, normed before `q_b` `[n_head * head_dim, q_rank]`.
+    q_a: Linear,
+    q_norm: Vec<f32>,
+    q_b: Linear,
+    /// `[head_dim, n_embd]`.
+    key: Linear,
+    key_norm: Vec<f32>,
+    /// Weights of a norm that weighs all alike, `[head_dim]`.
+    ones: Vec<f32>,
+    /// `[n_head]`.
+    sinks: Vec<f32>,
+    /// For each group of heads `[group_rank, heads of the group * head_dim]`.
+    out_a: Vec<PackedMatrix>,
+    /// `[n_embd, n_group * group_rank]`.
+    out_b: Linear,
+    maker: Option<EntryMaker>,
+}
+
+/// What one forward pass borrows of the scratch.
+struct Projected {
+    /// `[n, n_head * head_dim]`.
+    q: Vec<f32>,
+    /// `[n, head_dim]`.
+    key: Vec<f32>,
+    /// For entries.
+    entries: Option<MakerRows>,
+}
+
+impl Compressed {
+    /// Loads `<stem>.attn_{q_a,q_a_norm,q_b,kv,kv_a_norm,sinks,output_a,output_b}`; with entries `attn_compressor`, and with
+    /// an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`.
+    pub fn load(
+        spec: &CompressedSpec,
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}.attn_{part}.weight");
+        let CompressedSpec { n_head, head_dim, q_rank, n_group, group_rank, .. } = *spec;
+        let group_width = n_head / n_group * head_dim;
+        let maker = match spec.entries {
+            Some(entries) => {
+                let at = (n_embd, spec.n_near() * head_dim);
+                Some(EntryMaker::load((spec, entries), stem, at, loader)?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            q_a: Linear::matrix(loader, &name("q_a"), q_rank, n_embd)?,
+            q_norm: loader.vector(&name("q_a_norm"), q_rank)?,
+            q_b: Linear::matrix(loader, &name("q_b"), n_head * head_dim, q_rank)?,
+            key: Linear::matrix(loader, &name("kv"), head_dim, n_embd)?,
+            key_norm: loader.vector(&name("kv_a_norm"), head_dim)?,
+            ones: vec![1.0; head_dim],
+            sinks: loader.vector(&name("sinks"), n_head)?,
+            out_a: loader.stacked(&name("output_a"), n_group, group_rank, group_width)?,
+            out_b: Linear::matrix(loader, &name("output_b"), n_embd, n_group * group_rank)?,
+            maker,
+            spec: spec.clone(),
+        })
+    }
+
+    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; remembers the rows, and what entries they complete.
+    pub fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        state: &mut BlockState,
+        x: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let (slots, mut pages) = split(state);
+        let mut rows = self.project(cx, x);
+        let mut recent = Recent { values: slots.split().0, of_slot: self.spec.recent_len() };
+        if let (Some(maker), Some(pages), Some(rows)) =
+            (&self.maker, pages.as_deref_mut(), &mut rows.entries)
+        {
+            maker.complete(cx, rows, self.rope_params(cx), &recent, pages);
+            maker.remember(cx, rows, &mut recent);
+        }
+        let near = self.near_keys(cx, &rows.key, &mut recent);
+        let mut heads = cx.scratch.take(rows.q.len());
+        self.attend(cx, pages.as_deref(), &rows, &near, &mut heads);
+        if let Some(table) = self.rope(cx) {
+            rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], &table.backwards());
+        }
+        self.way_back(cx, &heads, out);
+        let Projected { q, key, entries } = rows;
+        cx.scratch.give_all([q, key, heads, near]);
+        if let Some(entries) = entries {
+            EntryMaker::give(cx, entries);
+        }
+    }
+
+    /// All projections of the rows, normed and rotated.
+    fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
+        let n = x.n_rows();
+        let CompressedSpec { head_dim, n_rot, q_rank, eps, .. } = self.spec;
+        let mut narrow = cx.scratch.take(n * q_rank);
+        let mut key = cx.scratch.take(n * head_dim);
+        let mut entries = self.maker.as_ref().map(|maker| maker.take(cx, n));
+        let mut jobs = vec![self.q_a.job(x, &mut narrow), self.key.job(x, &mut key)];
+        if let (Some(maker), Some(rows)) = (&self.maker, &mut entries) {
+            jobs.extend(maker.jobs(x, rows));
+        }
+        cx.project(&mut jobs);
+        drop(jobs);
+        cx.compute.rms_norm_inplace(&mut narrow, &self.q_norm, eps);
+        let mut q = project(cx, &self.q_b, &narrow);
+        cx.compute.rms_norm_inplace(&mut q, &self.ones, eps);
+        cx.compute.rms_norm_inplace(&mut key, &self.key_norm, eps);
+        let table = self.rope(cx);
+        if let Some(table) = table {
+            rotate_last(cx, &mut q, [head_dim, n_rot], table);
+            rotate_last(cx, &mut key, [head_dim, n_rot], table);
+        }
+        if let (Some(maker), Some(rows)) = (&self.maker, &mut entries) {
+            maker.finish(cx, &narrow, table, rows);
+        }
+        cx.scratch.give_all([narrow]);
+        Projected { q, key, entries }
+    }
+
+    /// Where a sequence's last keys are in what it remembers.
+    fn near_ring(&self) -> Ring {
+        Ring { start: 0, n: self.spec.n_near(), width: self.spec.head_dim }
+    }
+
+    /// The keys that the rows see of their windows, part by part, in a borrowed buffer; those of the rows are remembered.
+    fn near_keys(&self, cx: &mut BlockCx<'_>, key: &[f32], recent: &mut Recent<'_>) -> Vec<f32> {
+        let (ring, width) = (self.near_ring(), self.spec.head_dim);
+        let n_old: usize = cx.parts.iter().map(|part| self.n_before(part)).sum();
+        let mut near = cx.scratch.take(n_old * width + key.len());
+        let mut left = &mut near[..];
+        for part in cx.parts {
+            let pos = part.pos as usize;
+            let (old, rest) = left.split_at_mut(self.n_before(part) * width);
+            for (to, pos) in old.chunks_exact_mut(width).zip(pos - self.n_before(part)..) {
+                to.copy_from_slice(recent.row(&ring, part, pos));
+            }
+            let (new, rest) = rest.split_at_mut(part.rows.len() * width);
+            new.copy_from_slice(&key[part.rows.start * width..part.rows.end * width]);
+            left = rest;
+        }
+        if ring.n > 0 {
+            recent
+                .keep(&ring, cx.parts, |row, to| to.copy_from_slice(&key[row * width..][..width]));
+        }
+        near
+    }
+
+    /// Positions before a part that its first row sees of its window.
+    fn n_before(&self, part: &PartRows) -> usize {
+        self.spec.n_near().min(part.pos as usize)
+    }
+
+    /// Attention of the queries to what [`Self::near_keys`] gave and to entries; `out` is `[n, n_head * head_dim]`.
+    fn attend(
+        &self,
+        cx: &mut BlockCx<'_>,
+        pages: Option<&EntryPages>,
+        rows: &Projected,
+        near: &[f32],
+        out: &mut [f32],
+    ) {
+        let (width, sequences) = (self.spec.head_dim, cx.sequences);
+        let blocks = |part: &PartRows| sequences.get(part.slot).map_or(&[][..], |s| &s.blocks);
+        let chosen = match (&self.maker, pages, &rows.entries) {
+            (Some(maker), Some(pages), Some(rows)) => maker.choose(cx, pages, rows),
+            _ => Vec::new(),
+        };
+        let mut chosen = chosen.iter().peekable();
+        let mut all = Vec::with_capacity(rows.key.len() / width);
+        let mut start = 0;
+        for part in cx.parts {
+            let n_before = self.n_before(part);
+            for i in 0..part.rows.len() {
+                let pos = part.pos as usize + i;
+                let n_seen = self.spec.window.min(pos + 1);
+                let end = start + n_before + i + 1;
+                let n_entries = pages.map_or(0, |pages| pages.layout().n_entries(pos + 1));
+                let entries = match chosen.next_if(|(row, _)| *row == part.rows.start + i) {
+                    Some((_, entries)) => Entries::Chosen(entries),
+                    None => Entries::First(n_entries),
+                };
+                let near = &near[(end - n_seen) * width..end * width];
+                all.push(EntryRow { blocks: blocks(part), entries, near });
+            }
+            start += n_before + part.rows.len();
+        }
+        // Without entries, keys are attended to as they are remembered.
+        let none = EntryLayout { every: KV_PAGE, width, index_dim: 0, ty: KvType::F32 };
+        let attend = AttendEntries {
+            layout: pages.map_or(&none, EntryPages::layout),
+            pool: pages.map_or(&[], EntryPages::pool),
+            rows: &all,
+            n_head: self.spec.n_head,
+            scale: 1.0 / (width as f32).sqrt(),
+            sinks: Some(&self.sinks),
+        };
+        let mut room = cx.scratch.take(attend.room_len());
+        cx.compute.attend_entries(&attend, &mut room, &rows.q, out);
+        cx.scratch.give_all([room]);
+    }
+
+    /// From what the heads gave, `[n, n_head * head_dim]`, group by group and then together, to `out[n, n_embd]`.
+    fn way_back(&self, cx: &mut BlockCx<'_>, heads: &[f32], out: &mut [f32]) {
+        let CompressedSpec { n_head, head_dim, n_group, group_rank, .. } = self.spec;
+        let whole = |width| HeadColumns { stride: width, first: 0, width };
+        let n = heads.len() / (n_head * head_dim);
+        let mut by_group = cx.scratch.take(heads.len());
+        cx.compute.heads_apart(heads, n_group, whole(n_head / n_group * head_dim), &mut by_group);
+        let mut narrow = cx.scratch.take(n * n_group * group_rank);
+        per_head(cx, &self.out_a, &by_group, &mut narrow);
+        let mut together = cx.scratch.take(narrow.len());
+        cx.compute.heads_together(&narrow, n_group, whole(group_rank), &mut together);
+        self.out_b.forward(cx, &together, out);
+        cx.scratch.give_all([by_group, narrow, together]);
+    }
+
+    /// What rotates rows.
+    fn rope<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeTable> {
+        match self.spec.rotation {
+            Rotation::None => None,
+            Rotation::Model => cx.rope,
+            Rotation::Local => cx.local_rope,
+        }
+    }
+
+    /// What makes the table that rotates rows.
+    fn rope_params<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeParams> {
+        match self.spec.rotation {
+            Rotation::None => None,
+            Rotation::Model => cx.rope_params[0],
+            Rotation::Local => cx.rope_params[1],
+        }
+    }
+
+    /// The matrices that multiply the block's input.
+    pub fn inputs(&self) -> Vec<&PackedMatrix> {
+        let own = [&self.q_a.weight, &self.key.weight].into_iter();
+        own.chain(self.maker.iter().flat_map(EntryMaker::inputs)).collect()
+    }
+
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        let own = [&self.q_a, &self.q_b, &self.key, &self.out_b].map(Linear::nbytes);
+        let groups = self.out_a.iter().map(PackedMatrix::nbytes).sum::<usize>();
+        let maker = self.maker.as_ref().map_or(0, EntryMaker::nbytes);
+        own.iter().sum::<usize>() + groups + maker
+    }
+}
+
+/// What a block remembers: of last positions in slots, and where it makes entries their pages.
+fn split(state: &mut BlockState) -> (&mut SlotStates, Option<&mut EntryPages>) {
+    if let BlockState::Both(both) = state {
+        return match &mut **both {
+            [BlockState::Entries(pages), BlockState::Slots(slots)] => (slots, Some(pages)),
+            _ => unreachable!("entries stand before slots"),
+        };
+    }
+    match state {
+        BlockState::Slots(slots) => (slots, None),
+        _ => unreachable!("the stage gives every such block its slots"),
+    }
+}

@@ -1,0 +1,223 @@
+//! What makes one row of the rows of several positions: each position gives values and gates, and a column of the row is the
+//! mean of the values' column, weighted by a softmax of the gates' over the positions. A gate also has a part that depends on
+//! the position's place in its entry alone. (DeepSeek-V4, section on compressed attention.)
+//!
+//! Where entries overlap, a position gives twice as much: its first half goes into the entry after its own, its second half
+//! into its own.
+
+use std::ops::Range;
+
+use super::BlockCx;
+use super::linear::{Linear, Projection};
+use crate::arch::EntriesSpec;
+use crate::error::ModelError;
+use crate::kernels::{ActRows, GatedRow, PackedMatrix};
+use crate::state::PartRows;
+use crate::weights::WeightLoader;
+
+/// Weights of what makes entries of one kind.
+pub(super) struct Compressor {
+    spec: EntriesSpec,
+    /// Elements of an entry.
+    width: usize,
+    /// `[input width, n_embd]`.
+    values: Linear,
+    /// `[input width, n_embd]`.
+    gates: Linear,
+    /// `[every, input width]`.
+    gates_by_place: Vec<f32>,
+    norm: Vec<f32>,
+    eps: f32,
+    /// Where a sequence's last inputs are.
+    recent: Ring,
+}
+
+/// What rows give, in borrowed buffers, each `[n, input width]`.
+pub(super) struct Inputs {
+    values: Vec<f32>,
+    gates: Vec<f32>,
+}
+
+/// Rows of a sequence's last positions, in what it remembers of them.
+#[derive(Clone, Copy)]
+pub(super) struct Ring {
+    /// Values before the first row.
+    pub(super) start: usize,
+    /// Rows: that of position `p` is number `p % n`.
+    pub(super) n: usize,
+    /// Values of a row.
+    pub(super) width: usize,
+}
+
+/// What all sequences remember of their last positions.
+pub(super) struct Recent<'a> {
+    /// `[n_slots, of_slot]`.
+    pub(super) values: &'a mut [f32],
+    pub(super) of_slot: usize,
+}
+
+impl Ring {
+    fn range(&self, of_slot: usize, slot: usize, pos: usize) -> Range<usize> {
+        let start = slot * of_slot + self.start + pos % self.n * self.width;
+        start..start + self.width
+    }
+
+    /// Behind the last row.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.n * self.width
+    }
+}
+
+impl Recent<'_> {
+    /// The row of a position of a part's sequence, one of the last that came before.
+    pub(super) fn row(&self, ring: &Ring, part: &PartRows, pos: usize) -> &[f32] {
+        &self.values[ring.range(self.of_slot, part.slot.0 as usize, pos)]
+    }
+
+    /// Keeps the rows of a ubatch: `put` writes row `row`.
+    pub(super) fn keep(
+        &mut self,
+        ring: &Ring,
+        parts: &[PartRows],
+        put: impl Fn(usize, &mut [f32]),
+    ) {
+        for part in parts {
+            let n = part.rows.len();
+            for i in n.saturating_sub(ring.n)..n {
+                let (slot, pos) = (part.slot.0 as usize, part.pos as usize + i);
+                let to = ring.range(self.of_slot, slot, pos);
+                put(part.rows.start + i, &mut self.values[to]);
+            }
+        }
+    }
+}
+
+/// The entries of a part's sequence that its rows complete.
+pub(super) fn completed(part: &PartRows, every: usize) -> Range<usize> {
+    let pos = part.pos as usize;
+    pos / every..(pos + part.rows.len()) / every
+}
+
+impl Compressor {
+    /// Loads `<stem>_kv`, `<stem>_gate`, `<stem>_ape` and `<stem>_norm` of entries `width` wide. What a sequence remembers
+    /// for it begins at `start`.
+    pub(super) fn load(
+        (spec, width, eps): (EntriesSpec, usize, f32),
+        stem: &str,
+        (n_embd, start): (usize, usize),
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}_{part}.weight");
+        let n_input = spec.input_width(width);
+        Ok(Self {
+            values: Linear::matrix(loader, &name("kv"), n_input, n_embd)?,
+            gates: Linear::matrix(loader, &name("gate"), n_input, n_embd)?,
+            gates_by_place: loader.values(&name("ape"), &[n_input, spec.every])?,
+            norm: loader.vector(&name("norm"), width)?,
+            recent: Ring { start, n: spec.n_recent(), width: 2 * n_input },
+            spec,
+            width,
+            eps,
+        })
+    }
+
+    /// Behind what a sequence remembers for it.
+    pub(super) fn end(&self) -> usize {
+        self.recent.end()
+    }
+
+    /// Room for `n` rows.
+    pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> Inputs {
+        let mut take = |w: &Linear| cx.scratch.take(n * w.rows());
+        Inputs { values: take(&self.values), gates: take(&self.gates) }
+    }
+
+    /// The projections of a block's input `x`.
+    pub(super) fn jobs<'a>(
+        &'a self,
+        x: &'a ActRows<'a>,
+        inputs: &'a mut Inputs,
+    ) -> [Projection<'a>; 2] {
+        [self.values.job(x, &mut inputs.values), self.gates.job(x, &mut inputs.gates)]
+    }
+
+    /// Adds to the projected gates what depends on the place.
+    pub(super) fn finish(&self, cx: &BlockCx<'_>, inputs: &mut Inputs) {
+        let (width, every) = (self.gates.rows(), self.spec.every);
+        let places: Vec<usize> = cx.positions().map(|pos| pos as usize % every).collect();
+        let gates = inputs.gates.chunks_exact_mut(width);
+        for (gates, place) in gates.zip(places) {
+            let by_place = &self.gates_by_place[place * width..][..width];
+            gates.iter_mut().zip(by_place).for_each(|(gate, by_place)| *gate += by_place);
+        }
+    }
+
+    /// The entries that the rows complete, part by part, normed: `[n, width]`, in a borrowed buffer.
+    pub(super) fn compress(
+        &self,
+        cx: &mut BlockCx<'_>,
+        inputs: &Inputs,
+        recent: &Recent<'_>,
+    ) -> Vec<f32> {
+        let mut pools = Vec::new();
+        for part in cx.parts {
+            let entries = completed(part, self.spec.every);
+            pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
+        }
+        let mut made = cx.scratch.take(pools.len() * self.width);
+        cx.compute.pool_gated(&pools, self.width, &mut made);
+        cx.compute.rms_norm_inplace(&mut made, &self.norm, self.eps);
+        made
+    }
+
+    /// The rows that go into an entry, in the order of their positions.
+    fn pool_of<'a>(
+        &self,
+        part: &PartRows,
+        entry: usize,
+        inputs: &'a Inputs,
+        recent: &'a Recent<'_>,
+    ) -> Vec<GatedRow<'a>> {
+        let (every, width, n_input) = (self.spec.every, self.width, self.gates.rows());
+        let start = entry * every;
+        let first = if self.spec.overlaps { start.saturating_sub(every) } else { start };
+        let row = |pos: usize| {
+            let (values, gates) = match pos.checked_sub(part.pos as usize) {
+                Some(i) => {
+                    let at = (part.rows.start + i) * n_input..(part.rows.start + i + 1) * n_input;
+                    (&inputs.values[at.clone()], &inputs.gates[at])
+                }
+                None => recent.row(&self.recent, part, pos).split_at(n_input),
+            };
+            // The last columns are for a position's own entry.
+            let first = if pos < start { 0 } else { n_input - width };
+            GatedRow { values: &values[first..][..width], gates: &gates[first..][..width] }
+        };
+        (first..start + every).map(row).collect()
+    }
+
+    /// Remembers what the rows gave.
+    pub(super) fn remember(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &mut Recent<'_>) {
+        let n = self.gates.rows();
+        recent.keep(&self.recent, cx.parts, |row, to| {
+            let (values, gates) = to.split_at_mut(n);
+            values.copy_from_slice(&inputs.values[row * n..][..n]);
+            gates.copy_from_slice(&inputs.gates[row * n..][..n]);
+        });
+    }
+
+    /// Gives the buffers back.
+    pub(super) fn give(cx: &mut BlockCx<'_>, Inputs { values, gates }: Inputs) {
+        cx.scratch.give_all([values, gates]);
+    }
+
+    /// The matrices that multiply the block's input.
+    pub(super) fn inputs(&self) -> [&PackedMatrix; 2] {
+        [&self.values.weight, &self.gates.weight]
+    }
+
+    /// Bytes of all matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        self.values.nbytes() + self.gates.nbytes() + size_of_val(&self.gates_by_place[..])
+    }
+}

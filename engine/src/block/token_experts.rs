@@ -1,0 +1,89 @@
+//! A table that says which experts each token uses (hash layers; arXiv 2106.04426).
+
+use crate::arch::TOKEN_EXPERTS;
+use crate::error::ModelError;
+use crate::quant::GgmlType;
+use crate::weights::WeightLoader;
+
+/// The experts of each token, in the order in which they are added.
+pub(super) struct TokenExperts {
+    n_used: usize,
+    /// `[n_vocab, n_used]`.
+    ids: Vec<u32>,
+}
+
+impl TokenExperts {
+    /// Loads `<stem>.ffn_gate_tid2eid`: `n_used` of `n_expert` experts for each of `n_vocab` tokens.
+    pub(super) fn load(
+        stem: &str,
+        [n_vocab, n_used, n_expert]: [usize; 3],
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = format!("{stem}.{TOKEN_EXPERTS}");
+        let (ty, bytes) = loader.raw(&name, &[n_used, n_vocab])?;
+        if ty != GgmlType::I32 {
+            return Err(ModelError::Bad(format!("{name} is of type {ty}, must be I32")));
+        }
+        let ids: Vec<u32> =
+            bytes.as_chunks().0.iter().map(|id: &[u8; 4]| u32::from_le_bytes(*id)).collect();
+        match ids.iter().position(|&id| id as usize >= n_expert) {
+            Some(at) => Err(ModelError::Bad(format!(
+                "{name} gives token {} expert {}, there are {n_expert}",
+                at / n_used,
+                ids[at].cast_signed()
+            ))),
+            None => Ok(Self { n_used, ids }),
+        }
+    }
+
+    /// Those of a token, which the vocabulary has.
+    pub(super) fn of(&self, token: u32) -> impl Iterator<Item = usize> {
+        self.ids[token as usize * self.n_used..][..self.n_used].iter().map(|&id| id as usize)
+    }
+
+    /// Bytes of the table.
+    pub(super) fn nbytes(&self) -> usize {
+        size_of_val(&self.ids[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::gguf::{Gguf, GgufWriter};
+    use crate::kernels::{Compute, select};
+
+    /// A table of two experts for each of three tokens.
+    fn load(ty: GgmlType, ids: [i32; 6]) -> Result<TokenExperts, String> {
+        let mut writer = GgufWriter::new();
+        writer.tensor("blk.0.ffn_gate_tid2eid.weight", ty, &[2, 3]).unwrap();
+        let mut stream = writer.start(Vec::new()).unwrap();
+        stream.write(bytemuck::cast_slice(&ids)).unwrap();
+        let model = Gguf::from_bytes(Arc::from(stream.finish().unwrap()), "test").unwrap();
+        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let mut progress = |_| ();
+        let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
+        TokenExperts::load("blk.0", [3, 2, 8], &mut loader).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn tokens_have_the_experts_of_their_row() {
+        let table = load(GgmlType::I32, [5, 0, 7, 7, 1, 2]).unwrap();
+        let of = |token| table.of(token).collect::<Vec<_>>();
+        assert_eq!([of(0), of(1), of(2)], [[5, 0], [7, 7], [1, 2]]);
+    }
+
+    #[test]
+    fn a_table_that_names_no_experts_is_refused() {
+        for (ty, ids, says) in [
+            (GgmlType::I32, [5, 0, 7, 8, 1, 2], "token 1 expert 8, there are 8"),
+            (GgmlType::I32, [5, 0, 7, 0, 1, -1], "token 2 expert -1"),
+            (GgmlType::F32, [5, 0, 7, 0, 1, 2], "type F32, must be I32"),
+        ] {
+            let error = load(ty, ids).err().unwrap();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The entries that a block keeps of every so many positions: a pool of pages that all sequences share, under the ids of the
+//! pages of keys and values.
+
+use super::memory::Zeroed;
+use super::{Sequence, StateRoom};
+use crate::batch::BlockId;
+use crate::error::ModelError;
+use crate::kernels::{Compute, EntryLayout, KV_PAGE, NewEntries};
+
+/// Pages of entries.
+pub struct EntryPages {
+    layout: EntryLayout,
+    pool: Zeroed<u8>,
+}
+
+impl EntryPages {
+    /// Zeroed pages; the system hands out memory as they are first written.
+    ///
+    /// # Errors
+    /// The system has not that much memory.
+    pub fn new(layout: EntryLayout, room: &StateRoom) -> Result<Self, ModelError> {
+        let bytes = layout.page_bytes() as u64 * u64::from(room.n_blocks);
+        let pool = usize::try_from(bytes).ok().and_then(Zeroed::new);
+        let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "pages of entries" })?;
+        Ok(Self { layout, pool })
+    }
+
+    /// Shape of a page.
+    pub fn layout(&self) -> &EntryLayout {
+        &self.layout
+    }
+
+    /// All pages, one after the other.
+    pub fn pool(&self) -> &[u8] {
+        &self.pool
+    }
+
+    /// Bytes reserved.
+    pub fn nbytes(&self) -> usize {
+        self.pool.len()
+    }
+
+    /// Pages of a sequence's first `len` positions.
+    pub fn n_kept(&self, len: u32) -> usize {
+        (len as usize).div_ceil(KV_PAGE)
+    }
+
+    /// Copies one page to another.
+    pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
+        let n = self.layout.page_bytes();
+        let src = src.0 as usize * n;
+        self.pool.copy_within(src..src + n, dst.0 as usize * n);
+    }
+
+    /// The bytes of a page, to be written.
+    pub fn page_mut(&mut self, block: BlockId) -> &mut [u8] {
+        let n = self.layout.page_bytes();
+        &mut self.pool[block.0 as usize * n..][..n]
+    }
+
+    /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. What they hold beside its entries is
+    /// zeros.
+    pub fn read_into(
+        &self,
+        sequence: &Sequence,
+        (first, n): (usize, usize),
+        len: u32,
+        bytes: &mut Vec<u8>,
+    ) {
+        let nbytes = self.layout.page_bytes();
+        for page in first..first + n {
+            let start = bytes.len();
+            let block = sequence.blocks[page].0 as usize;
+            bytes.extend_from_slice(&self.pool[block * nbytes..][..nbytes]);
+            self.layout.clear_unwritten(&mut bytes[start..], page, len as usize);
+        }
+    }
+
+    /// Writes entries that became complete.
+    pub fn write(&mut self, compute: &Compute, new: &NewEntries<'_>) {
+        compute.write_entries(&self.layout, &mut self.pool, new);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::{KvType, select};
+
+    const ROOM: StateRoom =
+        StateRoom { kv_type: KvType::F32, n_slots: 2, n_blocks: 8, max_rows: 64, windows: false };
+
+    fn sequence(len: u32, blocks: &[u32]) -> Sequence {
+        let blocks = blocks.iter().map(|&b| BlockId(b)).collect();
+        Sequence { len, blocks, sampler: None, adapters: [].into() }
+    }
+
+    /// What a sequence's bytes are does not depend on who had its pages before.
+    #[test]
+    fn bytes_hold_complete_entries_and_nothing_else() {
+        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            for (every, n_entries) in [(4, 25), (128, 2)] {
+                let layout = EntryLayout { every, width: 20, index_dim: 12, ty };
+                let len = (n_entries * every + every / 2) as u32;
+                let read = |stale: bool| {
+                    let mut pages = EntryPages::new(layout, &ROOM).unwrap();
+                    let of = sequence(len, &[5, 2, 7, 0, 3]);
+                    if stale {
+                        pages.pool.fill(0xa5);
+                    }
+                    let keys: Vec<f32> = (0..n_entries * 20).map(|i| i as f32 / 64.0).collect();
+                    let index: Vec<f32> = (0..n_entries * 12).map(|i| -(i as f32)).collect();
+                    let new =
+                        NewEntries { blocks: &of.blocks, first: 0, keys: &keys, index: &index };
+                    pages.write(&compute, &new);
+                    let mut bytes = Vec::new();
+                    pages.read_into(&of, (0, pages.n_kept(len)), len, &mut bytes);
+                    bytes
+                };
+                let clean = read(false);
+                assert_eq!(clean, read(true), "{ty:?}, entries of {every}");
+                assert_eq!(clean.len() % layout.page_bytes(), 0);
+                let written = clean.iter().filter(|byte| **byte != 0).count();
+                assert!(written > n_entries * 20, "{written} bytes of {}", clean.len());
+            }
+        }
+    }
+}
