@@ -1,5 +1,5 @@
 //! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
+//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose; in qwen4exp other streams. A cut carries what is read behind it, and no bit depends on where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
@@ -37,7 +37,7 @@ fn a_cut_carries_what_layers_behind_it_read() {
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n", "hy_v4"] {
+    for model in ["gemma4-small", "gemma3n", "hy_v4", "qwen4exp"] {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

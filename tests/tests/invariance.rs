@@ -20,9 +20,9 @@ const PROMPT: usize = 1_150;
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
-/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In three, rows attend
-/// to positions or blocks of them that an index chose.
-const MODELS: [&str; 52] = [
+/// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In the last ones, rows
+/// attend to positions or blocks of them that an index chose. In one, a row depends on the tokens before it as such.
+const MODELS: [&str; 53] = [
     "llama",
     "qwen3",
     "granite",
@@ -75,6 +75,7 @@ const MODELS: [&str; 52] = [
     "hy_v4",
     "dots3note",
     "minimax-m3",
+    "qwen4exp",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -182,6 +183,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("hy_v4", KvType::F16),
         ("dots3note", KvType::Q8_0),
         ("qwen35", KvType::F32),
+        ("qwen4exp", KvType::F16),
+        ("qwen4exp", KvType::Q8_0),
     ];
     for (model, kv_type) in cases {
         let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
@@ -307,7 +310,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
 fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     let prompt = tokens(300, 4);
     let (head, tail) = prompt.split_at(170);
-    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3"] {
+    for model in ["granitehybrid", "falcon-h1", "kimi-linear", "qwen3next", "kimi-k3", "qwen4exp"] {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let whole = line.logits(&prompt, 512);

@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 18] = [
+const NOT_ADAPTED: [&str; 19] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -28,6 +28,8 @@ const NOT_ADAPTED: [&str; 18] = [
     // What joins blocks and head to several streams.
     ".hc_",
     "output_hc_",
+    // What makes streams of embedded n-grams.
+    ".ple_",
     "token_types",
     "rope_",
     ".attn_rel_b.",

@@ -10,6 +10,7 @@ mod block_index;
 mod branches;
 mod channel_mix;
 mod delta_net;
+mod embedding;
 mod experts;
 mod index;
 mod kda;
@@ -23,6 +24,7 @@ mod mamba2;
 mod mla;
 mod mlp;
 mod moe;
+mod ngram;
 mod qkv;
 mod routing;
 mod scratch;
@@ -35,6 +37,7 @@ pub use altup::{Correct, Predict};
 pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use delta_net::DeltaNet;
+pub use embedding::Embedding;
 pub use kda::Kda;
 pub use laurel::Laurel;
 pub use layer_row::LayerRow;
@@ -46,6 +49,7 @@ pub use mamba2::Mamba2;
 pub use mla::Mla;
 pub use mlp::Mlp;
 pub use moe::Moe;
+pub use ngram::Ngram;
 pub use scratch::Scratch;
 pub use short_conv::ShortConv;
 pub use time_mix::TimeMix;
@@ -97,6 +101,8 @@ pub enum Block {
     Laurel(Box<Laurel>),
     /// See [`Linear`].
     Linear(Box<Linear>),
+    /// See [`Ngram`].
+    Ngram(Box<Ngram>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -105,6 +111,8 @@ pub struct BlockCx<'a> {
     pub compute: &'a Compute,
     /// Parts of the ubatch with their rows.
     pub parts: &'a [PartRows],
+    /// The rows' tokens; none where no block mixes rows.
+    pub tokens: &'a [u32],
     /// Lengths and pages of the sequences.
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions, where the model rotates.
@@ -185,6 +193,9 @@ impl Block {
             BlockKind::Laurel(spec) => {
                 Self::Laurel(Box::new(Laurel::load(spec, stem, n_embd, loader)?))
             }
+            BlockKind::Ngram(spec) => {
+                Self::Ngram(Box::new(Ngram::load(spec, stem, n_embd, loader)?))
+            }
             BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(stem, n_embd, loader)?)),
         })
     }
@@ -207,6 +218,8 @@ impl Block {
             Self::DeltaNet(net) => net.inputs(),
             // Their products read normed rows.
             Self::Predict(_) | Self::Correct(_) => Vec::new(),
+            // Its products read rows of its table.
+            Self::Ngram(_) => Vec::new(),
             // Their products read mixtures of rows.
             Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) => Vec::new(),
         }
@@ -233,6 +246,7 @@ impl Block {
             Self::TimeMix(mix) => mix.nbytes(),
             Self::TimeMix6(mix) => mix.nbytes(),
             Self::ChannelMix(mix) => mix.nbytes(),
+            Self::Ngram(ngram) => ngram.nbytes(),
         };
         bytes as u64
     }
@@ -262,9 +276,10 @@ impl Block {
             (Self::TimeMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::TimeMix6(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::ChannelMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
+            (Self::Ngram(ngram), BlockState::Slots(states)) => ngram.forward(cx, states, x, out),
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
             | (Self::Lightning(_) | Self::Kda(_) | Self::DeltaNet(_), _)
-            | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_), _) => {
+            | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) | Self::Ngram(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),

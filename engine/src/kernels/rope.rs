@@ -53,6 +53,7 @@ pub struct Yarn {
 
 /// Cosines and sines of every row of a ubatch, in the order the kernel reads them.
 pub struct RopeTable {
+    params: RopeParams,
     layout: RopeLayout,
     n_rot: usize,
     n_rows: usize,
@@ -86,6 +87,7 @@ impl RopeTable {
             assert_eq!(factors.len(), n_rot / 2, "rope: factors are one per pair");
         }
         let mut table = Self {
+            params: params.clone(),
             layout: params.layout,
             n_rot,
             n_rows: positions.len(),
@@ -115,6 +117,11 @@ impl RopeTable {
             }
         });
         table
+    }
+
+    /// Angles of the same rotation at other positions.
+    pub fn at(&self, compute: &Compute, positions: &[u32]) -> Self {
+        Self::new(compute, &self.params, positions)
     }
 
     /// Rows of the table.

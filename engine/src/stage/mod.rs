@@ -8,8 +8,8 @@ mod block_input;
 mod boundary_rows;
 mod chosen_rows;
 mod copies;
-mod embedding;
 mod fingerprint;
+mod gated_streams;
 mod head;
 mod hyper;
 mod input;
@@ -179,6 +179,7 @@ impl Stage {
             head.masks.follow(&ub.ops);
         }
         let n_rows = ub.n_rows();
+        let tokens = ub.tokens();
         let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
         let mut rows = match input {
             Some(input) => {
@@ -187,19 +188,20 @@ impl Stage {
             None => self.embed(ub, &adapters),
         };
         if self.head.is_none() {
-            let of_rows = (&applied.parts[..], &adapters);
+            let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             rows.leave_behind(n_rows, &self.spec.boundary(self.layers.end));
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, (&applied.parts, &adapters), n_rows, &mut rows);
+        self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
         let mut wanted = rows.wanted(&applied.parts, n_rows);
         rows.give_back(&mut self.scratch);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
         let adapters = adapters.picked(applied.parts.iter().flat_map(wanted_rows));
-        self.run_blocks(mixing..self.blocks.len(), (&[], &adapters), n_wanted, &mut wanted);
+        let of_wanted = (&[][..], &[][..], &adapters);
+        self.run_blocks(mixing..self.blocks.len(), of_wanted, n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (scratch, sequences) = (&mut self.scratch, &self.sequences);
         let rows =
@@ -231,8 +233,9 @@ impl Stage {
             }
             Beside::Nothing | Beside::FirstValue | Beside::Chosen => {}
         }
-        if let Some(hyper) = self.spec.skeleton.residual.hyper() {
-            rows.beside = vec![rows.hidden.clone(); hyper.n - 1];
+        let n_streams = self.spec.skeleton.residual.n_streams();
+        if n_streams > 1 {
+            rows.beside = vec![rows.hidden.clone(); n_streams - 1];
         }
         rows
     }
@@ -336,11 +339,12 @@ impl Stage {
         }
     }
 
-    /// Runs a range of residual blocks over `n_rows` rows in place. Parts are empty where none of the blocks mixes rows.
+    /// Runs a range of residual blocks over `n_rows` rows in place. Parts and tokens are empty where none of the blocks
+    /// mixes rows.
     fn run_blocks(
         &mut self,
         range: Range<usize>,
-        (parts, adapters): (&[PartRows], &RowAdapters),
+        (parts, tokens, adapters): (&[PartRows], &[u32], &RowAdapters),
         n_rows: usize,
         rows: &mut BoundaryRows,
     ) {
@@ -379,6 +383,7 @@ impl Stage {
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
+                tokens,
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
                 local_rope: local_rope.as_ref(),
@@ -399,7 +404,7 @@ impl Stage {
                 block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }
             if let Some(vector) = &block.control_vector {
-                let n = self.spec.skeleton.residual.hyper().map_or(1, |hyper| hyper.n);
+                let n = self.spec.skeleton.residual.n_streams();
                 rows.streams_mut(n).for_each(|stream| self.compute.add_bias(stream, vector));
             }
         }

@@ -29,6 +29,7 @@ const WITH_EXPERTS: &[&str] = &[
     "minimax-m2",
     "minimax-m3",
     "hy_v4",
+    "qwen4exp",
     "dots3note",
     "llama4",
     "qwen2moe",

@@ -6,6 +6,7 @@ mod delta;
 mod lightning;
 mod mla;
 mod moe;
+mod ngram;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -92,6 +93,8 @@ struct Bench {
     scratch: Scratch,
     /// What comes along beside the rows of the next step, and what the block leaves there.
     beside: Vec<Vec<f32>>,
+    /// Tokens of the next step's rows, for a block that reads them.
+    tokens: Vec<u32>,
     n_embd: usize,
 }
 
@@ -99,8 +102,9 @@ impl Bench {
     /// Loads the block from a file of just these tensors, all of which it must take.
     fn new(kind: &BlockKind, tensors: &Tensors, n_embd: usize, kernels: &'static Kernels) -> Self {
         let compute = Compute::new(kernels, 2, None).unwrap();
-        let (model, mut progress) = (tensors.gguf(), |_| ());
-        let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
+        let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
+        let mut loader =
+            WeightLoader::new(&model, &*model, &compute, &mut progress).sharing(model.clone());
         let block = Block::load(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
@@ -108,7 +112,8 @@ impl Bench {
         let state = BlockState::new(kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         let (scratch, beside) = (Scratch::default(), Vec::new());
-        Self { compute, block, state, sequences, scratch, beside, n_embd }
+        let tokens = Vec::new();
+        Self { compute, block, state, sequences, scratch, beside, tokens, n_embd }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -145,6 +150,7 @@ impl Bench {
         let mut cx = BlockCx {
             compute: &self.compute,
             parts,
+            tokens: &self.tokens,
             sequences: &self.sequences,
             rope,
             local_rope: None,

@@ -14,6 +14,7 @@ mod kv;
 mod lanes;
 mod mamba;
 mod matmul;
+mod mean_index;
 mod ops;
 mod paged;
 mod ssd;
