@@ -44,6 +44,11 @@ pub struct UBatch {
 }
 
 impl UBatch {
+    /// The tokens of all rows, in their order.
+    pub fn tokens(&self) -> Vec<u32> {
+        self.parts.iter().flat_map(|p| &p.tokens).copied().collect()
+    }
+
     /// Number of rows (tokens) over all parts.
     pub fn n_rows(&self) -> usize {
         self.parts.iter().map(|p| p.tokens.len()).sum()

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::ModelError;
 use crate::gguf::adapters::{self, Pair};
@@ -68,6 +69,8 @@ pub struct AdapterTensors<'a> {
 pub struct WeightLoader<'a> {
     model: &'a Gguf,
     source: &'a dyn TensorSource,
+    /// The same, for who reads rows of it later.
+    shared: Option<Arc<dyn TensorSource>>,
     compute: &'a Compute,
     taken: BTreeSet<String>,
     /// Told the bytes of each tensor as it is taken.
@@ -82,7 +85,21 @@ impl<'a> WeightLoader<'a> {
         compute: &'a Compute,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { model, source, compute, taken: BTreeSet::new(), progress }
+        Self { model, source, shared: None, compute, taken: BTreeSet::new(), progress }
+    }
+
+    /// Blocks may keep `source`, which is the one that is loaded from, to read rows of a tensor later.
+    pub fn sharing(self, source: Arc<dyn TensorSource>) -> Self {
+        Self { shared: Some(source), ..self }
+    }
+
+    /// The source, for who keeps it.
+    ///
+    /// # Errors
+    /// It is not shared.
+    pub fn shared(&self) -> Result<Arc<dyn TensorSource>, ModelError> {
+        let missing = || ModelError::Bad("rows cannot be read from this source later".to_owned());
+        self.shared.clone().ok_or_else(missing)
     }
 
     /// Whether the model has the tensor.
@@ -294,6 +311,17 @@ impl<'a> WeightLoader<'a> {
         let mut values = vec![0.0; dims.iter().product()];
         quant::require_format(ty, name)?.dequantize_row(&bytes, &mut values)?;
         Ok(values)
+    }
+
+    /// As [`Self::values`], of a tensor that has one of two shapes with as many values.
+    pub fn values_of_either(
+        &mut self,
+        name: &str,
+        [one, other]: [&[usize]; 2],
+    ) -> Result<Vec<f32>, ModelError> {
+        let is_other = |tensor: &TensorInfo| same_shape(tensor.dims(), other);
+        let dims = if self.model.tensor(name).is_some_and(is_other) { other } else { one };
+        self.values(name, dims)
     }
 
     /// As [`Self::vector`], `None` where the model lacks it.

@@ -18,6 +18,11 @@ positions. Those layers whose heads choose blocks have f32 keys, values and sums
 keys and values llama.cpp casts to f16 before flash attention, which alone moves logits by 2e-4. The results are
 those of a build without these two casts (build_attn_mha in llama-graph.cpp).
 
+qwen4exp: a row attends to whole blocks and to the positions behind the last of them. llama.cpp asks ggml_top_k for as many
+positions as these can be at most. Where they are fewer, it gives the places that are left to positions of one more block, of
+equal scores, and does not say which. The results are those of a build whose ggml_top_k takes no positions of a block that
+has not all of its positions among the best, but those behind the last whole one.
+
 llama.cpp's CPU backend reads GELU from a table of f16, which alone moves logits by 3e-4. The results of models
 with GELU (gemma2, gemma3, grok) are those of a build without it: GGML_GELU_FP16 not defined in
 ggml-cpu/vec.h.

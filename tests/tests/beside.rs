@@ -1,6 +1,6 @@
 //! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4, GLM-5.3 and DeepSeek V4 other streams, in the first two also the positions
-//! or pools that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
+//! layers lend, and other streams; in Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp other streams, in the first two also the
+//! positions or pools that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
@@ -57,7 +57,7 @@ fn only_layers_with_an_index_remember_its_keys() {
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n", "hy_v4", "glm5-next", "deepseek4"] {
+    for model in ["gemma4-small", "gemma3n", "hy_v4", "glm5-next", "deepseek4", "qwen4exp"] {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

@@ -24,8 +24,9 @@ const PROMPT: usize = 1_150;
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In some, rows attend
-/// to positions, or to blocks or pools of them, that an index chose; in one, to compressed positions.
-const MODELS: [&str; 54] = [
+/// to positions, or to blocks or pools of them, that an index chose; in one, to compressed positions. In one, a row
+/// depends on the tokens before it as such.
+const MODELS: [&str; 55] = [
     "llama",
     "qwen3",
     "granite",
@@ -80,6 +81,7 @@ const MODELS: [&str; 54] = [
     "minimax-m3",
     "glm5-next",
     "deepseek4",
+    "qwen4exp",
 ];
 
 fn path(model: &str) -> PathBuf {
@@ -190,6 +192,8 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
         ("deepseek4", KvType::F16),
         ("deepseek4", KvType::Q8_0),
         ("qwen35", KvType::F32),
+        ("qwen4exp", KvType::F16),
+        ("qwen4exp", KvType::Q8_0),
     ];
     for (model, kv_type) in cases {
         let config = LineConfig { kv_type, threads: 2, ..LineConfig::default() };
@@ -323,6 +327,7 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
         "kimi-k3",
         "glm5-next",
         "deepseek4",
+        "qwen4exp",
     ];
     for model in models {
         let config = LineConfig { cuts: vec![2], ..LineConfig::default() };

@@ -8,6 +8,7 @@ use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::error::{ModelError, SnapshotError};
+use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
 use brigade_engine::quant::GgmlType;
@@ -147,7 +148,9 @@ impl StageBackend for CpuBackend {
             if embedding && layers.start == 0 {
                 weight_bytes += tensor.nbytes;
             }
-            if !embedding || (last && tied) {
+            // Of a layer's table a few rows are read for each token, where they are.
+            let is_table = described.is_of_a_layer(of_model(&tensor.name).0);
+            if (!embedding && !is_table) || (last && tied && embedding) {
                 weight_bytes += loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
             }
         }
@@ -179,9 +182,17 @@ impl StageBackend for CpuBackend {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
         let range = layers.clone();
-        let mut stage =
-            Stage::load_keeping(&model, weights, range, config, compute, kept, &mut *progress)
-                .map_err(model_failure)?;
+        let mut stage = Stage::load_keeping(
+            &model,
+            weights.clone(),
+            range,
+            config,
+            compute,
+            kept,
+            &mut *progress,
+        )
+        .map_err(model_failure)?;
+        weights.loaded();
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
         let one = StageSpec { max_seqs: 1, n_blocks: pages, ..spec.clone() };
@@ -208,8 +219,11 @@ impl StageBackend for CpuBackend {
         if layers.start == 0 && !has.contains(&0) {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
-        KeptWeights::load_ahead(&model, weights, layers, has, &compute, &mut *progress)
-            .map_err(model_failure)
+        let kept =
+            KeptWeights::load_ahead(&model, weights.clone(), layers, has, &compute, &mut *progress)
+                .map_err(model_failure)?;
+        weights.loaded();
+        Ok(kept)
     }
 }
 

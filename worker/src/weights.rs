@@ -3,7 +3,8 @@
 //! end of the process.
 //!
 //! The engine packs tensors as they come, so their bytes are held only for as long as that takes. The
-//! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept.
+//! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept. Rows of
+//! larger tables are read each time.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,6 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_engine::gguf::{FileState, GgufError, TensorFiles, TensorInfo};
 use brigade_engine::weights::TensorSource;
@@ -40,13 +42,21 @@ pub struct Weights {
     source: Source,
     pool: Pool,
     given_up: CancellationToken,
+    is_loaded: AtomicBool,
     kept: OnceLock<(String, Vec<u8>)>,
 }
 
 impl Weights {
     /// Weights of `source`, read by `pool`'s threads; from `given_up` on nothing more is read.
     pub fn new(source: Source, pool: Pool, given_up: CancellationToken) -> Self {
-        Self { source, pool, given_up, kept: OnceLock::new() }
+        let (is_loaded, kept) = (AtomicBool::new(false), OnceLock::new());
+        Self { source, pool, given_up, is_loaded, kept }
+    }
+
+    /// What was to be loaded is. Rows are read on, also when the order that loaded them is over: the next stage may have
+    /// the same layers.
+    pub fn loaded(&self) {
+        self.is_loaded.store(true, Ordering::Relaxed);
     }
 
     /// Asks the system to read a tensor ahead. A hint.
@@ -101,7 +111,7 @@ impl Weights {
     }
 
     fn read(&self, tensor: &TensorInfo, range: Range<usize>) -> Result<Vec<u8>, GgufError> {
-        if self.given_up.is_cancelled() {
+        if self.given_up.is_cancelled() && !self.is_loaded.load(Ordering::Relaxed) {
             let source = io::Error::other("loading was given up");
             return Err(GgufError::Io { path: tensor.name.clone().into(), source });
         }
@@ -179,5 +189,39 @@ impl TensorSource for Weights {
             Some(Some(part)) => Ok(Cow::Borrowed(part)),
             _ => self.read(tensor, range).map(Cow::Owned),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_engine::quant::GgmlType;
+
+    use super::*;
+
+    /// A layer that stays for the next order reads rows of its table on, though its own order is over.
+    #[test]
+    fn what_is_loaded_is_read_on_after_its_order_is_over() {
+        let path = std::env::temp_dir().join(format!("brigade-weights-{}", std::process::id()));
+        std::fs::write(&path, [1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let tensor = TensorInfo {
+            name: "table".to_owned(),
+            ty: GgmlType::F32,
+            n_dims: 2,
+            ne: [1, 2, 1, 1],
+            shard: 0,
+            offset: 0,
+            nbytes: 8,
+        };
+        let state = FileState::of(&File::open(&path).unwrap()).unwrap();
+        let blob = CachedBlob { path: path.clone(), state };
+        let blobs = Source::Blobs([(tensor.name.clone(), blob)].into());
+        let (pool, given_up) = (Pool::new(1, &[]).unwrap(), CancellationToken::new());
+        let weights = Weights::new(blobs, pool, given_up.clone());
+        assert_eq!(*weights.part(&tensor, 4..8).unwrap(), [5, 6, 7, 8]);
+        given_up.cancel();
+        assert!(weights.part(&tensor, 4..8).is_err());
+        weights.loaded();
+        assert_eq!(*weights.part(&tensor, 4..8).unwrap(), [5, 6, 7, 8]);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -43,6 +43,8 @@ impl ModelFacts {
                 // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
                 // those that the metadata count.
                 Some(_) => {}
+                // A layer reads a few rows of it for each token, where the file has them: no memory is kept for it.
+                None if spec.is_of_a_layer(&tensor.name) => {}
                 None if [TOKEN_EMBD, LAYER_ROW_TABLE].contains(&&*tensor.name) => {
                     embedding_bytes += tensor.nbytes;
                 }

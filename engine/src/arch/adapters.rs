@@ -14,7 +14,7 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 pub const MAX_ADAPTERS: usize = 64;
 
 /// Parts of the names of tensors that are no projections as they are computed, or are made into others.
-const NOT_ADAPTED: [&str; 21] = [
+const NOT_ADAPTED: [&str; 22] = [
     "_norm",
     ".attn_k_b.",
     ".attn_v_b.",
@@ -30,6 +30,8 @@ const NOT_ADAPTED: [&str; 21] = [
     // Added to gates by the place among the positions that become one.
     "_compressor_ape",
     "output_hc_",
+    // What makes streams of embedded n-grams.
+    ".ple_",
     "token_types",
     // Groups of heads have a matrix each.
     ".attn_output_a.",

@@ -60,8 +60,8 @@ impl AttentionSpec {
     }
 }
 
-/// An index of blocks of positions (MiniMax Sparse Attention). It has a query for each head of keys and values of the
-/// block, and one key. Both are normed, each head by itself, and rotated as the block's own are.
+/// An index of blocks of positions. It has some queries and one key. Both are normed, each head by itself, and rotated as
+/// the block's own are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockIndexSpec {
     /// Width of its queries and keys. They begin with as many elements that are rotated as the block's own have.
@@ -70,6 +70,33 @@ pub struct BlockIndexSpec {
     pub sizes: BlockSizes,
     /// Epsilon of the norms of its queries and keys.
     pub eps: f32,
+    /// How it scores blocks.
+    pub scoring: BlockScoring,
+}
+
+impl BlockIndexSpec {
+    /// Positions that a row sees at most if it attends to all.
+    pub fn n_near(&self) -> usize {
+        match self.scoring {
+            BlockScoring::BestPosition => self.sizes.width(),
+            BlockScoring::Mean { .. } => self.sizes.near_of_means(),
+        }
+    }
+}
+
+/// How an index scores a block of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockScoring {
+    /// By the greatest product with the key of a position, for each head of keys and values by a query of its own
+    /// (MiniMax Sparse Attention).
+    BestPosition,
+    /// By the mean of its positions' keys, which is normed and rotated as its first position: the sum over all queries of
+    /// what products are above 0, the same for all heads (Qwen Sparse Attention). Only whole blocks are scored; a row
+    /// attends to what is behind the last of them as well.
+    Mean {
+        /// Queries.
+        n_head: usize,
+    },
 }
 
 /// Whose keys and values a block attends to. Those that are lent travel beside the residual stream, a pair of tensors

@@ -63,6 +63,17 @@ pub struct DeltaNetSpec {
     pub conv_taps: usize,
     /// Epsilon of its norms.
     pub eps: f32,
+    /// What becomes of the gate of its output.
+    pub gate: OutputGate,
+}
+
+/// The factor that a gate makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
 }
 
 impl DeltaNetSpec {

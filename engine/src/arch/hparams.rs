@@ -120,6 +120,18 @@ impl<'m> Hparams<'m> {
         self.model.meta().opt_i32s(&self.key(key))
     }
 
+    /// A list of at least `n` u64 that must be there.
+    ///
+    /// # Errors
+    /// It is missing, has another type or is shorter.
+    pub fn need_u64s(&self, key: &str, n: usize) -> Result<Vec<u64>, ModelError> {
+        let list = self.model.meta().u64s(&self.key(key))?;
+        match list.len() {
+            len if len < n => Err(self.bad(key, &format!("has {len} numbers, must have {n}"))),
+            _ => Ok(list),
+        }
+    }
+
     /// A number for each layer, or the one for all of them; `None` where the key is missing.
     ///
     /// # Errors

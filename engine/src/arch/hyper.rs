@@ -1,6 +1,6 @@
 //! Reads what metadata say about hyper-connections, under the keys that their architectures share.
 
-use super::{Hparams, HyperSpec};
+use super::{GatedSpec, Hparams, HyperSpec};
 use crate::error::ModelError;
 
 /// Stems of the tensors of a layer's two blocks.
@@ -14,15 +14,28 @@ const MOST_ROUNDS: u32 = 1000;
 /// Most streams that are believed; models have four.
 const MOST_STREAMS: usize = 64;
 
+/// How many streams a token has.
+fn count(hp: &Hparams<'_>) -> Result<usize, ModelError> {
+    const COUNT: &str = "hyper_connection.count";
+    match hp.need_u32(COUNT)? as usize {
+        n if (2..=MOST_STREAMS).contains(&n) => Ok(n),
+        n => Err(hp.bad(COUNT, &format!("is {n}, must be between 2 and {MOST_STREAMS}"))),
+    }
+}
+
+/// Streams with a gate for each value.
+pub(super) fn read_gated(hp: &Hparams<'_>, eps: f32) -> Result<GatedSpec, ModelError> {
+    const RANK: &str = "hyper_connection.low_rank";
+    match hp.need_u32(RANK)? as usize {
+        0 => Err(hp.bad(RANK, "must be positive")),
+        rank => Ok(GatedSpec { n: count(hp)?, rank, eps, stems: STEMS, head_stem: HEAD_STEM }),
+    }
+}
+
 /// Streams that do not mix, and that the head weighs, with the norms' `eps`.
 pub(super) fn read(hp: &Hparams<'_>, norm_eps: f32) -> Result<HyperSpec, ModelError> {
-    const COUNT: &str = "hyper_connection.count";
-    let n = hp.need_u32(COUNT)? as usize;
-    if !(2..=MOST_STREAMS).contains(&n) {
-        return Err(hp.bad(COUNT, &format!("is {n}, must be between 2 and {MOST_STREAMS}")));
-    }
     Ok(HyperSpec {
-        n,
+        n: count(hp)?,
         norm_eps,
         eps: hp.need_f32("hyper_connection.epsilon")?,
         magnitude: 1.0,

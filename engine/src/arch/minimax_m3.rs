@@ -6,8 +6,8 @@
 
 use super::decoder::{self, FFN_NORM};
 use super::{
-    Activation, AttentionSpec, BlockIndexSpec, BlockKind, Hparams, ModelSpec, MoeSpec, QkNorm,
-    RopeSpec, Router, SharedExpertSpec, gpt_oss,
+    Activation, AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, Hparams, ModelSpec,
+    MoeSpec, QkNorm, RopeSpec, Router, SharedExpertSpec, gpt_oss,
 };
 use crate::error::ModelError;
 use crate::kernels::{BlockSizes, RopeLayout};
@@ -61,7 +61,8 @@ fn index(hp: &Hparams<'_>, rope: &RopeSpec, eps: f32) -> Result<BlockIndexSpec, 
             format!("is {head_dim}; rope.dimension_count rotates {} of its elements", rope.n_rot);
         return Err(hp.bad("attention.indexer.key_length", &problem));
     }
-    Ok(BlockIndexSpec { head_dim, sizes: BlockSizes { positions, per_row, newest }, eps })
+    let sizes = BlockSizes { positions, per_row, newest };
+    Ok(BlockIndexSpec { head_dim, sizes, eps, scoring: BlockScoring::BestPosition })
 }
 
 /// The index has a query for each head of keys and values.

@@ -76,6 +76,7 @@ mod mla;
 mod modern_bert;
 mod nemotron;
 mod neo_bert;
+mod ngram_spec;
 mod olmo;
 mod openelm;
 mod phi3;
@@ -83,6 +84,7 @@ mod plamo;
 mod plamo2;
 mod qwen;
 mod qwen2moe;
+mod qwen4exp;
 mod qwen_next;
 mod recurrent_spec;
 mod refused;
@@ -104,21 +106,22 @@ mod transformer;
 use std::ops::Range;
 
 pub use attention_spec::{
-    Alibi, AttentionSpec, BlockIndexSpec, Buckets, GateActivation, GateSource, HeadGate, KvFrom,
-    NormOver, QkNorm, Rotation, Temperature,
+    Alibi, AttentionSpec, BlockIndexSpec, BlockScoring, Buckets, GateActivation, GateSource,
+    HeadGate, KvFrom, NormOver, QkNorm, Rotation, Temperature,
 };
 pub use beside::{Beside, BoundarySpec};
 pub use compressed_spec::{CompressedSpec, EntriesSpec, EntryIndexSpec};
-pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec};
+pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 pub use ffn_spec::{
     Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
 pub use hparams::Hparams;
+pub use ngram_spec::{NgramHead, NgramSpec};
 pub use recurrent_spec::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
 pub use refused::refused;
-pub use residual::{DepthSpec, HyperSpec, Residual};
+pub use residual::{DepthSpec, GatedSpec, HyperSpec, Residual};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use spec::{
     BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
@@ -255,6 +258,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("qwen3next", qwen_next::describe_qwen3next),
     ("qwen3vl", qwen::describe_qwen3vl),
     ("qwen3vlmoe", qwen::describe_qwen3vlmoe),
+    ("qwen4exp", qwen4exp::describe),
     ("refact", baichuan::describe_refact),
     ("rwkv6", rwkv6::describe),
     ("rwkv6qwen2", rwkv6::describe_qwen2),
@@ -356,10 +360,9 @@ pub fn stage_tensors<'m>(
     let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
     let tied = is_tied(model, spec);
     let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
-        Some(layer) => {
-            (layers.contains(&layer) && !spec.leaves_out(layer, name))
-                || layers.clone().any(|layer| spec.shares(layer, name))
-        }
+        _ if layers.clone().any(|layer| spec.shares(layer, name)) => true,
+        Some(layer) => layers.contains(&layer) && !spec.leaves_out(layer, name),
+        None if spec.is_of_a_layer(name) => false,
         // Tied, the head is the embedding without what adapters add to that.
         None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
         None if name.starts_with("rope_") => true,

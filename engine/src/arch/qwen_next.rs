@@ -7,14 +7,14 @@
 use super::sections::{SectionOrder, Sections};
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, GateSource, HeadGate, Hparams,
-    LayerSpec, MlpSpec, ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec,
-    attention_spec, experts,
+    LayerSpec, MlpSpec, ModelSpec, MoeSpec, OutputGate, QkNorm, RopeSpec, Rotation,
+    SharedExpertSpec, attention_spec, experts,
 };
 use crate::error::ModelError;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, RopeLayout};
 
 /// Every this many layers one has full attention, where the file does not say.
-const DEFAULT_INTERVAL: u32 = 4;
+pub(super) const DEFAULT_INTERVAL: u32 = 4;
 
 /// Experts in every layer, value heads grouped by key head.
 pub(super) fn describe_qwen3next(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
@@ -77,7 +77,11 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
     Ok(ModelSpec { rope, ..ModelSpec::usual(hp, layers, eps)? })
 }
 
-fn delta_net(hp: &Hparams<'_>, key_heads: KeyHeads, eps: f32) -> Result<DeltaNetSpec, ModelError> {
+pub(super) fn delta_net(
+    hp: &Hparams<'_>,
+    key_heads: KeyHeads,
+    eps: f32,
+) -> Result<DeltaNetSpec, ModelError> {
     let size = |key: &str| Ok::<_, ModelError>(hp.need_u32(key)? as usize);
     let (d, inner) = (size("ssm.state_size")?, size("ssm.inner_size")?);
     let (n_head, n_key_head) = (size("ssm.time_step_rank")?, size("ssm.group_count")?);
@@ -91,7 +95,8 @@ fn delta_net(hp: &Hparams<'_>, key_heads: KeyHeads, eps: f32) -> Result<DeltaNet
     }
     let decay = Decay::PerHead;
     let shape = DeltaShape { n_head, n_key_head, key_heads, d_k: d, d_v: d, decay };
-    Ok(DeltaNetSpec { shape, conv_taps: hp.conv_taps("ssm.conv_kernel")?, eps })
+    let conv_taps = hp.conv_taps("ssm.conv_kernel")?;
+    Ok(DeltaNetSpec { shape, conv_taps, eps, gate: OutputGate::Silu })
 }
 
 /// Which layers are recurrent: listed, or all but every `full_attention_interval`-th, by default every `interval`-th.
@@ -114,7 +119,7 @@ fn dense_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     Ok(BlockKind::Mlp(MlpSpec::swiglu(n_ff)))
 }
 
-fn experts_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
+pub(super) fn experts_ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     let n_ff = hp.per_layer("feed_forward_length")?.map_or(0, |per_layer| per_layer[il]);
     let experts = experts::read(hp, il, |n_used| n_ff / n_used)?;
     let shared = match hp.u32("expert_shared_feed_forward_length")? {

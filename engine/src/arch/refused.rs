@@ -16,7 +16,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["deepseek2-ocr", "cogvlm", "chameleon"], "it is made for images, which do not run yet"),
     (&["gptj"], "llama.cpp has its name too, and does not run it either"),
-    (&["qwen4exp"], "its attention chooses positions in a way that does not run yet"),
     (&["graniteswitch"], "its adapters, which tokens switch, do not run yet"),
     (
         &["nanbeige", "hrm_text"],

@@ -1,7 +1,7 @@
 //! What blocks read of the residual stream, and what becomes of their output.
 //!
 //! In most models a block reads the stream and is added to it. Kimi K3 has attention over depth instead
-//! ([`DepthSpec`]), others have several streams ([`HyperSpec`]).
+//! ([`DepthSpec`]), others have several streams ([`HyperSpec`], [`GatedSpec`]).
 
 /// How a model's blocks follow one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,6 +13,8 @@ pub enum Residual {
     OverDepth(DepthSpec),
     /// Each reads a sum of several streams and is added to all of them.
     Hyper(HyperSpec),
+    /// The same, with a weight for each value of each stream.
+    Gated(GatedSpec),
 }
 
 /// Residual attention over depth. Rows of the stream are kept on their way, in a bank beside the stream.
@@ -59,6 +61,28 @@ pub struct HyperSpec {
     pub head_stem: Option<&'static str>,
 }
 
+/// Hyper-connections whose weights are gates of single values (Qwen3.8-Flash-Next). A token has `n` streams, all of which
+/// begin as its embedding. With `u_i`, stream `i` normed by itself with weights of its own, and `u`, all of these as one
+/// row,
+///
+/// - a block or the head reads `1/n Σ_i sigmoid(g_i) u_i`, where `g = up silu(down u / n)` is as wide as all streams;
+/// - of what a block gives, `y`, stream `i` becomes `x_i + 2 sigmoid(inject_i u / n) y`.
+///
+/// Each block and the head have tensors `norm`, `down` and `up` of their own, each block `inject` too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedSpec {
+    /// Streams, the first included.
+    pub n: usize,
+    /// Width between `down` and `up`.
+    pub rank: usize,
+    /// Epsilon of the norms.
+    pub eps: f32,
+    /// Stems of the tensors of a layer's blocks, in their order; those that read and write streams themselves do not count.
+    pub stems: [&'static str; 2],
+    /// Stem of the head's tensors.
+    pub head_stem: &'static str,
+}
+
 impl HyperSpec {
     /// Values of a block's `m`.
     pub fn n_weights(&self) -> usize {
@@ -73,15 +97,16 @@ impl Residual {
         match self {
             Self::Sum => 0,
             Self::OverDepth(depth) => layer.div_ceil(depth.every),
-            Self::Hyper(hyper) => hyper.n - 1,
+            Self::Hyper(_) | Self::Gated(_) => self.n_streams() - 1,
         }
     }
 
-    /// Several streams, if a token has them all the way.
-    pub fn hyper(&self) -> Option<&HyperSpec> {
+    /// Streams that a token has all the way.
+    pub fn n_streams(&self) -> usize {
         match self {
-            Self::Hyper(hyper) => Some(hyper),
-            Self::Sum | Self::OverDepth(_) => None,
+            Self::Sum | Self::OverDepth(_) => 1,
+            Self::Hyper(hyper) => hyper.n,
+            Self::Gated(gated) => gated.n,
         }
     }
 

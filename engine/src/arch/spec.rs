@@ -5,9 +5,9 @@
 
 use super::{
     AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, CompressedSpec, DeltaNetSpec, ENCODER_PREFIX,
-    Hparams, KdaSpec, KvFrom, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec,
-    OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec, TOKEN_EMBD, Temperature,
-    TimeMix6Spec, TimeMixSpec,
+    Hparams, KdaSpec, KvFrom, LAYER_ROW_TABLE, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec,
+    MlpSpec, MoeSpec, NgramSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec,
+    TOKEN_EMBD, Temperature, TimeMix6Spec, TimeMixSpec, layer_of,
 };
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, PoolSizes, SsdShape, Window};
@@ -155,12 +155,18 @@ impl ModelSpec {
         })
     }
 
-    /// Whether layer `layer` reads a tensor that has another layer's name, or its own.
+    /// Whether layer `layer` reads a tensor that has another layer's name, or its own, or none's.
     pub fn shares(&self, layer: usize, tensor: &str) -> bool {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => a.buckets.as_ref().is_some_and(|b| b.tensor == tensor),
+            BlockKind::Ngram(_) => tensor == LAYER_ROW_TABLE,
             _ => false,
         })
+    }
+
+    /// Whether a tensor outside the layers is read by one of them alone.
+    pub fn is_of_a_layer(&self, tensor: &str) -> bool {
+        layer_of(tensor).is_none() && (0..self.n_layer()).any(|layer| self.shares(layer, tensor))
     }
 }
 
@@ -170,6 +176,15 @@ impl ModelSpec {
 pub struct LayerSpec {
     /// Usually a mixer and an FFN; none where a layer does nothing.
     pub blocks: Vec<BlockSpec>,
+}
+
+impl LayerSpec {
+    /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
+    pub fn place_among_mixed(&self, index: usize) -> Option<usize> {
+        let by_itself = |block: &&BlockSpec| matches!(block.kind, BlockKind::Ngram(_));
+        let before = self.blocks[..index].iter().filter(|block| !by_itself(block)).count();
+        (!by_itself(&&self.blocks[index])).then_some(before)
+    }
 }
 
 /// A block with the norm before it and the scale after it.
@@ -288,6 +303,8 @@ pub enum BlockKind {
     Laurel(LaurelSpec),
     /// A square matrix (`attn_output`), which stands where other layers have attention.
     Linear,
+    /// Embeddings of the last few tokens together.
+    Ngram(NgramSpec),
 }
 
 impl BlockKind {
@@ -330,6 +347,7 @@ impl BlockKind {
             Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
+            Self::Ngram(n) => n.state(),
             Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
             Self::LayerRow(_) | Self::Predict(_) | Self::Correct(_) | Self::Laurel(_) => {
                 StateSpec::None

@@ -141,8 +141,9 @@ impl Attention {
         let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
         let index_keys = of_index.as_ref().map_or(&[][..], |rows| &rows.key);
         self.remember(cx, kv, [&k, &v, index_keys]);
+        let rope = self.rope(cx);
         let chosen =
-            index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rows));
+            index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let variant = (spec.scale, self.variant(chosen.as_deref()));
         kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut heads);
         if let Some(rows) = of_index {
@@ -172,10 +173,11 @@ impl Attention {
                 of_heads,
             }),
             both_ways: spec.both_ways,
-            blocks: spec
-                .index
-                .zip(blocks)
-                .map(|(index, blocks)| ChosenBlocks { sizes: index.sizes, blocks }),
+            blocks: spec.index.zip(blocks).map(|(index, blocks)| ChosenBlocks {
+                sizes: index.sizes,
+                n_near: index.n_near(),
+                blocks,
+            }),
         }
     }
 

@@ -1,18 +1,18 @@
-//! The index of MiniMax Sparse Attention as weights: it makes a narrow query for each head of keys and values and one
+//! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
 //! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
 
 use super::BlockCx;
 use super::linear::{Linear, Projection};
-use crate::arch::BlockIndexSpec;
+use crate::arch::{BlockIndexSpec, BlockScoring};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, PackedMatrix, RopeTable};
-use crate::state::KvCache;
+use crate::state::{IndexOfMeans, KvCache};
 use crate::weights::WeightLoader;
 
 /// Weights of an attention block's index.
 pub(super) struct BlockIndex {
     spec: BlockIndexSpec,
-    /// `[n_kv_head * head_dim, n_embd]`.
+    /// `[n_queries * head_dim, n_embd]`.
     query: Linear,
     query_norm: Vec<f32>,
     /// `[head_dim, n_embd]`.
@@ -22,7 +22,7 @@ pub(super) struct BlockIndex {
 
 /// What an index makes of rows, in borrowed buffers.
 pub(super) struct IndexRows {
-    /// `[n, n_kv_head * head_dim]`.
+    /// `[n, n_queries * head_dim]`.
     query: Vec<f32>,
     /// `[n, head_dim]`.
     pub(super) key: Vec<f32>,
@@ -38,8 +38,12 @@ impl BlockIndex {
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.indexer.{part}.weight");
         let dim = spec.head_dim;
+        let n_queries = match spec.scoring {
+            BlockScoring::BestPosition => n_kv_head,
+            BlockScoring::Mean { n_head } => n_head,
+        };
         Ok(Self {
-            query: Linear::matrix(loader, &name("q_proj"), n_kv_head * dim, n_embd)?,
+            query: Linear::matrix(loader, &name("q_proj"), n_queries * dim, n_embd)?,
             query_norm: loader.vector(&name("q_norm"), dim)?,
             key: Linear::matrix(loader, &name("k_proj"), dim, n_embd)?,
             key_norm: loader.vector(&name("k_norm"), dim)?,
@@ -62,27 +66,40 @@ impl BlockIndex {
         [self.query.job(x, &mut rows.query), self.key.job(x, &mut rows.key)]
     }
 
-    /// Norms and rotates the projected rows, in place.
+    /// Norms and rotates the projected rows, in place. Keys of which means are made stay as they are.
     pub(super) fn finish(&self, cx: &BlockCx<'_>, rope: Option<&RopeTable>, rows: &mut IndexRows) {
-        let BlockIndexSpec { head_dim, eps, .. } = self.spec;
-        for (x, norm) in [(&mut rows.query, &self.query_norm), (&mut rows.key, &self.key_norm)] {
+        let BlockIndexSpec { head_dim, eps, scoring, .. } = self.spec;
+        let finish = |x: &mut [f32], norm: &[f32]| {
             cx.compute.rms_norm_inplace(x, norm, eps);
             if let Some(rope) = rope {
                 cx.compute.rope(x, head_dim, rope);
             }
+        };
+        finish(&mut rows.query, &self.query_norm);
+        if scoring == BlockScoring::BestPosition {
+            finish(&mut rows.key, &self.key_norm);
         }
     }
 
-    /// The blocks of each row's heads ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks)). Keys of the
-    /// rows are in their pages.
+    /// The blocks of each row's heads ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks),
+    /// [`Compute::choose_by_means`](crate::kernels::Compute::choose_by_means)). Keys of the rows are in their pages. `rope` is
+    /// what rotates the block's own.
     pub(super) fn choose(
         &self,
         cx: &BlockCx<'_>,
         kv: &KvCache,
+        rope: Option<&RopeTable>,
         rows: &IndexRows,
     ) -> Option<Vec<u32>> {
         let of = (cx.compute, cx.parts, cx.sequences);
-        kv.choose_blocks(of, self.spec.sizes, &rows.query)
+        let BlockIndexSpec { sizes, eps, scoring, .. } = self.spec;
+        match scoring {
+            BlockScoring::BestPosition => kv.choose_blocks(of, sizes, &rows.query),
+            BlockScoring::Mean { n_head } => {
+                let index = IndexOfMeans { n_head, sizes, norm: &self.key_norm, eps, rope };
+                kv.choose_by_means(of, &index, &rows.query)
+            }
+        }
     }
 
     /// Gives the buffers back.

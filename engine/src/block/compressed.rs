@@ -16,7 +16,7 @@ use crate::arch::{CompressedSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{
     ActRows, AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType,
-    PackedMatrix, RopeParams, RopeTable,
+    PackedMatrix, RopeTable,
 };
 use crate::state::{BlockState, EntryPages, PartRows, SlotStates};
 use crate::weights::WeightLoader;
@@ -100,7 +100,7 @@ impl Compressed {
         if let (Some(maker), Some(pages), Some(rows)) =
             (&self.maker, pages.as_deref_mut(), &mut rows.entries)
         {
-            maker.complete(cx, rows, self.rope_params(cx), &recent, pages);
+            maker.complete(cx, rows, self.rope(cx), &recent, pages);
             maker.remember(cx, rows, &mut recent);
         }
         let near = self.near_keys(cx, &rows.key, &mut recent);
@@ -249,15 +249,6 @@ impl Compressed {
             Rotation::None => None,
             Rotation::Model => cx.rope,
             Rotation::Local => cx.local_rope,
-        }
-    }
-
-    /// What makes the table that rotates rows.
-    fn rope_params<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeParams> {
-        match self.spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope_params[0],
-            Rotation::Local => cx.rope_params[1],
         }
     }
 

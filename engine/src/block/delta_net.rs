@@ -6,7 +6,7 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::DeltaNetSpec;
+use crate::arch::{DeltaNetSpec, OutputGate};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
 use crate::state::SlotStates;
@@ -17,6 +17,7 @@ use crate::weights::WeightLoader;
 pub struct DeltaNet {
     shape: DeltaShape,
     eps: f32,
+    output_gate: OutputGate,
     /// To queries, keys and values, `[(2 n_key_head + n_head) d, n_embd]`.
     qkv: Linear,
     /// To the output gate, `[n_head d, n_embd]`.
@@ -84,6 +85,7 @@ impl DeltaNet {
         Ok(Self {
             shape: spec.shape,
             eps: spec.eps,
+            output_gate: spec.gate,
             qkv,
             gate,
             beta,
@@ -130,7 +132,10 @@ impl DeltaNet {
         let parts = SlotStates::parts(cx.parts);
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
-        cx.compute.silu_mul_inplace(&mut y, &gate);
+        match self.output_gate {
+            OutputGate::Silu => cx.compute.silu_mul_inplace(&mut y, &gate),
+            OutputGate::Sigmoid => cx.compute.sigmoid_mul(&mut y, &gate),
+        }
         self.output.forward(cx, &y, out);
         cx.scratch.give_all([raw, gate, beta, decay, qk, v, y]);
     }

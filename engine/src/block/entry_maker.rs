@@ -6,9 +6,7 @@ use super::linear::{Linear, Projection};
 use super::{project, rotate_last};
 use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 use crate::error::ModelError;
-use crate::kernels::{
-    ActRows, EntryIndex, IndexedRow, NewEntries, PackedMatrix, RopeParams, RopeTable,
-};
+use crate::kernels::{ActRows, EntryIndex, IndexedRow, NewEntries, PackedMatrix, RopeTable};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
 
@@ -121,13 +119,13 @@ impl EntryMaker {
         }
     }
 
-    /// Makes the entries that the rows complete, and writes them to their pages. `params` rotate each by the first of its
+    /// Makes the entries that the rows complete, and writes them to their pages. `rope` rotates each by the first of its
     /// positions.
     pub(super) fn complete(
         &self,
         cx: &mut BlockCx<'_>,
         rows: &MakerRows,
-        params: Option<&RopeParams>,
+        rope: Option<&RopeTable>,
         recent: &Recent<'_>,
         pages: &mut EntryPages,
     ) {
@@ -144,8 +142,8 @@ impl EntryMaker {
             _ => cx.scratch.take(0),
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
-        if let Some(params) = params {
-            let table = RopeTable::new(cx.compute, params, &positions);
+        if let Some(rope) = rope {
+            let table = rope.at(cx.compute, &positions);
             rotate_last(cx, &mut keys, [width, self.n_rot], &table);
             if index_dim > 0 {
                 rotate_last(cx, &mut of_index, [index_dim, self.n_rot], &table);

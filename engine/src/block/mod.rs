@@ -12,6 +12,7 @@ mod channel_mix;
 mod compressed;
 mod compressor;
 mod delta_net;
+mod embedding;
 mod entry_maker;
 mod experts;
 mod index;
@@ -26,6 +27,7 @@ mod mamba2;
 mod mla;
 mod mlp;
 mod moe;
+mod ngram;
 mod qkv;
 mod routing;
 mod scratch;
@@ -40,6 +42,7 @@ pub use attention::Attention;
 pub use channel_mix::ChannelMix;
 pub use compressed::Compressed;
 pub use delta_net::DeltaNet;
+pub use embedding::Embedding;
 pub use kda::Kda;
 pub use laurel::Laurel;
 pub use layer_row::LayerRow;
@@ -51,6 +54,7 @@ pub use mamba2::Mamba2;
 pub use mla::Mla;
 pub use mlp::Mlp;
 pub use moe::Moe;
+pub use ngram::Ngram;
 pub use scratch::Scratch;
 pub use short_conv::ShortConv;
 pub use time_mix::TimeMix;
@@ -58,7 +62,7 @@ pub use time_mix6::TimeMix6;
 
 use crate::arch::BlockKind;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, HeadColumns, PackedMatrix, RopeParams, RopeTable};
+use crate::kernels::{ActRows, Compute, HeadColumns, PackedMatrix, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use linear::Projection;
@@ -104,6 +108,8 @@ pub enum Block {
     Laurel(Box<Laurel>),
     /// See [`Linear`].
     Linear(Box<Linear>),
+    /// See [`Ngram`].
+    Ngram(Box<Ngram>),
 }
 
 /// What a block may look at besides its own weights and state.
@@ -118,8 +124,6 @@ pub struct BlockCx<'a> {
     pub rope: Option<&'a RopeTable>,
     /// Those of [`Rotation::Local`](crate::arch::Rotation::Local) blocks.
     pub local_rope: Option<&'a RopeTable>,
-    /// What makes these tables, the model's and the local one, where there are such: for other positions than the rows'.
-    pub rope_params: [Option<&'a RopeParams>; 2],
     /// The token of each row.
     pub tokens: &'a [u32],
     /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
@@ -199,6 +203,9 @@ impl Block {
             BlockKind::Laurel(spec) => {
                 Self::Laurel(Box::new(Laurel::load(spec, stem, n_embd, loader)?))
             }
+            BlockKind::Ngram(spec) => {
+                Self::Ngram(Box::new(Ngram::load(spec, stem, n_embd, loader)?))
+            }
             BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(stem, n_embd, loader)?)),
         })
     }
@@ -222,6 +229,8 @@ impl Block {
             Self::DeltaNet(net) => net.inputs(),
             // Their products read normed rows.
             Self::Predict(_) | Self::Correct(_) => Vec::new(),
+            // Its products read rows of its table.
+            Self::Ngram(_) => Vec::new(),
             // Their products read mixtures of rows.
             Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) => Vec::new(),
         }
@@ -249,6 +258,7 @@ impl Block {
             Self::TimeMix(mix) => mix.nbytes(),
             Self::TimeMix6(mix) => mix.nbytes(),
             Self::ChannelMix(mix) => mix.nbytes(),
+            Self::Ngram(ngram) => ngram.nbytes(),
         };
         bytes as u64
     }
@@ -279,9 +289,10 @@ impl Block {
             (Self::TimeMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::TimeMix6(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
             (Self::ChannelMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),
+            (Self::Ngram(ngram), BlockState::Slots(states)) => ngram.forward(cx, states, x, out),
             (Self::Mamba(_) | Self::Mamba2(_) | Self::ShortConv(_), _)
             | (Self::Lightning(_) | Self::Kda(_) | Self::DeltaNet(_), _)
-            | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_), _) => {
+            | (Self::TimeMix(_) | Self::TimeMix6(_) | Self::ChannelMix(_) | Self::Ngram(_), _) => {
                 unreachable!("the stage gives every recurrent block its slots")
             }
             (Self::Mlp(mlp), _) => mlp.forward(cx, x, out),

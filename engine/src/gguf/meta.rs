@@ -100,6 +100,11 @@ accessors! {
             Value::Bool(x) => Some(u32::from(x)),
             _ => None,
         });
+    /// An array of u64.
+    u64s, opt_u64s, "array of u64", Vec<u64>, |v| numbers(v, &[ValueType::U64], |x| match x {
+        Value::U64(x) => Some(x),
+        _ => None,
+    });
     /// An array of bool.
     bools, opt_bools, "array of bool", Vec<bool>, |v| numbers(v, &[ValueType::Bool], |x| match x {
         Value::Bool(x) => Some(x),

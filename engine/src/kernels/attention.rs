@@ -388,7 +388,7 @@ impl<'a> AttendCall<'a> {
         check_disjoint_rows(rows, n_rows, "attend");
         for (p, part) in attend.parts.iter().enumerate() {
             let n_near = match &attend.variant.blocks {
-                Some(blocks) => part.n_near(blocks.sizes.width()),
+                Some(chosen) => part.n_near(chosen.n_near),
                 None => part.n_rows,
             };
             for kv_head in 0..layout.n_kv_head {
@@ -440,7 +440,7 @@ impl<'a> AttendCall<'a> {
         end_row: usize,
     ) -> Range<usize> {
         let start = self.pages.len();
-        let is_far = |chosen: &ChosenBlocks<'_>| end_row > part.n_near(chosen.sizes.width());
+        let is_far = |chosen: &ChosenBlocks<'_>| end_row > part.n_near(chosen.n_near);
         if let Some(chosen) = self.attend.variant.blocks.filter(is_far) {
             let (n, n_head) = (chosen.sizes.per_row, self.attend.layout.n_kv_head);
             let at = ((part.first_row + end_row - 1) * n_head + kv_head) * n;

@@ -7,11 +7,17 @@ use super::block_index::BlockSizes;
 /// Which blocks rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenBlocks<'a> {
-    /// Rows that see no more than `per_row` blocks attend to all they see.
+    /// Of the blocks, and how many a row attends to at most.
     pub sizes: BlockSizes,
-    /// `[n_rows, n_kv_head, per_row]`: the blocks of each head of keys and values, ascending, none twice.
+    /// Rows that see no more positions than this attend to all they see.
+    pub n_near: usize,
+    /// `[n_rows, n_kv_head, per_row]`: the blocks of each head of keys and values, ascending, none twice. Where a row
+    /// attends to fewer, [`NO_BLOCK`] stands behind the last.
     pub blocks: &'a [u32],
 }
+
+/// Stands for no block.
+pub const NO_BLOCK: u32 = u32::MAX;
 
 /// What a query sees of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +38,7 @@ impl ChosenBlocks<'_> {
     /// Appends the pages that `blocks` lie in before position `end`, ascending.
     pub(super) fn pages(&self, blocks: &[u32], end: usize, pages: &mut Vec<SeenPage>) {
         let first = pages.len();
-        for block in blocks {
+        for block in blocks.iter().take_while(|block| **block != NO_BLOCK) {
             let start = *block as usize * self.sizes.positions;
             let end = (start + self.sizes.positions).min(end);
             assert!(start < end, "attend: block {block} lies behind its row");
@@ -62,7 +68,7 @@ mod tests {
     fn pages(positions: usize, blocks: &[u32], end: usize) -> Vec<(usize, u64)> {
         let sizes = BlockSizes { positions, per_row: blocks.len(), newest: 0 };
         let mut pages = vec![SeenPage::whole(9)];
-        ChosenBlocks { sizes, blocks: &[] }.pages(blocks, end, &mut pages);
+        ChosenBlocks { sizes, n_near: 0, blocks: &[] }.pages(blocks, end, &mut pages);
         assert_eq!(pages.remove(0), SeenPage::whole(9));
         pages.into_iter().map(|seen| (seen.page, seen.positions)).collect()
     }
@@ -75,6 +81,11 @@ mod tests {
         assert_eq!(pages(8, &[0, 1, 7, 9], 1000), [(0, 0xff00_0000_0000_ffff), (1, 0xff00)]);
         // Blocks over the ends of pages, two of them in one page.
         assert_eq!(pages(48, &[1, 2], 1000), [(0, all << 48), (1, all), (2, 0xffff)]);
+    }
+
+    #[test]
+    fn nothing_is_read_behind_the_last_block() {
+        assert_eq!(pages(8, &[1, NO_BLOCK, NO_BLOCK], 1000), [(0, 0xff00)]);
     }
 
     #[test]

@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use half::f16;
+
 use super::KV_PAGE;
 use super::attention::AttendPart;
 use super::compute::Compute;
@@ -180,6 +182,35 @@ impl KvLayout {
     /// Head `head` of page `page` of `pool`.
     pub(super) fn head<'a>(&self, pool: &'a [u8], page: usize, head: usize) -> &'a [u8] {
         &pool[self.head_range(page, head)]
+    }
+
+    /// Adds the key of an index at position `at` of a page, `[index_dim]`, to `sum`; `keys` is what [`Self::index`] gives.
+    pub(super) fn add_index_key(&self, keys: &[u8], at: usize, sum: &mut [f32]) {
+        let shape = self.of_index();
+        let [codes, _, scales, _] = shape.planes();
+        let (codes, scales) = (&keys[codes], &keys[scales]);
+        let place = |j: usize| match shape.values {
+            ValuePlace::InKeys => at * shape.k_stride() + j,
+            ValuePlace::Apart => j * KV_PAGE + at,
+        };
+        match self.ty {
+            KvType::F32 => {
+                let codes: &[f32] = bytemuck::cast_slice(codes);
+                sum.iter_mut().enumerate().for_each(|(j, sum)| *sum += codes[place(j)]);
+            }
+            KvType::F16 => {
+                let codes: &[u16] = bytemuck::cast_slice(codes);
+                let key = |j| f16::from_bits(codes[place(j)]).to_f32();
+                sum.iter_mut().enumerate().for_each(|(j, sum)| *sum += key(j));
+            }
+            KvType::Q8_0 => {
+                let (codes, scales): (&[i8], &[u16]) =
+                    (bytemuck::cast_slice(codes), bytemuck::cast_slice(scales));
+                let scale = |j: usize| f16::from_bits(scales[j / SCALE_ELEMS * KV_PAGE + at]);
+                let key = |j| f32::from(codes[place(j)]) * scale(j).to_f32();
+                sum.iter_mut().enumerate().for_each(|(j, sum)| *sum += key(j));
+            }
+        }
     }
 
     /// Keys of an index in page `page` of `pool`, as [`Self::of_index`] has them.

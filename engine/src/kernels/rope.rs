@@ -53,6 +53,7 @@ pub struct Yarn {
 
 /// Cosines and sines of every row of a ubatch, in the order the kernel reads them.
 pub struct RopeTable {
+    params: RopeParams,
     layout: RopeLayout,
     n_rot: usize,
     n_rows: usize,
@@ -86,6 +87,7 @@ impl RopeTable {
             assert_eq!(factors.len(), n_rot / 2, "rope: factors are one per pair");
         }
         let mut table = Self {
+            params: params.clone(),
             layout: params.layout,
             n_rot,
             n_rows: positions.len(),
@@ -119,7 +121,8 @@ impl RopeTable {
 
     /// The table that turns back what this one turned, as far as it has no magnitude.
     pub fn backwards(&self) -> Self {
-        let mut back = Self { cos: self.cos.clone(), sin: self.sin.clone(), ..*self };
+        let (params, cos, sin) = (self.params.clone(), self.cos.clone(), self.sin.clone());
+        let mut back = Self { params, cos, sin, ..*self };
         match self.layout {
             RopeLayout::Norm => back.sin.iter_mut().for_each(|sin| *sin = -*sin),
             RopeLayout::Neox => {
@@ -130,6 +133,11 @@ impl RopeTable {
             }
         }
         back
+    }
+
+    /// Angles of the same rotation at other positions.
+    pub fn at(&self, compute: &Compute, positions: &[u32]) -> Self {
+        Self::new(compute, &self.params, positions)
     }
 
     /// Rows of the table.

@@ -2,6 +2,7 @@
 //! rows; where it has several streams, the head reads them all. Where there is a norm, it is normed.
 
 use super::boundary_rows::BoundaryRows;
+use super::gated_streams::GatedConnection;
 use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
@@ -25,6 +26,8 @@ pub(super) enum Mix {
     Streams(StreamMatrices, usize),
     /// A sum of all streams, as they weigh themselves.
     Hyper(HyperConnection),
+    /// The mean of all streams, each value through a gate.
+    Gated(GatedConnection),
     /// The mean of so many streams.
     Mean(usize),
 }
@@ -78,6 +81,7 @@ impl BlockInput {
             }
             Mix::Streams(matrices, first) => matrices.merge(compute, rows, *first, out),
             Mix::Hyper(connection) => spread = Some(connection.read(compute, rows, out)),
+            Mix::Gated(connection) => spread = connection.read(compute, rows, out),
             Mix::Mean(n) => {
                 out.copy_from_slice(&rows.hidden);
                 rows.streams(*n).skip(1).for_each(|stream| compute.add(out, stream));
@@ -94,6 +98,7 @@ impl BlockInput {
     pub(super) fn nbytes(&self) -> usize {
         match &self.mix {
             Some(Mix::Hyper(connection)) => connection.nbytes(),
+            Some(Mix::Gated(connection)) => connection.nbytes(),
             _ => 0,
         }
     }

@@ -43,6 +43,7 @@ pub(super) fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     let (tensor, _) = of_model(tensor);
     match layer_of(tensor) {
         Some(of) => of == layer || spec.shares(layer, tensor),
+        None if spec.is_of_a_layer(tensor) => spec.shares(layer, tensor),
         None if tensor == TOKEN_EMBD => layer == 0,
         None if is_of_input(tensor, spec) => layer == 0,
         None => tensor.starts_with("rope_"),

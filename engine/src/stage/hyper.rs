@@ -114,15 +114,9 @@ impl HyperConnection {
     /// `m` of all rows, `[n_rows, n_weights]`.
     fn weights(&self, compute: &Compute, rows: &BoundaryRows) -> Vec<f32> {
         let n = self.spec.n;
-        let n_embd = self.ones.len() / n;
         let streams: Vec<&[f32]> = rows.streams(n).collect();
-        let n_rows = rows.hidden.len() / n_embd;
-        let mut all = vec![0.0; n_rows * n * n_embd];
-        compute.fill_rows(&mut all, n * n_embd, &|row, all| {
-            for (part, stream) in all.chunks_exact_mut(n_embd).zip(&streams) {
-                part.copy_from_slice(&stream[row * n_embd..][..n_embd]);
-            }
-        });
+        let mut all = side_by_side(compute, &streams, self.ones.len() / n);
+        let n_rows = all.len() / self.ones.len();
         compute.rms_norm_inplace(&mut all, &self.ones, self.spec.norm_eps);
         let mut weights = vec![0.0; n_rows * self.matrix.rows()];
         compute.multiply(&self.matrix, &all, &mut weights);
@@ -135,7 +129,23 @@ impl HyperConnection {
     }
 }
 
+/// All streams, `[n_rows, n_embd]` each, as one row: `[n_rows, n * n_embd]`.
+pub(super) fn side_by_side(compute: &Compute, streams: &[&[f32]], n_embd: usize) -> Vec<f32> {
+    let mut all = vec![0.0; streams.iter().map(|stream| stream.len()).sum()];
+    compute.fill_rows(&mut all, streams.len() * n_embd, &|row, all| {
+        for (part, stream) in all.chunks_exact_mut(n_embd).zip(streams) {
+            part.copy_from_slice(&stream[row * n_embd..][..n_embd]);
+        }
+    });
+    all
+}
+
 impl Spread {
+    /// With weights `post` `[n_rows, n]` to streams that do not mix.
+    pub(super) fn unmixed(n: usize, post: Vec<f32>) -> Self {
+        Self { n, post, mix: Vec::new() }
+    }
+
     /// Adds a block's output `y` `[n_rows, n_embd]` to the streams, which mix where they do.
     pub(super) fn add(&self, compute: &Compute, y: &[f32], rows: &mut BoundaryRows) {
         let n = self.n;

@@ -1,12 +1,11 @@
 //! What the first stage makes of token ids: hidden rows, with the rows of positions added and normed where a model does
 //! that, and what goes along beside them.
 
-use super::embedding::{Embedding, tokens_of};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::streams::StreamMatrices;
 use crate::batch::UBatch;
-use crate::block::{RowAdapters, scale_of};
+use crate::block::{Embedding, RowAdapters, scale_of};
 use crate::kernels::{Compute, PackedMatrix};
 
 /// What makes the first layer's rows.
@@ -47,7 +46,7 @@ impl Input {
         adapters: &RowAdapters,
         scale: f32,
     ) -> Vec<f32> {
-        let tokens = tokens_of(ub);
+        let tokens = ub.tokens();
         let mut rows = self.tokens.rows(compute, &tokens, scale);
         self.adapt(compute, &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {

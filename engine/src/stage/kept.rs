@@ -148,7 +148,8 @@ pub(super) fn head_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
     tensors.retain(|tensor| {
         let (name, of_adapter) = of_model(&tensor.name);
         let rows = name == TOKEN_EMBD && (of_adapter || !tied);
-        arch::layer_of(name).is_none() && !name.starts_with("rope_") && !rows
+        let of_layer = arch::layer_of(name).is_some() || spec.is_of_a_layer(name);
+        !of_layer && !name.starts_with("rope_") && !rows
     });
     tensors.into_iter().map(|tensor| tensor.name.clone()).collect()
 }

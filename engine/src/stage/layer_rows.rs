@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::embedding::{Embedding, tokens_of};
 use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
 use crate::batch::UBatch;
+use crate::block::Embedding;
 use crate::error::ModelError;
 use crate::kernels::{Compute, PackedMatrix};
 use crate::weights::{TensorSource, WeightLoader};
@@ -48,7 +48,7 @@ impl LayerRows {
 
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
     pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, hidden: &[f32]) -> Vec<f32> {
-        let of_table = self.table.rows(compute, &tokens_of(ub), (self.width as f32).sqrt());
+        let of_table = self.table.rows(compute, &ub.tokens(), (self.width as f32).sqrt());
         let mut rows = vec![0.0; of_table.len()];
         compute.multiply(&self.projection, hidden, &mut rows);
         compute.scale(&mut rows, 1.0 / (self.projection.cols() as f32).sqrt());

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block_input::{BlockInput, DepthMix, Mix};
-use super::embedding::Embedding;
 use super::fingerprint;
+use super::gated_streams::GatedConnection;
 use super::head::Head;
 use super::hyper::HyperConnection;
 use super::input::{EmbeddingLora, Input};
@@ -18,7 +18,7 @@ use crate::arch::{
     self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads,
     Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
-use crate::block::{Block, Linear, Scratch};
+use crate::block::{Block, Embedding, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
 use crate::error::ModelError;
@@ -89,7 +89,8 @@ impl Stage {
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for(model_hash, &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress);
+        let mut loader =
+            WeightLoader::new(model, source.as_ref(), &compute, progress).sharing(source.clone());
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
@@ -183,7 +184,8 @@ impl KeptWeights {
         let spec = arch::describe(model)?;
         let mut ahead = Self::default();
         ahead.retain_for(blake3::hash(&model.header_bytes()), &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), compute, progress);
+        let mut loader =
+            WeightLoader::new(model, source.as_ref(), compute, progress).sharing(source.clone());
         load_weights(model, &spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
@@ -334,7 +336,11 @@ fn load_layer(
         let read = match block.reads {
             Reads::AsBefore => None,
             Reads::Stream | Reads::LayerInput => {
-                let mix = load_mix(spec, loader, (&stem, index), block.eps)?;
+                let place = spec.layers[layer].place_among_mixed(index);
+                let mix = match place {
+                    Some(place) => load_mix(spec, loader, (&stem, place), block.eps)?,
+                    None => None,
+                };
                 Some(load_read(spec, loader, &stem, (block.norm, block.eps), mix)?)
             }
         };
@@ -379,7 +385,8 @@ fn load_norm(
     Norm::load(loader, spec.skeleton.norm, weight, spec.n_embd, eps)
 }
 
-/// What block `index` of a layer, whose tensors' names begin with `stem`, reads of the streams or of what they were.
+/// What block `index` of a layer, of those that streams are mixed for, reads of the streams or of what they were. Its
+/// tensors' names begin with `stem`.
 fn load_mix(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
@@ -396,6 +403,10 @@ fn load_mix(
         Residual::Hyper(hyper) => {
             let stem = format!("{stem}{}", hyper.stems[index]);
             Some(Mix::Hyper(HyperConnection::of_block(loader, hyper, &stem, n_embd)?))
+        }
+        Residual::Gated(gated) => {
+            let stem = format!("{stem}{}", gated.stems[index]);
+            Some(Mix::Gated(GatedConnection::load(loader, gated, (&stem, true), n_embd)?))
         }
     })
 }
@@ -419,6 +430,10 @@ fn load_head_mix(
             Some(stem) => Mix::Hyper(HyperConnection::of_head(loader, hyper, stem, n_embd)?),
             None => Mix::Mean(hyper.n),
         }),
+        (Residual::Gated(gated), _) => {
+            let stem = (gated.head_stem, false);
+            Some(Mix::Gated(GatedConnection::load(loader, gated, stem, n_embd)?))
+        }
     })
 }
 

@@ -8,8 +8,8 @@ mod block_input;
 mod boundary_rows;
 mod chosen_rows;
 mod copies;
-mod embedding;
 mod fingerprint;
+mod gated_streams;
 mod head;
 mod hyper;
 mod input;
@@ -179,8 +179,8 @@ impl Stage {
             head.masks.follow(&ub.ops);
         }
         let n_rows = ub.n_rows();
+        let tokens = ub.tokens();
         let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
-        let tokens = embedding::tokens_of(ub);
         let mut rows = match input {
             Some(input) => {
                 BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
@@ -235,8 +235,9 @@ impl Stage {
             }
             Beside::Nothing | Beside::FirstValue | Beside::Chosen => {}
         }
-        if let Some(hyper) = self.spec.skeleton.residual.hyper() {
-            rows.beside = vec![rows.hidden.clone(); hyper.n - 1];
+        let n_streams = self.spec.skeleton.residual.n_streams();
+        if n_streams > 1 {
+            rows.beside = vec![rows.hidden.clone(); n_streams - 1];
         }
         rows
     }
@@ -340,7 +341,8 @@ impl Stage {
         }
     }
 
-    /// Runs a range of residual blocks over `n_rows` rows in place. Parts are empty where none of the blocks mixes rows.
+    /// Runs a range of residual blocks over `n_rows` rows in place. Parts and tokens are empty where none of the blocks
+    /// mixes rows.
     fn run_blocks(
         &mut self,
         range: Range<usize>,
@@ -383,11 +385,10 @@ impl Stage {
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
+                tokens,
                 sequences: &self.sequences,
                 rope: rope.as_ref(),
                 local_rope: local_rope.as_ref(),
-                rope_params: [self.rope.as_ref(), self.local_rope.as_ref()],
-                tokens,
                 layer_input: &layer_input,
                 beside: &mut rows.beside,
                 adapters,
@@ -405,7 +406,7 @@ impl Stage {
                 block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }
             if let Some(vector) = &block.control_vector {
-                let n = self.spec.skeleton.residual.hyper().map_or(1, |hyper| hyper.n);
+                let n = self.spec.skeleton.residual.n_streams();
                 rows.streams_mut(n).for_each(|stream| self.compute.add_bias(stream, vector));
             }
         }

@@ -12,8 +12,23 @@ use crate::batch::BlockId;
 use crate::error::ModelError;
 use crate::kernels::{
     Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Compute, Index, KV_PAGE,
-    KvLayout, KvRows, PoolSizes, Pooling, Window,
+    KvLayout, KvRows, MeanIndex, PoolSizes, Pooling, RopeTable, Window,
 };
+
+/// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
+#[derive(Clone, Copy)]
+pub struct IndexOfMeans<'a> {
+    /// Its heads.
+    pub n_head: usize,
+    /// What it chooses.
+    pub sizes: BlockSizes,
+    /// Weight of the norm of a mean, `[index_dim]`.
+    pub norm: &'a [f32],
+    /// Epsilon of that norm.
+    pub eps: f32,
+    /// What rotates a mean.
+    pub rope: Option<&'a RopeTable>,
+}
 
 /// Pages of keys and values.
 pub struct KvCache {
@@ -226,6 +241,21 @@ impl KvCache {
         let parts = attend_parts(parts, sequences, tables.as_deref());
         let (layout, pool) = (&self.layout, &self.pool[..]);
         compute.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, queries)
+    }
+
+    /// The blocks of the rows of `parts` that an index of means chooses, see [`Compute::choose_by_means`], with `queries` `[n_rows, n_head * index_dim]`.
+    pub fn choose_by_means(
+        &self,
+        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        index: &IndexOfMeans<'_>,
+        queries: &[f32],
+    ) -> Option<Vec<u32>> {
+        let tables = self.tables(parts, sequences);
+        let parts = attend_parts(parts, sequences, tables.as_deref());
+        let IndexOfMeans { n_head, sizes, norm, eps, rope } = *index;
+        let (layout, pool, parts) = (&self.layout, &self.pool[..], &parts[..]);
+        let index = MeanIndex { layout, pool, parts, n_head, sizes, norm, eps, rope };
+        compute.choose_by_means(&index, queries)
     }
 
     /// As [`Self::attend`], to the positions that were chosen for each row; `room` is memory to work in

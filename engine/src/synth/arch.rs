@@ -3,8 +3,8 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, gemma, hybrids,
-    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, rwkv, rwkv6, streams, thinned,
-    transformer, unrotated, vocab,
+    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, qwen4exp, rwkv, rwkv6, streams,
+    thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -40,6 +40,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3next", build: delta::qwen3next },
     Arch { name: "qwen35", build: delta::qwen35 },
     Arch { name: "qwen35moe", build: delta::qwen35moe },
+    Arch { name: "qwen4exp", build: qwen4exp::qwen4exp },
     Arch { name: "mamba2", build: mamba2::mamba2 },
     Arch { name: "granitehybrid", build: mamba2::granitehybrid },
     Arch { name: "nemotron_h", build: mamba2::nemotron_h },

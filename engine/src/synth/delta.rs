@@ -35,7 +35,7 @@ pub(super) fn qwen3next(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     qwen_layers(shape, plan, true)
 }
 
-fn qwen_experts(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
+pub(super) fn qwen_experts(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("expert_shared_feed_forward_length", experts.n_ff);
@@ -48,14 +48,19 @@ fn n_rot(shape: &Shape) -> usize {
 }
 
 /// All rotated pairs take the position of the text.
-fn sections(shape: &Shape, plan: &mut ModelPlan) {
+pub(super) fn sections(shape: &Shape, plan: &mut ModelPlan) {
     let pairs = n_rot(shape) / 2;
     let third = pairs.div_ceil(3);
     plan.counts("rope.dimension_sections", [third, third, third, 0]);
 }
 
-fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result<(), String> {
-    let net = NetShape::of(shape);
+/// Whether a layer has full attention.
+pub(super) fn is_full(il: usize) -> bool {
+    (il + 1).is_multiple_of(INTERVAL)
+}
+
+/// Metadata of a model with gated delta nets, and full attention in one of four layers.
+pub(super) fn net_metadata(shape: &Shape, net: &NetShape, plan: &mut ModelPlan) {
     transformer_metadata(shape, plan);
     plan.count("rope.dimension_count", n_rot(shape));
     plan.count("full_attention_interval", INTERVAL);
@@ -64,29 +69,39 @@ fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result
     plan.count("ssm.state_size", net.d);
     plan.count("ssm.time_step_rank", net.n_head);
     plan.count("ssm.group_count", net.n_key_head);
+}
+
+fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result<(), String> {
+    let net = NetShape::of(shape);
+    net_metadata(shape, &net, plan);
     embedding(shape, plan, EMBEDDING);
     for il in 0..shape.n_layer {
         plan.layer(il);
         plan.norm("attn_norm", shape.n_embd);
-        if (il + 1) % INTERVAL == 0 {
+        if is_full(il) {
             gated_attention(shape, plan);
         } else {
             delta_net(shape, &net, plan, by_key_head);
         }
         plan.norm("post_attention_norm", shape.n_embd);
-        dense_or_experts(shape, plan);
-        if let Some(experts) = shape.experts {
-            ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
-            let deviation = 1.0 / (shape.n_embd as f32).sqrt();
-            let gate = Fill::Normal(deviation);
-            plan.precise("ffn_gate_inp_shexp.weight", &[shape.n_embd], gate);
-        }
+        shared_and_routed(shape, plan);
     }
     Ok(())
 }
 
+/// An FFN, or experts beside a shared one that has a gate.
+pub(super) fn shared_and_routed(shape: &Shape, plan: &mut ModelPlan) {
+    dense_or_experts(shape, plan);
+    if let Some(experts) = shape.experts {
+        ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        let deviation = 1.0 / (shape.n_embd as f32).sqrt();
+        let gate = Fill::Normal(deviation);
+        plan.precise("ffn_gate_inp_shexp.weight", &[shape.n_embd], gate);
+    }
+}
+
 /// Sizes of a gated delta net.
-struct NetShape {
+pub(super) struct NetShape {
     n_head: usize,
     n_key_head: usize,
     d: usize,
@@ -94,12 +109,12 @@ struct NetShape {
 
 impl NetShape {
     /// Twice as many value heads as key heads, all half as wide as those of attention.
-    fn of(shape: &Shape) -> Self {
+    pub(super) fn of(shape: &Shape) -> Self {
         Self { n_head: 2 * shape.n_head, n_key_head: shape.n_head, d: shape.head_dim / 2 }
     }
 }
 
-fn gated_attention(shape: &Shape, plan: &mut ModelPlan) {
+pub(super) fn gated_attention(shape: &Shape, plan: &mut ModelPlan) {
     let (q, kv) = (shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim);
     plan.matrix("attn_q", Role::Matrix, &[shape.n_embd, 2 * q], 1.0);
     plan.matrix("attn_k", Role::AttnK, &[shape.n_embd, kv], 1.0);
@@ -109,7 +124,7 @@ fn gated_attention(shape: &Shape, plan: &mut ModelPlan) {
     plan.matrix("attn_output", Role::AttnOutput, &[q, shape.n_embd], ATTENTION_GAIN);
 }
 
-fn delta_net(shape: &Shape, net: &NetShape, plan: &mut ModelPlan, by_key_head: bool) {
+pub(super) fn delta_net(shape: &Shape, net: &NetShape, plan: &mut ModelPlan, by_key_head: bool) {
     let (keys, values) = (net.n_key_head * net.d, net.n_head * net.d);
     let all = 2 * keys + values;
     plan.matrix("attn_qkv", Role::Matrix, &[shape.n_embd, all], 1.0);

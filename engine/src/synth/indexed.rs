@@ -1,4 +1,5 @@
-//! Synthetic models whose attention chooses positions by an index: deepseek32, glm-dsa, dots3note and minimax-m3.
+//! Synthetic models whose attention chooses positions by an index: deepseek32, glm-dsa, dots3note and minimax-m3; and the
+//! index of qwen4exp.
 
 use super::Shape;
 use super::decoder::{dense_layers, half_rotated, head_gate, head_norms, listed_windows, untied};
@@ -123,11 +124,31 @@ pub(super) fn minimax_m3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
     Ok(())
 }
 
+/// Positions of a block whose keys are averaged.
+const AVERAGED: usize = 4;
+
+/// Metadata of an index of means: blocks of [`AVERAGED`] positions, as many of them as a row attends to in other models.
+pub(super) fn mean_index_metadata(shape: &Shape, plan: &mut ModelPlan) -> usize {
+    index_metadata(shape, plan);
+    let per_row = PER_ROW.min(shape.n_embd / 2) / AVERAGED;
+    plan.count("attention.indexer.top_k", per_row.max(1) * AVERAGED);
+    AVERAGED
+}
+
+/// The tensors of an index of means.
+pub(super) fn mean_index(shape: &Shape, plan: &mut ModelPlan) {
+    let (n_head, head_dim) = index_heads(shape);
+    narrow_heads([shape.n_embd, n_head, head_dim], Role::Matrix, plan);
+}
+
 /// The tensors of an index of blocks. Files have them in f32, whatever the other matrices are.
 fn block_index(shape: &Shape, plan: &mut ModelPlan) {
-    let (n_embd, head_dim) = (shape.n_embd, shape.head_dim);
-    plan.matrix("indexer.q_proj", Role::Precise, &[n_embd, shape.n_head_kv * head_dim], 1.0);
-    plan.matrix("indexer.k_proj", Role::Precise, &[n_embd, head_dim], 1.0);
+    narrow_heads([shape.n_embd, shape.n_head_kv, shape.head_dim], Role::Precise, plan);
+}
+
+fn narrow_heads([n_embd, n_head, head_dim]: [usize; 3], role: Role, plan: &mut ModelPlan) {
+    plan.matrix("indexer.q_proj", role, &[n_embd, n_head * head_dim], 1.0);
+    plan.matrix("indexer.k_proj", role, &[n_embd, head_dim], 1.0);
     plan.norm("indexer.q_norm", head_dim);
     plan.norm("indexer.k_norm", head_dim);
 }

@@ -27,6 +27,7 @@ mod noise;
 mod parts;
 mod pictured;
 mod plan;
+mod qwen4exp;
 mod rwkv;
 mod rwkv6;
 mod shape;

@@ -30,6 +30,8 @@ pub(super) enum MetaScalar {
     F32(f32),
     /// One value for each layer.
     Layers(Vec<u32>),
+    /// Counts that may be larger.
+    Wide(Vec<u64>),
     /// One number for each layer.
     Numbers(Vec<f32>),
     Bool(bool),
@@ -43,6 +45,7 @@ impl MetaScalar {
             Self::F32(v) => writer.set(key, v),
             Self::Numbers(v) => writer.set(key, v.as_slice()),
             Self::Layers(v) => writer.set(key, v.as_slice()),
+            Self::Wide(v) => writer.set(key, v.as_slice()),
             Self::Bool(v) => writer.set(key, v),
             Self::Str(v) => writer.set(key, *v),
         }
@@ -112,6 +115,12 @@ impl ModelPlan {
         let whole_key = format!("{}.{key}", self.prefix);
         self.metadata.retain(|(other, _)| *other != whole_key);
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Layers(values)));
+    }
+
+    /// Adds a list of counts that may be larger than 2^32 to the metadata.
+    pub fn wide_counts(&mut self, key: &str, values: impl IntoIterator<Item = u64>) {
+        let values = values.into_iter().collect();
+        self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Wide(values)));
     }
 
     /// Adds a number for each layer to the metadata.

@@ -30,6 +30,7 @@ const WITH_EXPERTS: &[&str] = &[
     "minimax-m3",
     "hy_v4",
     "deepseek4",
+    "qwen4exp",
     "dots3note",
     "glm5-next",
     "llama4",

@@ -2,7 +2,7 @@
 //! prompt in two parts and in one.
 
 use super::{Bench, Tensors, bits, noise};
-use crate::arch::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec};
+use crate::arch::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 use crate::batch::SlotId;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
 use crate::state::PartRows;
@@ -30,9 +30,13 @@ fn outputs(kind: &BlockKind, tensors: &Tensors) -> Vec<u32> {
 }
 
 fn net(key_heads: KeyHeads) -> BlockKind {
+    gated_net(key_heads, OutputGate::Silu)
+}
+
+fn gated_net(key_heads: KeyHeads, gate: OutputGate) -> BlockKind {
     let decay = Decay::PerHead;
     let shape = DeltaShape { n_head: 6, n_key_head: 3, key_heads, d_k: 8, d_v: 8, decay };
-    BlockKind::DeltaNet(DeltaNetSpec { shape, conv_taps: TAPS, eps: 1e-6 })
+    BlockKind::DeltaNet(DeltaNetSpec { shape, conv_taps: TAPS, eps: 1e-6, gate })
 }
 
 /// A gated delta net of 3 key heads with 2 value heads of 8 each.
@@ -86,6 +90,30 @@ fn a_delta_net_with_separate_gates_is_the_same_as_with_one_matrix() {
     let kind = net(KeyHeads::Grouped);
     assert_eq!(outputs(&kind, &apart), outputs(&kind, &tensors));
     assert_ne!(outputs(&net(KeyHeads::Tiled), &apart), outputs(&kind, &tensors), "order of heads");
+}
+
+/// A gate that is half open for all: a sigmoid then halves what a gate of ones lets through as a SiLU, but for its factor.
+#[test]
+fn an_output_gate_is_what_is_said() {
+    let mut tensors = net_tensors();
+    let with = |tensors: &Tensors, gate| -> Vec<f32> {
+        outputs(&gated_net(KeyHeads::Grouped, gate), tensors)
+            .into_iter()
+            .map(f32::from_bits)
+            .collect()
+    };
+    tensors.put("blk.0.attn_gate.weight", &[N_EMBD, 48], vec![0.01; N_EMBD * 48]);
+    let (silu, sigmoid) = (with(&tensors, OutputGate::Silu), with(&tensors, OutputGate::Sigmoid));
+    // All gates of a row are the same number: the sum of its input, times that.
+    for (row, (silu, sigmoid)) in noise(9 * N_EMBD, 3)
+        .chunks_exact(N_EMBD)
+        .zip(silu.chunks_exact(N_EMBD).zip(sigmoid.chunks_exact(N_EMBD)))
+    {
+        let gate: f32 = row.iter().sum::<f32>() * 0.01;
+        for (silu, sigmoid) in silu.iter().zip(sigmoid) {
+            assert!((silu - sigmoid * gate).abs() < 1e-5, "{silu} {sigmoid} {gate}");
+        }
+    }
 }
 
 /// KDA with 2 heads of 16.

@@ -7,6 +7,7 @@ mod delta;
 mod lightning;
 mod mla;
 mod moe;
+mod ngram;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -94,8 +95,6 @@ struct Bench {
     /// What comes along beside the rows of the next step, and what the block leaves there.
     beside: Vec<Vec<f32>>,
     n_embd: usize,
-    /// What the table of the last step was made of.
-    rope: Option<RopeParams>,
     /// The token of each row; those that are missing are 0.
     tokens: Vec<u32>,
 }
@@ -104,8 +103,9 @@ impl Bench {
     /// Loads the block from a file of just these tensors, all of which it must take.
     fn new(kind: &BlockKind, tensors: &Tensors, n_embd: usize, kernels: &'static Kernels) -> Self {
         let compute = Compute::new(kernels, 2, None).unwrap();
-        let (model, mut progress) = (tensors.gguf(), |_| ());
-        let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
+        let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
+        let mut loader =
+            WeightLoader::new(&model, &*model, &compute, &mut progress).sharing(model.clone());
         let block = Block::load(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
@@ -113,8 +113,8 @@ impl Bench {
         let state = BlockState::new(kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         let (scratch, beside) = (Scratch::default(), Vec::new());
-        let (rope, tokens) = (None, Vec::new());
-        Self { compute, block, state, sequences, scratch, beside, n_embd, rope, tokens }
+        let tokens = Vec::new();
+        Self { compute, block, state, sequences, scratch, beside, n_embd, tokens }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -143,7 +143,6 @@ impl Bench {
         let ub = UBatch { id: 0, ops, parts: seq_parts };
         let applied = self.sequences.apply(&ub).unwrap();
         let table = rope.map(|rope| RopeTable::new(&self.compute, rope, &positions));
-        self.rope = rope.cloned();
         self.tokens.resize(positions.len(), 0);
         self.forward(&applied.parts, table.as_ref(), x)
     }
@@ -156,7 +155,6 @@ impl Bench {
             sequences: &self.sequences,
             rope,
             local_rope: None,
-            rope_params: [self.rope.as_ref(), None],
             tokens: &self.tokens,
             layer_input: &[],
             beside: &mut self.beside,

@@ -21,6 +21,8 @@ pub(super) mod mamba;
 #[cfg(test)]
 pub(super) mod matmul;
 #[cfg(test)]
+pub(super) mod mean_index;
+#[cfg(test)]
 pub(super) mod ops;
 #[cfg(test)]
 pub(super) mod pooled;

@@ -93,7 +93,11 @@ impl Case {
         blocks: Option<&[u32]>,
     ) -> Vec<f32> {
         let (parts, rows) = self.sequences.parts(ranges);
-        let blocks = blocks.map(|blocks| ChosenBlocks { sizes: self.sizes, blocks });
+        let blocks = blocks.map(|blocks| ChosenBlocks {
+            sizes: self.sizes,
+            n_near: self.sizes.width(),
+            blocks,
+        });
         let attend = Attend {
             layout: &self.layout,
             pool: bytemuck::cast_slice(pool),

@@ -15,6 +15,7 @@ mod kv;
 mod lanes;
 mod mamba;
 mod matmul;
+mod mean_index;
 mod ops;
 mod paged;
 mod pooled;

@@ -1,21 +1,15 @@
-//! Token ids to rows, gathered from a matrix as the file holds it.
+//! Numbers to rows, gathered from a matrix as the file holds it: token ids, or what is made of them.
 
 use std::sync::Arc;
 
-use crate::batch::UBatch;
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
 use crate::kernels::Compute;
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
 
-/// The tokens of a ubatch, in the order of its rows.
-pub(super) fn tokens_of(ub: &UBatch) -> Vec<u32> {
-    ub.parts.iter().flat_map(|p| &p.tokens).copied().collect()
-}
-
-/// The embedding matrix `[n_vocab, n_embd]`, left where it is.
-pub(super) struct Embedding {
+/// A matrix `[n_vocab, n_embd]`, left where it is, of which rows are read.
+pub struct Embedding {
     source: Arc<dyn TensorSource>,
     tensor: TensorInfo,
     n_embd: usize,
@@ -24,7 +18,10 @@ pub(super) struct Embedding {
 
 impl Embedding {
     /// `tensor` has dimensions `{n_embd, n_vocab}`.
-    pub(super) fn new(
+    ///
+    /// # Errors
+    /// Its type has no rows that can be read, or the source lacks it.
+    pub fn new(
         source: Arc<dyn TensorSource>,
         tensor: TensorInfo,
         n_embd: usize,
@@ -38,13 +35,13 @@ impl Embedding {
     }
 
     /// Width of a row.
-    pub(super) fn n_embd(&self) -> usize {
+    pub fn n_embd(&self) -> usize {
         self.n_embd
     }
 
     /// The rows of `tokens`, `[tokens.len(), n_embd]`, times `scale`; made by the stage's threads. They are known to
     /// be in the vocabulary.
-    pub(super) fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
+    pub fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
         compute.fill_rows(&mut hidden, self.n_embd, &|i, row| {
             self.row(tokens[i] as usize, row).expect("a row was read when loading");
@@ -56,9 +53,9 @@ impl Embedding {
     }
 
     fn row(&self, token: usize, out: &mut [f32]) -> Result<(), ModelError> {
-        let bytes = self.source.tensor(&self.tensor)?;
         let n = self.tensor.row_bytes();
-        Ok(self.format.dequantize_row(&bytes[token * n..][..n], out)?)
+        let bytes = self.source.part(&self.tensor, token * n..(token + 1) * n)?;
+        Ok(self.format.dequantize_row(&bytes, out)?)
     }
 }
 

@@ -1,0 +1,200 @@
+//! Several streams that every block reads and writes through gates of single values: see [`GatedSpec`] for the formulas.
+
+use super::boundary_rows::BoundaryRows;
+use super::hyper::{Spread, side_by_side};
+use crate::arch::GatedSpec;
+use crate::error::ModelError;
+use crate::kernels::{Compute, PackedMatrix};
+use crate::weights::WeightLoader;
+
+/// What joins one block, or the head, to the streams.
+pub(super) struct GatedConnection {
+    spec: GatedSpec,
+    /// `[n * n_embd]`, the weights of one stream after those of the other.
+    norm: Vec<f32>,
+    /// `[rank, n * n_embd]`.
+    down: PackedMatrix,
+    /// `[n * n_embd, rank]`.
+    up: PackedMatrix,
+    /// `[n, n * n_embd]`; `None` of the head, which only reads.
+    inject: Option<PackedMatrix>,
+}
+
+impl GatedConnection {
+    /// Loads `<stem>_{norm,down,up}`, of a block `inject` too.
+    ///
+    /// # Errors
+    /// As of every tensor that is missing, misshapen or of an unknown type.
+    pub(super) fn load(
+        loader: &mut WeightLoader<'_>,
+        spec: &GatedSpec,
+        (stem, writes): (&str, bool),
+        n_embd: usize,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}_{part}.weight");
+        let width = spec.n * n_embd;
+        Ok(Self {
+            norm: loader.values_of_either(&name("norm"), [&[width], &[n_embd, spec.n]])?,
+            down: loader.matrix(&name("down"), spec.rank, width)?,
+            up: loader.matrix(&name("up"), width, spec.rank)?,
+            inject: match writes {
+                true => Some(loader.matrix(&name("inject"), spec.n, width)?),
+                false => None,
+            },
+            spec: *spec,
+        })
+    }
+
+    /// `out[n_rows, n_embd]`: the mean of the gated streams. Returns how the output of a block goes to them.
+    pub(super) fn read(
+        &self,
+        compute: &Compute,
+        rows: &BoundaryRows,
+        out: &mut [f32],
+    ) -> Option<Spread> {
+        let (n, width) = (self.spec.n, self.norm.len());
+        let (n_embd, share) = (width / n, 1.0 / n as f32);
+        let streams: Vec<&[f32]> = rows.streams(n).collect();
+        let mut all = side_by_side(compute, &streams, n_embd);
+        let n_rows = all.len() / width;
+        compute.group_rms_norm(&mut all, &self.norm, n_embd, self.spec.eps);
+        let mut low = vec![0.0; n_rows * self.spec.rank];
+        compute.multiply(&self.down, &all, &mut low);
+        compute.scale(&mut low, share);
+        compute.silu(&mut low);
+        let mut gates = vec![0.0; all.len()];
+        compute.multiply(&self.up, &low, &mut gates);
+        compute.sigmoid(&mut gates);
+        compute.fill_rows(out, n_embd, &|row, out| {
+            out.fill(0.0);
+            let (all, gates) = (&all[row * width..][..width], &gates[row * width..][..width]);
+            for (all, gates) in all.chunks_exact(n_embd).zip(gates.chunks_exact(n_embd)) {
+                let gated = all.iter().zip(gates).map(|(x, gate)| x * gate);
+                out.iter_mut().zip(gated).for_each(|(out, x)| *out += x);
+            }
+            out.iter_mut().for_each(|out| *out *= share);
+        });
+        let inject = self.inject.as_ref()?;
+        let mut post = vec![0.0; n_rows * n];
+        compute.multiply(inject, &all, &mut post);
+        compute.scale(&mut post, share);
+        compute.sigmoid(&mut post);
+        compute.scale(&mut post, 2.0);
+        Some(Spread::unmixed(n, post))
+    }
+
+    /// Bytes of the matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        let own = [&self.down, &self.up].into_iter().chain(&self.inject);
+        own.map(PackedMatrix::nbytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::select;
+    use crate::quant::GgmlType;
+
+    /// Three streams of two values, written out in f64.
+    #[test]
+    fn a_block_reads_and_writes_all_streams_through_gates() {
+        const N: usize = 3;
+        const WIDTH: usize = 6;
+        const RANK: usize = 2;
+        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let values = |n: usize, step: usize| -> Vec<f32> {
+            (0..n).map(|i| ((i * step + 3) % 11) as f32 / 4.0 - 1.25).collect()
+        };
+        let pack = |rows: usize, cols: usize, values: &[f32]| {
+            let bytes = bytemuck::cast_slice(values);
+            PackedMatrix::pack(&compute, GgmlType::F32, rows, cols, bytes).unwrap()
+        };
+        let (down, up) = (values(RANK * WIDTH, 5), values(WIDTH * RANK, 7));
+        let (inject, norm) = (values(N * WIDTH, 4), values(WIDTH, 3));
+        let eps = 1e-3;
+        let spec = GatedSpec { n: N, rank: RANK, eps, stems: ["a", "b"], head_stem: "c" };
+        let connection = GatedConnection {
+            spec,
+            norm: norm.clone(),
+            down: pack(RANK, WIDTH, &down),
+            up: pack(WIDTH, RANK, &up),
+            inject: Some(pack(N, WIDTH, &inject)),
+        };
+        let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
+        let mut rows = BoundaryRows::stream(flat[..2].to_vec());
+        rows.beside = vec![flat[2..4].to_vec(), flat[4..].to_vec()];
+        let mut read = vec![0.0; 2];
+        let spread = connection.read(&compute, &rows, &mut read).unwrap();
+
+        let normed: Vec<f64> = (0..WIDTH)
+            .map(|i| {
+                let stream = &flat[i / 2 * 2..][..2];
+                let mean = stream.iter().map(|x| f64::from(x * x)).sum::<f64>() / 2.0;
+                f64::from(flat[i] * norm[i]) / (mean + f64::from(eps)).sqrt()
+            })
+            .collect();
+        let times = |w: &[f32], x: &[f64]| -> Vec<f64> {
+            let row = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+            w.chunks_exact(x.len()).map(row).collect()
+        };
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let low = times(&down, &normed).into_iter().map(|x| x / 3.0);
+        let gates = times(&up, &low.map(|x| x * sigmoid(x)).collect::<Vec<f64>>());
+        let near = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-5, "{a} {b}");
+        for j in 0..2 {
+            let gated = (0..N).map(|i| normed[2 * i + j] * sigmoid(gates[2 * i + j]));
+            near(read[j], gated.sum::<f64>() / 3.0);
+        }
+        let y = [10.0f32, -20.0];
+        spread.add(&compute, &y, &mut rows);
+        let weights = times(&inject, &normed);
+        for (i, stream) in rows.streams(N).enumerate() {
+            let weight = 2.0 * sigmoid(weights[i] / 3.0);
+            (0..2).for_each(|j| {
+                near(stream[j], f64::from(flat[2 * i + j]) + weight * f64::from(y[j]))
+            });
+        }
+    }
+
+    /// A row reads the same whatever rows are beside it.
+    #[test]
+    fn rows_beside_a_row_change_no_bit() {
+        let compute = Compute::new(select(None).unwrap(), 2, None).unwrap();
+        let (n, n_embd, rank) = (4, 40, 6);
+        let noise = |n: usize, seed: usize| -> Vec<f32> {
+            (0..n).map(|i| ((i * 7919 + seed * 31) % 1009) as f32 / 504.5 - 1.0).collect()
+        };
+        let pack = |rows: usize, cols: usize, seed: usize| {
+            let values = noise(rows * cols, seed);
+            let bytes = bytemuck::cast_slice(&values);
+            PackedMatrix::pack(&compute, GgmlType::F32, rows, cols, bytes).unwrap()
+        };
+        let spec = GatedSpec { n, rank, eps: 1e-5, stems: ["a", "b"], head_stem: "c" };
+        let connection = GatedConnection {
+            spec,
+            norm: noise(n * n_embd, 1),
+            down: pack(rank, n * n_embd, 2),
+            up: pack(n * n_embd, rank, 3),
+            inject: Some(pack(n, n * n_embd, 4)),
+        };
+        let n_rows = 9;
+        let streams: Vec<Vec<f32>> = (0..n).map(|i| noise(n_rows * n_embd, 5 + i)).collect();
+        let run = |first: usize, n_rows: usize| {
+            let part = |x: &Vec<f32>| x[first * n_embd..(first + n_rows) * n_embd].to_vec();
+            let mut rows = BoundaryRows::stream(part(&streams[0]));
+            rows.beside = streams[1..].iter().map(part).collect();
+            let mut read = vec![0.0; n_rows * n_embd];
+            let spread = connection.read(&compute, &rows, &mut read).unwrap();
+            spread.add(&compute, &read, &mut rows);
+            let streams: Vec<f32> = rows.streams(n).flatten().copied().collect();
+            streams.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let all = run(0, n_rows);
+        for row in 0..n_rows {
+            let alone = run(row, 1);
+            let of_stream = |i: usize| &all[(i * n_rows + row) * n_embd..][..n_embd];
+            assert_eq!((0..n).flat_map(of_stream).copied().collect::<Vec<u32>>(), alone);
+        }
+    }
+}
