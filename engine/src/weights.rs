@@ -70,6 +70,8 @@ pub struct WeightLoader<'a> {
     source: &'a dyn TensorSource,
     compute: &'a Compute,
     taken: BTreeSet<String>,
+    /// Places and rank of adapters inside the file, where projections have such.
+    switched: Option<(usize, usize)>,
     /// Told the bytes of each tensor as it is taken.
     progress: &'a mut dyn FnMut(u64),
 }
@@ -82,7 +84,22 @@ impl<'a> WeightLoader<'a> {
         compute: &'a Compute,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { model, source, compute, taken: BTreeSet::new(), progress }
+        Self { model, source, compute, taken: BTreeSet::new(), switched: None, progress }
+    }
+
+    /// Lets projections have adapters of the file's own, so many places of this rank.
+    pub fn with_switched(self, switched: Option<(usize, usize)>) -> Self {
+        Self { switched, ..self }
+    }
+
+    /// Places and rank of adapters inside the file.
+    pub fn switched(&self) -> Option<(usize, usize)> {
+        self.switched
+    }
+
+    /// A tensor whose slices its user takes ([`Self::slice_of`]).
+    pub fn stack(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo, ModelError> {
+        self.checked(name, dims)
     }
 
     /// Whether the model has the tensor.
@@ -188,7 +205,7 @@ impl<'a> WeightLoader<'a> {
         Ok([first, second])
     }
 
-    /// Slice `i` of `n` equal ones of a tensor of an adapter.
+    /// Slice `i` of `n` equal ones of a tensor of adapters.
     pub fn slice_of(
         &mut self,
         tensor: &'a TensorInfo,

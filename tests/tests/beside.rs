@@ -1,5 +1,7 @@
 //! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
+//! layers lend, and other streams; in Hunyuan 4 other streams and the positions that an index chose; in HRM-Text the vector of
+//! the stack that waits; in Granite Switch the adapters of rows. A cut carries what is read behind it, and no bit depends on
+//! where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
@@ -32,12 +34,19 @@ fn a_cut_carries_what_layers_behind_it_read() {
         widths.collect::<Vec<_>>(),
         [vec![32, 32, 32, 32, 16], vec![32; 4], vec![32, 32, 32, 32, 16]]
     );
+    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In the
+    // last pass nobody reads the other vector any more.
+    let spec = describe("hrm_text");
+    let widths = (1..12).map(|cut| spec.boundary(cut).widths);
+    assert_eq!(widths.collect::<Vec<_>>(), [vec![vec![32, 32]; 9], vec![vec![32, 0]; 2]].concat());
+    let boundary = describe("graniteswitch").boundary(2);
+    assert_eq!((boundary.widths, boundary.exact), (vec![32, 1], true));
 }
 
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n", "hy_v4"] {
+    for model in ["gemma4-small", "gemma3n", "hy_v4", "nanbeige", "hrm_text", "graniteswitch"] {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

@@ -21,8 +21,9 @@ const PROMPT: usize = 1_150;
 /// windows: with sinks, or with two rotations and bounds. In some, blocks read a layer's input. Some have rows of
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In three, rows attend
-/// to positions or blocks of them that an index chose.
-const MODELS: [&str; 52] = [
+/// to positions or blocks of them that an index chose. Two go through their layers more than once, one masks logits, and in
+/// one tokens switch adapters.
+const MODELS: [&str; 56] = [
     "llama",
     "qwen3",
     "granite",
@@ -75,6 +76,10 @@ const MODELS: [&str; 52] = [
     "hy_v4",
     "dots3note",
     "minimax-m3",
+    "nanbeige",
+    "hrm_text",
+    "chameleon",
+    "graniteswitch",
 ];
 
 fn path(model: &str) -> PathBuf {

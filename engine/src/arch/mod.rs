@@ -18,6 +18,8 @@ mod bert;
 mod beside;
 mod bitnet;
 mod boundary;
+mod chameleon;
+mod cogvlm;
 mod cohere;
 mod dbrx;
 mod deci;
@@ -43,11 +45,13 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod granite_switch;
 mod grok;
 mod grovemoe;
 #[cfg(test)]
 mod headers;
 mod hparams;
+mod hrm_text;
 mod hunyuan;
 mod hy_v4;
 mod hyper;
@@ -71,10 +75,12 @@ mod minimax_m3;
 mod mistral3;
 mod mla;
 mod modern_bert;
+mod nanbeige;
 mod nemotron;
 mod neo_bert;
 mod olmo;
 mod openelm;
+mod passes;
 mod phi3;
 mod plamo;
 mod plamo2;
@@ -94,6 +100,7 @@ mod spec;
 mod starcoder2;
 mod step35;
 mod stream_spec;
+mod switch_spec;
 mod t5_encoder;
 mod talkie;
 mod transformer;
@@ -110,6 +117,7 @@ pub use ffn_spec::{
     Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
 pub use hparams::Hparams;
+pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent_spec::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
@@ -121,6 +129,7 @@ pub use spec::{
     Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 pub use stream_spec::{AltUpSpec, LaurelSpec, LayerRowSpec};
+pub use switch_spec::{SwitchRouterSpec, SwitchSpec};
 
 use crate::error::ModelError;
 pub use adapters::{MAX_ADAPTERS, has_token_rows, takes_adapter};
@@ -145,8 +154,10 @@ const ARCHS: &[(&str, Describe)] = &[
     ("bert", bert::describe),
     ("bitnet", bitnet::describe),
     ("bloom", gpt2::describe_bloom),
+    ("chameleon", chameleon::describe),
     ("chatglm", internlm2::describe_chatglm),
     ("codeshell", starcoder2::describe),
+    ("cogvlm", cogvlm::describe),
     ("cohere2", cohere::describe_2),
     ("cohere2moe", cohere::describe_2_moe),
     ("command-r", cohere::describe),
@@ -154,6 +165,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
+    ("deepseek2-ocr", deepseek::describe_ocr),
     ("deepseek32", deepseek32::describe),
     ("dots1", deepseek::describe_dots1),
     ("dots3note", dots3note::describe),
@@ -181,8 +193,10 @@ const ARCHS: &[(&str, Describe)] = &[
     ("granite_swa", granite::describe_swa),
     ("granitehybrid", granite::describe_hybrid),
     ("granitemoe", granite::describe),
+    ("graniteswitch", granite_switch::describe),
     ("grok", grok::describe),
     ("grovemoe", grovemoe::describe),
+    ("hrm_text", hrm_text::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
     ("hunyuan_vl", hunyuan::describe_vl),
@@ -218,6 +232,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("modern-bert", modern_bert::describe),
     ("mpt", gpt2::describe_mpt),
     ("muse-glimmer", afmoe::describe_muse),
+    ("nanbeige", nanbeige::describe),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
@@ -273,6 +288,8 @@ pub const OUTPUT: &str = "output.weight";
 /// Name of the norm before the head.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
 
+/// Name of the row for all tokens that the low of two stacks begins with, where a model has such ([`StackSpec`]).
+pub const LOW_START: &str = "hrm.z_l_init";
 /// Name of the table of positions' rows, where a model has one.
 pub const POSITION_EMBD: &str = "position_embd.weight";
 /// Begins the names of all tensors of a file that has an encoder's beside a decoder's.
@@ -348,15 +365,13 @@ pub fn stage_tensors<'m>(
     let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
     let tied = is_tied(model, spec);
     let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
-        Some(layer) => {
-            (layers.contains(&layer) && !spec.leaves_out(layer, name))
-                || layers.clone().any(|layer| spec.shares(layer, name))
-        }
+        Some(in_file) => layers.clone().any(|layer| spec.reads(layer, in_file, name)),
         // Tied, the head is the embedding without what adapters add to that.
         None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
         None if name.starts_with("rope_") => true,
         None if crate::heads::has(name) => false,
         None if name == OUTPUT => last && !spec.is_encoder(),
+        None if name == OUTPUT_NORM => last || spec.pass_norm(layers) == Some(OUTPUT_NORM),
         None if is_of_input(name, spec) => first,
         None => last,
     };
@@ -379,6 +394,7 @@ pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
     (skeleton.learned_positions && name == POSITION_EMBD)
         || (skeleton.token_types > 0 && name == TOKEN_TYPES)
         || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
+        || (matches!(skeleton.passes, Passes::Stacks(_)) && name == LOW_START)
         || (matches!(skeleton.beside, Beside::ForLayers { .. })
             && (name.starts_with(LAYER_ROWS) || name == ALTUP_PROJ))
 }

@@ -7,6 +7,7 @@ mod lightning;
 mod mla;
 mod moe;
 mod streams;
+mod switch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
