@@ -73,6 +73,8 @@ pub struct WeightLoader<'a> {
     shared: Option<Arc<dyn TensorSource>>,
     compute: &'a Compute,
     taken: BTreeSet<String>,
+    /// Places and rank of adapters inside the file, where projections have such.
+    switched: Option<(usize, usize)>,
     /// Told the bytes of each tensor as it is taken.
     progress: &'a mut dyn FnMut(u64),
 }
@@ -85,7 +87,8 @@ impl<'a> WeightLoader<'a> {
         compute: &'a Compute,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { model, source, shared: None, compute, taken: BTreeSet::new(), progress }
+        let (shared, taken, switched) = (None, BTreeSet::new(), None);
+        Self { model, source, shared, compute, taken, switched, progress }
     }
 
     /// Blocks may keep `source`, which is the one that is loaded from, to read rows of a tensor later.
@@ -100,6 +103,21 @@ impl<'a> WeightLoader<'a> {
     pub fn shared(&self) -> Result<Arc<dyn TensorSource>, ModelError> {
         let missing = || ModelError::Bad("rows cannot be read from this source later".to_owned());
         self.shared.clone().ok_or_else(missing)
+    }
+
+    /// Lets projections have adapters of the file's own, so many places of this rank.
+    pub fn with_switched(self, switched: Option<(usize, usize)>) -> Self {
+        Self { switched, ..self }
+    }
+
+    /// Places and rank of adapters inside the file.
+    pub fn switched(&self) -> Option<(usize, usize)> {
+        self.switched
+    }
+
+    /// A tensor whose slices its user takes ([`Self::slice_of`]).
+    pub fn stack(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo, ModelError> {
+        self.checked(name, dims)
     }
 
     /// Whether the model has the tensor.
@@ -223,7 +241,7 @@ impl<'a> WeightLoader<'a> {
         Ok([first, second])
     }
 
-    /// Slice `i` of `n` equal ones of a tensor of an adapter.
+    /// Slice `i` of `n` equal ones of a tensor of adapters.
     pub fn slice_of(
         &mut self,
         tensor: &'a TensorInfo,

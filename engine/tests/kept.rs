@@ -189,3 +189,68 @@ fn a_part_with_a_tensor_that_may_have_changed_goes() {
     assert_eq!((layers, head), (BTreeSet::from([2]), true));
     std::fs::remove_file(path).unwrap();
 }
+
+/// A model of six layers that are gone through twice.
+fn looped(name: &str) -> (Arc<Gguf>, PathBuf) {
+    model("nanbeige", name)
+}
+
+/// Layers of the file that layers are.
+fn in_file(layers: &Range<usize>) -> BTreeSet<usize> {
+    layers.clone().map(|layer| layer % 6).collect()
+}
+
+#[test]
+fn passes_through_a_layer_share_its_weights() {
+    let (model, path) = looped("passes");
+    let load_new = |layers: &Range<usize>| {
+        load(&Watched::new(&model), layers.clone(), &mut KeptWeights::default()).unwrap()
+    };
+    let bytes = |layers: Range<usize>| load_new(&layers).facts().weight_bytes;
+    assert_eq!([bytes(0..7), bytes(3..11)], [bytes(0..6); 2]);
+    assert_eq!(bytes(5..7), bytes(5..6) + bytes(0..1));
+    let mut before = 0..0;
+    let mut kept = KeptWeights::default();
+    for layers in [0..4, 4..8, 0..12, 6..9, 1..3, 2..12] {
+        let source = Watched::new(&model);
+        let mut stage = load(&source, layers.clone(), &mut kept).unwrap();
+        let new: BTreeSet<_> = in_file(&layers).difference(&in_file(&before)).copied().collect();
+        assert_eq!(source.layers_read().0, new, "{before:?} to {layers:?}");
+        let mut fresh = load_new(&layers);
+        assert_eq!(output(&mut stage), output(&mut fresh), "{layers:?}");
+        assert_eq!(stage.facts(), fresh.facts(), "{layers:?}");
+        let names = stage.layer_tensors();
+        assert_eq!(names.keys().copied().collect::<Vec<_>>(), layers.clone().collect::<Vec<_>>());
+        for (layer, names) in names {
+            let own = |name: &String| arch::layer_of(name) == Some(layer % 6);
+            assert!(!names.is_empty() && names.iter().all(own), "{layer}: {names:?}");
+        }
+        before = layers;
+        kept = stage.into_kept();
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
+    let (model, path) = looped("passes-ahead");
+    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    for (before, layers) in [(0..4, 0..12), (4..8, 4..12), (0..4, 2..9)] {
+        let both = before.start.max(layers.start)..before.end.min(layers.end);
+        let source = Watched::new(&model);
+        let (wanted, has) = (layers.clone(), both.clone());
+        let ahead =
+            KeptWeights::load_ahead(&model, source.clone(), wanted, has, &compute, &mut |_| ());
+        let lacks: BTreeSet<_> = in_file(&layers).difference(&in_file(&both)).copied().collect();
+        assert_eq!(source.layers_read().0, lacks, "{before:?} to {layers:?}");
+        let stage = load(&Watched::new(&model), before.clone(), &mut KeptWeights::default());
+        let mut kept = stage.unwrap().into_kept();
+        kept.absorb(ahead.unwrap());
+        let source = Watched::new(&model);
+        let mut next = load(&source, layers.clone(), &mut kept).unwrap();
+        assert_eq!(source.layers_read().0, BTreeSet::new(), "{before:?} to {layers:?}");
+        let mut fresh = load(&Watched::new(&model), layers, &mut KeptWeights::default()).unwrap();
+        assert_eq!(output(&mut next), output(&mut fresh));
+    }
+    std::fs::remove_file(path).unwrap();
+}

@@ -27,6 +27,10 @@ llama.cpp's CPU backend reads GELU from a table of f16, which alone moves logits
 with GELU (gemma2, gemma3, grok) are those of a build without it: GGML_GELU_FP16 not defined in
 ggml-cpu/vec.h.
 
+Of chameleon llama.cpp masks the logits of a batch's first row alone. So its rows are computed one by one. In the larger
+one (`swin_norm`) llama.cpp's FFN reads what attention gave, normed, and not the sum of that and the stream, as the model's
+own code has it. The results of chameleon-34 are those of a build in which it reads the sum (chameleon.cpp).
+
 An entry's tokens are the folder's own (`tokens` and `greedy_prompt` of manifest.json), so a model must have
 all of them in its vocabulary.
 """
@@ -46,6 +50,10 @@ FLASH_ATTENTION_OFF = 0
 FLASH_ATTENTION_ON = 1
 # Architectures that llama.cpp computes as they are with flash attention alone.
 NEED_FLASH = ["minimax-m3"]
+# Architectures whose rows must be computed one by one.
+ONE_BY_ONE = ["chameleon"]
+# Logits up to this one are masked.
+MASKED = -1e30
 # Rows kept in the repository: both ends, and both sides of 32 and of a KV page of 64.
 POSITIONS = [0, 1, 2, 31, 32, 62, 63, 64, 65, 98, 99]
 
@@ -53,7 +61,7 @@ POSITIONS = [0, 1, 2, 31, 32, 62, 63, 64, 65, 98, 99]
 class Model:
     """A model in llama.cpp."""
 
-    def __init__(self, path, threads, flash=False):
+    def __init__(self, path, threads, flash=False, one_by_one=False):
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -63,6 +71,7 @@ class Model:
             raise SystemExit(f"llama.cpp does not load {path}")
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.threads = threads
+        self.one_by_one = one_by_one
         self.flash = FLASH_ATTENTION_ON if flash else FLASH_ATTENTION_OFF
 
     def context(self, n_ctx):
@@ -78,6 +87,9 @@ class Model:
 
     def decode(self, context, first, tokens):
         """The logits after each of `tokens`, which stand at positions `first...`: [n, n_vocab]."""
+        if self.one_by_one and len(tokens) > 1:
+            rows = [self.decode(context, first + i, [token]) for i, token in enumerate(tokens)]
+            return np.concatenate(rows)
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -188,7 +200,7 @@ def main():
         path, recipe = args.folder / f"{args.name}.gguf", None
         if args.brigade:
             path, recipe = synthesise(args, folder)
-        model = Model(path, args.threads, args.flash)
+        model = Model(path, args.threads, args.flash, args.arch in ONE_BY_ONE)
     tokens, prompt = manifest["tokens"], manifest["greedy_prompt"]
     if max(tokens + prompt) >= model.n_vocab:
         raise SystemExit(f"the model has {model.n_vocab} tokens, the manifest goes up to {max(tokens)}")
@@ -206,13 +218,21 @@ def main():
         entry["synth"] = recipe
     if args.made:
         entry["adler32"] = zlib.adler32(path.read_bytes())
-    np.save(args.folder / entry["logits"], rows[positions].astype(np.float32))
+    kept, masked = rows[positions], np.flatnonzero((rows <= MASKED).any(axis=0))
+    if len(masked) > 0:
+        # Nothing is kept of tokens that are masked in every row.
+        first, end = int(masked[0]), int(masked[-1]) + 1
+        if not (rows[:, first:end] <= MASKED).all():
+            raise SystemExit("some logits are masked in some rows only")
+        entry["masked"] = [first, end]
+        kept = np.delete(kept, slice(first, end), axis=1)
+    np.save(args.folder / entry["logits"], kept.astype(np.float32))
     if args.all:
         np.save(args.all, rows.astype(np.float32))
     manifest["models"][args.name] = entry
     manifest_path.write_text(as_text(manifest))
     print(f"llama-cpp-python {llama_cpp.__version__}: {args.name}, {rows.shape} logits, deviation "
-          f"{rows.std():.3f}, {len(set(entry['argmax']))} different argmax, "
+          f"{rows[rows > MASKED].std():.3f}, {len(set(entry['argmax']))} different argmax, "
           f"closest call {margin(rows):.2e}")
 
 

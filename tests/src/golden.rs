@@ -3,6 +3,7 @@
 //! A folder of them holds `manifest.json` and the files that it names. A few small models are in the
 //! repository. For others the manifest says how to make them. `BRIGADE_TEST_DATA/golden` may hold more.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,8 @@ pub struct Entry {
     pub argmax: Vec<u32>,
     /// Greedy tokens after `greedy_prompt`.
     pub greedy: Vec<u32>,
+    /// The first token whose logit is masked everywhere, and the first behind these: `logits` has none of them.
+    pub masked: Option<[usize; 2]>,
     /// Of a model that is not kept but made by its test: the Adler-32 checksum of the file.
     pub adler32: Option<u32>,
 }
@@ -356,6 +359,14 @@ impl Steered {
 
 /// ||ours - theirs|| / ||theirs|| over all given positions together.
 pub fn relative_error(golden: &Golden, entry: &Entry, logits: &[Vec<f32>]) -> f64 {
+    let mut logits = Cow::Borrowed(logits);
+    if let Some([first, end]) = entry.masked {
+        for row in logits.to_mut() {
+            let masked: Vec<f32> = row.drain(first..end).collect();
+            assert!(masked.iter().all(|logit| *logit == f32::MIN), "tokens {first}..{end}");
+        }
+    }
+    let logits = &logits;
     relative_error_of(&golden.folder.join(&entry.logits), &entry.positions, logits)
 }
 

@@ -1,6 +1,7 @@
 //! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
 //! layers lend, and other streams; in Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp other streams, in the first two also the
-//! positions or pools that an index chose. A cut carries what is read behind it, and no bit depends on where it is.
+//! positions or pools that an index chose; in HRM-Text the vector of the stack that waits; in Granite Switch the adapters of
+//! rows. A cut carries what is read behind it, and no bit depends on where it is.
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
@@ -39,6 +40,13 @@ fn a_cut_carries_what_layers_behind_it_read() {
     let widths = (1..4).map(|cut| spec.boundary(cut).widths);
     let with_pools = vec![32, 32, 32, 32, 4];
     assert_eq!(widths.collect::<Vec<_>>(), [vec![32; 4], with_pools.clone(), with_pools]);
+    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In the
+    // last pass nobody reads the other vector any more.
+    let spec = describe("hrm_text");
+    let widths = (1..12).map(|cut| spec.boundary(cut).widths);
+    assert_eq!(widths.collect::<Vec<_>>(), [vec![vec![32, 32]; 9], vec![vec![32, 0]; 2]].concat());
+    let boundary = describe("graniteswitch").boundary(2);
+    assert_eq!((boundary.widths, boundary.exact), (vec![32, 1], true));
 }
 
 /// Where an index pools keys, a position leaves its key and a gate.
@@ -57,7 +65,18 @@ fn only_layers_with_an_index_remember_its_keys() {
 #[test]
 fn two_stages_give_the_same_bits_at_every_cut() {
     let prompt: Vec<u32> = (0..150).map(|i| 3 + i * i % 277).collect();
-    for model in ["gemma4-small", "gemma3n", "hy_v4", "glm5-next", "deepseek4", "qwen4exp"] {
+    let models = [
+        "gemma4-small",
+        "gemma3n",
+        "hy_v4",
+        "glm5-next",
+        "deepseek4",
+        "qwen4exp",
+        "nanbeige",
+        "hrm_text",
+        "graniteswitch",
+    ];
+    for model in models {
         let logits = |cuts: Vec<usize>, n_ubatch: usize| -> Vec<u32> {
             let config = LineConfig { cuts, ..LineConfig::default() };
             let mut line = Line::open(&Golden::repository().named(model), &config);

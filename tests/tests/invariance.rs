@@ -25,8 +25,9 @@ const PROMPT: usize = 1_150;
 /// positions, slopes, or layers without attention. Some have gates of heads, bounded activations, norms inside blocks, or
 /// embedded rows beside the stream. In two, some pairs of the rotated part stay as they are. In some, rows attend
 /// to positions, or to blocks or pools of them, that an index chose; in one, to compressed positions. In one, a row
-/// depends on the tokens before it as such.
-const MODELS: [&str; 55] = [
+/// depends on the tokens before it as such. Two go through their layers more than once, one masks logits, and in one
+/// tokens switch adapters.
+const MODELS: [&str; 59] = [
     "llama",
     "qwen3",
     "granite",
@@ -82,6 +83,10 @@ const MODELS: [&str; 55] = [
     "glm5-next",
     "deepseek4",
     "qwen4exp",
+    "nanbeige",
+    "hrm_text",
+    "chameleon",
+    "graniteswitch",
 ];
 
 fn path(model: &str) -> PathBuf {

@@ -411,6 +411,7 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
 fn keeping_sequences_changes_no_order() {
     let layer = |weight: u64, expert: u64, elements: u64, kv: u64, scan: u64| LayerFacts {
         weight_bytes: weight << 20,
+        same_weights: None,
         expert_bytes: expert << 20,
         expert_share: 0.25,
         elements: elements << 20,
@@ -471,6 +472,7 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
     let layer = (1u64..200, 0u64..100, 0u64..3, 0u64..5, 1u64..50).prop_map(
         |(dense, experts, kv, state, elements)| LayerFacts {
             weight_bytes: (dense + experts) << 20,
+            same_weights: None,
             expert_bytes: experts << 20,
             expert_share: 0.25,
             elements: elements << 20,

@@ -70,6 +70,53 @@ fn stamps(cache: &Path) -> Vec<(std::path::PathBuf, std::time::SystemTime)> {
     all
 }
 
+/// What two workers without the file are sent of it, layer by layer of the file; and that they write the same as those
+/// with it.
+fn sent(model: &str) -> [Vec<String>; 2] {
+    let path = Golden::repository().named(model);
+    let gguf = Gguf::open(&path).unwrap();
+    let spec = arch::describe(&gguf).unwrap();
+    let half = spec.n_layer() / 2;
+    let folder =
+        std::env::temp_dir().join(format!("brigade-weights-{model}-{}", std::process::id()));
+    let caches = [folder.join("a"), folder.join("b")];
+    let workers = [start_worker(&caches[0]), start_worker(&caches[1])];
+    let sent = ids(path.to_str().unwrap(), &[&workers[0], &workers[1]]);
+    let args = ["--tokens", "1,266,278", "-n", "12", "--temp", "0", "--ids", "--workers", "1"];
+    let alone = run(&[&["run", "-m", path.to_str().unwrap()], &args[..]].concat());
+    assert_eq!(sent, String::from_utf8(alone.stdout).unwrap(), "{model}");
+    let names = [0..half, half..spec.n_layer()].map(|layers| {
+        let tensors = arch::stage_tensors(&gguf, &spec, &layers);
+        tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
+    });
+    for (cache, names) in caches.iter().zip(&names) {
+        let of = |name: &String| gguf.tensor(name).unwrap().nbytes;
+        let all: u64 = names.iter().map(of).sum();
+        let received = blob_bytes(cache, &mut names.iter().map(of).collect());
+        assert_eq!(received, all, "{model}: each tensor once");
+    }
+    drop(workers);
+    std::fs::remove_dir_all(&folder).unwrap();
+    names
+}
+
+#[test]
+fn workers_get_the_weights_of_a_layer_once_for_all_its_passes() {
+    // Both halves go through the same two layers: of twelve layers, which are four of the file, six each.
+    let [first, second] = sent("hrm_text");
+    let layers = |names: &[String]| -> std::collections::BTreeSet<usize> {
+        names.iter().filter_map(|name| arch::layer_of(name)).collect()
+    };
+    assert_eq!([layers(&first), layers(&second)], [(0..4).collect(), (0..4).collect()]);
+}
+
+#[test]
+fn workers_are_not_sent_what_nobody_reads() {
+    // Matrices for images.
+    let names = sent("cogvlm").concat();
+    assert!(!names.is_empty() && !names.iter().any(|name| name.contains(".vis_")));
+}
+
 #[test]
 fn workers_without_the_file_get_their_layers_once() {
     let path = Golden::repository().folder.join("llama.gguf");

@@ -2,6 +2,7 @@
 //! loading and caching can be tested with a stage that only adds. The real engine is behind them in the
 //! module `stage`.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,6 +76,9 @@ pub struct BuiltFacts {
     pub kernels: String,
     /// Compute threads in use.
     pub threads: u32,
+    /// Names of the tensors that each of its layers computes with and that belong to layers. Several layers may have the
+    /// same.
+    pub layer_tensors: BTreeMap<usize, Vec<String>>,
 }
 
 /// An engine.

@@ -204,6 +204,7 @@ impl StageBackend for CpuBackend {
             sequence_bytes,
             kernels: facts.kernels.to_owned(),
             threads: facts.threads as u32,
+            layer_tensors: stage.layer_tensors(),
         };
         Ok((Box::new(CpuStage { stage }), facts))
     }

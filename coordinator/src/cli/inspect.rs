@@ -117,6 +117,9 @@ fn described_json(model: &Model, facts: &ModelFacts) -> serde_json::Value {
 fn print_described(model: &Model, facts: &ModelFacts) -> Result<()> {
     output::line(format_args!(""))?;
     print_layers(facts)?;
+    if let Some(passes) = facts.passes() {
+        output::line(format_args!("{passes}"))?;
+    }
     output::line(format_args!(""))?;
     output::line(format_args!(
         "embedding {}, head {}{}",
@@ -152,7 +155,10 @@ fn print_layers(facts: &ModelFacts) -> Result<()> {
         .map(|(i, l)| {
             vec![
                 i.to_string(),
-                format_bytes(l.weight_bytes),
+                match l.same_weights {
+                    Some(first) => format!("those of layer {first}"),
+                    None => format_bytes(l.weight_bytes),
+                },
                 format_bytes(l.kv_bytes),
                 format_bytes(l.conv_bytes),
                 format_bytes(l.scan_bytes),

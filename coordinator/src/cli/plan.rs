@@ -116,7 +116,7 @@ fn show(args: &PlanArgs, facts: &ModelFacts, workers: &[WorkerFacts], plan: Plan
         output::line(format_args!("{}", plan.explain()))?;
         return print_predictions(&predict(&plan, facts, workers)?);
     }
-    print_plan(args, &plan)
+    print_plan(args, facts, &plan)
 }
 
 /// A cut by hand beside the planner's own.
@@ -138,7 +138,7 @@ fn compare(
         if args.explain {
             output::line(format_args!("{}", predicted.plan.explain()))?;
         } else {
-            print_plan(args, &predicted.plan)?;
+            print_plan(args, facts, &predicted.plan)?;
             output::line(format_args!(""))?;
         }
     }
@@ -155,7 +155,7 @@ fn compare(
     output::table(&["test", "parallel", "by hand", "planner's", "ratio"], &rows)
 }
 
-fn print_plan(args: &PlanArgs, plan: &Plan) -> Result<()> {
+fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
     let rows: Vec<Vec<String>> = plan
         .stages
         .iter()
@@ -176,6 +176,9 @@ fn print_plan(args: &PlanArgs, plan: &Plan) -> Result<()> {
     output::line(format_args!("balanced for {}: {}", args.line.balance, plan.describe_balance()))?;
     output::line(format_args!("room: {}", plan.describe_room()))?;
     output::line(format_args!("a sequence: {}", plan.sequence))?;
+    if let Some(passes) = facts.passes() {
+        output::line(format_args!("{passes}"))?;
+    }
     Ok(())
 }
 

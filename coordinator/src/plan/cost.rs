@@ -11,6 +11,7 @@
 //! - Sending rows to the next worker overlaps with computing, so a stage is as slow as the slower of the two.
 //!   In models whose layers keep rows for later ones, what a row sends depends on the cut.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use brigade_engine::state::pages_of_rows;
@@ -100,6 +101,8 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
+    /// Whether some layers have the weights of others.
+    shares: bool,
     /// Bytes a position, where the cache grows with the sequence.
     kv: Vec<u64>,
     /// Bytes of pages that windows need: a sequence's, and one of each layer.
@@ -129,6 +132,7 @@ impl<'a> Costs<'a> {
             workers,
             settings,
             weights: bytes(&|l| l.weight_bytes),
+            shares: model.layers.iter().any(|layer| layer.same_weights.is_some()),
             kv: bytes(&|l| l.growing_kv(settings.windows)),
             windows: running(&model.layers, (0, 0), |sum: (u64, u64), layer| {
                 let page = layer.window_page(settings.windows);
@@ -159,6 +163,20 @@ impl<'a> Costs<'a> {
         (of_each, of_all.min(page.saturating_mul(capacity.n_blocks.into())))
     }
 
+    /// Bytes of the weights of layers `range` that are not those of layers `besides`. Weights that several layers have count
+    /// once.
+    fn weights(&self, range: &Range<usize>, besides: &Range<usize>) -> u64 {
+        let of = |range: Range<usize>| self.weights[range.end] - self.weights[range.start];
+        if !self.shares {
+            let both = range.start.max(besides.start)..range.end.min(besides.end);
+            return of(range.clone()) - if both.is_empty() { 0 } else { of(both) };
+        }
+        let first = |layer: usize| self.model.layers[layer].same_weights.unwrap_or(layer);
+        let mut seen: BTreeSet<usize> = besides.clone().map(first).collect();
+        let new = range.clone().filter(|&layer| seen.insert(first(layer)));
+        new.map(|layer| self.model.layers[layer].weight_bytes).fold(0, u64::saturating_add)
+    }
+
     /// What layers `range` need as a stage.
     pub fn memory(&self, range: &Range<usize>, capacity: Capacity) -> StageMemory {
         let (model, settings) = (self.model, self.settings);
@@ -172,7 +190,7 @@ impl<'a> Costs<'a> {
         let (_, windows) = self.windows(range, capacity);
         let kv = of(&self.kv).saturating_mul(positions).saturating_add(windows);
         StageMemory {
-            weights: of(&self.weights).saturating_add(embedding).saturating_add(head),
+            weights: self.weights(range, &(0..0)).saturating_add(embedding).saturating_add(head),
             kv,
             copies: self.copies(range, capacity),
             state: of(&self.state).saturating_mul(capacity.n_states()),
@@ -212,12 +230,9 @@ impl<'a> Costs<'a> {
         }
         let (model, holds) = (self.model, &self.workers[worker].holds);
         let has = !holds.is_empty();
-        let of = |range: Range<usize>| self.weights[range.end] - self.weights[range.start];
-        let both = range.start.max(holds.start)..range.end.min(holds.end);
-        let kept = if both.start < both.end { of(both) } else { 0 };
         let first = range.start == 0 && !(has && holds.start == 0);
         let last = range.end == self.n_layers() && !(has && holds.end == self.n_layers());
-        (of(range.clone()) - kept)
+        self.weights(range, holds)
             .saturating_add(if first { model.embedding_bytes } else { 0 })
             .saturating_add(if last { model.head_bytes } else { 0 })
     }

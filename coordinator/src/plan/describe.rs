@@ -33,6 +33,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
     let mut notes = notes(costs, &placement, &unused);
     notes.extend(held::note(costs, &used));
+    notes.extend(costs.model.passes());
     Plan {
         model: costs.model.name.clone(),
         stages,

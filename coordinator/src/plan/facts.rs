@@ -33,6 +33,18 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
+    /// How many layers there are where they are fewer in the file, for people.
+    pub fn passes(&self) -> Option<String> {
+        let n_layers = self.layers.len();
+        let in_file = self.layers.iter().filter(|layer| layer.same_weights.is_none()).count();
+        (in_file < n_layers).then(|| {
+            format!(
+                "{n_layers} layers, which are {in_file} of the file: each pass through one of these is a layer, and a stage \
+                 holds the weights of all its passes once"
+            )
+        })
+    }
+
     /// The same with a KV cache of the smallest values; `None` where that frees nothing.
     pub(super) fn with_smallest_kv(&self) -> Option<Self> {
         let smaller = |l: &LayerFacts| (1..l.kv_bytes).contains(&l.kv_small_bytes);
@@ -52,6 +64,10 @@ impl ModelFacts {
 pub struct LayerFacts {
     /// All of its tensors.
     pub weight_bytes: u64,
+    /// The first layer that computes with the same tensors, where that is an earlier one: a stage that has both holds them
+    /// once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_weights: Option<usize>,
     /// The part of them in experts of which a token uses some.
     pub expert_bytes: u64,
     /// Share of the experts that a token uses, `0.0..=1.0`.

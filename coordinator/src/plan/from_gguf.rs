@@ -28,21 +28,24 @@ impl ModelFacts {
         let spec = arch::describe(model)?;
         let mut layers: Vec<LayerFacts> =
             spec.layers.iter().map(|l| state_of(&l.blocks, kv)).collect();
+        for (layer, facts) in layers.iter_mut().enumerate() {
+            let first = spec.layers_of(spec.in_file(layer)).next();
+            facts.same_weights = first.filter(|&first| first < layer);
+        }
         let mut scratch = vec![0.0; layers.len()];
         let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
             match arch::layer_of(&tensor.name) {
-                Some(layer)
-                    if layer < layers.len() && spec.leaves_out(layer, of_model(&tensor.name).0) => {
+                // None compute with a block of multi-token prediction, which no stage loads; `describe` refuses layers
+                // beyond those that the metadata count.
+                Some(in_file) => {
+                    let is_left_out = |layer| spec.leaves_out(layer, of_model(&tensor.name).0);
+                    for layer in spec.layers_of(in_file).filter(|&layer| !is_left_out(layer)) {
+                        let share = active_share(&spec, layer, &tensor.name);
+                        add(&mut layers[layer], tensor, share)?;
+                        scratch[layer] += widths(tensor, share);
+                    }
                 }
-                Some(layer) if layer < layers.len() => {
-                    let share = active_share(&spec.layers[layer].blocks, &tensor.name);
-                    add(&mut layers[layer], tensor, share)?;
-                    scratch[layer] += widths(&spec.layers[layer].blocks, tensor);
-                }
-                // A block of multi-token prediction, which no stage loads; `describe` refuses layers beyond
-                // those that the metadata count.
-                Some(_) => {}
                 // A layer reads a few rows of it for each token, where the file has them: no memory is kept for it.
                 None if spec.is_of_a_layer(&tensor.name) => {}
                 None if [TOKEN_EMBD, LAYER_ROW_TABLE].contains(&&*tensor.name) => {
@@ -116,9 +119,10 @@ fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
     }
 }
 
-/// Share of a tensor that one token reads: less than 1 for experts.
-fn active_share(blocks: &[BlockSpec], tensor: &str) -> f64 {
-    blocks.iter().map(|block| block.kind.active_share(tensor)).fold(1.0, f64::min)
+/// Share of a tensor that one token reads: less than 1 for experts, and for adapters that tokens switch on.
+fn active_share(spec: &ModelSpec, layer: usize, tensor: &str) -> f64 {
+    let of_blocks = spec.layers[layer].blocks.iter().map(|block| block.kind.active_share(tensor));
+    of_blocks.fold(spec.switched_share(tensor), f64::min)
 }
 
 fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), ModelError> {
@@ -152,12 +156,12 @@ fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
 }
 
 /// Bytes of a row that goes into a matrix and the row that comes out, in f32; of experts, for as many
-/// as a row uses. Their sum over a layer bounds its work memory: not all are needed at once.
-fn widths(blocks: &[BlockSpec], tensor: &TensorInfo) -> f64 {
+/// as a row uses, which is this `share` of them. Their sum over a layer bounds its work memory: not all are needed at once.
+fn widths(tensor: &TensorInfo, share: f64) -> f64 {
     if tensor.n_dims < 2 || arch::has_token_rows(&tensor.name) {
         return 0.0;
     }
     let experts: usize = tensor.ne[2..].iter().product();
-    let used = experts as f64 * active_share(blocks, &tensor.name);
+    let used = experts as f64 * share;
     4.0 * (tensor.ne[0] + tensor.ne[1]) as f64 * used
 }

@@ -12,6 +12,8 @@ pub enum Beside {
     Embedding,
     /// The positions that an index chose, as whole numbers. They go along only to layers that attend to the same.
     Chosen,
+    /// The place of the adapter that each row uses, a whole number ([`SwitchSpec`](super::SwitchSpec)).
+    Adapters,
     /// A row for each layer to come, `row` values wide (0: none), then the keys and values of each pair that layers lend,
     /// then streams beside the first ([`AltUpSpec`](super::AltUpSpec)).
     ForLayers {
@@ -25,6 +27,9 @@ pub enum Beside {
 }
 
 impl Beside {
+    /// Which of the tensors beside the stream has the places of adapters.
+    pub const ADAPTERS: usize = 0;
+
     /// Which of the tensors beside the stream has the layers' rows.
     pub const ROWS: usize = 0;
 
@@ -44,7 +49,8 @@ impl Beside {
 pub struct BoundarySpec {
     /// Width of each tensor, in values; 0 where nobody behind the cut reads it.
     pub widths: Vec<usize>,
-    /// Whether values must arrive as they are: some of them are positions, and a rounded one would be another.
+    /// Whether values must arrive as they are: some of them are positions or numbers of adapters, and a rounded one would be
+    /// another.
     pub exact: bool,
 }
 

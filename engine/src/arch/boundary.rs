@@ -14,13 +14,18 @@ impl ModelSpec {
             Beside::Nothing => {}
             Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
             Beside::Chosen => widths.extend(chosen.map(|sizes| sizes.per_row)),
+            Beside::Adapters => widths.push(1),
             Beside::ForLayers { row, lent, streams } => {
                 widths.push((self.n_layer() - cut) * row);
                 widths.extend((0..lent).flat_map(|pair| self.lent_across(cut, pair)));
                 widths.extend(std::iter::repeat_n(self.n_embd, streams));
             }
         }
-        BoundarySpec { widths, exact: chosen.is_some() }
+        if let Some(is_read) = self.skeleton.passes.beside(cut, self.n_layer()) {
+            widths.push(if is_read { self.n_embd } else { 0 });
+        }
+        let exact = chosen.is_some() || self.skeleton.beside == Beside::Adapters;
+        BoundarySpec { widths, exact }
     }
 
     /// What is chosen of each row by the index of a layer before `layer` for the layers from there on; `None`: the first of

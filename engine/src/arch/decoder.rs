@@ -69,6 +69,27 @@ pub(super) fn rope_with_factors(
     rope_with(hp, layout, true)
 }
 
+/// The rotation of whole heads by the usual base, for models that know no other.
+///
+/// # Errors
+/// The file has another base, or stretches the rotation.
+pub(super) fn plain_rope(hp: &Hparams<'_>, layout: RopeLayout) -> Result<RopeSpec, ModelError> {
+    const USUAL_BASE: f32 = 10_000.0;
+    let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);
+    let (head_dim, _) = hp.head_dims(n_head)?;
+    if hp.f32("rope.freq_base")?.is_some_and(|base| base != USUAL_BASE) {
+        return Err(hp.bad("rope.freq_base", &format!("must be {USUAL_BASE} in {}", hp.arch())));
+    }
+    if hp.f32("rope.scaling.factor")?.is_some_and(|factor| ![0.0, 1.0].contains(&factor)) {
+        let problem = format!("the rotation of {} is not stretched", hp.arch());
+        return Err(hp.bad("rope.scaling.factor", &problem));
+    }
+    if !head_dim.is_multiple_of(2) {
+        return Err(hp.bad("attention.key_length", &format!("is {head_dim}; it must be even")));
+    }
+    Ok(RopeSpec::plain(layout, head_dim, USUAL_BASE))
+}
+
 fn rope_with(hp: &Hparams<'_>, layout: RopeLayout, factors: bool) -> Result<RopeSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?.into_iter().max().unwrap_or(0);
     let (head_dim, _) = hp.head_dims(n_head)?;

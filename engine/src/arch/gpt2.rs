@@ -5,7 +5,7 @@
 use super::attention_spec::attention_spec;
 use super::decoder::{self, FFN_NORM};
 use super::{
-    Activation, Alibi, AttentionSpec, Beside, Hparams, ModelSpec, NormKind, POSITION_EMBD,
+    Activation, Alibi, AttentionSpec, Beside, Hparams, ModelSpec, NormKind, POSITION_EMBD, Passes,
     Residual, Skeleton,
 };
 use crate::error::ModelError;
@@ -57,8 +57,11 @@ const LAYER_NORMS: Skeleton = Skeleton {
     token_types: 0,
     encoder_names: false,
     learned_positions: false,
+    left_out: None,
     beside: Beside::Nothing,
     residual: Residual::Sum,
+    passes: Passes::Once,
+    switch: None,
 };
 
 /// `attention.max_alibi_bias`; `None` where it is missing or 0.

@@ -26,6 +26,15 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &FAMILY)
 }
 
+/// granite without tensors of factors, all of whose layers are dense.
+pub(super) fn describe_switched(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
+    if hp.u32("expert_count")?.unwrap_or(0) > 0 {
+        return Err(hp.bad("expert_count", &format!("must be 0: {} has no experts", hp.arch())));
+    }
+    hp.need_f32("logit_scale")?;
+    transformer::describe(hp, &Family { rope_factors: false, ..FAMILY })
+}
+
 pub(super) fn describe_hybrid(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &Family { mamba2: true, ..FAMILY })
 }

@@ -31,11 +31,7 @@ impl<'m> Hparams<'m> {
         if hp.n_layer == 0 || hp.n_layer > MAX_LAYERS {
             return Err(hp.bad("block_count", &format!("must be in 1..={MAX_LAYERS}")));
         }
-        if let Some(layer) = model.tensors().iter().filter_map(|t| layer_of(&t.name)).max()
-            && layer >= blocks
-        {
-            return Err(hp.bad("block_count", &format!("is {blocks}, but there is a blk.{layer}")));
-        }
+        hp.check_layers("block_count", blocks)?;
         hp.n_embd = hp.need_u32("embedding_length")? as usize;
         if hp.n_embd == 0 {
             return Err(hp.bad("embedding_length", "must be positive"));
@@ -51,6 +47,17 @@ impl<'m> Hparams<'m> {
     /// Layers of the normal forward pass (multi-token prediction layers left out).
     pub fn n_layer(&self) -> usize {
         self.n_layer
+    }
+
+    /// Refuses tensors of more layers than the `n` that a key's value makes.
+    pub(super) fn check_layers(&self, key: &str, n: usize) -> Result<(), ModelError> {
+        match self.model.tensors().iter().filter_map(|t| layer_of(&t.name)).max() {
+            Some(layer) if layer >= n => {
+                let problem = format!("makes {n} layers of the file, but there is a blk.{layer}");
+                Err(self.bad(key, &problem))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Width of the residual stream.

@@ -50,7 +50,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     };
     Ok(ModelSpec {
         rope,
-        head: HeadSpec { norm: Some(HEAD_NORM), eps, logit_scale: 1.0, softcap: None },
+        head: HeadSpec { norm: Some(HEAD_NORM), ..HeadSpec::usual(eps) },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }

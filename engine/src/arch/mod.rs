@@ -18,6 +18,8 @@ mod bert;
 mod beside;
 mod bitnet;
 mod boundary;
+mod chameleon;
+mod cogvlm;
 mod cohere;
 mod compressed_spec;
 mod dbrx;
@@ -46,11 +48,13 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod granite_switch;
 mod grok;
 mod grovemoe;
 #[cfg(test)]
 mod headers;
 mod hparams;
+mod hrm_text;
 mod hunyuan;
 mod hy_v4;
 mod hyper;
@@ -74,11 +78,13 @@ mod minimax_m3;
 mod mistral3;
 mod mla;
 mod modern_bert;
+mod nanbeige;
 mod nemotron;
 mod neo_bert;
 mod ngram_spec;
 mod olmo;
 mod openelm;
+mod passes;
 mod phi3;
 mod plamo;
 mod plamo2;
@@ -99,6 +105,7 @@ mod spec;
 mod starcoder2;
 mod step35;
 mod stream_spec;
+mod switch_spec;
 mod t5_encoder;
 mod talkie;
 mod transformer;
@@ -117,6 +124,7 @@ pub use ffn_spec::{
 };
 pub use hparams::Hparams;
 pub use ngram_spec::{NgramHead, NgramSpec};
+pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent_spec::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
@@ -128,6 +136,7 @@ pub use spec::{
     Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
 pub use stream_spec::{AltUpSpec, LaurelSpec, LayerRowSpec};
+pub use switch_spec::{SwitchRouterSpec, SwitchSpec};
 
 use crate::error::ModelError;
 pub use adapters::{MAX_ADAPTERS, has_token_rows, takes_adapter};
@@ -152,8 +161,10 @@ const ARCHS: &[(&str, Describe)] = &[
     ("bert", bert::describe),
     ("bitnet", bitnet::describe),
     ("bloom", gpt2::describe_bloom),
+    ("chameleon", chameleon::describe),
     ("chatglm", internlm2::describe_chatglm),
     ("codeshell", starcoder2::describe),
+    ("cogvlm", cogvlm::describe),
     ("cohere2", cohere::describe_2),
     ("cohere2moe", cohere::describe_2_moe),
     ("command-r", cohere::describe),
@@ -161,6 +172,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
+    ("deepseek2-ocr", deepseek::describe_ocr),
     ("deepseek32", deepseek32::describe),
     ("deepseek4", deepseek4::describe),
     ("dots1", deepseek::describe_dots1),
@@ -190,8 +202,10 @@ const ARCHS: &[(&str, Describe)] = &[
     ("granite_swa", granite::describe_swa),
     ("granitehybrid", granite::describe_hybrid),
     ("granitemoe", granite::describe),
+    ("graniteswitch", granite_switch::describe),
     ("grok", grok::describe),
     ("grovemoe", grovemoe::describe),
+    ("hrm_text", hrm_text::describe),
     ("hunyuan-dense", hunyuan::describe_dense),
     ("hunyuan-moe", hunyuan::describe_moe),
     ("hunyuan_vl", hunyuan::describe_vl),
@@ -227,6 +241,7 @@ const ARCHS: &[(&str, Describe)] = &[
     ("modern-bert", modern_bert::describe),
     ("mpt", gpt2::describe_mpt),
     ("muse-glimmer", afmoe::describe_muse),
+    ("nanbeige", nanbeige::describe),
     ("nemotron", starcoder2::describe_nemotron),
     ("nemotron_h", nemotron::describe),
     ("nemotron_h_moe", nemotron::describe),
@@ -283,6 +298,8 @@ pub const OUTPUT: &str = "output.weight";
 /// Name of the norm before the head.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
 
+/// Name of the row for all tokens that the low of two stacks begins with, where a model has such ([`StackSpec`]).
+pub const LOW_START: &str = "hrm.z_l_init";
 /// Name of the table of positions' rows, where a model has one.
 pub const POSITION_EMBD: &str = "position_embd.weight";
 /// Begins the names of all tensors of a file that has an encoder's beside a decoder's.
@@ -360,14 +377,14 @@ pub fn stage_tensors<'m>(
     let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
     let tied = is_tied(model, spec);
     let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
-        _ if layers.clone().any(|layer| spec.shares(layer, name)) => true,
-        Some(layer) => layers.contains(&layer) && !spec.leaves_out(layer, name),
-        None if spec.is_of_a_layer(name) => false,
+        Some(in_file) => layers.clone().any(|layer| spec.reads(layer, in_file, name)),
+        None if spec.is_of_a_layer(name) => layers.clone().any(|layer| spec.shares(layer, name)),
         // Tied, the head is the embedding without what adapters add to that.
         None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
         None if name.starts_with("rope_") => true,
         None if crate::heads::has(name) => false,
         None if name == OUTPUT => last && !spec.is_encoder(),
+        None if name == OUTPUT_NORM => last || spec.pass_norm(layers) == Some(OUTPUT_NORM),
         None if is_of_input(name, spec) => first,
         None => last,
     };
@@ -390,6 +407,7 @@ pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
     (skeleton.learned_positions && name == POSITION_EMBD)
         || (skeleton.token_types > 0 && name == TOKEN_TYPES)
         || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
+        || (matches!(skeleton.passes, Passes::Stacks(_)) && name == LOW_START)
         || (matches!(skeleton.beside, Beside::ForLayers { .. })
             && (name.starts_with(LAYER_ROWS) || name == ALTUP_PROJ))
 }

@@ -14,13 +14,7 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["dream", "llada", "llada-moe", "rnd1"],
         "it is a diffusion model: it does not write from left to right",
     ),
-    (&["deepseek2-ocr", "cogvlm", "chameleon"], "it is made for images, which do not run yet"),
     (&["gptj"], "llama.cpp has its name too, and does not run it either"),
-    (&["graniteswitch"], "its adapters, which tokens switch, do not run yet"),
-    (
-        &["nanbeige", "hrm_text"],
-        "it goes through its layers more than once, which does not run yet",
-    ),
 ];
 
 /// Architectures that llama.cpp names and that do not run here, with the reason.

@@ -68,6 +68,21 @@ impl YarnSpec {
 }
 
 impl RopeSpec {
+    /// A rotation of the first `n_rot` values of a head, neither stretched nor with factors.
+    pub(super) fn plain(layout: RopeLayout, n_rot: usize, freq_base: f32) -> Self {
+        Self {
+            layout,
+            n_rot,
+            freq_base,
+            freq_scale: 1.0,
+            attn_factor: 1.0,
+            yarn: None,
+            factors: None,
+            n_factors: n_rot / 2,
+            still: Vec::new(),
+        }
+    }
+
     /// Reads `rope.*`; `head_dim` is the default of `rope.dimension_count`.
     pub(super) fn read(
         hp: &Hparams<'_>,

@@ -6,9 +6,11 @@
 use super::{
     AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, CompressedSpec, DeltaNetSpec, ENCODER_PREFIX,
     Hparams, KdaSpec, KvFrom, LAYER_ROW_TABLE, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec,
-    MlpSpec, MoeSpec, NgramSpec, OUTPUT_NORM, Residual, RopeSpec, Rotation, ShortConvSpec,
-    TOKEN_EMBD, Temperature, TimeMix6Spec, TimeMixSpec, layer_of,
+    MlpSpec, MoeSpec, NgramSpec, OUTPUT_NORM, Passes, Residual, RopeSpec, Rotation, ShortConvSpec,
+    SwitchRouterSpec, SwitchSpec, TOKEN_EMBD, Temperature, TimeMix6Spec, TimeMixSpec, layer_of,
 };
+use std::ops::Range;
+
 use crate::error::ModelError;
 use crate::kernels::{MambaScan, PoolSizes, SsdShape, Window};
 use crate::state::{Prefixes, StateSpec};
@@ -51,10 +53,16 @@ pub struct Skeleton {
     pub learned_positions: bool,
     /// Whether the names of layers' tensors begin with `enc.`, beside those of a decoder that another file has.
     pub encoder_names: bool,
+    /// Part of the names of layers' tensors that are for images only.
+    pub left_out: Option<&'static str>,
     /// What goes along beside the residual stream.
     pub beside: Beside,
     /// What blocks and head read of the residual stream.
     pub residual: Residual,
+    /// How the layers of the file follow one another.
+    pub passes: Passes,
+    /// Adapters inside the file, which tokens switch on.
+    pub switch: Option<SwitchSpec>,
 }
 
 /// Norms over a row.
@@ -95,7 +103,7 @@ impl ModelSpec {
             rope: None,
             local_rope: None,
             layers,
-            head: HeadSpec { norm: Some(OUTPUT_NORM), eps, logit_scale: 1.0, softcap: None },
+            head: HeadSpec::usual(eps),
             skeleton: Skeleton::default(),
         })
     }
@@ -134,15 +142,46 @@ impl ModelSpec {
         }
     }
 
+    /// Number in the file of a layer's weights: its own, unless layers run more than once.
+    pub fn in_file(&self, layer: usize) -> usize {
+        self.skeleton.passes.in_file(layer)
+    }
+
+    /// The layers that compute with the weights of layer `in_file` of the file.
+    pub fn layers_of(&self, in_file: usize) -> impl Iterator<Item = usize> + use<'_> {
+        let all = match self.skeleton.passes {
+            Passes::Once => in_file..in_file.saturating_add(1).min(self.n_layer()),
+            Passes::Loop(_) | Passes::Stacks(_) => 0..self.n_layer(),
+        };
+        all.filter(move |&layer| self.in_file(layer) == in_file)
+    }
+
+    /// Tensor of the weight of the norm with which a pass ends in one of `layers`; `None`: none ends there, or its norm has
+    /// no weights.
+    pub fn pass_norm(&self, layers: &Range<usize>) -> Option<&'static str> {
+        let Passes::Loop(_) = &self.skeleton.passes else { return None };
+        let ends = |layer| self.skeleton.passes.end(layer, self.n_layer()).is_some();
+        layers.clone().any(ends).then_some(OUTPUT_NORM)
+    }
+
     /// What the names of a layer's tensors begin with.
     pub fn layer_stem(&self, layer: usize) -> String {
         let prefix = if self.skeleton.encoder_names { ENCODER_PREFIX } else { "" };
-        format!("{prefix}blk.{layer}")
+        format!("{prefix}blk.{}", self.in_file(layer))
     }
 
-    /// Whether layer `layer` has a tensor of its own name that nobody reads: it attends to keys and values of another, or the
-    /// tensor is for pictures.
+    /// Whether layer `layer` reads a tensor that has the name of layer `in_file` of the file.
+    pub fn reads(&self, layer: usize, in_file: usize, tensor: &str) -> bool {
+        (self.in_file(layer) == in_file && !self.leaves_out(layer, tensor))
+            || self.shares(layer, tensor)
+    }
+
+    /// Whether layer `layer` has a tensor of its own name that nobody reads: it is for images, or the layer attends to keys and
+    /// values of another.
     pub fn leaves_out(&self, layer: usize, tensor: &str) -> bool {
+        if self.skeleton.left_out.is_some_and(|part| tensor.contains(part)) {
+            return true;
+        }
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => {
                 let unread = ["attn_k.", "attn_v.", "attn_k_norm."];
@@ -153,6 +192,16 @@ impl ModelSpec {
             BlockKind::Moe(_) => tensor.contains(".exp_probs_b_vl."),
             _ => false,
         })
+    }
+
+    /// Share of a tensor that one row reads: of adapters inside the file, those of one place.
+    pub fn switched_share(&self, tensor: &str) -> f64 {
+        match &self.skeleton.switch {
+            Some(switch) if tensor.ends_with(".lora_a") || tensor.ends_with(".lora_b") => {
+                1.0 / switch.n_places as f64
+            }
+            _ => 1.0,
+        }
     }
 
     /// Whether layer `layer` reads a tensor that has another layer's name, or its own, or none's.
@@ -301,6 +350,8 @@ pub enum BlockKind {
     Correct(AltUpSpec),
     /// A low-rank way past attention.
     Laurel(LaurelSpec),
+    /// Which of the file's own adapters each row uses.
+    Switch(SwitchRouterSpec),
     /// A square matrix (`attn_output`), which stands where other layers have attention.
     Linear,
     /// Embeddings of the last few tokens together.
@@ -326,6 +377,10 @@ impl BlockKind {
             Self::Attention(a) => {
                 let (per_head, index) = ([a.head_dim_k, a.head_dim_v], a.index_dim());
                 StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.window }
+            }
+            Self::Switch(_) => {
+                let per_head = [SwitchRouterSpec::WIDTH; 2];
+                StateSpec::Paged { n_head: 1, per_head, index: 0, window: None }
             }
             Self::Mamba(m) => StateSpec::Slot {
                 conv: (m.conv_taps - 1) * m.d_inner,
@@ -512,7 +567,8 @@ impl Mamba2Spec {
     }
 }
 
-/// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded. An encoder's end is the norm.
+/// The end of the model: `logits = output(norm(x)) * logit_scale`, bounded, some of them masked. An encoder's end is the
+/// norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
     /// Tensor of the last norm's weight; `None` where the layers end with one.
@@ -523,4 +579,13 @@ pub struct HeadSpec {
     pub logit_scale: f32,
     /// Bound of the logits: `cap * tanh(logit / cap)`.
     pub softcap: Option<f32>,
+    /// Tokens that are never drawn: their logits are the least number that there is.
+    pub masked: Range<usize>,
+}
+
+impl HeadSpec {
+    /// A norm and a matrix.
+    pub(crate) fn usual(eps: f32) -> Self {
+        Self { norm: Some(OUTPUT_NORM), eps, logit_scale: 1.0, softcap: None, masked: 0..0 }
+    }
 }

@@ -4,8 +4,8 @@
 use super::sections::{SectionOrder, Sections};
 use super::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, Hparams, LayerSpec, MlpSpec,
-    ModelSpec, MoeSpec, OUTPUT_NORM, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec,
-    experts, mamba2,
+    ModelSpec, MoeSpec, QkNorm, RopeSpec, Rotation, SharedExpertSpec, attention_spec, experts,
+    mamba2,
 };
 use crate::error::ModelError;
 use crate::kernels::RopeLayout;
@@ -60,7 +60,7 @@ pub(super) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
     Ok(ModelSpec {
         embedding_scale: scales.embedding,
         rope,
-        head: HeadSpec { norm: Some(OUTPUT_NORM), eps, logit_scale: scales.logits, softcap: None },
+        head: HeadSpec { logit_scale: scales.logits, ..HeadSpec::usual(eps) },
         ..ModelSpec::usual(hp, layers, eps)?
     })
 }

@@ -56,7 +56,18 @@ impl Linear {
         cols: usize,
     ) -> Result<Self, ModelError> {
         let linear = Self::matrix(loader, &format!("{stem}.weight"), rows, cols)?;
-        Ok(linear.with_bias(loader.opt_vector(&format!("{stem}.bias"), rows)?))
+        let linear = linear.with_bias(loader.opt_vector(&format!("{stem}.bias"), rows)?);
+        linear.switched(loader, stem)
+    }
+
+    /// The same with what adapters of the model's own file add, which has them under `<stem>`.
+    pub(super) fn switched(
+        mut self,
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+    ) -> Result<Self, ModelError> {
+        self.adapters.extend(Lora::switched(loader, stem, [self.rows(), self.cols()])?);
+        Ok(self)
     }
 
     /// Loads tensor `name` `[rows, cols]`, without a bias.

@@ -7,11 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Scratch;
+use crate::arch::MAX_ADAPTERS;
 use crate::batch::AdapterUse;
 use crate::error::ModelError;
 use crate::kernels::{Compute, PackedMatrix};
 use crate::state::{PartRows, Sequences};
 use crate::weights::{AdapterTensors, WeightLoader};
+
+/// Numbers of adapters inside the model's file, by their places: behind those of all that a user can give.
+const FIRST_PLACE: u32 = MAX_ADAPTERS as u32;
 
 /// What one adapter adds to one projection.
 pub struct Lora {
@@ -47,6 +51,34 @@ impl Lora {
             Ok(Self { adapter, a: a.clone(), b, alpha })
         };
         parts.iter().map(part).collect()
+    }
+
+    /// The adapters that the model's own file has for the projection `<stem>` `[rows, cols]`, those of all places that are
+    /// not zeros; none where the file has no adapters.
+    pub(super) fn switched(
+        loader: &mut WeightLoader<'_>,
+        stem: &str,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Vec<Self>, ModelError> {
+        let Some((n, rank)) = loader.switched() else { return Ok(Vec::new()) };
+        let a = loader.stack(&format!("{stem}.lora_a"), &[cols, rank, n])?;
+        let b = loader.stack(&format!("{stem}.lora_b"), &[rank, rows, n])?;
+        let mut loras = Vec::with_capacity(n);
+        for place in 0..n {
+            let (a_ty, a) = loader.slice_of(a, n, place)?;
+            let (b_ty, b) = loader.slice_of(b, n, place)?;
+            let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+            if is_zero(&a) || is_zero(&b) {
+                continue;
+            }
+            loras.push(Self {
+                adapter: FIRST_PLACE + place as u32,
+                a: Arc::new(loader.pack(a_ty, rank, cols, &a)?),
+                b: loader.pack(b_ty, rows, rank, &b)?,
+                alpha: 0.0,
+            });
+        }
+        Ok(loras)
     }
 
     /// What the user's scale becomes.
@@ -113,6 +145,26 @@ impl RowAdapters {
         all
     }
 
+    /// These, and behind them for each row the adapter of the model's own at this place, a whole number.
+    pub fn with_places(&self, places: &[f32]) -> Self {
+        let mut all = Self::default();
+        for (row, place) in places.iter().enumerate() {
+            let own = AdapterUse { adapter: FIRST_PLACE + *place as u32, scale: 1.0 };
+            let users = self.within(&(row..row + 1)).next().map_or(&[][..], |(_, uses)| uses);
+            let is_more = |(run, uses): &(Range<usize>, Arc<[AdapterUse]>)| {
+                run.end == row && uses.split_last() == Some((&own, users))
+            };
+            match all.runs.last_mut().filter(|last| is_more(last)) {
+                Some((run, _)) => run.end += 1,
+                None => {
+                    let uses = users.iter().chain([&own]).copied().collect();
+                    all.runs.push((row..row + 1, uses));
+                }
+            }
+        }
+        all
+    }
+
     /// Those of some of the rows, picked in this order.
     pub fn picked(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let mut picked = Self::default();
@@ -174,6 +226,21 @@ mod tests {
         let within: Vec<_> = rows.within(&(1..4)).collect();
         assert_eq!(within, [(1..2, &one[..]), (3..4, &two[..])]);
         assert_eq!(RowAdapters::default().picked([1, 2]), RowAdapters::default());
+    }
+
+    #[test]
+    fn the_models_own_adapters_come_behind_the_users() {
+        let mut rows = RowAdapters::default();
+        rows.push(1..3, &uses(&[(1, 0.5)]));
+        let all = rows.with_places(&[0.0, 0.0, 2.0, 2.0, 2.0]);
+        let own = |place: u32| (FIRST_PLACE + place, 1.0);
+        let runs = [
+            (0..1, uses(&[own(0)])),
+            (1..2, uses(&[(1, 0.5), own(0)])),
+            (2..3, uses(&[(1, 0.5), own(2)])),
+            (3..5, uses(&[own(2)])),
+        ];
+        assert_eq!(all.runs, runs);
     }
 
     #[test]

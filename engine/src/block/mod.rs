@@ -32,6 +32,7 @@ mod qkv;
 mod routing;
 mod scratch;
 mod short_conv;
+mod switch;
 mod time_mix;
 mod time_mix6;
 mod token_experts;
@@ -57,6 +58,7 @@ pub use moe::Moe;
 pub use ngram::Ngram;
 pub use scratch::Scratch;
 pub use short_conv::ShortConv;
+pub use switch::Switch;
 pub use time_mix::TimeMix;
 pub use time_mix6::TimeMix6;
 
@@ -106,6 +108,8 @@ pub enum Block {
     Correct(Box<Correct>),
     /// See [`Laurel`].
     Laurel(Box<Laurel>),
+    /// See [`Switch`].
+    Switch(Switch),
     /// See [`Linear`].
     Linear(Box<Linear>),
     /// See [`Ngram`].
@@ -206,6 +210,7 @@ impl Block {
             BlockKind::Ngram(spec) => {
                 Self::Ngram(Box::new(Ngram::load(spec, stem, n_embd, loader)?))
             }
+            BlockKind::Switch(spec) => Self::Switch(Switch::new(spec)),
             BlockKind::Linear => Self::Linear(Box::new(Linear::load_block(stem, n_embd, loader)?)),
         })
     }
@@ -227,6 +232,8 @@ impl Block {
             Self::Lightning(lightning) => lightning.inputs(),
             Self::Kda(kda) => kda.inputs(),
             Self::DeltaNet(net) => net.inputs(),
+            // It multiplies with nothing.
+            Self::Switch(_) => Vec::new(),
             // Their products read normed rows.
             Self::Predict(_) | Self::Correct(_) => Vec::new(),
             // Its products read rows of its table.
@@ -249,6 +256,7 @@ impl Block {
             Self::Predict(predict) => predict.nbytes(),
             Self::Correct(correct) => correct.nbytes(),
             Self::Laurel(laurel) => laurel.nbytes(),
+            Self::Switch(_) => 0,
             Self::Linear(linear) => linear.nbytes(),
             Self::Mamba(mamba) => mamba.nbytes(),
             Self::ShortConv(conv) => conv.nbytes(),
@@ -283,7 +291,8 @@ impl Block {
             }
             (Self::Kda(kda), BlockState::Slots(states)) => kda.forward(cx, states, x, out),
             (Self::DeltaNet(net), BlockState::Slots(states)) => net.forward(cx, states, x, out),
-            (Self::Attention(_) | Self::Mla(_), _) => {
+            (Self::Switch(switch), BlockState::Kv(kv)) => switch.forward(cx, kv, out),
+            (Self::Attention(_) | Self::Mla(_) | Self::Switch(_), _) => {
                 unreachable!("the stage gives every attention its cache")
             }
             (Self::TimeMix(mix), BlockState::Slots(states)) => mix.forward(cx, states, x, out),

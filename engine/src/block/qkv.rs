@@ -36,7 +36,12 @@ pub(super) fn load_qkv(
         start += rows;
     }
     let mut biases = biases.into_iter();
-    Ok(linears.map(|linear| linear.with_bias(biases.next().flatten())))
+    let [q, k, v] = linears.map(|linear| linear.with_bias(biases.next().flatten()));
+    Ok([
+        q.switched(loader, &name("q"))?,
+        k.switched(loader, &name("k"))?,
+        v.switched(loader, &name("v"))?,
+    ])
 }
 
 /// The weights of the norms of q and k.
@@ -77,7 +82,13 @@ impl QkNorms {
                 NormOver::AllHeads | NormOver::AllHeadsLayer => loader.vector(&name, n_head * d)?,
             };
             let bias = match norm.over {
-                NormOver::HeadLayer => vec![0.0; weight.len()],
+                NormOver::HeadLayer => {
+                    let bias = format!("{stem}.bias");
+                    match loader.has(&bias) {
+                        true => loader.values(&bias, &[d, n_head])?,
+                        false => vec![0.0; weight.len()],
+                    }
+                }
                 NormOver::AllHeadsLayer => loader.vector(&format!("{stem}.bias"), n_head * d)?,
                 _ => Vec::new(),
             };

@@ -1,10 +1,12 @@
 //! The rows of a ubatch on their way through the layers: the residual stream, and rows that the model keeps
 //! beside it for later layers, oldest first. All of them cross a cut, tensor after tensor.
 
+use super::norm::Norm;
 use super::wanted::gather_wanted;
-use crate::arch::BoundarySpec;
+use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
 use crate::block::Scratch;
+use crate::kernels::Compute;
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
@@ -65,6 +67,19 @@ impl BoundaryRows {
         self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
+    /// Does with the stream what becomes of it behind a pass; the row beside it is the first one.
+    pub(super) fn end_pass(&mut self, compute: &Compute, norm: &Norm, end: PassEnd) {
+        norm.apply_inplace(compute, &mut self.hidden);
+        match end {
+            PassEnd::Normed => {}
+            PassEnd::AddsBeside => compute.add(&mut self.hidden, &self.beside[0]),
+            PassEnd::TakesTurns => {
+                compute.add(&mut self.beside[0], &self.hidden);
+                std::mem::swap(&mut self.hidden, &mut self.beside[0]);
+            }
+        }
+    }
+
     /// One tensor after the other; what is borrowed goes back.
     pub(super) fn into_boundary(mut self, n_rows: usize, scratch: &mut Scratch) -> Boundary {
         // A borrowed stream must not leave: it is copied as the tensors beside it are.
@@ -113,6 +128,23 @@ mod tests {
         let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
         assert_eq!(empty.into_boundary(0, &mut scratch), Boundary::default());
+    }
+
+    #[test]
+    fn a_pass_ends_with_a_norm_and_a_sum() {
+        let compute = Compute::new(crate::kernels::select(None).unwrap(), 1, None).unwrap();
+        let norm = Norm::plain(2, 0.0);
+        let ended = |end| {
+            let mut rows = BoundaryRows::stream(vec![3.0, 3.0, -2.0, 2.0]);
+            rows.beside = vec![vec![10.0, 20.0, 30.0, 40.0]];
+            rows.end_pass(&compute, &norm, end);
+            (rows.hidden, rows.beside.remove(0))
+        };
+        let (normed, came) = (vec![1.0, 1.0, -1.0, 1.0], vec![10.0, 20.0, 30.0, 40.0]);
+        let sum = vec![11.0, 21.0, 29.0, 41.0];
+        assert_eq!(ended(PassEnd::Normed), (normed.clone(), came.clone()));
+        assert_eq!(ended(PassEnd::AddsBeside), (sum.clone(), came));
+        assert_eq!(ended(PassEnd::TakesTurns), (sum, normed));
     }
 
     #[test]

@@ -107,6 +107,9 @@ impl Head {
         if let Some(cap) = self.spec.softcap {
             compute.softcap(&mut logits, cap);
         }
+        for row in logits.chunks_exact_mut(output.rows()) {
+            row[self.spec.masked.clone()].fill(f32::MIN);
+        }
         logits
     }
 
@@ -171,12 +174,7 @@ mod tests {
         let weights: Vec<f32> = rows.collect();
         let bytes = bytemuck::cast_slice(&weights);
         Head {
-            spec: HeadSpec {
-                norm: Some(crate::arch::OUTPUT_NORM),
-                eps: 1e-5,
-                logit_scale: 1.0,
-                softcap: None,
-            },
+            spec: HeadSpec::usual(1e-5),
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
             output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
                 .ok()

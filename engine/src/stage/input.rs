@@ -4,6 +4,7 @@
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::streams::StreamMatrices;
+use crate::arch::SwitchSpec;
 use crate::batch::UBatch;
 use crate::block::{Embedding, RowAdapters, scale_of};
 use crate::kernels::{Compute, PackedMatrix};
@@ -11,6 +12,8 @@ use crate::kernels::{Compute, PackedMatrix};
 /// What makes the first layer's rows.
 pub(super) struct Input {
     pub(super) tokens: Embedding,
+    /// Where tokens switch adapters on: these are embedded as others.
+    pub(super) switch: Option<SwitchSpec>,
     /// `[n_embd]`, added to every token's: the row of the only token type that comes.
     pub(super) token_type: Option<Vec<f32>>,
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
@@ -20,6 +23,8 @@ pub(super) struct Input {
     pub(super) layer_rows: Option<LayerRows>,
     /// What makes the other streams, where tokens have several.
     pub(super) streams: Option<StreamMatrices>,
+    /// `[n_embd]`, where two stacks take turns: how the vector of the low one begins.
+    pub(super) low_start: Option<Vec<f32>>,
     /// What adapters add to the rows of tokens.
     pub(super) adapters: Vec<EmbeddingLora>,
 }
@@ -46,7 +51,10 @@ impl Input {
         adapters: &RowAdapters,
         scale: f32,
     ) -> Vec<f32> {
-        let tokens = ub.tokens();
+        let mut tokens = ub.tokens();
+        if let Some(switch) = &self.switch {
+            tokens.iter_mut().for_each(|token| *token = switch.embedded(*token));
+        }
         let mut rows = self.tokens.rows(compute, &tokens, scale);
         self.adapt(compute, &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {
@@ -63,6 +71,13 @@ impl Input {
             norm.apply_inplace(compute, &mut rows);
         }
         rows
+    }
+
+    /// For each row of a ubatch the place of the adapter that its token switches on, 0 for none; `None` where tokens switch
+    /// none.
+    pub(super) fn switched_on(&self, ub: &UBatch) -> Option<Vec<f32>> {
+        let switch = self.switch.as_ref()?;
+        Some(ub.tokens().into_iter().map(|token| switch.place_of(token) as f32).collect())
     }
 
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.

@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
-use super::{LoadedBlock, Stage};
-use crate::arch::{self, ModelSpec, TOKEN_EMBD};
+use super::{BlockWeights, Stage};
+use crate::arch::{self, ModelSpec, Passes, TOKEN_EMBD};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
-use crate::state::BlockState;
 
 /// Weights of one model, by layer. Empty at first.
 #[derive(Default)]
@@ -27,14 +27,17 @@ pub struct KeptWeights {
 }
 
 /// A part of a stage and the tensors that it was made of.
+#[derive(Clone)]
 pub(super) struct Kept<T> {
     pub(super) tensors: Vec<String>,
     pub(super) part: T,
 }
 
-/// A layer without the states of sequences.
+/// The weights of a layer's blocks.
+#[derive(Clone)]
 pub(super) struct KeptLayer {
-    pub(super) blocks: Vec<LoadedBlock>,
+    pub(super) weights: Vec<Arc<BlockWeights>>,
+    /// Of the weights, wherever in the model they are used.
     pub(super) print: blake3::Hash,
 }
 
@@ -57,9 +60,29 @@ impl KeptWeights {
         if self.model != Some(model) {
             *self = Self { model: Some(model), ..Self::default() };
         }
+        self.share(spec, layers);
         self.layers.retain(|layer, _| layers.contains(layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
+    }
+
+    /// Whether the weights of layer `in_file` of the file are here, of whatever layer that computes with them.
+    pub(super) fn has_weights(&self, spec: &ModelSpec, in_file: usize) -> bool {
+        spec.layers_of(in_file).any(|layer| self.layers.contains_key(&layer))
+    }
+
+    /// Gives each of `layers` that is not here the weights of a layer that has the same; all that have them share them.
+    pub(super) fn share(&mut self, spec: &ModelSpec, layers: &Range<usize>) {
+        if spec.skeleton.passes == Passes::Once {
+            return;
+        }
+        for layer in layers.clone() {
+            let twins = spec.layers_of(spec.in_file(layer));
+            let twin = twins.filter_map(|twin| self.layers.get(&twin)).next().cloned();
+            if let Some(twin) = twin {
+                self.layers.insert(layer, twin);
+            }
+        }
     }
 
     /// Takes in what was loaded ahead of the next stage; what is here of the same model stays.
@@ -99,14 +122,13 @@ impl Stage {
     pub fn into_kept(self) -> KeptWeights {
         let mut kept = KeptWeights { model: Some(self.model_hash), ..KeptWeights::default() };
         let mut names = self.names;
-        for (layer, print) in self.prints {
-            let tensors = names.layers.remove(&(layer as usize)).unwrap_or_default();
-            let part = KeptLayer { blocks: Vec::new(), print };
-            kept.layers.insert(layer as usize, Kept { tensors, part });
+        for (layer, (tensors, print)) in std::mem::take(&mut names.layers) {
+            let part = KeptLayer { weights: Vec::new(), print };
+            kept.layers.insert(layer, Kept { tensors, part });
         }
         for block in self.blocks {
             if let Some(layer) = kept.layers.get_mut(&block.layer) {
-                layer.part.blocks.push(LoadedBlock { state: BlockState::None, ..block });
+                layer.part.weights.push(block.weights);
             }
         }
         let embedding_names = std::mem::take(&mut names.embedding);
@@ -122,7 +144,8 @@ impl Stage {
 /// The tensors that each part of a stage was made of.
 #[derive(Default)]
 pub(super) struct Names {
-    pub(super) layers: BTreeMap<usize, Vec<String>>,
+    /// Beside them the print of their weights.
+    pub(super) layers: BTreeMap<usize, (Vec<String>, blake3::Hash)>,
     pub(super) embedding: Vec<String>,
     pub(super) head: Vec<String>,
 }
@@ -130,7 +153,7 @@ pub(super) struct Names {
 /// Tensors that layer `layer` is made of, or that its fingerprint depends on.
 pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec<String> {
     let tensors = model.tensors().iter().map(|tensor| &tensor.name);
-    tensors.filter(|name| fingerprint::shapes(name, spec, layer)).cloned().collect()
+    tensors.filter(|name| fingerprint::is_made_of(name, spec, layer)).cloned().collect()
 }
 
 /// Tensors that rows are made of.

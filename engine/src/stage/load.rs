@@ -1,5 +1,6 @@
 //! Loads a stage: its description, its weights, and room for its state.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::streams::StreamMatrices;
-use super::{LoadedBlock, Stage, StageFacts};
+use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
 use crate::arch::{
-    self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, ModelSpec, OUTPUT, POSITION_EMBD, Reads,
-    Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
+    self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, LOW_START, ModelSpec, NormKind, OUTPUT,
+    POSITION_EMBD, Passes, Reads, Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
 use crate::block::{Block, Embedding, Linear, Scratch};
 use crate::constraint::{ConstraintError, Masks};
@@ -25,7 +26,7 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{Compute, KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
-use crate::state::{BlockState, Sequences, StateRoom};
+use crate::state::{BlockState, LayerPrint, Sequences, StateRoom};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
 
 /// Name of the matrices that make one row for the head of several streams.
@@ -89,23 +90,25 @@ impl Stage {
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for(model_hash, &spec, &layers);
-        let mut loader =
-            WeightLoader::new(model, source.as_ref(), &compute, progress).sharing(source.clone());
+        let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress)
+            .sharing(source.clone())
+            .with_switched(switched(&spec));
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
+        let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
         let tensors = arch::stage_tensors(model, &spec, &layers);
         load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
+        let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&spec, &layers, &config)?;
         // From here on nothing fails.
         let mut names = Names::default();
-        let (mut blocks, mut prints) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::new();
         for (layer, Kept { tensors, part }) in std::mem::take(&mut kept.layers) {
-            prints.push((layer as u32, part.print));
-            names.layers.insert(layer, tensors);
-            blocks.extend(part.blocks);
+            names.layers.insert(layer, (tensors, part.print));
+            blocks.extend(layer_blocks(&spec, layer, part.weights));
         }
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
         let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
@@ -117,7 +120,7 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&blocks, head.as_ref(), &compute);
+        let facts = facts(&spec, &blocks, head.as_ref(), &compute);
         let last = layers.end == spec.n_layer();
         let prefixes = spec.prefixes(config.windows);
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
@@ -136,6 +139,7 @@ impl Stage {
             head,
             rope,
             local_rope,
+            pass_norm,
             sequences,
             scratch: Scratch::default(),
         })
@@ -184,8 +188,9 @@ impl KeptWeights {
         let spec = arch::describe(model)?;
         let mut ahead = Self::default();
         ahead.retain_for(blake3::hash(&model.header_bytes()), &spec, &layers);
-        let mut loader =
-            WeightLoader::new(model, source.as_ref(), compute, progress).sharing(source.clone());
+        let mut loader = WeightLoader::new(model, source.as_ref(), compute, progress)
+            .sharing(source.clone())
+            .with_switched(switched(&spec));
         load_weights(model, &spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
@@ -209,16 +214,18 @@ fn load_weights(
         kept.embedding = Some(Kept { tensors, part });
     }
     for layer in layers.clone() {
-        if kept.layers.contains_key(&layer) || has.contains(&layer) {
+        let in_file = spec.in_file(layer);
+        if kept.has_weights(spec, in_file) || has.clone().any(|had| spec.in_file(had) == in_file) {
             continue;
         }
-        let blocks = load_layer(spec, layer, loader)?;
+        let weights = load_layer(spec, layer, loader)?;
         let print = fingerprint::of_layer(model, spec, source.as_ref(), layer)?;
         let tensors_of_it = kept::layer_tensors(model, spec, layer);
-        let part = KeptLayer { blocks, print };
+        let part = KeptLayer { weights, print };
         kept.layers.insert(layer, Kept { tensors: tensors_of_it, part });
-        release(source.as_ref(), &tensors, Some(layer));
+        release(source.as_ref(), &tensors, Some(in_file));
     }
+    kept.share(spec, layers);
     if layers.end == spec.n_layer() && kept.head.is_none() && !has_last {
         let part = load_head(spec, loader)?;
         kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
@@ -264,6 +271,10 @@ fn load_embedding(
         0 => None,
         n => Some(StreamMatrices::load(loader, ALTUP_PROJ, n, spec.n_embd)?),
     };
+    let low_start = match spec.skeleton.passes {
+        Passes::Stacks(_) => Some(loader.vector(LOW_START, spec.n_embd)?),
+        Passes::Once | Passes::Loop(_) => None,
+    };
     let mut adapters = Vec::new();
     for AdapterTensors { adapter, alpha, a, b } in loader.adapters(TOKEN_EMBD)? {
         // Rows of tokens are looked up, so that the halves stand the other way round.
@@ -272,7 +283,37 @@ fn load_embedding(
         let a = loader.values(&a.name, &[rank, spec.n_vocab])?;
         adapters.push(EmbeddingLora { adapter, a, b, alpha });
     }
-    Ok(Input { tokens, token_type, positions, norm, layer_rows, streams, adapters })
+    let switch = spec.skeleton.switch.clone();
+    Ok(Input {
+        tokens,
+        switch,
+        token_type,
+        positions,
+        norm,
+        layer_rows,
+        streams,
+        low_start,
+        adapters,
+    })
+}
+
+/// The fingerprints of the layers that are in `kept`.
+fn prints(
+    model: &Gguf,
+    spec: &ModelSpec,
+    source: &dyn TensorSource,
+    kept: &KeptWeights,
+) -> Result<Vec<LayerPrint>, ModelError> {
+    let print = |(&layer, kept): (&usize, &Kept<KeptLayer>)| {
+        let print = fingerprint::in_place(model, spec, source, layer, kept.part.print)?;
+        Ok((layer as u32, print))
+    };
+    kept.layers.iter().map(print).collect()
+}
+
+/// Places and rank of adapters inside the file.
+fn switched(spec: &ModelSpec) -> Option<(usize, usize)> {
+    spec.skeleton.switch.as_ref().map(|switch| (switch.n_places, switch.rank))
 }
 
 /// Room for the sequences of every block of `layers`, in order.
@@ -305,9 +346,18 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
     }
 }
 
-fn facts(blocks: &[LoadedBlock], head: Option<&Head>, compute: &Compute) -> StageFacts {
+/// What the blocks of a stage take. Weights that several layers share count once.
+fn facts(
+    spec: &ModelSpec,
+    blocks: &[LoadedBlock],
+    head: Option<&Head>,
+    compute: &Compute,
+) -> StageFacts {
+    let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
+    let weights: BTreeMap<_, u64> =
+        blocks.iter().map(|block| (place(block), block.weights.nbytes())).collect();
     StageFacts {
-        weight_bytes: blocks.iter().map(LoadedBlock::nbytes).sum::<u64>()
+        weight_bytes: weights.values().sum::<u64>()
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
         kernels: compute.kernels().name,
@@ -322,15 +372,54 @@ fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usi
     mine.for_each(|tensor| source.release(tensor));
 }
 
-/// The blocks of a layer, without states.
+/// The norm of the stream behind the last layer of a pass, where one ends so in `layers`.
+fn load_pass_norm(
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Option<Norm>, ModelError> {
+    let passes = &spec.skeleton.passes;
+    if !layers.clone().any(|layer| passes.end(layer, spec.n_layer()).is_some()) {
+        return Ok(None);
+    }
+    let (kind, weight) = match spec.pass_norm(layers) {
+        Some(weight) => (spec.skeleton.norm, weight),
+        None => (NormKind::RmsUnweighted, ""),
+    };
+    Ok(Some(Norm::load(loader, kind, weight, spec.n_embd, spec.head.eps)?))
+}
+
+/// The blocks of layer `layer`, which compute with `weights`; without states.
+fn layer_blocks(
+    spec: &ModelSpec,
+    layer: usize,
+    weights: Vec<Arc<BlockWeights>>,
+) -> impl Iterator<Item = LoadedBlock> + use<'_> {
+    let (blocks, skeleton) = (&spec.layers[layer].blocks, &spec.skeleton);
+    let block = move |(index, weights)| {
+        let is_last = index + 1 == blocks.len();
+        LoadedBlock {
+            layer,
+            index,
+            spec: blocks[index].clone(),
+            weights,
+            restarts: index == 0 && skeleton.residual.restarts(layer),
+            state: BlockState::None,
+            control_vector: None,
+            pass_end: skeleton.passes.end(layer, spec.n_layer()).filter(|_| is_last),
+        }
+    };
+    weights.into_iter().enumerate().map(block)
+}
+
+/// The weights of a layer's blocks.
 fn load_layer(
     spec: &ModelSpec,
     layer: usize,
     loader: &mut WeightLoader<'_>,
-) -> Result<Vec<LoadedBlock>, ModelError> {
+) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
     let mut blocks = Vec::new();
     for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
-        let residual = &spec.skeleton.residual;
         let block_stem = spec.layer_stem(layer);
         let stem = format!("{block_stem}.");
         let read = match block.reads {
@@ -358,20 +447,14 @@ fn load_layer(
             None => Ok(None),
         };
         let (stream_factor, skip) = (factor(block.stream_factor)?, factor(block.skip)?);
-        blocks.push(LoadedBlock {
-            layer,
-            index,
+        blocks.push(Arc::new(BlockWeights {
             read,
             post_norm,
             stream_norms,
             stream_factor,
             skip,
-            restarts: index == 0 && residual.restarts(layer),
             block: Block::load(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
-            state: BlockState::None,
-            control_vector: None,
-            spec: block.clone(),
-        });
+        }));
     }
     Ok(blocks)
 }

@@ -19,20 +19,22 @@ mod load;
 mod norm;
 mod snapshot;
 mod streams;
+mod switched;
 mod wanted;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use kept::KeptWeights;
 pub use load::StageConfig;
 
-use crate::arch::{Beside, BlockSpec, ModelSpec, Reads};
+use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
+use crate::gguf::adapters::of_model;
 use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
@@ -40,6 +42,7 @@ use boundary_rows::BoundaryRows;
 use head::Head;
 use input::Input;
 use norm::Norm;
+use switched::OwnAdapters;
 use wanted::wanted_rows;
 
 /// What a forward pass returns.
@@ -83,6 +86,8 @@ pub struct Stage {
     head: Option<Head>,
     rope: Option<RopeParams>,
     local_rope: Option<RopeParams>,
+    /// Of the stream behind the last layer of a pass, where one ends so in this stage.
+    pass_norm: Option<Norm>,
     sequences: Sequences,
     scratch: Scratch,
 }
@@ -93,6 +98,18 @@ struct LoadedBlock {
     /// Place within its layer.
     index: usize,
     spec: BlockSpec,
+    weights: Arc<BlockWeights>,
+    /// Whether the stream is kept as it is, and goes on as the block's output.
+    restarts: bool,
+    state: BlockState,
+    /// Of a layer's last block: what is added to the stream behind the layer, `[n_embd]`.
+    control_vector: Option<Vec<f32>>,
+    /// Of a layer's last block: what becomes of the stream behind that.
+    pass_end: Option<PassEnd>,
+}
+
+/// What a block computes with. Layers that are one layer of the file share it.
+struct BlockWeights {
     /// `None` where the block reads what the one before it read.
     read: Option<BlockInput>,
     /// A norm of the block's output.
@@ -103,18 +120,22 @@ struct LoadedBlock {
     skip: Option<f32>,
     /// A norm of the stream after the block; and one of what it gives and the stream as it came.
     stream_norms: [Option<Norm>; 2],
-    /// Whether the stream is kept as it is, and goes on as the block's output.
-    restarts: bool,
     block: Block,
-    state: BlockState,
-    /// Of a layer's last block: what is added to the stream behind the layer, `[n_embd]`.
-    control_vector: Option<Vec<f32>>,
 }
 
 impl Stage {
     /// What the stage takes and uses.
     pub fn facts(&self) -> &StageFacts {
         &self.facts
+    }
+
+    /// Names of the tensors that each layer computes with and that belong to layers of the file.
+    pub fn layer_tensors(&self) -> BTreeMap<usize, Vec<String>> {
+        let is_inside = |name: &&String| layer_of(of_model(name).0).is_some();
+        let of_layer = |(layer, (names, _)): (&usize, &(Vec<String>, blake3::Hash))| {
+            (*layer, names.iter().filter(is_inside).cloned().collect())
+        };
+        self.names.layers.iter().map(of_layer).collect()
     }
 
     /// The model's description.
@@ -222,6 +243,11 @@ impl Stage {
             adapters,
             self.spec.embedding_scale,
         ));
+        if let Some(low) = &input.low_start {
+            rows.beside.push(rows.hidden.clone());
+            self.compute.add_bias(&mut rows.hidden, low);
+        }
+        rows.beside.extend(input.switched_on(ub));
         match self.spec.skeleton.beside {
             Beside::Embedding => rows.beside.push(rows.hidden.clone()),
             Beside::ForLayers { lent, .. } => {
@@ -233,7 +259,7 @@ impl Stage {
                 rows.beside.resize(Beside::streams(lent), Vec::new());
                 rows.beside.extend(streams.unwrap_or_default());
             }
-            Beside::Nothing | Beside::FirstValue | Beside::Chosen => {}
+            Beside::Nothing | Beside::FirstValue | Beside::Chosen | Beside::Adapters => {}
         }
         let n_streams = self.spec.skeleton.residual.n_streams();
         if n_streams > 1 {
@@ -278,6 +304,9 @@ impl Stage {
                         input.n_rows,
                         input.data.len()
                     )));
+                }
+                if let Some(switch) = &self.spec.skeleton.switch {
+                    switched::check(switch, input)?;
                 }
                 match self.spec.chosen_before(self.layers.start) {
                     Some(sizes) => chosen_rows::check(sizes, ub, input),
@@ -334,7 +363,7 @@ impl Stage {
             self.blocks[first..].iter().take_while(|b| b.layer == self.blocks[first].layer);
         for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
             let mut input = self.scratch.take(rows.hidden.len());
-            if let Some(read) = &block.read {
+            if let Some(read) = &block.weights.read {
                 read.apply(&self.compute, rows, &mut input);
             }
             early.push_back(input);
@@ -362,6 +391,7 @@ impl Stage {
         let mut early = VecDeque::new();
         let keeps_input =
             self.blocks[range.clone()].iter().any(|b| b.spec.kind.reads_layer_input());
+        let mut own = OwnAdapters::new(self.spec.skeleton.beside, adapters);
         let mut layer_input = self.scratch.take(if keeps_input { n_rows * n_embd } else { 0 });
         for i in range {
             if self.blocks[i].index == 0 {
@@ -371,8 +401,10 @@ impl Stage {
                 }
             }
             let block = &mut self.blocks[i];
+            let adapters = own.of(&block.spec.kind, rows);
+            let weights = &block.weights;
             let mut spread = None;
-            match (block.spec.reads, &block.read) {
+            match (block.spec.reads, &weights.read) {
                 (Reads::LayerInput, _) => {
                     let input = early.pop_front().expect("made at the layer's first block");
                     self.scratch.give_all([std::mem::replace(&mut normed, input)]);
@@ -380,8 +412,8 @@ impl Stage {
                 (_, Some(read)) => spread = read.apply(&self.compute, rows, &mut normed),
                 (_, None) => {}
             }
-            let came = block.stream_norms[1].as_ref().map(|_| rows.hidden.clone());
-            let x = ActRows::new(&self.compute, &normed, n_embd, &block.block.inputs());
+            let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.clone());
+            let x = ActRows::new(&self.compute, &normed, n_embd, &weights.block.inputs());
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
@@ -394,8 +426,8 @@ impl Stage {
                 adapters,
                 scratch: &mut self.scratch,
             };
-            block.block.forward(&mut cx, &mut block.state, &x, &mut out);
-            if let Some(norm) = &block.post_norm {
+            weights.block.forward(&mut cx, &mut block.state, &x, &mut out);
+            if let Some(norm) = &weights.post_norm {
                 norm.apply_inplace(&self.compute, &mut out);
             }
             if let Some(spread) = spread {
@@ -405,19 +437,34 @@ impl Stage {
             } else {
                 block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }
-            if let Some(vector) = &block.control_vector {
-                let n = self.spec.skeleton.residual.n_streams();
-                rows.streams_mut(n).for_each(|stream| self.compute.add_bias(stream, vector));
-            }
+            let n_streams = self.spec.skeleton.residual.n_streams();
+            block.end(&self.compute, (n_streams, self.pass_norm.as_ref()), rows);
         }
         self.scratch.give_all([normed, out, layer_input]);
     }
 }
 
-impl LoadedBlock {
+impl BlockWeights {
     /// Bytes of all matrices.
     fn nbytes(&self) -> u64 {
         self.block.nbytes() + self.read.as_ref().map_or(0, BlockInput::nbytes) as u64
+    }
+}
+
+impl LoadedBlock {
+    /// Does with the streams, so many of them, what comes behind its layer, if it is the last block of that.
+    fn end(
+        &self,
+        compute: &Compute,
+        (n_streams, pass_norm): (usize, Option<&Norm>),
+        rows: &mut BoundaryRows,
+    ) {
+        if let Some(vector) = &self.control_vector {
+            rows.streams_mut(n_streams).for_each(|stream| compute.add_bias(stream, vector));
+        }
+        if let (Some(end), Some(norm)) = (self.pass_end, pass_norm) {
+            rows.end_pass(compute, norm, end);
+        }
     }
 
     /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block, which
@@ -437,13 +484,14 @@ impl LoadedBlock {
         if self.spec.stream_scale != 1.0 {
             compute.scale(&mut rows.hidden, self.spec.stream_scale);
         }
-        if let Some(factor) = self.stream_factor {
+        let weights = &self.weights;
+        if let Some(factor) = weights.stream_factor {
             compute.scale(&mut rows.hidden, factor);
         }
-        if let Some(factor) = self.skip {
+        if let Some(factor) = weights.skip {
             compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
         }
-        let [stream_norm, again_norm] = &self.stream_norms;
+        let [stream_norm, again_norm] = &weights.stream_norms;
         if let Some(norm) = stream_norm {
             norm.apply_inplace(compute, &mut rows.hidden);
         }

@@ -1,7 +1,7 @@
 //! The state of one block. Whatever its kind, it is zeroed, copied, read and written in the same way.
 
 use super::{EntryPages, KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
-use crate::arch::BlockKind;
+use crate::arch::{BlockKind, SwitchRouterSpec};
 use crate::batch::SlotId;
 use crate::error::ModelError;
 use crate::kernels::{KvLayout, KvType, ValuePlace};
@@ -191,6 +191,14 @@ fn kv_layout(kind: &BlockKind, ty: KvType) -> Option<KvLayout> {
             head_dim_v: spec.kv_rank,
             values: ValuePlace::InKeys,
             index_dim: spec.index_dim(),
+            ty,
+        }),
+        BlockKind::Switch(_) => Some(KvLayout {
+            n_kv_head: 1,
+            head_dim_k: SwitchRouterSpec::WIDTH,
+            head_dim_v: SwitchRouterSpec::WIDTH,
+            values: ValuePlace::Apart,
+            index_dim: 0,
             ty,
         }),
         _ => None,

@@ -3,8 +3,8 @@
 use super::plan::ModelPlan;
 use super::{
     Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, gemma, hybrids,
-    indexed, kimi, kimi_k3, later, mamba2, mixtures, pictured, qwen4exp, rwkv, rwkv6, streams,
-    thinned, transformer, unrotated, vocab,
+    indexed, kimi, kimi_k3, later, mamba2, mixtures, passes, pictured, qwen4exp, rwkv, rwkv6,
+    streams, switched, thinned, transformer, unrotated, vocab,
 };
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
@@ -148,6 +148,12 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3vlmoe", build: pictured::qwen3vlmoe },
     Arch { name: "hunyuan_vl", build: pictured::hunyuan_vl },
     Arch { name: "paddleocr", build: pictured::paddleocr },
+    Arch { name: "chameleon", build: pictured::chameleon },
+    Arch { name: "cogvlm", build: pictured::cogvlm },
+    Arch { name: "deepseek2-ocr", build: pictured::deepseek2_ocr },
+    Arch { name: "graniteswitch", build: switched::graniteswitch },
+    Arch { name: "nanbeige", build: passes::nanbeige },
+    Arch { name: "hrm_text", build: passes::hrm_text },
     Arch { name: "bert", build: encoders::bert },
     Arch { name: "nomic-bert", build: encoders::nomic_bert },
     Arch { name: "nomic-bert-moe", build: encoders::nomic_bert_moe },

@@ -169,6 +169,11 @@ impl ModelPlan {
         self.push(format!("{name}.weight"), role, ne, Fill::Normal(deviation));
     }
 
+    /// A tensor of the whole model, by its whole name.
+    pub fn bare_global(&mut self, name: &str, role: Role, ne: &[usize], fill: Fill) {
+        self.push(name.to_owned(), role, ne, fill);
+    }
+
     /// A norm of the whole model.
     pub fn global_norm(&mut self, name: &str, width: usize) {
         self.push(format!("{name}.weight"), Role::Precise, &[width], Fill::AroundOne(SMALL));

@@ -108,6 +108,8 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("golden-32", dense([32, 16, 32], [2, 1, 8], 384, false)),
     ("golden-40", dense([40, 16, 32], [2, 1, 8], 384, false)),
     ("golden-24", dense([24, 32, 64], [4, 2, 16], 384, true)),
+    ("golden-images", dense([4, 32, 64], [4, 2, 8], 8320, false)),
+    ("golden-images-40", dense([40, 16, 32], [2, 1, 8], 8320, false)),
     ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
     ("golden-deep", moe(dense([9, 24, 48], [2, 2, 8], 384, false), 4, 2, 8)),
     ("golden-rwkv", dense([3, 128, 64], [2, 1, 64], 384, false)),

@@ -61,6 +61,7 @@ const WITH_EXPERTS: &[&str] = &[
     "step35",
     "smallthinker",
     "grovemoe",
+    "deepseek2-ocr",
 ];
 
 /// A size that the architecture takes.
@@ -83,6 +84,8 @@ fn tiny(arch: &str) -> &'static str {
         arch if encoders.contains(&arch) => "tiny-encoder",
         // Its layers must be 32 or 40.
         "baichuan" => "golden-32",
+        // Most of its tokens stand for images.
+        "chameleon" => "golden-images",
         arch if WITH_EXPERTS.contains(&arch) => "tiny-moe",
         arch if tied.contains(&arch) => "tiny-tied",
         _ => "tiny",

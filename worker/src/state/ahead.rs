@@ -1,7 +1,7 @@
 //! Loading ahead: while a line runs, its workers load what their stages of the next line lack, so that streams do not
 //! wait for it. It takes one thread, and memory beside the stage that computes; where there is none, Load does all.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +20,10 @@ use crate::order::{Order, StageKey};
 /// What the next line's stage will find in memory.
 pub(super) struct Ahead {
     order: Arc<Order>,
-    /// Layers that the stage has which computes now.
+    /// Layers that the stage has which computes now, and that stay.
     has: Range<usize>,
+    /// Names of their tensors.
+    in_memory: HashSet<String>,
     given_up: CancellationToken,
     /// Once it is loaded.
     weights: Option<AheadWeights>,
@@ -85,25 +87,31 @@ impl Worker {
         order: Order,
     ) -> Result<PrepareReply, Failure> {
         let order = Arc::new(order);
-        let (held, had, given_up) = {
+        let (held, had, of_layers, given_up) = {
             let mut inner = self.inner();
             let resident = inner.running(coordinator_id, epoch)?;
             let held = resident.key.same_tensors(&order, &self.loader.host_id);
             let had = resident.key.place().1;
+            let of_layers = resident.stage.as_ref().map(|s| s.loaded.facts.layer_tensors.clone());
             let given_up = inner.epoch_over.child_token();
-            let (has, weights) = (0..0, None);
-            let ahead = Ahead { order: order.clone(), has, given_up: given_up.clone(), weights };
+            let ahead = Ahead {
+                order: order.clone(),
+                has: 0..0,
+                in_memory: HashSet::new(),
+                given_up: given_up.clone(),
+                weights: None,
+            };
             // Whatever was wanted before is not wanted any more.
             let before = inner.ahead.replace(ahead);
             before.inspect(|before| before.given_up.cancel());
-            (held, had.start as usize..had.end as usize, given_up)
+            (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
         };
         tracing::info!(epoch, model = order.model_name, "prepare ahead");
         let reply = self.locate(order.clone(), held.clone(), given_up).await?;
         let mut inner = self.inner();
         let ahead = inner.ahead.as_mut().filter(|ahead| Arc::ptr_eq(&ahead.order, &order));
         let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
-        ahead.has = stays(&order, &held, had);
+        (ahead.has, ahead.in_memory) = stays(&order, &held, had, &of_layers);
         Ok(reply)
     }
 
@@ -118,18 +126,20 @@ impl Worker {
         epoch: u64,
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<LoadedFacts, Failure> {
-        let (order, has, given_up, room) = {
+        let (order, has, in_memory, given_up, room) = {
             let mut inner = self.inner();
             let resident = inner.running(coordinator_id, epoch)?;
             let room = self.room_beside(resident);
             let ahead = inner.ahead.as_ref().ok_or_else(|| {
                 Failure::refusal(FailureKind::WrongPhase, "call PrepareAhead first")
             })?;
-            (ahead.order.clone(), ahead.has.clone(), ahead.given_up.clone(), room)
+            let (has, in_memory) = (ahead.has.clone(), ahead.in_memory.clone());
+            (ahead.order.clone(), has, in_memory, ahead.given_up.clone(), room)
         };
         let started = Instant::now();
         let (loader, loading) = (self.loader.clone(), order.clone());
-        let work = move || load(&loader, &loading, &has, room, &given_up, progress);
+        let of_it = (has, in_memory);
+        let work = move || load(&loader, &loading, &of_it, room, &given_up, progress);
         let (weights, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
         let mut inner = self.inner();
@@ -164,29 +174,33 @@ impl Worker {
     }
 }
 
-/// The layers that a worker goes on with: those that it `had`, if all of their tensors that the order has are `held`.
-fn stays(order: &Order, held: &HashSet<String>, had: Range<usize>) -> Range<usize> {
+/// The layers that a worker goes on with, and the names of their tensors: those that it `had`, if all of their tensors are
+/// `held`. `of_layers` has the names of each.
+fn stays(
+    order: &Order,
+    held: &HashSet<String>,
+    had: Range<usize>,
+    of_layers: &BTreeMap<usize, Vec<String>>,
+) -> (Range<usize>, HashSet<String>) {
     let wanted = order.spec.layer_begin as usize..order.spec.layer_end as usize;
     let both = had.start.max(wanted.start)..had.end.min(wanted.end);
-    let of_both = |name: &str| {
-        brigade_engine::arch::layer_of(name).is_some_and(|layer| both.contains(&layer))
-    };
-    let same = order.tensors.iter().all(|t| !of_both(&t.name) || held.contains(&t.name));
-    if same && !both.is_empty() { both } else { 0..0 }
+    let names: HashSet<String> =
+        both.clone().filter_map(|layer| of_layers.get(&layer)).flatten().cloned().collect();
+    match !both.is_empty() && names.is_subset(held) {
+        true => (both, names),
+        false => (0..0, HashSet::new()),
+    }
 }
 
 fn load(
     loader: &Loader,
     order: &Order,
-    has: &Range<usize>,
+    (has, in_memory): &(Range<usize>, HashSet<String>),
     room: u64,
     given_up: &CancellationToken,
     progress: impl Fn(u64, u64) + Send + 'static,
 ) -> Result<(AheadWeights, u64), Failure> {
-    let layer = |name: &String| brigade_engine::arch::layer_of(name);
-    let in_memory = order.tensors.iter().map(|tensor| &tensor.name);
-    let in_memory = in_memory.filter(|name| layer(name).is_some_and(|layer| has.contains(&layer)));
-    let found = loader.find(order, &in_memory.cloned().collect(), given_up)?;
+    let found = loader.find(order, in_memory, given_up)?;
     let key = order.key(found.content.clone());
     let total = order.tensor_bytes();
     let mut done = 0;

@@ -117,12 +117,14 @@ impl StageBackend for FakeBackend {
             gate: self.gate.clone(),
         };
         let needs = self.needs(&order.model, &order.spec)?;
+        let own = |(i, name)| (order.spec.layer_begin as usize + i, vec![name]);
         let facts = BuiltFacts {
             weight_bytes: needs.weight_bytes,
             state_bytes: needs.state_bytes,
             sequence_bytes: needs.state_bytes,
             kernels: "plain".into(),
             threads: 1,
+            layer_tensors: layers(&order.spec).enumerate().map(own).collect(),
         };
         Ok((Box::new(stage), facts))
     }

@@ -9,6 +9,7 @@ mod mla;
 mod moe;
 mod ngram;
 mod streams;
+mod switch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

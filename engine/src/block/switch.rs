@@ -1,0 +1,49 @@
+//! Which adapter of the file's own a row uses ([`SwitchSpec`](crate::arch::SwitchSpec)): attention with one head over all
+//! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
+//! place of that adapter.
+
+use super::BlockCx;
+use crate::arch::{Beside, SwitchRouterSpec};
+use crate::kernels::{AttendVariant, KvRows};
+use crate::state::KvCache;
+
+/// The router of a model's own adapters. It has no weights.
+pub struct Switch {
+    spec: SwitchRouterSpec,
+}
+
+impl Switch {
+    /// The router that `spec` describes.
+    pub fn new(spec: &SwitchRouterSpec) -> Self {
+        Self { spec: *spec }
+    }
+
+    /// Puts the place of each row's adapter beside the rows, where the place that the row's own token switches on was. `out`
+    /// `[n_rows, n_embd]` is zeros: nothing is added to the stream.
+    pub fn forward(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, out: &mut [f32]) {
+        const WIDTH: usize = SwitchRouterSpec::WIDTH;
+        out.fill(0.0);
+        let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
+        let [mut q, mut k, mut v, mut found] = [0; 4].map(|_| {
+            let mut rows = cx.scratch.take(places.len() * WIDTH);
+            rows.fill(0.0);
+            rows
+        });
+        for (row, place) in places.iter().enumerate() {
+            let at = row * WIDTH;
+            q[at] = 1.0;
+            k[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
+            v[at] = *place;
+        }
+        kv.append(cx.compute, cx.parts, cx.sequences, &KvRows { k: &k, v: &v, index: &[] });
+        let variant = (1.0, AttendVariant::default());
+        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut found);
+        let last = (self.spec.n_places - 1) as f32;
+        let mut of_rows = places;
+        for (place, found) in of_rows.iter_mut().zip(found.chunks_exact(WIDTH)) {
+            *place = found[0].clamp(0.0, last).round();
+        }
+        cx.beside[Beside::ADAPTERS] = of_rows;
+        cx.scratch.give_all([q, k, v, found]);
+    }
+}

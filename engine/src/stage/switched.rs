@@ -1,0 +1,66 @@
+//! Adapters inside the model's file, which tokens switch on: those of the rows of a ubatch.
+
+use super::boundary_rows::BoundaryRows;
+use crate::arch::{Beside, BlockKind, SwitchSpec};
+use crate::batch::Boundary;
+use crate::block::RowAdapters;
+use crate::error::BatchError;
+
+/// The adapters that rows use: those that a user named, and the model's own once they are known.
+pub(super) struct OwnAdapters<'a> {
+    of_users: &'a RowAdapters,
+    has_own: bool,
+    all: Option<RowAdapters>,
+}
+
+impl<'a> OwnAdapters<'a> {
+    /// Those of rows that use `of_users`, of a model that has this beside its stream.
+    pub(super) fn new(beside: Beside, of_users: &'a RowAdapters) -> Self {
+        Self { of_users, has_own: beside == Beside::Adapters, all: None }
+    }
+
+    /// Those that a block of this kind uses, which gets `rows`. The model's own are beside these, except before the block
+    /// that finds them.
+    pub(super) fn of(&mut self, kind: &BlockKind, rows: &BoundaryRows) -> &RowAdapters {
+        if !self.has_own || matches!(kind, BlockKind::Switch(_)) {
+            return self.of_users;
+        }
+        self.all.get_or_insert_with(|| self.of_users.with_places(&rows.beside[Beside::ADAPTERS]))
+    }
+}
+
+/// Refuses a boundary whose last column names adapters that there are none of: it comes from another machine.
+pub(super) fn check(switch: &SwitchSpec, input: &Boundary) -> Result<(), BatchError> {
+    let places = &input.data[input.data.len() - input.n_rows..];
+    let is_place =
+        |place: &f32| place.fract() == 0.0 && (0.0..switch.n_places as f32).contains(place);
+    match places.iter().position(|place| !is_place(place)) {
+        Some(row) => Err(BatchError::Boundary(format!(
+            "row {row} is to use an adapter that the model does not have: it has {}",
+            switch.n_places - 1
+        ))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn places_that_there_are_none_of_are_refused() {
+        let switch = SwitchSpec { n_places: 3, rank: 1, gain: 15.0, tokens: BTreeMap::new() };
+        let said = |place: f32| {
+            let data = vec![0.5, 0.5, 0.5, 0.5, 2.0, place];
+            check(&switch, &Boundary { n_rows: 2, data })
+        };
+        for good in [0.0, 1.0, 2.0] {
+            said(good).unwrap();
+        }
+        for bad in [3.0, -1.0, 0.5, f32::NAN, f32::INFINITY] {
+            assert!(matches!(said(bad), Err(BatchError::Boundary(why)) if why.contains("row 1")));
+        }
+    }
+}
