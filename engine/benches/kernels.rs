@@ -111,7 +111,7 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     for n_rows in [1, 8, 32, 256] {
         let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
-        let act = ActRows::new(compute, &x, cols, &[&weights[0]]);
+        let act = ActRows::new(&x, cols);
         let seconds = bench.seconds(|i| {
             let w = &weights[i % COPIES];
             compute.matmul(&mut [MatmulJob { w, x: &act, rows: 0..n_rows, out: &mut out }]);

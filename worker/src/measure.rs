@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use brigade_engine::kernels::{ActRows, Compute, KernelError, MatmulJob, PackedMatrix, probe};
+use brigade_engine::kernels::{Compute, KernelError, PackedMatrix, probe};
 use brigade_engine::quant::GgmlType;
 
 /// Sides of the int8 product: a slice of a layer's matrix, and of a prefill ubatch.
@@ -46,9 +46,7 @@ fn product_speed(compute: &Compute) -> Result<f64, KernelError> {
     let until = Instant::now() + PRODUCT_TIME;
     while fastest.is_infinite() || Instant::now() < until {
         let started = Instant::now();
-        let x = ActRows::new(compute, &rows, PRODUCT_DIM, &[&w]);
-        let job = MatmulJob { w: &w, x: &x, rows: 0..PRODUCT_ROWS, out: &mut out };
-        compute.matmul(&mut [job]);
+        compute.multiply(&w, &rows, &mut out);
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
     black_box(&out);

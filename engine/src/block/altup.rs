@@ -7,10 +7,11 @@
 //! - Behind it ([`Correct`]), with `c = correct_coef m` and the difference `d` between the first stream and its prediction:
 //!   stream `j` becomes `prediction_j + (1 + c_j) d`.
 
-use super::BlockCx;
+use super::{Block, BlockCx, Buffer};
 use crate::arch::AltUpSpec;
 use crate::error::ModelError;
 use crate::kernels::{ActRows, PackedMatrix};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Makes a row's few numbers, and of these the weights of streams.
@@ -42,7 +43,7 @@ impl Router {
     }
 
     /// `[n_rows, n_coefs]` of rows `x` `[n_rows, n_embd]`.
-    fn weights(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Vec<f32> {
+    fn weights(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Buffer {
         let (n, n_embd) = (self.router.rows(), self.router.cols());
         let n_rows = x.len() / n_embd;
         let mut normed = cx.scratch.take(x.len());
@@ -58,7 +59,6 @@ impl Router {
                 *weight = coefs.iter().zip(numbers).map(|(c, number)| c * number).sum();
             }
         }
-        cx.scratch.give_all([normed, numbers]);
         weights
     }
 }
@@ -83,18 +83,23 @@ impl Predict {
             router: Router::load(spec, coefs, spec.n * spec.n, n_embd, loader)?,
         })
     }
+}
+
+impl Block for Predict {
+    fn nbytes(&self) -> usize {
+        self.router.router.nbytes()
+    }
 
     /// `out[n_rows, n_embd]`, what the first stream `x` gains. The streams beside it become their predictions, and the
     /// first one's is kept there until the layer's end.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         let (x, n_embd, n) = (x.values(), x.cols(), self.spec.n);
         let weights = self.router.weights(cx, x);
-        let mut gains: Vec<Vec<f32>> =
-            self.spec.others().map(|_| cx.scratch.take(x.len())).collect();
+        let mut gains: Vec<Buffer> = self.spec.others().map(|_| cx.scratch.take(x.len())).collect();
         let others = &cx.beside[self.spec.others()];
         let streams: Vec<&[f32]> =
-            std::iter::once(x).chain(others.iter().map(Vec::as_slice)).collect();
-        let all = std::iter::once(&mut *out).chain(gains.iter_mut().map(Vec::as_mut_slice));
+            std::iter::once(x).chain(others.iter().map(|stream| &stream[..])).collect();
+        let all = std::iter::once(&mut *out).chain(gains.iter_mut().map(|gain| &mut gain[..]));
         for (j, gain) in all.enumerate() {
             cx.compute.fill_rows(gain, n_embd, &|row, gain| {
                 let weights = &weights[(row * n + j) * n..][..n];
@@ -110,18 +115,12 @@ impl Predict {
         }
         let at = self.spec.prediction();
         if cx.beside.len() <= at {
-            cx.beside.resize(at + 1, Vec::new());
+            cx.beside.resize_with(at + 1, Buffer::default);
         }
         let prediction = &mut cx.beside[at];
         prediction.clear();
         prediction.extend_from_slice(x);
         cx.compute.add(prediction, out);
-        gains.into_iter().chain([weights]).for_each(|buffer| cx.scratch.give_all([buffer]));
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.router.router.nbytes()
     }
 }
 
@@ -142,10 +141,16 @@ impl Correct {
         let coefs = (stem, "altup_correct_coef");
         Ok(Self { spec: *spec, router: Router::load(spec, coefs, spec.n, n_embd, loader)? })
     }
+}
+
+impl Block for Correct {
+    fn nbytes(&self) -> usize {
+        self.router.router.nbytes()
+    }
 
     /// `out[n_rows, n_embd]`, what the first stream `x` gains: as it is its prediction plus the difference, that is `c_0`
     /// of the difference. The streams beside it are corrected where they are.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         let (x, n_embd, n) = (x.values(), x.cols(), self.spec.n);
         let weights = self.router.weights(cx, x);
         let mut difference = cx.scratch.take(x.len());
@@ -167,11 +172,5 @@ impl Correct {
             let difference = &difference[row * n_embd..][..n_embd];
             out.iter_mut().zip(difference).for_each(|(o, d)| *o = weights[row * n] * d);
         });
-        cx.scratch.give_all([weights, difference]);
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.router.router.nbytes()
     }
 }

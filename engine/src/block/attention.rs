@@ -3,18 +3,16 @@
 //! The steps are projections, norms where there are some, rotation, causal attention (which may have a
 //! window, or an index that chooses blocks of positions), a gate and a norm where there are some, and the output projection.
 
-use super::BlockCx;
 use super::block_index::BlockIndex;
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
+use super::{Block, BlockCx};
 use crate::arch::{
     AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, Rotation,
 };
 use crate::error::ModelError;
-use crate::kernels::{
-    ActRows, AttendVariant, ChosenBlocks, DistanceBiases, KvRows, PackedMatrix, RopeTable,
-};
-use crate::state::KvCache;
+use crate::kernels::{ActRows, AttendVariant, ChosenBlocks, DistanceBiases, KvRows, RopeTable};
+use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 
 /// Weights of one attention block.
@@ -96,15 +94,24 @@ impl Attention {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Attention {
+    fn nbytes(&self) -> usize {
+        let own = [&self.q, &self.output].into_iter().chain(&self.k).chain(&self.v);
+        let index = self.index.as_ref().map_or(0, |index| index.nbytes());
+        own.chain(self.gate.as_deref()).map(Linear::nbytes).sum::<usize>() + index
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        kv: &mut KvCache,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let kv = state.kv();
         let n = x.n_rows();
         let spec = &self.spec;
         let mut q = cx.scratch.take(n * self.q.weight.rows());
@@ -146,20 +153,17 @@ impl Attention {
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let variant = (spec.scale, self.variant(chosen.as_deref()));
         kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut heads);
-        if let Some(rows) = of_index {
-            BlockIndex::give(cx, rows);
-        }
         if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
-            cx.scratch.give_all([gate]);
         }
         if let Some((weight, eps)) = &self.sub_norm {
             cx.compute.rms_norm_inplace(&mut heads, weight, *eps);
         }
         self.output.forward(cx, &heads, out);
-        cx.scratch.give_all([q, k, v, heads]);
     }
+}
 
+impl Attention {
     /// What is unusual of the softmax; `blocks` are those that the index chose.
     fn variant<'a>(&'a self, blocks: Option<&'a [u32]>) -> AttendVariant<'a> {
         let spec = &self.spec;
@@ -249,22 +253,6 @@ impl Attention {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.compute.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
         }
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = vec![&self.q.weight];
-        inputs.extend(self.k.iter().chain(&self.v).map(|w| &w.weight));
-        inputs.extend(self.gate.iter().map(|gate| &gate.weight));
-        inputs.extend(self.index.iter().flat_map(|index| index.inputs()));
-        inputs
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let own = [&self.q, &self.output].into_iter().chain(&self.k).chain(&self.v);
-        let index = self.index.as_ref().map_or(0, |index| index.nbytes());
-        own.chain(self.gate.as_deref()).map(Linear::nbytes).sum::<usize>() + index
     }
 }
 

@@ -1,11 +1,11 @@
 //! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
 //! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
 
-use super::BlockCx;
 use super::linear::{Linear, Projection};
+use super::{BlockCx, Buffer};
 use crate::arch::{BlockIndexSpec, BlockScoring};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix, RopeTable};
+use crate::kernels::{ActRows, RopeTable};
 use crate::state::{IndexOfMeans, KvCache};
 use crate::weights::WeightLoader;
 
@@ -23,9 +23,9 @@ pub(super) struct BlockIndex {
 /// What an index makes of rows, in borrowed buffers.
 pub(super) struct IndexRows {
     /// `[n, n_queries * head_dim]`.
-    query: Vec<f32>,
+    query: Buffer,
     /// `[n, head_dim]`.
-    pub(super) key: Vec<f32>,
+    pub(super) key: Buffer,
 }
 
 impl BlockIndex {
@@ -53,7 +53,7 @@ impl BlockIndex {
 
     /// Room for `n` rows.
     pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> IndexRows {
-        let mut take = |w: &Linear| cx.scratch.take(n * w.rows());
+        let take = |w: &Linear| cx.scratch.take(n * w.rows());
         IndexRows { query: take(&self.query), key: take(&self.key) }
     }
 
@@ -100,16 +100,6 @@ impl BlockIndex {
                 kv.choose_by_means(of, &index, &rows.query)
             }
         }
-    }
-
-    /// Gives the buffers back.
-    pub(super) fn give(cx: &mut BlockCx<'_>, IndexRows { query, key }: IndexRows) {
-        cx.scratch.give_all([query, key]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub(super) fn inputs(&self) -> [&PackedMatrix; 2] {
-        [&self.query.weight, &self.key.weight]
     }
 
     /// Bytes of all matrices.

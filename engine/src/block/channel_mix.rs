@@ -2,11 +2,11 @@
 //! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
 use super::linear::Linear;
-use super::{BlockCx, TokenShift, project};
+use super::{Block, BlockCx, TokenShift, project};
 use crate::arch::ChannelMixSpec;
 use crate::error::ModelError;
 use crate::kernels::ActRows;
-use crate::state::SlotStates;
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one channel mixing block.
@@ -43,15 +43,23 @@ impl ChannelMix {
             value: Linear::matrix(loader, &name("value"), n_embd, spec.n_ff)?,
         })
     }
+}
+
+impl Block for ChannelMix {
+    fn nbytes(&self) -> usize {
+        let gate = self.gate.as_ref().map_or(0, |(_, matrix)| matrix.nbytes());
+        self.key.nbytes() + self.value.nbytes() + gate
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the state moves on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let before = self.shift.before(cx, &parts, states.split().0, x);
@@ -67,14 +75,6 @@ impl ChannelMix {
             cx.compute.lerp(&mut lean, &before, lerp);
             let gate = project(cx, matrix, &lean);
             cx.compute.sigmoid_mul(out, &gate);
-            cx.scratch.give_all([gate]);
         }
-        cx.scratch.give_all([before, lean, k, y]);
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let gate = self.gate.as_ref().map_or(0, |(_, matrix)| matrix.nbytes());
-        self.key.nbytes() + self.value.nbytes() + gate
     }
 }

@@ -11,7 +11,7 @@ use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};
 use super::linear::Linear;
 use super::mla::per_head;
-use super::{BlockCx, project, rotate_last};
+use super::{Block, BlockCx, Buffer, project, rotate_last};
 use crate::arch::{CompressedSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{
@@ -45,9 +45,9 @@ pub struct Compressed {
 /// What one forward pass borrows of the scratch.
 struct Projected {
     /// `[n, n_head * head_dim]`.
-    q: Vec<f32>,
+    q: Buffer,
     /// `[n, head_dim]`.
-    key: Vec<f32>,
+    key: Buffer,
     /// For entries.
     entries: Option<MakerRows>,
 }
@@ -85,9 +85,18 @@ impl Compressed {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Compressed {
+    fn nbytes(&self) -> usize {
+        let own = [&self.q_a, &self.q_b, &self.key, &self.out_b].map(Linear::nbytes);
+        let groups = self.out_a.iter().map(PackedMatrix::nbytes).sum::<usize>();
+        let maker = self.maker.as_ref().map_or(0, EntryMaker::nbytes);
+        own.iter().sum::<usize>() + groups + maker
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; remembers the rows, and what entries they complete.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
         state: &mut BlockState,
@@ -110,13 +119,10 @@ impl Compressed {
             rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], &table.backwards());
         }
         self.way_back(cx, &heads, out);
-        let Projected { q, key, entries } = rows;
-        cx.scratch.give_all([q, key, heads, near]);
-        if let Some(entries) = entries {
-            EntryMaker::give(cx, entries);
-        }
     }
+}
 
+impl Compressed {
     /// All projections of the rows, normed and rotated.
     fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
         let n = x.n_rows();
@@ -142,7 +148,6 @@ impl Compressed {
         if let (Some(maker), Some(rows)) = (&self.maker, &mut entries) {
             maker.finish(cx, &narrow, table, rows);
         }
-        cx.scratch.give_all([narrow]);
         Projected { q, key, entries }
     }
 
@@ -152,7 +157,7 @@ impl Compressed {
     }
 
     /// The keys that the rows see of their windows, part by part, in a borrowed buffer; those of the rows are remembered.
-    fn near_keys(&self, cx: &mut BlockCx<'_>, key: &[f32], recent: &mut Recent<'_>) -> Vec<f32> {
+    fn near_keys(&self, cx: &mut BlockCx<'_>, key: &[f32], recent: &mut Recent<'_>) -> Buffer {
         let (ring, width) = (self.near_ring(), self.spec.head_dim);
         let n_old: usize = cx.parts.iter().map(|part| self.n_before(part)).sum();
         let mut near = cx.scratch.take(n_old * width + key.len());
@@ -225,7 +230,6 @@ impl Compressed {
         };
         let mut room = cx.scratch.take(attend.room_len());
         cx.compute.attend_entries(&attend, &mut room, &rows.q, out);
-        cx.scratch.give_all([room]);
     }
 
     /// From what the heads gave, `[n, n_head * head_dim]`, group by group and then together, to `out[n, n_embd]`.
@@ -240,7 +244,6 @@ impl Compressed {
         let mut together = cx.scratch.take(narrow.len());
         cx.compute.heads_together(&narrow, n_group, whole(group_rank), &mut together);
         self.out_b.forward(cx, &together, out);
-        cx.scratch.give_all([by_group, narrow, together]);
     }
 
     /// What rotates rows.
@@ -250,20 +253,6 @@ impl Compressed {
             Rotation::Model => cx.rope,
             Rotation::Local => cx.local_rope,
         }
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let own = [&self.q_a.weight, &self.key.weight].into_iter();
-        own.chain(self.maker.iter().flat_map(EntryMaker::inputs)).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let own = [&self.q_a, &self.q_b, &self.key, &self.out_b].map(Linear::nbytes);
-        let groups = self.out_a.iter().map(PackedMatrix::nbytes).sum::<usize>();
-        let maker = self.maker.as_ref().map_or(0, EntryMaker::nbytes);
-        own.iter().sum::<usize>() + groups + maker
     }
 }
 

@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use super::BlockCx;
 use super::linear::{Linear, Projection};
+use super::{BlockCx, Buffer};
 use crate::arch::EntriesSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, GatedRow, PackedMatrix};
+use crate::kernels::{ActRows, GatedRow};
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
 
@@ -34,8 +34,8 @@ pub(super) struct Compressor {
 
 /// What rows give, in borrowed buffers, each `[n, input width]`.
 pub(super) struct Inputs {
-    values: Vec<f32>,
-    gates: Vec<f32>,
+    values: Buffer,
+    gates: Buffer,
 }
 
 /// Rows of a sequence's last positions, in what it remembers of them.
@@ -128,7 +128,7 @@ impl Compressor {
 
     /// Room for `n` rows.
     pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> Inputs {
-        let mut take = |w: &Linear| cx.scratch.take(n * w.rows());
+        let take = |w: &Linear| cx.scratch.take(n * w.rows());
         Inputs { values: take(&self.values), gates: take(&self.gates) }
     }
 
@@ -158,7 +158,7 @@ impl Compressor {
         cx: &mut BlockCx<'_>,
         inputs: &Inputs,
         recent: &Recent<'_>,
-    ) -> Vec<f32> {
+    ) -> Buffer {
         let mut pools = Vec::new();
         for part in cx.parts {
             let entries = completed(part, self.spec.every);
@@ -204,16 +204,6 @@ impl Compressor {
             values.copy_from_slice(&inputs.values[row * n..][..n]);
             gates.copy_from_slice(&inputs.gates[row * n..][..n]);
         });
-    }
-
-    /// Gives the buffers back.
-    pub(super) fn give(cx: &mut BlockCx<'_>, Inputs { values, gates }: Inputs) {
-        cx.scratch.give_all([values, gates]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub(super) fn inputs(&self) -> [&PackedMatrix; 2] {
-        [&self.values.weight, &self.gates.weight]
     }
 
     /// Bytes of all matrices.

@@ -4,12 +4,12 @@
 //!
 //! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{Block, BlockCx, Buffer};
 use crate::arch::{DeltaNetSpec, OutputGate};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one gated delta net; `d` is the width of a head, key heads are `n_key_head`, value heads
@@ -98,15 +98,22 @@ impl DeltaNet {
             output: Linear::matrix(loader, &name("ssm_out.weight"), n_embd, values)?,
         })
     }
+}
+
+impl Block for DeltaNet {
+    fn nbytes(&self) -> usize {
+        self.of_input().into_iter().chain([&self.output]).map(Linear::nbytes).sum()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let n = x.n_rows();
         let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
         let weights = self.of_input();
@@ -137,31 +144,32 @@ impl DeltaNet {
             OutputGate::Sigmoid => cx.compute.sigmoid_mul(&mut y, &gate),
         }
         self.output.forward(cx, &y, out);
-        cx.scratch.give_all([raw, gate, beta, decay, qk, v, y]);
     }
+}
 
+impl DeltaNet {
     /// Queries and keys of unit length `[n, 2 n_key_head d]`, and values, all convolved.
     fn convolve(
         &self,
         cx: &mut BlockCx<'_>,
         states: &mut SlotStates,
         raw: &[f32],
-    ) -> (Vec<f32>, Vec<f32>) {
+    ) -> (Buffer, Buffer) {
         let stride = self.qkv.rows();
         let n = raw.len() / stride;
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, _) = states.split();
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
-        let mut convolve = |conv: &Conv, first_col, first, scratch: &mut super::Scratch| {
-            let mut out = scratch.take(n * conv.channels());
+        let mut convolve = |conv: &Conv, first_col, first| {
+            let mut out = cx.scratch.take(n * conv.channels());
             let x = Columns { data: raw, stride, first_col };
             let at = StateAt { per_slot, first };
             cx.compute.conv_at(conv, &parts, conv_states, at, x, &mut out);
             out
         };
-        let mut qk = convolve(&self.conv_qk, 0, 0, cx.scratch);
+        let mut qk = convolve(&self.conv_qk, 0, 0);
         let first = self.conv_qk.state_len();
-        let v = convolve(&self.conv_v, self.conv_qk.channels(), first, cx.scratch);
+        let v = convolve(&self.conv_v, self.conv_qk.channels(), first);
         cx.compute.l2_norm(&mut qk, self.shape.d_k, self.eps);
         (qk, v)
     }
@@ -169,16 +177,6 @@ impl DeltaNet {
     /// The projections of the block's input.
     fn of_input(&self) -> [&Linear; 4] {
         [&self.qkv, &self.gate, &self.beta, &self.alpha]
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.of_input().map(|w| &w.weight).into()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.of_input().into_iter().chain([&self.output]).map(Linear::nbytes).sum()
     }
 }
 

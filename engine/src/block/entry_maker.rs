@@ -1,12 +1,12 @@
 //! What makes entries of positions, and where there is an index also its keys; and what chooses among them.
 
-use super::BlockCx;
 use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::{Linear, Projection};
+use super::{BlockCx, Buffer};
 use super::{project, rotate_last};
 use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, EntryIndex, IndexedRow, NewEntries, PackedMatrix, RopeTable};
+use crate::kernels::{ActRows, EntryIndex, IndexedRow, NewEntries, RopeTable};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
 
@@ -38,9 +38,9 @@ pub(super) struct MakerRows {
 /// What an index makes of rows.
 struct IndexRows {
     /// `[n, n_head * head_dim]` of the index.
-    query: Vec<f32>,
+    query: Buffer,
     /// `[n, n_head]` of the index.
-    weights: Vec<f32>,
+    weights: Buffer,
     inputs: Inputs,
 }
 
@@ -77,7 +77,7 @@ impl EntryMaker {
     /// Room for `n` rows.
     pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> MakerRows {
         let index = self.index.as_ref().map(|index| IndexRows {
-            query: Vec::new(),
+            query: Buffer::default(),
             weights: cx.scratch.take(n * index.spec.n_head),
             inputs: index.keys.take(cx, n),
         });
@@ -163,7 +163,6 @@ impl EntryMaker {
             };
             pages.write(cx.compute, &new);
         }
-        cx.scratch.give_all([keys, of_index]);
     }
 
     /// Remembers what entries of later rows are made of.
@@ -197,25 +196,6 @@ impl EntryMaker {
         let index = EntryIndex { layout, pool, rows: &far, n_head, per_row };
         let chosen = cx.compute.choose_entries(&index, &rows.query, &rows.weights);
         far.iter().map(|far| far.row).zip(chosen).collect()
-    }
-
-    /// Gives the buffers back.
-    pub(super) fn give(cx: &mut BlockCx<'_>, MakerRows { inputs, index }: MakerRows) {
-        Compressor::give(cx, inputs);
-        if let Some(IndexRows { query, weights, inputs }) = index {
-            cx.scratch.give_all([query, weights]);
-            Compressor::give(cx, inputs);
-        }
-    }
-
-    /// The matrices that multiply the block's input.
-    pub(super) fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = Vec::from(self.keys.inputs());
-        if let Some(index) = &self.index {
-            inputs.push(&index.weights.weight);
-            inputs.extend(index.keys.inputs());
-        }
-        inputs
     }
 
     /// Bytes of all matrices.

@@ -73,9 +73,7 @@ impl Experts {
             cx.compute.scale_rows(&mut gathered, width, &routing.weights());
         }
         let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
-        let inputs = self.gate.first().into_iter().chain(self.up.first());
-        let inputs: Vec<_> = inputs.map(|w| &w.weight).collect();
-        let expert_x = ActRows::new(cx.compute, &gathered, width, &inputs);
+        let expert_x = ActRows::new(&gathered, width);
         let mut up = cx.scratch.take(n_pairs * self.n_ff);
         let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { up.len() });
         let mut both = jobs(&self.up, &expert_x, &routing.spans, &mut up);
@@ -89,7 +87,7 @@ impl Experts {
         add_biases(cx, gate_bias.as_deref(), &routing.spans, self.n_ff, &mut gate);
         add_biases(cx, up_bias.as_deref(), &routing.spans, self.n_ff, &mut up);
         activate(cx.compute, self.activation, &gate, &mut up);
-        let inner_x = ActRows::new(cx.compute, &up, self.n_ff, &[&self.down[0].weight]);
+        let inner_x = ActRows::new(&up, self.n_ff);
         let mut expert_out = cx.scratch.take(n_pairs * width);
         let mut down = jobs(&self.down, &inner_x, &routing.spans, &mut expert_out);
         project_all((cx.compute, cx.scratch), &adapters, &mut down);
@@ -103,7 +101,6 @@ impl Experts {
             }
         }
         drop(inner_x);
-        cx.scratch.give_all([gathered, gate, up, expert_out]);
     }
 
     /// Bytes of all matrices.

@@ -2,8 +2,8 @@
 //! of each row, and chooses the positions that the block attends to. In GLM-5.3 it chooses pools of positions, whose keys it
 //! makes of those of their positions.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{BlockCx, Buffer};
 use crate::arch::{ChosenSpec, IndexSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{HeadColumns, PoolSizes, Pooling, RopeTable};
@@ -79,7 +79,7 @@ impl Index {
 
     /// Makes keys `[n, head_dim]` of the projected rows, in place; where keys are pooled, the rows' gates come to stand
     /// behind them, `[n, 2 * head_dim]`.
-    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut Vec<f32>, gates: &[f32]) {
+    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut Buffer, gates: &[f32]) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
         cx.compute.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
@@ -89,7 +89,7 @@ impl Index {
                 let columns = HeadColumns { stride: 2 * head_dim, first, width: head_dim };
                 cx.compute.heads_together(part, 1, columns, &mut both);
             }
-            cx.scratch.give_all([std::mem::replace(keys, both)]);
+            *keys = both;
         }
     }
 
@@ -110,14 +110,14 @@ impl Index {
         kv: &KvCache,
         q: &mut [f32],
         weights: &[f32],
-    ) -> Vec<f32> {
+    ) -> Buffer {
         self.rotate(cx, q);
         let n_rows = weights.len() / self.spec.n_head;
         let mut chosen = cx.scratch.take(n_rows * self.sizes.per_row);
         kv.choose((cx.compute, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
         if self.spec.shared {
             cx.beside.truncate(self.place);
-            cx.beside.push(chosen.clone());
+            cx.beside.push(cx.scratch.copy_of(&chosen));
         }
         chosen
     }
@@ -143,7 +143,6 @@ impl Index {
         }
         cx.compute.rope(&mut pe, self.n_pe, table);
         cx.compute.heads_together(&pe, 1, columns, heads);
-        cx.scratch.give_all([pe]);
     }
 
     /// Puts the pairs of rows of `n_pe` elements side by side. They stay so: queries and keys are in the same order, and no
@@ -158,12 +157,6 @@ impl Index {
                 *pair = [*halves.0, *halves.1];
             }
         }
-        cx.scratch.give_all([row]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = &Linear> {
-        [&self.key, &self.weights].into_iter().chain(self.gates.iter().map(|gates| &gates.matrix))
     }
 
     /// Bytes of all matrices.

@@ -1,12 +1,12 @@
 //! Kimi delta attention (Kimi Linear, arXiv 2510.26692). Queries, keys and values pass through short
 //! convolutions. The forget gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{Block, BlockCx, Buffer};
 use crate::arch::{KdaGates, KdaSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, PackedMatrix, StateAt};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one KDA mixer; `d` is the width of a head, `inner = n_head * d`.
@@ -125,15 +125,23 @@ impl Kda {
             output: Linear::matrix(loader, &name("attn_output.weight"), n_embd, inner)?,
         })
     }
+}
+
+impl Block for Kda {
+    fn nbytes(&self) -> usize {
+        let wide = self.forget.widen().into_iter().chain(self.gate.widen());
+        self.of_input().chain(wide).chain([&self.output]).map(Linear::nbytes).sum()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let n = x.n_rows();
         let DeltaShape { n_head, d_k: d, .. } = self.shape;
         let inner = n_head * d;
@@ -155,23 +163,24 @@ impl Kda {
             decay: Columns::whole(&decay, inner),
             beta: Columns::whole(&beta, n_head),
         };
-        let [mut y, spare_k, spare_v] = raw;
+        let [mut y, ..] = raw;
         let (_, scan_states) = states.split();
         let parts = SlotStates::parts(cx.parts);
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y, out);
-        cx.scratch.give_all([y, spare_k, spare_v, q, k, v, decay, gate, beta]);
     }
+}
 
+impl Kda {
     /// Convolved queries, keys and values; queries and keys of unit length.
     fn convolve(
         &self,
         cx: &mut BlockCx<'_>,
         states: &mut SlotStates,
-        raw: &[Vec<f32>; 3],
-    ) -> [Vec<f32>; 3] {
+        raw: &[Buffer; 3],
+    ) -> [Buffer; 3] {
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, _) = states.split();
         let mut out = [0, 1, 2].map(|i: usize| cx.scratch.take(raw[i].len()));
@@ -190,14 +199,12 @@ impl Kda {
     }
 
     /// Decay factors and output gate `[n, inner]`, each from its narrow half or from itself.
-    fn gates(&self, cx: &mut BlockCx<'_>, forget: Vec<f32>, gate: Vec<f32>) -> [Vec<f32>; 2] {
+    fn gates(&self, cx: &mut BlockCx<'_>, forget: Buffer, gate: Buffer) -> [Buffer; 2] {
         let wide = [self.forget.widen(), self.gate.widen()];
         let n = forget.len() / self.forget.input().rows();
         let mut narrow = [forget, gate];
         let mut widened = wide.map(|w| cx.scratch.take(w.map_or(0, |w| n * w.rows())));
-        let rows = |i: usize| {
-            wide[i].map(|w| ActRows::new(cx.compute, &narrow[i], w.cols(), &[&w.weight]))
-        };
+        let rows = |i: usize| wide[i].map(|w| ActRows::new(&narrow[i], w.cols()));
         let rows = [rows(0), rows(1)];
         let halves = wide.into_iter().zip(&rows).zip(&mut widened);
         let mut jobs: Vec<_> =
@@ -210,7 +217,6 @@ impl Kda {
                 std::mem::swap(widened, narrow);
             }
         }
-        cx.scratch.give_all(widened);
         let [mut decay, gate] = narrow;
         match self.decay_bound {
             None => cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates),
@@ -225,16 +231,5 @@ impl Kda {
     /// The projections of the block's input.
     fn of_input(&self) -> impl Iterator<Item = &Linear> {
         self.qkv.iter().chain([self.forget.input(), self.gate.input(), &self.beta])
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.of_input().map(|w| &w.weight).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let wide = self.forget.widen().into_iter().chain(self.gate.widen());
-        self.of_input().chain(wide).chain([&self.output]).map(Linear::nbytes).sum()
     }
 }

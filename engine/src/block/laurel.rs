@@ -1,11 +1,12 @@
 //! A low-rank way past attention (LAuReL, arXiv 2411.07501, section 2.2): `norm(laurel_r laurel_l x) + x`, of the rows that
 //! attention reads.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{Block, BlockCx};
 use crate::arch::LaurelSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix};
+use crate::kernels::ActRows;
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one such way.
@@ -35,24 +36,19 @@ impl Laurel {
             eps: spec.eps,
         })
     }
+}
+
+impl Block for Laurel {
+    fn nbytes(&self) -> usize {
+        self.narrow.nbytes() + self.wide.nbytes()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         let mut narrow = cx.scratch.take(x.n_rows() * self.narrow.rows());
         cx.project(&mut [self.narrow.job(x, &mut narrow)]);
         self.wide.forward(cx, &narrow, out);
         cx.compute.rms_norm_inplace(out, &self.norm, self.eps);
         cx.compute.add(out, x.values());
-        cx.scratch.give_all([narrow]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.narrow.weight]
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.narrow.nbytes() + self.wide.nbytes()
     }
 }

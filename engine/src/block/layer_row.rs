@@ -3,10 +3,11 @@
 
 use super::linear::Linear;
 use super::mlp::activate;
-use super::{BlockCx, copy_columns};
+use super::{Block, BlockCx, copy_columns};
 use crate::arch::{Activation, Beside, LayerRowSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix};
+use crate::kernels::ActRows;
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one layer's way for its rows.
@@ -43,10 +44,16 @@ impl LayerRow {
             norm: loader.vector(&name("post_norm"), n_embd)?,
         })
     }
+}
+
+impl Block for LayerRow {
+    fn nbytes(&self) -> usize {
+        self.gate.nbytes() + self.back.nbytes()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]` and the layer's rows beside it. Where there are several streams, it
     /// goes to the others, and `out` is zeros.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         let (n, width) = (x.n_rows(), self.spec.width);
         let [mut gate, mut row] = [0; 2].map(|_| cx.scratch.take(n * width));
         match &self.scale {
@@ -58,7 +65,6 @@ impl LayerRow {
                     row.iter_mut().zip(scale).for_each(|(x, scale)| *x *= scale);
                 });
                 self.gate.forward(cx, &scaled, &mut gate);
-                cx.scratch.give_all([scaled]);
             }
         }
         // Rows of layers that are done may still be there, or may have been left behind at a cut.
@@ -74,16 +80,5 @@ impl LayerRow {
             }
             out.fill(0.0);
         }
-        cx.scratch.give_all([gate, row]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        if self.scale.is_some() { Vec::new() } else { vec![&self.gate.weight] }
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.gate.nbytes() + self.back.nbytes()
     }
 }

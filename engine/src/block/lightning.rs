@@ -4,12 +4,12 @@
 //!
 //! That is Mamba-2's recurrence with time steps of one, where each head has keys and queries of its own.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{Block, BlockCx};
 use crate::arch::LightningSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, PackedMatrix, Ssd, SsdInput};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Ssd, SsdInput};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// What softplus makes one of: `ln(e - 1)`.
@@ -54,15 +54,22 @@ impl Lightning {
             output: Linear::matrix(loader, &name("output"), n_embd, n_inner)?,
         })
     }
+}
+
+impl Block for Lightning {
+    fn nbytes(&self) -> usize {
+        self.qkv.iter().chain([&self.gate, &self.output]).map(Linear::nbytes).sum()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        slots: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let slots = state.slots();
         let (n, n_inner, n_head) = (x.n_rows(), self.gate.rows(), self.ssd.shape().n_head);
         let [mut q, mut k, mut v, mut gate, mut y] = [0; 5].map(|_| cx.scratch.take(n * n_inner));
         let mut steps = cx.scratch.take(n * n_head);
@@ -89,16 +96,5 @@ impl Lightning {
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y, out);
-        cx.scratch.give_all([q, k, v, gate, y, steps]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.qkv.iter().chain([&self.gate]).map(|w| &w.weight).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.qkv.iter().chain([&self.gate, &self.output]).map(Linear::nbytes).sum()
     }
 }

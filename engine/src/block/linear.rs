@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use super::lora::{self, Lora, RowAdapters};
-use super::{BlockCx, Scratch};
+use super::{Block, BlockCx, Scratch};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of `y = W x + b`, and of `s B (A x)` of adapters.
@@ -28,7 +29,7 @@ pub struct Projection<'a> {
 
 /// Computes several projections, whose products run in one fork-join. `adapters` are those of the rows of each `x`.
 pub fn project_all(
-    (compute, scratch): (&Compute, &mut Scratch),
+    (compute, scratch): (&Compute, &Scratch),
     adapters: &RowAdapters,
     projections: &mut [Projection<'_>],
 ) {
@@ -184,25 +185,6 @@ impl Linear {
         Ok(linears)
     }
 
-    /// `<stem>.attn_output` as a block of its own.
-    pub fn load_block(
-        stem: &str,
-        n_embd: usize,
-        loader: &mut WeightLoader<'_>,
-    ) -> Result<Self, ModelError> {
-        Self::load(loader, &format!("{stem}.attn_output"), n_embd, n_embd)
-    }
-
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    pub fn forward_block(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
-        cx.project(&mut [self.job(x, out)]);
-    }
-
-    /// The matrix.
-    pub fn weight(&self) -> &PackedMatrix {
-        &self.weight
-    }
-
     /// Output features.
     pub fn rows(&self) -> usize {
         self.weight.rows()
@@ -235,7 +217,31 @@ impl Linear {
 
     /// `out[n_rows, out features]` from `x[n_rows, in features]`.
     pub(super) fn forward(&self, cx: &mut BlockCx<'_>, x: &[f32], out: &mut [f32]) {
-        let x = ActRows::new(cx.compute, x, self.cols(), &[&self.weight]);
+        let x = ActRows::new(x, self.cols());
         cx.project(&mut [self.job(&x, out)]);
+    }
+}
+
+/// A projection that is a block by itself.
+pub(super) struct LinearBlock(Linear);
+
+impl LinearBlock {
+    /// Loads `<stem>.attn_output`.
+    pub(super) fn load(
+        stem: &str,
+        n_embd: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(Self(Linear::load(loader, &format!("{stem}.attn_output"), n_embd, n_embd)?))
+    }
+}
+
+impl Block for LinearBlock {
+    fn nbytes(&self) -> usize {
+        self.0.nbytes()
+    }
+
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
+        cx.project(&mut [self.0.job(x, out)]);
     }
 }

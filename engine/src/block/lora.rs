@@ -100,7 +100,7 @@ pub fn scale_of(alpha: f32, rank: usize, scale: f32) -> f32 {
 /// Adds to `out[rows.len(), out features]` what `loras` add for the rows `rows` of `x`, `[_, in features]`. Several
 /// adapters of a row add in the order in which the row names them.
 pub(super) fn add(
-    (compute, scratch): (&Compute, &mut Scratch),
+    (compute, scratch): (&Compute, &Scratch),
     adapters: &RowAdapters,
     loras: &[Lora],
     (x, rows): (&[f32], Range<usize>),
@@ -121,7 +121,6 @@ pub(super) fn add(
             compute.multiply(&lora.b, &low, &mut change);
             let to = (run.start - rows.start) * width..(run.end - rows.start) * width;
             compute.add_scaled(&mut out[to], &change, lora.scale(used.scale));
-            scratch.give_all([low, change]);
         }
     }
 }

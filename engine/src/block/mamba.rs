@@ -3,11 +3,11 @@
 //! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
 use super::linear::Linear;
-use super::{BlockCx, copy_columns};
+use super::{Block, BlockCx, Buffer, copy_columns};
 use crate::arch::MambaSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan, PackedMatrix};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one Mamba mixer; `d` is the inner width.
@@ -68,15 +68,22 @@ impl Mamba {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Mamba {
+    fn nbytes(&self) -> usize {
+        [&self.input, &self.select, &self.dt, &self.output].iter().map(|w| w.nbytes()).sum()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
         let mut both = cx.scratch.take(n * 2 * d_inner);
         cx.project(&mut [self.input.job(x, &mut both)]);
@@ -90,16 +97,17 @@ impl Mamba {
         let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
         cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
         self.output.forward(cx, &y, out);
-        cx.scratch.give_all([both, u, dt, b, c, y]);
     }
+}
 
+impl Mamba {
     /// Δ `[n, d]`, B and C `[n, n_state]` of the convolved inputs `u[n, d]`.
-    fn select(&self, cx: &mut BlockCx<'_>, u: &[f32]) -> [Vec<f32>; 3] {
+    fn select(&self, cx: &mut BlockCx<'_>, u: &[f32]) -> [Buffer; 3] {
         let MambaSpec { d_inner, n_state, dt_rank, .. } = self.spec;
         let n = u.len() / d_inner;
         let mut all = cx.scratch.take(n * self.select.rows());
         self.select.forward(cx, u, &mut all);
-        let mut part = |first_col: usize, width: usize| {
+        let part = |first_col: usize, width: usize| {
             let mut part = cx.scratch.take(n * width);
             copy_columns(&all, self.select.rows(), first_col, width, &mut part);
             part
@@ -114,17 +122,6 @@ impl Mamba {
         }
         let mut dt = cx.scratch.take(n * d_inner);
         self.dt.forward(cx, &low, &mut dt);
-        cx.scratch.give_all([all, low]);
         [dt, b, c]
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.input.weight]
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        [&self.input, &self.select, &self.dt, &self.output].iter().map(|w| w.nbytes()).sum()
     }
 }

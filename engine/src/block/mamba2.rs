@@ -4,11 +4,11 @@
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
 use super::linear::Linear;
-use super::{BlockCx, copy_columns, project};
+use super::{Block, BlockCx, Buffer, copy_columns, project};
 use crate::arch::Mamba2Spec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, PackedMatrix, Ssd, SsdInput};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Conv, Ssd, SsdInput};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one mixer.
@@ -74,15 +74,26 @@ impl Mamba2 {
             output: Linear::matrix(loader, &name("out.weight"), n_embd, n_inner)?,
         })
     }
+}
+
+impl Block for Mamba2 {
+    fn nbytes(&self) -> usize {
+        let of_x = match &self.steps {
+            Steps::Input(_) => 0,
+            Steps::OfX { select, up, .. } => select.nbytes() + up.nbytes(),
+        };
+        self.of_input().chain([&self.output]).map(Linear::nbytes).sum::<usize>() + of_x
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; moves the slots of the ubatch's parts on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        slots: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let slots = state.slots();
         let n = x.n_rows();
         let shape = self.ssd.shape();
         let (n_inner, channels) = (shape.n_inner(), self.conv.channels());
@@ -116,10 +127,10 @@ impl Mamba2 {
             cx.compute.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
         }
         self.output.forward(cx, &y, out);
-        of_x.into_iter().for_each(|buffers| cx.scratch.give_all(buffers));
-        cx.scratch.give_all([z, raw, dt, xbc, y]);
     }
+}
 
+impl Mamba2 {
     /// The projections of the block's input.
     fn of_input(&self) -> impl Iterator<Item = &Linear> {
         let steps = match &self.steps {
@@ -127,20 +138,6 @@ impl Mamba2 {
             Steps::OfX { .. } => None,
         };
         [&self.z, &self.xbc].into_iter().chain(steps)
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.of_input().map(|w| &w.weight).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let of_x = match &self.steps {
-            Steps::Input(_) => 0,
-            Steps::OfX { select, up, .. } => select.nbytes() + up.nbytes(),
-        };
-        self.of_input().chain([&self.output]).map(Linear::nbytes).sum::<usize>() + of_x
     }
 }
 
@@ -153,7 +150,7 @@ impl Steps {
         x: &[f32],
         n_bc: usize,
         dt: &mut [f32],
-    ) -> Option<[Vec<f32>; 2]> {
+    ) -> Option<[Buffer; 2]> {
         let Self::OfX { select, norms, eps, up } = self else { return None };
         let n = x.len() / select.cols();
         let all = project(cx, select, x);
@@ -165,7 +162,6 @@ impl Steps {
         };
         let (b, c, low) = (part(cx, 0, n_bc), part(cx, 1, n_bc), part(cx, 2, up.cols()));
         up.forward(cx, &low, dt);
-        cx.scratch.give_all([all, low]);
         Some([b, c])
     }
 }

@@ -12,16 +12,16 @@
 //! model rotates; in some models there are none. In some an [`Index`] chooses the positions that a row attends to; then a
 //! page has its keys too.
 
-use super::BlockCx;
 use super::index::Index;
 use super::linear::Linear;
+use super::{Block, BlockCx, Buffer};
 use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, Rotation};
 use crate::error::ModelError;
 use crate::kernels::{
     ActRows, AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix,
 };
 use crate::quant::{self, GgmlType};
-use crate::state::KvCache;
+use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 
 /// Weights of one MLA block.
@@ -48,13 +48,13 @@ pub struct Mla {
 /// What one forward pass borrows of the scratch for the projections of its rows.
 struct Projected {
     /// `[n, n_head * (n_nope + n_pe)]`.
-    q: Vec<f32>,
+    q: Buffer,
     /// `[n, kv_rank + n_pe]`, not yet normed and rotated.
-    key: Vec<f32>,
+    key: Buffer,
     /// `[n, n_head * head_dim_v]` or `[n, n_head]`, empty without a gate.
-    gate: Vec<f32>,
+    gate: Buffer,
     /// Queries, keys, weights and gates of the index, empty without one or without gates.
-    index: [Vec<f32>; 4],
+    index: [Buffer; 4],
 }
 
 /// How queries are made.
@@ -132,15 +132,29 @@ impl Mla {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Mla {
+    fn nbytes(&self) -> usize {
+        let query = match &self.query {
+            Query::Full(q) => q.nbytes(),
+            Query::LowRank { a, b, .. } => a.nbytes() + b.nbytes(),
+        };
+        let own = [&self.kv_a, &self.output].into_iter().chain(&self.gate);
+        let heads = self.k_b.iter().chain(&self.v_b).map(PackedMatrix::nbytes);
+        let index = self.index.as_ref().map_or(0, Index::nbytes);
+        query + index + own.map(Linear::nbytes).chain(heads).sum::<usize>()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        kv: &mut KvCache,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let kv = state.kv();
         let (n, spec) = (x.n_rows(), &self.spec);
         let Projected { q, mut key, mut gate, index } = self.project(cx, x);
         let [mut index_q, mut index_key, weights, gates] = index;
@@ -160,7 +174,7 @@ impl Mla {
             index.pool_keys(cx, kv);
         }
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
-        self.attend(cx, kv, own.as_deref(), &q_hat, &mut latent);
+        self.attend(cx, kv, own.as_ref().map(|own| &own[..]), &q_hat, &mut latent);
         let mut heads = self.values(cx, n, &latent);
         match spec.gate {
             Some(MlaGate::EachValue) => cx.compute.sigmoid_mul(&mut heads, &gate),
@@ -171,17 +185,14 @@ impl Mla {
             None => {}
         }
         self.output.forward(cx, &heads, out);
-        cx.scratch.give_all([q, key, gate, q_hat, latent, heads]);
-        cx.scratch.give_all([index_q, index_key, weights, gates]);
-        if let Some(own) = own {
-            cx.scratch.give_all([own]);
-        }
     }
+}
 
+impl Mla {
     /// All projections of the rows before the attention.
     fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
         let (n, spec) = (x.n_rows(), &self.spec);
-        let mut take = |w: Option<&Linear>| cx.scratch.take(n * w.map_or(0, Linear::rows));
+        let take = |w: Option<&Linear>| cx.scratch.take(n * w.map_or(0, Linear::rows));
         let index = self.index.as_ref();
         let (mut q, mut key) = (take(Some(self.query.input())), take(Some(&self.kv_a)));
         let mut gate = take(self.gate.as_ref());
@@ -200,15 +211,13 @@ impl Mla {
         if let Query::LowRank { norm, b, .. } = &self.query {
             cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
             let mut wide = cx.scratch.take(n * b.rows());
-            let readers: Vec<&PackedMatrix> =
-                [b].into_iter().chain(index.map(|index| &index.query)).map(|w| &w.weight).collect();
-            let narrow = ActRows::new(cx.compute, &q, b.cols(), &readers);
+            let narrow = ActRows::new(&q, b.cols());
             let mut jobs = vec![b.job(&narrow, &mut wide)];
             jobs.extend(index.map(|index| index.query.job(&narrow, &mut index_q)));
             cx.project(&mut jobs);
             drop(jobs);
             drop(narrow);
-            cx.scratch.give_all([std::mem::replace(&mut q, wide)]);
+            q = wide;
         }
         Projected { q, key, gate, index: [index_q, index_key, weights, gates] }
     }
@@ -235,7 +244,6 @@ impl Mla {
         let pools = own.unwrap_or_else(|| &cx.beside[place]);
         let of = (cx.compute, cx.parts, cx.sequences);
         kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, latent));
-        cx.scratch.give_all([room]);
     }
 
     /// Norms the compressed part of each key and rotates the rest, in place.
@@ -246,7 +254,6 @@ impl Mla {
         cx.compute.heads_apart(key, 1, compressed, &mut c);
         cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
         cx.compute.heads_together(&c, 1, compressed, key);
-        cx.scratch.give_all([c]);
         if spec.n_pe == 0 {
             return;
         }
@@ -258,11 +265,10 @@ impl Mla {
         }
         self.rotate(cx, &mut pe);
         cx.compute.heads_together(&pe, 1, rotated, key);
-        cx.scratch.give_all([pe]);
     }
 
     /// From `q[n, n_head, n_nope + n_pe]` the queries `[n, n_head, kv_rank + n_pe]`.
-    fn absorb(&self, cx: &mut BlockCx<'_>, n: usize, q: &[f32]) -> Vec<f32> {
+    fn absorb(&self, cx: &mut BlockCx<'_>, n: usize, q: &[f32]) -> Buffer {
         let spec = &self.spec;
         let (heads, stride, q_stride) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
         let mut nope = cx.scratch.take(n * heads * spec.n_nope);
@@ -274,7 +280,6 @@ impl Mla {
             let mut q_hat = cx.scratch.take(absorbed.len());
             let columns = HeadColumns { stride, first: 0, width: stride };
             cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
-            cx.scratch.give_all([nope, absorbed]);
             return q_hat;
         }
         // Rotated row by row: heads need not be apart.
@@ -287,12 +292,11 @@ impl Mla {
         cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
         let columns = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
         cx.compute.heads_together(&pe, 1, columns, &mut q_hat);
-        cx.scratch.give_all([nope, absorbed, pe]);
         q_hat
     }
 
     /// From the attended `[n, n_head, kv_rank]` the heads' values `[n, n_head, head_dim_v]`.
-    fn values(&self, cx: &mut BlockCx<'_>, n: usize, latent: &[f32]) -> Vec<f32> {
+    fn values(&self, cx: &mut BlockCx<'_>, n: usize, latent: &[f32]) -> Buffer {
         let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
         let whole = |width| HeadColumns { stride: width, first: 0, width };
         let mut by_head = cx.scratch.take(latent.len());
@@ -301,7 +305,6 @@ impl Mla {
         per_head(cx, &self.v_b, &by_head, &mut values);
         let mut out = cx.scratch.take(values.len());
         cx.compute.heads_together(&values, heads, whole(dim), &mut out);
-        cx.scratch.give_all([by_head, values]);
         out
     }
 
@@ -315,25 +318,6 @@ impl Mla {
         if let Some(table) = table {
             cx.compute.rope(pe, self.spec.n_pe, table);
         }
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        let inputs = [self.query.input(), &self.kv_a].into_iter().chain(&self.gate);
-        let inputs = inputs.chain(self.index.iter().flat_map(Index::inputs));
-        inputs.map(|w| &w.weight).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let query = match &self.query {
-            Query::Full(q) => q.nbytes(),
-            Query::LowRank { a, b, .. } => a.nbytes() + b.nbytes(),
-        };
-        let own = [&self.kv_a, &self.output].into_iter().chain(&self.gate);
-        let heads = self.k_b.iter().chain(&self.v_b).map(PackedMatrix::nbytes);
-        let index = self.index.as_ref().map_or(0, Index::nbytes);
-        query + index + own.map(Linear::nbytes).chain(heads).sum::<usize>()
     }
 }
 
@@ -349,7 +333,7 @@ impl Query {
 
 /// Each head's product: `x[n_head, n, cols]` to `out[n_head, n, rows]`.
 pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]) {
-    let x = ActRows::new(cx.compute, x, heads[0].cols(), &[&heads[0]]);
+    let x = ActRows::new(x, heads[0].cols());
     let n = x.n_rows() / heads.len();
     let outs = out.chunks_exact_mut(n * heads[0].rows());
     let jobs = heads.iter().zip(outs).enumerate();

@@ -1,11 +1,12 @@
 //! The dense FFN: a way up, an activation that may have a gate, a norm where there is one, and a way down. Each
 //! matrix may have a bias.
 
-use super::BlockCx;
 use super::linear::Linear;
+use super::{Block, BlockCx};
 use crate::arch::{Activation, MlpSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix};
+use crate::kernels::{ActRows, Compute};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one dense FFN.
@@ -60,9 +61,15 @@ impl Mlp {
             down: Linear::load(loader, &name("down"), n_embd, spec.n_ff)?,
         })
     }
+}
+
+impl Block for Mlp {
+    fn nbytes(&self) -> usize {
+        self.gate.iter().chain([&self.up, &self.down]).map(Linear::nbytes).sum()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         let n = x.n_rows();
         let mut up = cx.scratch.take(n * self.up.weight.rows());
         let mut gate = cx.scratch.take(self.gate.as_ref().map_or(0, |_| up.len()));
@@ -80,17 +87,6 @@ impl Mlp {
             cx.compute.rms_norm_inplace(&mut up, weight, *eps);
         }
         self.down.forward(cx, &up, out);
-        cx.scratch.give_all([gate, up]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        self.gate.iter().chain([&self.up]).map(|w| &w.weight).collect()
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.gate.iter().chain([&self.up, &self.down]).map(Linear::nbytes).sum()
     }
 }
 

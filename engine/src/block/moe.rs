@@ -9,10 +9,11 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::routing::{Routing, choose, choose_adjugates, weigh};
 use super::token_experts::TokenExperts;
-use super::{BlockCx, Mlp};
+use super::{Block, BlockCx, Buffer, Mlp};
 use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix};
+use crate::kernels::ActRows;
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Stem of the tensor that takes part in the choice of experts alone.
@@ -125,18 +126,26 @@ impl Moe {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Moe {
+    fn nbytes(&self) -> usize {
+        let adjugates = self.adjugates.as_ref().map_or(0, |a| a.experts.nbytes());
+        let latent = self.latent.iter().flat_map(|latent| [&latent.narrow, &latent.widen]);
+        latent.chain([&self.router]).map(Linear::nbytes).sum::<usize>()
+            + self.experts.nbytes()
+            + adjugates
+            + self.by_token.as_ref().map_or(0, TokenExperts::nbytes)
+            + self.shared.as_ref().map_or(0, Shared::nbytes)
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
         if let Some(branches) = &self.branches {
             return self.forward_branches(cx, branches, x, out);
         }
         let probs = match self.spec.routes_early {
-            true => {
-                let inputs = [&self.router.weight];
-                let rows = ActRows::new(cx.compute, cx.layer_input, x.cols(), &inputs);
-                self.probs(cx, &rows)
-            }
+            true => self.probs(cx, &ActRows::new(cx.layer_input, x.cols())),
             false => self.probs(cx, x),
         };
         let routing = self.route(cx, &probs);
@@ -151,12 +160,13 @@ impl Moe {
         if let Some(adjugates) = &self.adjugates {
             self.add_adjugates(cx, adjugates, &probs, out);
         }
-        cx.scratch.give_all([probs]);
         if self.spec.output_scale != 1.0 {
             cx.compute.scale(out, self.spec.output_scale);
         }
     }
+}
 
+impl Moe {
     /// [`Moe::forward`] where the shared expert and the others have norms of their own.
     fn forward_branches(
         &self,
@@ -171,12 +181,12 @@ impl Moe {
         if let Some(shared) = &self.shared {
             let [before, behind] = &branches.shared;
             cx.compute.rms_norm(x.values(), before, eps, &mut normed);
-            let rows = ActRows::new(cx.compute, &normed, width, &shared.inputs());
+            let rows = ActRows::new(&normed, width);
             shared.forward(cx, &rows, out);
             cx.compute.rms_norm_inplace(out, behind, eps);
         }
         cx.compute.rms_norm(x.values(), &branches.router, eps, &mut normed);
-        let rows = ActRows::new(cx.compute, &normed, width, &[&self.router.weight]);
+        let rows = ActRows::new(&normed, width);
         let probs = self.probs(cx, &rows);
         drop(rows);
         let routing = self.route(cx, &probs);
@@ -184,12 +194,11 @@ impl Moe {
         cx.compute.rms_norm(x.values(), before, eps, &mut normed);
         let mut sum = cx.scratch.take(out.len());
         sum.fill(0.0);
-        let rows = ActRows::new(cx.compute, &normed, width, &[]);
+        let rows = ActRows::new(&normed, width);
         self.experts.add(cx, &rows, &routing, &mut sum);
         drop(rows);
         cx.compute.rms_norm_inplace(&mut sum, behind, eps);
         cx.compute.add(out, &sum);
-        cx.scratch.give_all([normed, sum, probs]);
     }
 
     /// Adds to the sum of the experts, `out`, what the adjugates of their groups make of it.
@@ -208,9 +217,8 @@ impl Moe {
         let routing = Routing::new(picks, n_expert / spec.per_group, n_used);
         let mut sum = cx.scratch.take(out.len());
         sum.fill(0.0);
-        experts.add(cx, &ActRows::new(cx.compute, out, width, &[]), &routing, &mut sum);
+        experts.add(cx, &ActRows::new(out, width), &routing, &mut sum);
         cx.compute.add_scaled(out, &sum, spec.scale);
-        cx.scratch.give_all([sum]);
     }
 
     /// [`Experts::add`] through the experts' own width.
@@ -227,7 +235,7 @@ impl Moe {
         cx.project(&mut [narrow.job(x, &mut input)]);
         let mut sum = cx.scratch.take(input.len());
         sum.fill(0.0);
-        let narrow_x = ActRows::new(cx.compute, &input, narrow.rows(), &[]);
+        let narrow_x = ActRows::new(&input, narrow.rows());
         self.experts.add(cx, &narrow_x, routing, &mut sum);
         if let Some((weight, eps)) = norm {
             cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
@@ -235,37 +243,10 @@ impl Moe {
         let mut wide = cx.scratch.take(out.len());
         widen.forward(cx, &sum, &mut wide);
         cx.compute.add(out, &wide);
-        drop(narrow_x);
-        cx.scratch.give_all([input, sum, wide]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        if self.branches.is_some() {
-            // Their products read rows that the block norms itself.
-            return Vec::new();
-        }
-        // An early router reads other rows.
-        let own = (!self.spec.routes_early).then_some(&self.router.weight);
-        let mut inputs: Vec<_> = own.into_iter().collect();
-        inputs.extend(self.latent.iter().map(|latent| &latent.narrow.weight));
-        inputs.extend(self.shared.iter().flat_map(Shared::inputs));
-        inputs
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let adjugates = self.adjugates.as_ref().map_or(0, |a| a.experts.nbytes());
-        let latent = self.latent.iter().flat_map(|latent| [&latent.narrow, &latent.widen]);
-        latent.chain([&self.router]).map(Linear::nbytes).sum::<usize>()
-            + self.experts.nbytes()
-            + adjugates
-            + self.by_token.as_ref().map_or(0, TokenExperts::nbytes)
-            + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
     /// What the router gives each expert, `[n_rows, n_expert]`.
-    fn probs(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Vec<f32> {
+    fn probs(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Buffer {
         let n_expert = self.spec.n_expert;
         let mut probs = cx.scratch.take(x.n_rows() * n_expert);
         cx.project(&mut [self.router.job(x, &mut probs)]);
@@ -341,20 +322,13 @@ impl Shared {
     }
 
     fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
-        self.mlp.forward(cx, x, out);
+        self.mlp.forward(cx, &mut BlockState::None, x, out);
         if let Some(w) = &self.gate {
             let mut weights = cx.scratch.take(x.n_rows());
             cx.project(&mut [w.job(x, &mut weights)]);
             cx.compute.sigmoid(&mut weights);
             cx.compute.scale_rows(out, x.cols(), &weights);
-            cx.scratch.give_all([weights]);
         }
-    }
-
-    fn inputs(&self) -> Vec<&PackedMatrix> {
-        let mut inputs = self.mlp.inputs();
-        inputs.extend(self.gate.iter().map(|gate| &gate.weight));
-        inputs
     }
 
     fn nbytes(&self) -> usize {

@@ -1,11 +1,11 @@
 //! Embeddings of the last few tokens together, which every stream takes as much of as it has use for: see [`NgramSpec`]
 //! for the formulas.
 
-use super::{BlockCx, Embedding};
+use super::{Block, BlockCx, Buffer, Embedding};
 use crate::arch::{LAYER_ROW_TABLE, NgramSpec};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, PackedMatrix};
-use crate::state::{PartRows, SlotStates};
+use crate::state::{BlockState, PartRows};
 use crate::weights::WeightLoader;
 
 /// Scores whose magnitude is less count as this much before the root.
@@ -61,17 +61,23 @@ impl Ngram {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for Ngram {
+    fn nbytes(&self) -> usize {
+        self.key.nbytes() + self.value.nbytes()
+    }
 
     /// `out[n_rows, n_embd]`, what the first stream `x` gains; the streams beside it gain theirs. The states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
         let (n_rows, n_embd, width) = (x.n_rows(), x.cols(), self.spec.width());
-        let (eps, states) = (self.spec.eps, states.split().0);
+        let (eps, states) = (self.spec.eps, state.slots().split().0);
         let embedded = self.table.rows(cx.compute, &self.rows_of_table(cx, states), 1.0);
         let mut gated = self.gated(cx, x.values(), &embedded);
         let mut inputs = cx.scratch.take(n_rows * width);
@@ -84,16 +90,17 @@ impl Ngram {
         self.remember(cx, states, &inputs);
         let others = cx.beside[..self.spec.n_streams - 1].iter_mut();
         out.fill(0.0);
-        let gains = std::iter::once(&mut *out).chain(others.map(Vec::as_mut_slice));
+        let gains = std::iter::once(&mut *out).chain(others.map(|stream| &mut stream[..]));
         for (i, stream) in gains.enumerate() {
             cx.compute.fill_rows(stream, n_embd, &|row, stream| {
                 let gain = &gated[row * width + i * n_embd..][..n_embd];
                 stream.iter_mut().zip(gain).for_each(|(x, gain)| *x += gain);
             });
         }
-        cx.scratch.give_all([gated, inputs, convolved]);
     }
+}
 
+impl Ngram {
     /// The rows of the table that all heads of all rows take.
     fn rows_of_table(&self, cx: &BlockCx<'_>, states: &[f32]) -> Vec<u32> {
         let mut rows = Vec::with_capacity(cx.tokens.len() * self.spec.heads.len());
@@ -111,7 +118,7 @@ impl Ngram {
     }
 
     /// What each stream may take of `embedded` `[n_rows, n_embd]`, `[n_rows, width]`; `x` is the first stream.
-    fn gated(&self, cx: &mut BlockCx<'_>, x: &[f32], embedded: &[f32]) -> Vec<f32> {
+    fn gated(&self, cx: &mut BlockCx<'_>, x: &[f32], embedded: &[f32]) -> Buffer {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
         let n_rows = x.len() / n_embd;
         let mut keys = cx.scratch.take(n_rows * width);
@@ -119,7 +126,7 @@ impl Ngram {
         cx.compute.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
         let mut queries = cx.scratch.take(n_rows * width);
         let streams: Vec<&[f32]> =
-            std::iter::once(x).chain(cx.beside[..n - 1].iter().map(Vec::as_slice)).collect();
+            std::iter::once(x).chain(cx.beside[..n - 1].iter().map(|stream| &stream[..])).collect();
         cx.compute.fill_rows(&mut queries, width, &|row, queries| {
             for (query, stream) in queries.chunks_exact_mut(n_embd).zip(&streams) {
                 query.copy_from_slice(&stream[row * n_embd..][..n_embd]);
@@ -145,7 +152,6 @@ impl Ngram {
                 gated.iter_mut().zip(value).for_each(|(gated, value)| *gated = value * gate);
             }
         });
-        cx.scratch.give_all([keys, gates, values]);
         gated
     }
 
@@ -213,11 +219,6 @@ impl Ngram {
         let n = self.spec.n_before() * self.spec.width() + self.spec.longest - 1;
         let slot = part.slot.0 as usize;
         slot * n..(slot + 1) * n
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.key.nbytes() + self.value.nbytes()
     }
 }
 

@@ -1,45 +1,106 @@
-//! Buffers that are used again, so that a forward pass asks the system for memory only until it is warm.
+//! Buffers that are used again, so that a forward pass asks the system for memory only until it is warm. A buffer goes
+//! back by itself when nobody has it any more.
 
-/// A stack of spare buffers. Contents of a taken buffer are unspecified.
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where buffers come from, and go back to.
+#[derive(Clone, Default)]
+pub struct Scratch(Arc<Mutex<Spare>>);
+
+/// Buffers that nobody has.
 #[derive(Default)]
-pub struct Scratch {
-    spare: Vec<Vec<f32>>,
+struct Spare {
+    buffers: Vec<Vec<f32>>,
     n_grown: usize,
+}
+
+/// Values in memory of a scratch, to which it goes back; or in memory of their own.
+#[derive(Default)]
+pub struct Buffer {
+    values: Vec<f32>,
+    home: Option<Scratch>,
 }
 
 impl Scratch {
     /// A buffer of `len` values, stale ones among them.
-    pub fn take(&mut self, len: usize) -> Vec<f32> {
+    pub fn take(&self, len: usize) -> Buffer {
+        let spare = &mut *self.spare();
         // The tightest fit: layers that ask for the same lengths in turn get the same buffers again,
         // with nothing to fill.
-        let fits = (0..self.spare.len()).filter(|i| self.spare[*i].capacity() >= len);
-        let mut buffer = match fits.min_by_key(|i| self.spare[*i].capacity()) {
-            Some(i) => self.spare.swap_remove(i),
+        let fits = (0..spare.buffers.len()).filter(|i| spare.buffers[*i].capacity() >= len);
+        let mut values = match fits.min_by_key(|i| spare.buffers[*i].capacity()) {
+            Some(i) => spare.buffers.swap_remove(i),
             None => {
-                self.n_grown += 1;
-                let mut buffer = self.spare.pop().unwrap_or_default();
-                buffer.clear();
-                buffer.reserve_exact(len);
-                buffer
+                spare.n_grown += 1;
+                let mut values = spare.buffers.pop().unwrap_or_default();
+                values.clear();
+                values.reserve_exact(len);
+                values
             }
         };
-        buffer.resize(len, 0.0);
+        values.resize(len, 0.0);
+        Buffer { values, home: Some(self.clone()) }
+    }
+
+    /// A buffer that begins as a copy of `x`.
+    pub fn copy_of(&self, x: &[f32]) -> Buffer {
+        let mut buffer = self.take(x.len());
+        buffer.copy_from_slice(x);
         buffer
     }
 
     /// How often a buffer was made or grown so far. It stays where it is once the pass is warm.
     pub fn n_grown(&self) -> usize {
-        self.n_grown
+        self.spare().n_grown
     }
 
-    /// Buffers that are here now: as many after one pass as after another, or somebody gives what was never taken.
+    /// Buffers that are here now: as many after one pass as after another, or somebody keeps one.
     pub fn n_spare(&self) -> usize {
-        self.spare.len()
+        self.spare().buffers.len()
     }
 
-    /// Gives buffers back.
-    pub fn give_all<const N: usize>(&mut self, buffers: [Vec<f32>; N]) {
-        self.spare.extend(buffers);
+    fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Buffer {
+    /// The values, to be kept beyond the pass: copied where the memory is the scratch's.
+    pub fn into_vec(mut self) -> Vec<f32> {
+        match self.home {
+            Some(_) => self.values.clone(),
+            None => std::mem::take(&mut self.values),
+        }
+    }
+}
+
+impl From<Vec<f32>> for Buffer {
+    /// Values in memory of their own.
+    fn from(values: Vec<f32>) -> Self {
+        Self { values, home: None }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.spare().buffers.push(std::mem::take(&mut self.values));
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = Vec<f32>;
+
+    fn deref(&self) -> &Vec<f32> {
+        &self.values
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut Vec<f32> {
+        &mut self.values
     }
 }
 
@@ -49,12 +110,10 @@ mod tests {
 
     #[test]
     fn layers_that_ask_alike_get_the_same_buffers() {
-        let mut scratch = Scratch::default();
-        let mut layer = || {
+        let scratch = Scratch::default();
+        let layer = || {
             let (small, large) = (scratch.take(10), scratch.take(1000));
-            let starts = [small.as_ptr(), large.as_ptr()];
-            scratch.give_all([small, large]);
-            starts
+            [small.as_ptr(), large.as_ptr()]
         };
         let first = layer();
         assert!((0..5).all(|_| layer() == first));
@@ -62,12 +121,24 @@ mod tests {
 
     #[test]
     fn there_are_no_more_buffers_than_were_taken_at_once() {
-        let mut scratch = Scratch::default();
+        let scratch = Scratch::default();
         for len in 1..100 {
             let (a, b) = (scratch.take(len), scratch.take(2 * len));
             assert_eq!([a.len(), b.len()], [len, 2 * len]);
-            scratch.give_all([a, b]);
-            assert!(scratch.spare.len() <= 2);
+            drop((a, b));
+            assert!(scratch.n_spare() <= 2);
         }
+    }
+
+    #[test]
+    fn what_is_kept_beyond_the_pass_leaves_the_buffer_behind() {
+        let scratch = Scratch::default();
+        assert_eq!(scratch.copy_of(&[1.0, 2.0]).into_vec(), [1.0, 2.0]);
+        assert_eq!((scratch.n_spare(), scratch.n_grown()), (1, 1));
+        let own = vec![3.0];
+        let at = own.as_ptr();
+        let kept = Buffer::from(own).into_vec();
+        assert_eq!(kept.as_ptr(), at, "moved, not copied");
+        assert_eq!(scratch.n_spare(), 1);
     }
 }

@@ -2,11 +2,11 @@
 //! `c` and `x`.
 
 use super::linear::Linear;
-use super::{BlockCx, copy_columns};
+use super::{Block, BlockCx, copy_columns};
 use crate::arch::ShortConvSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, PackedMatrix};
-use crate::state::SlotStates;
+use crate::kernels::{ActRows, Columns, Conv};
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one short convolution.
@@ -33,15 +33,22 @@ impl ShortConv {
             output: Linear::matrix(loader, &name("out_proj"), n_embd, n_embd)?,
         })
     }
+}
+
+impl Block for ShortConv {
+    fn nbytes(&self) -> usize {
+        self.input.nbytes() + self.output.nbytes()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let (n, d) = (x.n_rows(), x.cols());
         let mut all = cx.scratch.take(n * 3 * d);
         cx.project(&mut [self.input.job(x, &mut all)]);
@@ -57,16 +64,5 @@ impl ShortConv {
         cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.compute.mul(&mut c, &x);
         self.output.forward(cx, &c, out);
-        cx.scratch.give_all([all, b, c, x]);
-    }
-
-    /// The matrices that multiply the block's input.
-    pub fn inputs(&self) -> Vec<&PackedMatrix> {
-        vec![&self.input.weight]
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        self.input.nbytes() + self.output.nbytes()
     }
 }

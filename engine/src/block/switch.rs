@@ -2,10 +2,10 @@
 //! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
 //! place of that adapter.
 
-use super::BlockCx;
+use super::{Block, BlockCx};
 use crate::arch::{Beside, SwitchRouterSpec};
-use crate::kernels::{AttendVariant, KvRows};
-use crate::state::KvCache;
+use crate::kernels::{ActRows, AttendVariant, KvRows};
+use crate::state::BlockState;
 
 /// The router of a model's own adapters. It has no weights.
 pub struct Switch {
@@ -17,10 +17,23 @@ impl Switch {
     pub fn new(spec: &SwitchRouterSpec) -> Self {
         Self { spec: *spec }
     }
+}
+
+impl Block for Switch {
+    fn nbytes(&self) -> usize {
+        0
+    }
 
     /// Puts the place of each row's adapter beside the rows, where the place that the row's own token switches on was. `out`
     /// `[n_rows, n_embd]` is zeros: nothing is added to the stream.
-    pub fn forward(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, out: &mut [f32]) {
+    fn forward(
+        &self,
+        cx: &mut BlockCx<'_>,
+        state: &mut BlockState,
+        _: &ActRows<'_>,
+        out: &mut [f32],
+    ) {
+        let kv = state.kv();
         const WIDTH: usize = SwitchRouterSpec::WIDTH;
         out.fill(0.0);
         let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
@@ -44,6 +57,5 @@ impl Switch {
             *place = found[0].clamp(0.0, last).round();
         }
         cx.beside[Beside::ADAPTERS] = of_rows;
-        cx.scratch.give_all([q, k, v, found]);
     }
 }

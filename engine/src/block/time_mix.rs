@@ -3,11 +3,11 @@
 //! state.
 
 use super::linear::Linear;
-use super::{BlockCx, TokenShift, project};
+use super::{Block, BlockCx, Buffer, TokenShift, project};
 use crate::arch::TimeMixSpec;
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, Wkv7Rows, Wkv7Weights};
-use crate::state::SlotStates;
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Epsilon of the norm over each head's output.
@@ -61,12 +61,10 @@ impl LowRank {
         cx: &mut BlockCx<'_>,
         x: &[f32],
         between: impl FnOnce(&Compute, &mut [f32]),
-    ) -> Vec<f32> {
+    ) -> Buffer {
         let mut low = project(cx, &self.down, x);
         between(cx.compute, &mut low);
-        let out = project(cx, &self.up, &low);
-        cx.scratch.give_all([low]);
-        out
+        project(cx, &self.up, &low)
     }
 
     pub(super) fn nbytes(&self) -> usize {
@@ -134,23 +132,34 @@ impl TimeMix {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for TimeMix {
+    fn nbytes(&self) -> usize {
+        let square = [&self.receptance, &self.key, &self.value, &self.output];
+        let low = [&self.decay, &self.rate].into_iter().chain(&self.gate).map(LowRank::nbytes);
+        square.iter().map(|w| w.nbytes()).sum::<usize>()
+            + low.sum::<usize>()
+            + self.value_mix.as_ref().map_or(0, |(mix, _)| mix.nbytes())
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on. The first layer leaves its
     /// values in `cx.beside`, the others find them there.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let (shift_state, scan_state) = states.split();
         let before = self.shift.before(cx, &parts, shift_state, x);
         let mut lean = cx.scratch.take(x.len());
         let mut mixed =
-            |i: usize, cx: &mut BlockCx<'_>, f: &dyn Fn(&mut BlockCx<'_>, &[f32]) -> Vec<f32>| {
+            |i: usize, cx: &mut BlockCx<'_>, f: &dyn Fn(&mut BlockCx<'_>, &[f32]) -> Buffer| {
                 lean.copy_from_slice(x);
                 cx.compute.lerp(&mut lean, &before, &self.lerp[i]);
                 f(cx, &lean)
@@ -175,19 +184,19 @@ impl TimeMix {
         cx.compute.wkv7_bonus(&mut y, d, rows, &self.r_k);
         if let Some(gate) = gate {
             cx.compute.mul(&mut y, &gate);
-            cx.scratch.give_all([gate]);
         }
         let projected = project(cx, &self.output, &y);
         out.copy_from_slice(&projected);
-        cx.scratch.give_all([before, lean, r, w, k, v, a, kappa, y, projected]);
     }
+}
 
+impl TimeMix {
     /// The rows' values: projected, and mixed with those of the first layer.
-    fn values(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Vec<f32> {
+    fn values(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Buffer {
         let mut v = project(cx, &self.value, x);
         let Some((mix, bias)) = &self.value_mix else {
             cx.beside.clear();
-            cx.beside.push(v.clone());
+            cx.beside.push(cx.scratch.copy_of(&v));
             return v;
         };
         let mut share = mix.forward(cx, x, |_, _| ());
@@ -199,16 +208,6 @@ impl TimeMix {
         cx.compute.add_scaled(&mut step, &v, -1.0);
         cx.compute.mul(&mut step, &share);
         cx.compute.add(&mut v, &step);
-        cx.scratch.give_all([share, step]);
         v
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let square = [&self.receptance, &self.key, &self.value, &self.output];
-        let low = [&self.decay, &self.rate].into_iter().chain(&self.gate).map(LowRank::nbytes);
-        square.iter().map(|w| w.nbytes()).sum::<usize>()
-            + low.sum::<usize>()
-            + self.value_mix.as_ref().map_or(0, |(mix, _)| mix.nbytes())
     }
 }

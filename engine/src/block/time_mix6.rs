@@ -6,11 +6,11 @@
 
 use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
-use super::{BlockCx, TokenShift, copy_columns, project};
+use super::{Block, BlockCx, Buffer, TokenShift, copy_columns, project};
 use crate::arch::TimeMix6Spec;
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, Wkv6Rows};
-use crate::state::SlotStates;
+use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Mixtures of a row and the one before it: for w, k, v, r and g.
@@ -73,12 +73,7 @@ impl Mix {
     }
 
     /// The five mixtures of `x` with the rows `before`, `[n_rows, n_embd]` each.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        x: &[f32],
-        before: &[f32],
-    ) -> [Vec<f32>; MIXTURES.len()] {
+    fn forward(&self, cx: &mut BlockCx<'_>, x: &[f32], before: &[f32]) -> [Buffer; MIXTURES.len()] {
         let mut step = cx.scratch.take(x.len());
         step.copy_from_slice(before);
         cx.compute.add_scaled(&mut step, x, -1.0);
@@ -89,17 +84,14 @@ impl Mix {
         cx.compute.tanh(&mut low);
         let (stride, rank) = (self.down.rows(), self.up[0].cols());
         let mut part = cx.scratch.take(low.len() / MIXTURES.len());
-        let mut mixtures = [const { Vec::new() }; MIXTURES.len()];
-        for (i, mixture_of) in mixtures.iter_mut().enumerate() {
+        std::array::from_fn(|i| {
             copy_columns(&low, stride, i * rank, rank, &mut part);
             let mut mixture = project(cx, &self.up[i], &part);
             cx.compute.add_bias(&mut mixture, &self.shares[i]);
             cx.compute.mul(&mut mixture, &step);
             cx.compute.add(&mut mixture, x);
-            *mixture_of = mixture;
-        }
-        cx.scratch.give_all([step, lean, low, part]);
-        mixtures
+            mixture
+        })
     }
 
     fn nbytes(&self) -> usize {
@@ -143,15 +135,23 @@ impl TimeMix6 {
             spec: spec.clone(),
         })
     }
+}
+
+impl Block for TimeMix6 {
+    fn nbytes(&self) -> usize {
+        let own = [&self.receptance, &self.key, &self.value, &self.gate, &self.output];
+        own.map(Linear::nbytes).iter().sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
+    }
 
     /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    pub fn forward(
+    fn forward(
         &self,
         cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
+        state: &mut BlockState,
         x: &ActRows<'_>,
         out: &mut [f32],
     ) {
+        let states = state.slots();
         let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let (shift_state, scan_state) = states.split();
@@ -170,7 +170,6 @@ impl TimeMix6 {
             kept.copy_from_slice(&k);
             cx.compute.mul(&mut kept, &w);
             cx.compute.add_scaled(&mut k, &kept, -1.0);
-            cx.scratch.give_all([kept]);
             cx.compute.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
         }
         let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| &own[..]));
@@ -185,12 +184,12 @@ impl TimeMix6 {
             None => cx.compute.sigmoid_mul(&mut y, &gate),
         }
         self.output.forward(cx, &y, out);
-        cx.scratch.give_all([before, w, k, v, r, gate, y]);
-        cx.scratch.give_all(mixtures);
     }
+}
 
+impl TimeMix6 {
     /// Keys or values, `[n_rows, n_embd]`: those of a head that several share stand there for each of them.
-    fn heads(&self, cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Vec<f32> {
+    fn heads(&self, cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Buffer {
         let few = project(cx, w, x);
         let (d, width) = (self.spec.head_dim, self.spec.n_embd);
         let group = width / d / self.spec.n_kv_head;
@@ -201,13 +200,6 @@ impl TimeMix6 {
         for (i, head) in all.chunks_exact_mut(d).enumerate() {
             head.copy_from_slice(&few[i / group * d..][..d]);
         }
-        cx.scratch.give_all([few]);
         all
-    }
-
-    /// Bytes of all matrices.
-    pub fn nbytes(&self) -> usize {
-        let own = [&self.receptance, &self.key, &self.value, &self.gate, &self.output];
-        own.map(Linear::nbytes).iter().sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
     }
 }

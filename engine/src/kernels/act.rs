@@ -5,6 +5,8 @@
 //! row alone. A block that holds an infinity or a NaN gets a NaN as its scale, so that the damage shows in
 //! every product and does not vanish in an integer.
 
+use std::sync::OnceLock;
+
 use bytemuck::Zeroable;
 
 use super::column_slices::{SlicedRows, Spare};
@@ -79,35 +81,35 @@ pub(super) struct SpareRows {
     floats: Spare<FloatSlice>,
 }
 
-/// Rows of activations `[n_rows, cols]`, ready for products with given weights.
+/// Rows of activations `[n_rows, cols]` for products. The first product that reads them in another form makes that form,
+/// and those after it find it.
 pub struct ActRows<'a> {
     x: &'a [f32],
     n_rows: usize,
     cols: usize,
-    blocks: Option<SlicedRows<BlockSlice>>,
-    floats: Option<SlicedRows<FloatSlice>>,
+    blocks: OnceLock<SlicedRows<BlockSlice>>,
+    floats: OnceLock<SlicedRows<FloatSlice>>,
 }
 
 impl<'a> ActRows<'a> {
-    /// Prepares `x` (`[n_rows, cols]`, row-major) for products with `weights`. It is borrowed as it is. If
-    /// any of the weights multiplies in integers, it is also quantised. If any multiplies in f32 and there
-    /// are many rows, it is also laid out in slices.
+    /// Rows `x` (`[n_rows, cols]`, row-major), which are borrowed as they are.
     ///
     /// # Panics
-    /// If `x` is not whole rows, or a weight has other columns.
-    pub fn new(compute: &Compute, x: &'a [f32], cols: usize, weights: &[&PackedMatrix]) -> Self {
+    /// If `x` is not whole rows.
+    pub fn new(x: &'a [f32], cols: usize) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} values in rows of {cols}", x.len());
-        for w in weights {
-            assert_eq!(w.cols(), cols, "columns of the weights and of the activations");
+        let (blocks, floats) = (OnceLock::new(), OnceLock::new());
+        Self { x, n_rows: x.len() / cols, cols, blocks, floats }
+    }
+
+    /// Makes the form in which `w` reads rows, if it is not there: quantised where it multiplies in integers, laid out in
+    /// slices where it multiplies in f32 and there are many rows.
+    pub(super) fn prepare(&self, compute: &Compute, w: &PackedMatrix) {
+        if w.wants_blocks() {
+            self.blocks.get_or_init(|| self.quantized(compute));
+        } else if self.n_rows >= MANY_ROWS {
+            self.floats.get_or_init(|| self.laid_out(compute));
         }
-        let mut rows = Self { x, n_rows: x.len() / cols, cols, blocks: None, floats: None };
-        if weights.iter().any(|w| w.wants_blocks()) {
-            rows.quantize(compute);
-        }
-        if rows.n_rows >= MANY_ROWS && weights.iter().any(|w| !w.wants_blocks()) {
-            rows.lay_out(compute);
-        }
-        rows
     }
 
     /// Number of rows.
@@ -134,53 +136,44 @@ impl<'a> ActRows<'a> {
     /// Slice `slice` of row `r` and of the rows after it (see [`SlicedRows::slice_from`]), in 8-bit form.
     ///
     /// # Panics
-    /// If these rows were not made for integer products.
+    /// If these rows were not prepared for integer products.
     #[inline(always)]
     pub(super) fn blocks(&self, slice: usize, r: usize) -> &[BlockSlice] {
-        let blocks = self.blocks.as_ref();
-        blocks.expect("rows made for these weights have the 8-bit form").slice_from(slice, r)
+        let blocks = self.blocks.get();
+        blocks.expect("rows prepared for these weights have the 8-bit form").slice_from(slice, r)
     }
 
     /// As [`ActRows::blocks`] in f32.
     ///
     /// # Panics
-    /// If these rows were not made for f32 products, or are few.
+    /// If these rows were not prepared for f32 products, or are few.
     #[inline(always)]
     pub(super) fn floats(&self, slice: usize, r: usize) -> &[FloatSlice] {
-        let floats = self.floats.as_ref();
-        floats.expect("many rows made for these weights lie in slices").slice_from(slice, r)
+        let floats = self.floats.get();
+        floats.expect("many rows prepared for these weights lie in slices").slice_from(slice, r)
     }
 
-    /// Whether these rows can be multiplied with `w`.
-    pub(super) fn suit(&self, w: &PackedMatrix) -> bool {
-        if w.wants_blocks() {
-            self.blocks.is_some()
-        } else {
-            self.n_rows < MANY_ROWS || self.floats.is_some()
-        }
-    }
-
-    fn quantize(&mut self, compute: &Compute) {
+    fn quantized(&self, compute: &Compute) -> SlicedRows<BlockSlice> {
         let (x, cols) = (self.x, self.cols);
         assert!(cols.is_multiple_of(ACT_BLOCK), "integer products need rows of whole blocks");
         let quantize = compute.kernels().quantize;
         let slices = (cols.div_ceil(SLICE), SLICE);
         let spare = &compute.spare.blocks;
-        self.blocks = Some(SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * SLICE..];
             let x = &x[..x.len().min(SLICE)];
             quantize(x, &mut out[..x.len() / ACT_BLOCK]);
-        }));
+        })
     }
 
-    fn lay_out(&mut self, compute: &Compute) {
+    fn laid_out(&self, compute: &Compute) -> SlicedRows<FloatSlice> {
         let (x, cols) = (self.x, self.cols);
         let slices = (cols.div_ceil(FLOAT_SLICE), FLOAT_SLICE);
         let spare = &compute.spare.floats;
-        self.floats = Some(SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * FLOAT_SLICE..];
             let x = &x[..x.len().min(FLOAT_SLICE)];
             out[..x.len()].copy_from_slice(x);
-        }));
+        })
     }
 }

@@ -16,7 +16,7 @@ use super::simd::{LANES, MAX_TILE};
 pub struct MatmulJob<'a> {
     /// Weights `[out features, cols]`.
     pub w: &'a PackedMatrix,
-    /// Activations, prepared for these weights.
+    /// Activations.
     pub x: &'a ActRows<'a>,
     /// Rows of `x` to multiply.
     pub rows: Range<usize>,
@@ -114,16 +114,17 @@ impl Compute {
     /// # Panics
     /// If shapes disagree.
     pub fn multiply(&self, w: &PackedMatrix, x: &[f32], out: &mut [f32]) {
-        let x = ActRows::new(self, x, w.cols(), &[w]);
+        let x = ActRows::new(x, w.cols());
         self.matmul(&mut [MatmulJob { w, x: &x, rows: 0..x.n_rows(), out }]);
     }
 
     /// Runs several products in one fork-join.
     ///
     /// # Panics
-    /// If a job's shapes disagree, or its activations were not prepared for its weights.
+    /// If a job's shapes disagree.
     pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
         let plans = self.plan(jobs);
+        jobs.iter().for_each(|job| job.x.prepare(self, job.w));
         let n_chunks = plans.last().map_or(0, |plan| plan.first_chunk + plan.n_chunks);
         let shared: Vec<_> = jobs.iter_mut().map(shared_parts).collect();
         let matmul = self.kernels().matmul;
@@ -185,7 +186,6 @@ fn check(job: &MatmulJob<'_>) {
     assert_eq!(w.cols(), x.cols(), "matmul: columns of weights and activations");
     assert!(job.rows.start <= job.rows.end && job.rows.end <= x.n_rows(), "matmul: rows");
     assert_eq!(job.out.len(), job.rows.len() * w.rows(), "matmul: length of the output");
-    assert!(x.suit(w), "matmul: activations made for other weights");
 }
 
 type SharedParts<'a> = (&'a PackedMatrix, &'a ActRows<'a>, Range<usize>, OutMatrix<'a>);

@@ -76,7 +76,7 @@ impl BlockInput {
         match mix {
             Mix::Depth(mix) => {
                 let sources: Vec<&[f32]> =
-                    rows.beside.iter().chain([&rows.hidden]).map(Vec::as_slice).collect();
+                    rows.beside.iter().chain([&rows.hidden]).map(|rows| &rows[..]).collect();
                 compute.attend_depth(&sources, &mix.score, mix.eps, out);
             }
             Mix::Streams(matrices, first) => matrices.merge(compute, rows, *first, out),

@@ -5,23 +5,21 @@ use super::norm::Norm;
 use super::wanted::gather_wanted;
 use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
-use crate::block::Scratch;
+use crate::block::Buffer;
 use crate::kernels::Compute;
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
 #[derive(Default)]
 pub(super) struct BoundaryRows {
-    pub(super) hidden: Vec<f32>,
-    pub(super) beside: Vec<Vec<f32>>,
-    /// How many of the tensors, counted from the stream back, are borrowed from the scratch.
-    n_borrowed: usize,
+    pub(super) hidden: Buffer,
+    pub(super) beside: Vec<Buffer>,
 }
 
 impl BoundaryRows {
     /// The stream with nothing beside it.
     pub(super) fn stream(hidden: Vec<f32>) -> Self {
-        Self { hidden, ..Self::default() }
+        Self { hidden: hidden.into(), beside: Vec::new() }
     }
 
     /// Takes a boundary apart that is as large as `spec` says.
@@ -29,10 +27,10 @@ impl BoundaryRows {
         let Boundary { n_rows, data: mut hidden } = boundary;
         let mut beside = Vec::with_capacity(spec.widths.len() - 1);
         for width in spec.widths[1..].iter().rev() {
-            beside.push(hidden.split_off(hidden.len() - n_rows * width));
+            beside.push(hidden.split_off(hidden.len() - n_rows * width).into());
         }
         beside.reverse();
-        Self { hidden, beside, n_borrowed: 0 }
+        Self { hidden: hidden.into(), beside }
     }
 
     /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
@@ -53,17 +51,16 @@ impl BoundaryRows {
 
     /// The first `n` streams of a model that has several, each `[n_rows, n_embd]`.
     pub(super) fn streams(&self, n: usize) -> impl Iterator<Item = &[f32]> {
-        std::iter::once(&self.hidden).chain(&self.beside[..n - 1]).map(Vec::as_slice)
+        std::iter::once(&self.hidden).chain(&self.beside[..n - 1]).map(|stream| &stream[..])
     }
 
     /// As [`Self::streams`], to be written.
-    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Vec<f32>> {
+    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Buffer> {
         std::iter::once(&mut self.hidden).chain(&mut self.beside[..n - 1])
     }
 
-    /// Keeps the stream as it is beside it, and goes on with `stream`, a buffer of the scratch.
-    pub(super) fn restart(&mut self, stream: Vec<f32>) {
-        self.n_borrowed += 1;
+    /// Keeps the stream as it is beside it, and goes on with `stream`.
+    pub(super) fn restart(&mut self, stream: Buffer) {
         self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
@@ -80,40 +77,34 @@ impl BoundaryRows {
         }
     }
 
-    /// One tensor after the other; what is borrowed goes back.
-    pub(super) fn into_boundary(mut self, n_rows: usize, scratch: &mut Scratch) -> Boundary {
-        // A borrowed stream must not leave: it is copied as the tensors beside it are.
-        let mut data =
-            if self.n_borrowed == 0 { std::mem::take(&mut self.hidden) } else { Vec::new() };
-        let tensors = || std::iter::once(&self.hidden).chain(&self.beside);
-        data.reserve_exact(tensors().map(Vec::len).sum());
-        tensors().for_each(|tensor| data.extend_from_slice(tensor));
-        self.give_back(scratch);
+    /// One tensor after the other.
+    pub(super) fn into_boundary(self, n_rows: usize) -> Boundary {
+        let Self { hidden, beside } = self;
+        let mut data = hidden.into_vec();
+        data.reserve_exact(beside.iter().map(|tensor| tensor.len()).sum());
+        beside.iter().for_each(|tensor| data.extend_from_slice(tensor));
         Boundary { n_rows, data }
-    }
-
-    /// Gives back what is borrowed.
-    pub(super) fn give_back(self, scratch: &mut Scratch) {
-        let Self { hidden, beside, n_borrowed } = self;
-        for buffer in std::iter::once(hidden).chain(beside.into_iter().rev()).take(n_borrowed) {
-            scratch.give_all([buffer]);
-        }
     }
 
     /// The rows of `parts` that pass through the head.
     pub(super) fn wanted(&self, parts: &[PartRows], n_rows: usize) -> Self {
-        let gather = |tensor: &Vec<f32>| match tensor.len().checked_div(n_rows) {
-            Some(width) => gather_wanted(parts, width, tensor),
-            None => Vec::new(),
+        let gather = |tensor: &Buffer| match tensor.len().checked_div(n_rows) {
+            Some(width) => gather_wanted(parts, width, tensor).into(),
+            None => Buffer::default(),
         };
         let beside = self.beside.iter().map(gather).collect();
-        Self { hidden: gather(&self.hidden), beside, n_borrowed: 0 }
+        Self { hidden: gather(&self.hidden), beside }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Scratch;
+
+    fn beside(rows: &BoundaryRows) -> Vec<&[f32]> {
+        rows.beside.iter().map(|tensor| &tensor[..]).collect()
+    }
 
     #[test]
     fn tensors_cross_a_cut_in_order() {
@@ -121,13 +112,12 @@ mod tests {
         let data: Vec<f32> = (0..4 * spec.width()).map(|i| i as f32).collect();
         let carried =
             BoundaryRows::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);
-        assert_eq!(carried.hidden, data[..8]);
-        assert_eq!(carried.beside, [data[8..20].to_vec(), data[20..].to_vec()]);
-        let mut scratch = Scratch::default();
-        assert_eq!(carried.into_boundary(4, &mut scratch), Boundary { n_rows: 4, data });
+        assert_eq!(carried.hidden[..], data[..8]);
+        assert_eq!(beside(&carried), [&data[8..20], &data[20..]]);
+        assert_eq!(carried.into_boundary(4), Boundary { n_rows: 4, data });
         let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
-        assert_eq!(empty.into_boundary(0, &mut scratch), Boundary::default());
+        assert_eq!(empty.into_boundary(0), Boundary::default());
     }
 
     #[test]
@@ -136,9 +126,9 @@ mod tests {
         let norm = Norm::plain(2, 0.0);
         let ended = |end| {
             let mut rows = BoundaryRows::stream(vec![3.0, 3.0, -2.0, 2.0]);
-            rows.beside = vec![vec![10.0, 20.0, 30.0, 40.0]];
+            rows.beside = vec![vec![10.0, 20.0, 30.0, 40.0].into()];
             rows.end_pass(&compute, &norm, end);
-            (rows.hidden, rows.beside.remove(0))
+            (rows.hidden.into_vec(), rows.beside.remove(0).into_vec())
         };
         let (normed, came) = (vec![1.0, 1.0, -1.0, 1.0], vec![10.0, 20.0, 30.0, 40.0]);
         let sum = vec![11.0, 21.0, 29.0, 41.0];
@@ -151,31 +141,32 @@ mod tests {
     fn only_what_is_read_behind_a_cut_crosses_it() {
         let numbers = |n: usize| (0..n).map(|i| i as f32).collect::<Vec<f32>>();
         let mut carried = BoundaryRows::stream(vec![0.5; 2]);
-        carried.beside = vec![numbers(6), numbers(4), Vec::new(), numbers(2)];
+        carried.beside = [numbers(6), numbers(4), Vec::new(), numbers(2)].map(Buffer::from).into();
         let spec = BoundarySpec { widths: vec![1, 2, 0, 0], exact: false };
         carried.leave_behind(2, &spec);
-        assert_eq!(carried.beside, [vec![1.0, 2.0, 4.0, 5.0], Vec::new(), Vec::new()]);
-        let boundary = carried.into_boundary(2, &mut Scratch::default());
+        let kept: [&[f32]; 3] = [&[1.0, 2.0, 4.0, 5.0], &[], &[]];
+        assert_eq!(beside(&carried), kept);
+        let boundary = carried.into_boundary(2);
         assert_eq!(boundary.data.len(), 2 * spec.width());
         let again = BoundaryRows::from_boundary(boundary, &spec);
-        assert_eq!(again.beside, [vec![1.0, 2.0, 4.0, 5.0], Vec::new(), Vec::new()]);
+        assert_eq!(beside(&again), kept);
     }
 
     #[test]
     fn a_stream_begun_on_the_way_crosses_as_well_and_its_buffer_goes_back() {
-        let mut scratch = Scratch::default();
-        let run = |scratch: &mut Scratch| {
+        let scratch = Scratch::default();
+        let run = || {
             let mut carried = BoundaryRows::stream(vec![1.0, 2.0]);
             for value in [3.0, 4.0] {
                 let mut stream = scratch.take(2);
                 stream.fill(value);
                 carried.restart(stream);
             }
-            carried.into_boundary(1, scratch).data
+            carried.into_boundary(1).data
         };
-        assert_eq!(run(&mut scratch), [4.0, 4.0, 1.0, 2.0, 3.0, 3.0]);
+        assert_eq!(run(), [4.0, 4.0, 1.0, 2.0, 3.0, 3.0]);
         let warm = scratch.n_grown();
-        run(&mut scratch);
+        run();
         assert_eq!((warm, scratch.n_grown()), (2, 2));
     }
 }

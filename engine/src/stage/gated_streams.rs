@@ -93,6 +93,7 @@ impl GatedConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Buffer;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -123,7 +124,7 @@ mod tests {
         };
         let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
         let mut rows = BoundaryRows::stream(flat[..2].to_vec());
-        rows.beside = vec![flat[2..4].to_vec(), flat[4..].to_vec()];
+        rows.beside = vec![flat[2..4].to_vec().into(), flat[4..].to_vec().into()];
         let mut read = vec![0.0; 2];
         let spread = connection.read(&compute, &rows, &mut read).unwrap();
 
@@ -183,7 +184,7 @@ mod tests {
         let run = |first: usize, n_rows: usize| {
             let part = |x: &Vec<f32>| x[first * n_embd..(first + n_rows) * n_embd].to_vec();
             let mut rows = BoundaryRows::stream(part(&streams[0]));
-            rows.beside = streams[1..].iter().map(part).collect();
+            rows.beside = streams[1..].iter().map(part).map(Buffer::from).collect();
             let mut read = vec![0.0; n_rows * n_embd];
             let spread = connection.read(&compute, &rows, &mut read).unwrap();
             spread.add(&compute, &read, &mut rows);

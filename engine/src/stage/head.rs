@@ -7,7 +7,7 @@ use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, Want};
-use crate::block::{Linear, RowAdapters, Scratch, project_all};
+use crate::block::{Buffer, Linear, RowAdapters, Scratch, project_all};
 use crate::constraint::{Mask, Masks};
 use crate::kernels::{ActRows, Compute};
 use crate::sample::{Next, Sampler};
@@ -32,8 +32,7 @@ impl Head {
     /// What the parts want, from their gathered rows, and the adapters that these use.
     pub(super) fn outputs(
         &mut self,
-        compute: &Compute,
-        scratch: &mut Scratch,
+        (compute, scratch): (&Compute, &Scratch),
         sequences: &Sequences,
         parts: &[PartRows],
         (wanted, adapters): (&BoundaryRows, &RowAdapters),
@@ -50,7 +49,7 @@ impl Head {
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
             Some(output) => self.logits((compute, scratch), output, &normed, adapters),
-            None => Vec::new(),
+            None => Buffer::default(),
         };
         let mut outputs = Vec::with_capacity(n);
         let mut index = 0;
@@ -79,23 +78,19 @@ impl Head {
                 index += 1;
             }
         }
-        scratch.give_all([normed]);
-        if any_logits {
-            scratch.give_all([logits]);
-        }
         outputs
     }
 
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     fn logits(
         &self,
-        (compute, scratch): (&Compute, &mut Scratch),
+        (compute, scratch): (&Compute, &Scratch),
         output: &Linear,
         normed: &[f32],
         adapters: &RowAdapters,
-    ) -> Vec<f32> {
+    ) -> Buffer {
         let mut logits = scratch.take(normed.len() / self.n_embd * output.rows());
-        let rows = ActRows::new(compute, normed, self.n_embd, &[output.weight()]);
+        let rows = ActRows::new(normed, self.n_embd);
         project_all((compute, scratch), adapters, &mut [output.job(&rows, &mut logits)]);
         drop(rows);
         if let Some(bias) = &self.bias {
@@ -219,10 +214,10 @@ mod tests {
         let parts = two_parts(&mut sequences);
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
         let run = |hidden: &[f32]| {
-            let mut scratch = Scratch::default();
+            let scratch = Scratch::default();
             let wanted = BoundaryRows::stream(hidden.to_vec());
             let wanted = (&wanted, &RowAdapters::default());
-            head(&compute).outputs(&compute, &mut scratch, &sequences, &parts, wanted)
+            head(&compute).outputs((&compute, &scratch), &sequences, &parts, wanted)
         };
         let rows = run(&hidden);
         let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };

@@ -234,7 +234,7 @@ mod tests {
         };
         let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
         let mut rows = BoundaryRows::stream(flat[..2].to_vec());
-        rows.beside = vec![flat[2..4].to_vec(), flat[4..].to_vec()];
+        rows.beside = vec![flat[2..4].to_vec().into(), flat[4..].to_vec().into()];
         let mut read = vec![0.0; 2];
         let spread = connection.read(&compute, &rows, &mut read);
         let rms = (flat.iter().map(|x| x * x).sum::<f32>() / 6.0).sqrt();

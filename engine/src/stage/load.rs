@@ -19,7 +19,7 @@ use crate::arch::{
     self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, LOW_START, ModelSpec, NormKind, OUTPUT,
     POSITION_EMBD, Passes, Reads, Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
-use crate::block::{Block, Embedding, Linear, Scratch};
+use crate::block::{Embedding, Linear, Scratch, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
 use crate::error::ModelError;
@@ -453,7 +453,7 @@ fn load_layer(
             stream_norms,
             stream_factor,
             skip,
-            block: Block::load(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
+            block: load_block(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
         }));
     }
     Ok(blocks)

@@ -31,7 +31,7 @@ pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
-use crate::block::{Block, BlockCx, RowAdapters, Scratch};
+use crate::block::{Block, BlockCx, Buffer, RowAdapters, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
@@ -120,7 +120,7 @@ struct BlockWeights {
     skip: Option<f32>,
     /// A norm of the stream after the block; and one of what it gives and the stream as it came.
     stream_norms: [Option<Norm>; 2],
-    block: Block,
+    block: Box<dyn Block>,
 }
 
 impl Stage {
@@ -212,13 +212,13 @@ impl Stage {
             let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             rows.leave_behind(n_rows, &self.spec.boundary(self.layers.end));
-            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows, &mut self.scratch)));
+            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
         self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
         let mut wanted = rows.wanted(&applied.parts, n_rows);
-        rows.give_back(&mut self.scratch);
+        drop(rows);
         let n_wanted = wanted.hidden.len() / self.spec.n_embd;
         let picked = || applied.parts.iter().flat_map(wanted_rows);
         let adapters = adapters.picked(picked());
@@ -226,16 +226,13 @@ impl Stage {
         let of_rows = (&[][..], &tokens[..], &adapters);
         self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
-        let (scratch, sequences) = (&mut self.scratch, &self.sequences);
-        let rows =
-            head.outputs(&self.compute, scratch, sequences, &applied.parts, (&wanted, &adapters));
-        wanted.give_back(scratch);
-        Ok(StageOutput::Rows(rows))
+        let (tools, wanted) = ((&self.compute, &self.scratch), (&wanted, &adapters));
+        Ok(StageOutput::Rows(head.outputs(tools, &self.sequences, &applied.parts, wanted)))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
-        // These rows leave with the boundary: a buffer of the scratch would be lost to it.
+        // These rows leave with the boundary: a buffer of the scratch would have to be copied.
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
         let mut rows = BoundaryRows::stream(input.rows(
             &self.compute,
@@ -244,26 +241,26 @@ impl Stage {
             self.spec.embedding_scale,
         ));
         if let Some(low) = &input.low_start {
-            rows.beside.push(rows.hidden.clone());
+            rows.beside.push(rows.hidden.to_vec().into());
             self.compute.add_bias(&mut rows.hidden, low);
         }
-        rows.beside.extend(input.switched_on(ub));
+        rows.beside.extend(input.switched_on(ub).map(Buffer::from));
         match self.spec.skeleton.beside {
-            Beside::Embedding => rows.beside.push(rows.hidden.clone()),
+            Beside::Embedding => rows.beside.push(rows.hidden.to_vec().into()),
             Beside::ForLayers { lent, .. } => {
                 let (compute, hidden) = (&self.compute, &rows.hidden);
                 let of_layers = input.layer_rows.as_ref().map(|l| l.rows(compute, ub, hidden));
                 let streams = input.streams.as_ref().map(|s| s.of(compute, hidden));
-                rows.beside.push(of_layers.unwrap_or_default());
+                rows.beside.push(of_layers.unwrap_or_default().into());
                 // Filled by the layers that lend them.
-                rows.beside.resize(Beside::streams(lent), Vec::new());
-                rows.beside.extend(streams.unwrap_or_default());
+                rows.beside.resize_with(Beside::streams(lent), Buffer::default);
+                rows.beside.extend(streams.unwrap_or_default().into_iter().map(Buffer::from));
             }
             Beside::Nothing | Beside::FirstValue | Beside::Chosen | Beside::Adapters => {}
         }
-        let n_streams = self.spec.skeleton.residual.n_streams();
-        if n_streams > 1 {
-            rows.beside = vec![rows.hidden.clone(); n_streams - 1];
+        let others = 1..self.spec.skeleton.residual.n_streams();
+        if !others.is_empty() {
+            rows.beside = others.map(|_| rows.hidden.to_vec().into()).collect();
         }
         rows
     }
@@ -358,7 +355,7 @@ impl Stage {
     }
 
     /// What later blocks of the layer that begins with block `first` read of its input, in their order.
-    fn read_early(&mut self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Vec<f32>>) {
+    fn read_early(&self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Buffer>) {
         let of_layer =
             self.blocks[first..].iter().take_while(|b| b.layer == self.blocks[first].layer);
         for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
@@ -406,14 +403,13 @@ impl Stage {
             let mut spread = None;
             match (block.spec.reads, &weights.read) {
                 (Reads::LayerInput, _) => {
-                    let input = early.pop_front().expect("made at the layer's first block");
-                    self.scratch.give_all([std::mem::replace(&mut normed, input)]);
+                    normed = early.pop_front().expect("made at the layer's first block");
                 }
                 (_, Some(read)) => spread = read.apply(&self.compute, rows, &mut normed),
                 (_, None) => {}
             }
-            let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.clone());
-            let x = ActRows::new(&self.compute, &normed, n_embd, &weights.block.inputs());
+            let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.to_vec());
+            let x = ActRows::new(&normed, n_embd);
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
@@ -424,7 +420,7 @@ impl Stage {
                 layer_input: &layer_input,
                 beside: &mut rows.beside,
                 adapters,
-                scratch: &mut self.scratch,
+                scratch: &self.scratch,
             };
             weights.block.forward(&mut cx, &mut block.state, &x, &mut out);
             if let Some(norm) = &weights.post_norm {
@@ -440,14 +436,13 @@ impl Stage {
             let n_streams = self.spec.skeleton.residual.n_streams();
             block.end(&self.compute, (n_streams, self.pass_norm.as_ref()), rows);
         }
-        self.scratch.give_all([normed, out, layer_input]);
     }
 }
 
 impl BlockWeights {
     /// Bytes of all matrices.
     fn nbytes(&self) -> u64 {
-        self.block.nbytes() + self.read.as_ref().map_or(0, BlockInput::nbytes) as u64
+        self.block.nbytes() as u64 + self.read.as_ref().map_or(0, BlockInput::nbytes) as u64
     }
 }
 

@@ -62,6 +62,32 @@ impl BlockState {
         }
     }
 
+    /// Keys and values of an attention block.
+    ///
+    /// # Panics
+    /// If the block is another one.
+    pub fn kv(&mut self) -> &mut KvCache {
+        match self {
+            Self::Kv(kv) => kv,
+            Self::None | Self::Slots(_) | Self::Entries(_) | Self::Both(_) => {
+                unreachable!("the stage gives every attention its cache")
+            }
+        }
+    }
+
+    /// The recurrent states of a block that has some.
+    ///
+    /// # Panics
+    /// If the block is another one.
+    pub fn slots(&mut self) -> &mut SlotStates {
+        match self {
+            Self::Slots(slots) => slots,
+            Self::None | Self::Kv(_) | Self::Entries(_) | Self::Both(_) => {
+                unreachable!("the stage gives every recurrent block its slots")
+            }
+        }
+    }
+
     /// Bytes reserved.
     pub fn nbytes(&self) -> u64 {
         match self {

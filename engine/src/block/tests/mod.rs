@@ -14,7 +14,7 @@ mod switch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Block, BlockCx, RowAdapters, Scratch};
+use super::{Block, BlockCx, Buffer, RowAdapters, Scratch, load_block};
 use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
@@ -89,12 +89,12 @@ fn wide(x: &[f32]) -> Vec<f64> {
 /// One loaded block with its state.
 struct Bench {
     compute: Compute,
-    block: Block,
+    block: Box<dyn Block>,
     state: BlockState,
     sequences: Sequences,
     scratch: Scratch,
     /// What comes along beside the rows of the next step, and what the block leaves there.
-    beside: Vec<Vec<f32>>,
+    beside: Vec<Buffer>,
     n_embd: usize,
     /// The token of each row; those that are missing are 0.
     tokens: Vec<u32>,
@@ -107,7 +107,7 @@ impl Bench {
         let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
         let mut loader =
             WeightLoader::new(&model, &*model, &compute, &mut progress).sharing(model.clone());
-        let block = Block::load(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
+        let block = load_block(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
         let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };
@@ -149,7 +149,7 @@ impl Bench {
     }
 
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
-        let rows = ActRows::new(&self.compute, x, self.n_embd, &self.block.inputs());
+        let rows = ActRows::new(x, self.n_embd);
         let mut cx = BlockCx {
             compute: &self.compute,
             parts,
@@ -160,7 +160,7 @@ impl Bench {
             layer_input: &[],
             beside: &mut self.beside,
             adapters: &RowAdapters::default(),
-            scratch: &mut self.scratch,
+            scratch: &self.scratch,
         };
         let mut out = vec![f32::NAN; x.len()];
         self.block.forward(&mut cx, &mut self.state, &rows, &mut out);

@@ -1,6 +1,6 @@
 //! Embedded n-grams against their definition, in one ubatch and in steps.
 
-use super::{Bench, Tensors, bits, close, noise, wide};
+use super::{Bench, Buffer, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, NgramHead, NgramSpec};
 use crate::kernels::available;
 
@@ -106,11 +106,11 @@ fn step(bench: &mut Bench, parts: &[(u32, usize, usize)], streams: &[Vec<f32>; 2
     let stream = |i: usize| -> Vec<f32> {
         rows.iter().flat_map(|row| row[i * N_EMBD..][..N_EMBD].to_vec()).collect()
     };
-    bench.beside = (1..STREAMS).map(stream).collect();
+    bench.beside = (1..STREAMS).map(stream).map(Buffer::from).collect();
     let (first, gain) = (stream(0), bench.step(parts, None, &stream(0)));
     let first: Vec<f32> = first.iter().zip(gain).map(|(x, gain)| x + gain).collect();
     let all: Vec<&[f32]> =
-        std::iter::once(&first).chain(&bench.beside).map(Vec::as_slice).collect();
+        std::iter::once(&first[..]).chain(bench.beside.iter().map(|rows| &rows[..])).collect();
     (0..rows.len())
         .flat_map(|row| all.iter().flat_map(move |x| x[row * N_EMBD..][..N_EMBD].to_vec()))
         .collect()

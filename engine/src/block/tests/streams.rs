@@ -1,6 +1,6 @@
 //! Rows of layers, streams updated by turns and the way past attention, against their definitions in f64.
 
-use super::{Bench, Tensors, bits, close, noise, wide};
+use super::{Bench, Buffer, Tensors, bits, close, noise, wide};
 use crate::arch::{AltUpSpec, BlockKind, LaurelSpec, LayerRowSpec};
 use crate::kernels::available;
 
@@ -20,9 +20,11 @@ fn run(
     let mut first: Option<(Vec<f32>, Vec<Vec<f32>>)> = None;
     for kernels in available() {
         let mut bench = Bench::new(kind, tensors, N_EMBD, kernels);
-        bench.beside = beside.to_vec();
+        bench.beside = beside.iter().cloned().map(Buffer::from).collect();
         let out = bench.step(&[(1, 0, x.len() / N_EMBD)], None, x);
-        let first = first.get_or_insert_with(|| (out.clone(), bench.beside.clone()));
+        let first = first.get_or_insert_with(|| {
+            (out.clone(), bench.beside.iter().map(|b| b.to_vec()).collect())
+        });
         assert!(bits(&out) == bits(&first.0), "{}", kernels.name);
         for (left, same) in bench.beside.iter().zip(&first.1) {
             assert!(bits(left) == bits(same), "{}: beside", kernels.name);

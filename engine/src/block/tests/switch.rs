@@ -28,7 +28,7 @@ fn found(gain: f32, cuts: &[usize]) -> Vec<f32> {
         let mut bench = Bench::new(&kind, &Tensors::default(), N_EMBD, kernels);
         let mut places = Vec::new();
         for cut in cuts.windows(2) {
-            bench.beside = vec![TOKENS[cut[0]..cut[1]].to_vec()];
+            bench.beside = vec![TOKENS[cut[0]..cut[1]].to_vec().into()];
             let n = cut[1] - cut[0];
             let out = bench.step(&[(1, cut[0], n)], None, &vec![1.0; n * N_EMBD]);
             assert!(out.iter().all(|x| x.to_bits() == 0));
@@ -67,8 +67,8 @@ fn a_mean_between_two_adapters_is_the_higher_one() {
     let kind = BlockKind::Switch(SwitchRouterSpec { gain: 15.0, n_places: 4 });
     for kernels in available() {
         let mut bench = Bench::new(&kind, &Tensors::default(), N_EMBD, kernels);
-        bench.beside = vec![vec![1.0, 0.0, 2.0]];
+        bench.beside = vec![vec![1.0, 0.0, 2.0].into()];
         bench.step(&[(0, 0, 3)], None, &[0.0; 3 * N_EMBD]);
-        assert_eq!(bench.beside[0], [1.0, 1.0, 2.0], "{}", kernels.name);
+        assert_eq!(bench.beside[0][..], [1.0, 1.0, 2.0], "{}", kernels.name);
     }
 }

@@ -68,7 +68,7 @@ fn random_blocks(ty: GgmlType, rows: usize, cols: usize, rng: &mut Rng) -> Vec<u
 }
 
 fn multiply(compute: &Compute, w: &PackedMatrix, x: &[f32]) -> Vec<f32> {
-    let x = ActRows::new(compute, x, w.cols(), &[w]);
+    let x = ActRows::new(x, w.cols());
     let mut out = vec![f32::NAN; x.n_rows() * w.rows()];
     compute.matmul(&mut [MatmulJob { w, x: &x, rows: 0..x.n_rows(), out: &mut out }]);
     out
@@ -234,7 +234,7 @@ fn many_jobs_of_any_kind_run_in_one_call() {
         let weights = sources.each_ref().map(|(ty, rows, bytes)| {
             PackedMatrix::pack(compute, *ty, *rows, cols, bytes).expect("packs")
         });
-        let act = ActRows::new(compute, &x, cols, &[&weights[0], &weights[1], &weights[2]]);
+        let act = ActRows::new(&x, cols);
         let mut outs: Vec<Vec<f32>> = weights
             .iter()
             .zip(&ranges)
