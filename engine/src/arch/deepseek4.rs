@@ -13,10 +13,6 @@ use super::{
 use crate::error::ModelError;
 use crate::kernels::{GateBound, RopeLayout};
 
-/// Greatest weight of a block's output in a stream.
-const MAGNITUDE: f32 = 2.0;
-/// Most rounds that streams' weights are believed to be normed; models have 20.
-const MOST_ROUNDS: u32 = 1000;
 /// Positions of an entry where an index chooses among them, which overlap.
 const FINE: usize = 4;
 /// Positions of an entry where rows attend to all.
@@ -46,14 +42,9 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { rope, local_rope, skeleton, ..ModelSpec::usual(hp, layers, eps)? })
 }
 
+/// Streams that mix, and that the head weighs.
 fn streams(hp: &Hparams<'_>, eps: f32) -> Result<HyperSpec, ModelError> {
-    const ROUNDS: &str = "hyper_connection.sinkhorn_iterations";
-    let rounds = hp.need_u32(ROUNDS)?;
-    if !(1..=MOST_ROUNDS).contains(&rounds) {
-        return Err(hp.bad(ROUNDS, &format!("is {rounds}, must be between 1 and {MOST_ROUNDS}")));
-    }
-    let streams = hyper::read(hp, eps)?;
-    Ok(HyperSpec { magnitude: MAGNITUDE, rounds: Some(rounds as usize), ..streams })
+    Ok(HyperSpec { head_stem: Some(hyper::HEAD_STEM), ..hyper::read_mixed(hp, eps)? })
 }
 
 /// The rotations of layers with entries and of those without. YaRN has no magnitude here.
