@@ -118,8 +118,7 @@ impl Block for Predict {
             cx.beside.resize_with(at + 1, Buffer::default);
         }
         let prediction = &mut cx.beside[at];
-        prediction.clear();
-        prediction.extend_from_slice(x);
+        prediction.set(x);
         cx.compute.add(prediction, out);
     }
 }

@@ -195,8 +195,7 @@ impl Attention {
                     unreachable!("two tensors")
                 };
                 for (to, from) in [(to_k, k), (to_v, v)] {
-                    to.clear();
-                    to.extend_from_slice(from);
+                    to.set(from);
                 }
                 (k, v)
             }

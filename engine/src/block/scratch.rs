@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Default)]
 pub struct Scratch(Arc<Mutex<Spare>>);
 
-/// Buffers that nobody has.
+/// Buffers that nobody has, at the greatest length that somebody asked for.
 #[derive(Default)]
 struct Spare {
     buffers: Vec<Vec<f32>>,
@@ -18,7 +18,9 @@ struct Spare {
 /// Values in memory of a scratch, to which it goes back; or in memory of their own.
 #[derive(Default)]
 pub struct Buffer {
+    /// At least `len` of them, so that nothing is filled when a longer buffer is taken again.
     values: Vec<f32>,
+    len: usize,
     home: Option<Scratch>,
 }
 
@@ -26,21 +28,20 @@ impl Scratch {
     /// A buffer of `len` values, stale ones among them.
     pub fn take(&self, len: usize) -> Buffer {
         let spare = &mut *self.spare();
-        // The tightest fit: layers that ask for the same lengths in turn get the same buffers again,
-        // with nothing to fill.
-        let fits = (0..spare.buffers.len()).filter(|i| spare.buffers[*i].capacity() >= len);
-        let mut values = match fits.min_by_key(|i| spare.buffers[*i].capacity()) {
+        // The tightest fit: layers that ask for the same lengths in turn get the same buffers again.
+        let fits = (0..spare.buffers.len()).filter(|i| spare.buffers[*i].len() >= len);
+        let values = match fits.min_by_key(|i| spare.buffers[*i].len()) {
             Some(i) => spare.buffers.swap_remove(i),
             None => {
                 spare.n_grown += 1;
                 let mut values = spare.buffers.pop().unwrap_or_default();
                 values.clear();
                 values.reserve_exact(len);
+                values.resize(len, 0.0);
                 values
             }
         };
-        values.resize(len, 0.0);
-        Buffer { values, home: Some(self.clone()) }
+        Buffer { values, len, home: Some(self.clone()) }
     }
 
     /// A buffer that begins as a copy of `x`.
@@ -66,11 +67,33 @@ impl Scratch {
 }
 
 impl Buffer {
+    /// Takes the values of `x`, as many as it has.
+    pub fn set(&mut self, x: &[f32]) {
+        if self.values.len() < x.len() {
+            self.values.resize(x.len(), 0.0);
+        }
+        self.len = x.len();
+        self.copy_from_slice(x);
+    }
+
+    /// Keeps the first `len` values.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len, "the first {len} of {} values", self.len);
+        self.len = len;
+    }
+
     /// The values, to be kept beyond the pass: copied where the memory is the scratch's.
     pub fn into_vec(mut self) -> Vec<f32> {
         match self.home {
-            Some(_) => self.values.clone(),
-            None => std::mem::take(&mut self.values),
+            Some(_) => self.to_vec(),
+            None => {
+                let mut values = std::mem::take(&mut self.values);
+                values.truncate(self.len);
+                values
+            }
         }
     }
 }
@@ -78,7 +101,7 @@ impl Buffer {
 impl From<Vec<f32>> for Buffer {
     /// Values in memory of their own.
     fn from(values: Vec<f32>) -> Self {
-        Self { values, home: None }
+        Self { len: values.len(), values, home: None }
     }
 }
 
@@ -91,16 +114,16 @@ impl Drop for Buffer {
 }
 
 impl Deref for Buffer {
-    type Target = Vec<f32>;
+    type Target = [f32];
 
-    fn deref(&self) -> &Vec<f32> {
-        &self.values
+    fn deref(&self) -> &[f32] {
+        &self.values[..self.len]
     }
 }
 
 impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut Vec<f32> {
-        &mut self.values
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.values[..self.len]
     }
 }
 
