@@ -3,7 +3,9 @@
 //! Only resumable requests are in it: nobody can come back for the others. A request's tokens follow from its prompt
 //! and its seed, so that a token which is missing here costs its computing and nothing else. This decides how the file
 //! is kept: what happens is written within [`WRITE_EVERY`] and synced to the disk every [`SYNC_EVERY`]. A process
-//! that is killed loses what the last few milliseconds brought, a machine without power the last second.
+//! that is killed loses tokens of the last few milliseconds, a machine without power those of the last second. A
+//! client hears nothing of its request before the request is in the file ([`Entry::written`]), so that no request is
+//! lost that somebody could come back for.
 //!
 //! The file is a header and then one JSON object a line ([`records`]). Requests that are over are dropped when the
 //! file has more of them than of others. Requests that would make it larger than [`MAX_LIVE_BYTES`] are not taken.
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
 use thiserror::Error;
+use tokio::sync::watch;
 
 use crate::numerics::Numerics;
 use crate::sched::FinishReason;
@@ -66,6 +69,8 @@ pub struct Journal(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     news: Condvar,
+    /// [`State::noted`] of what is in the file, or was refused by it.
+    written: watch::Sender<u64>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -76,6 +81,8 @@ struct State {
     live_bytes: u64,
     /// Lines that are not yet in the file.
     pending: Vec<u8>,
+    /// Bytes of all lines so far.
+    noted: u64,
     next: u64,
     /// The server has ended.
     closed: bool,
@@ -108,6 +115,8 @@ pub struct Recovered {
 pub struct Entry {
     journal: Journal,
     no: u64,
+    /// [`State::noted`] once the request itself was.
+    noted: u64,
 }
 
 /// Notes what one sequence of a request draws.
@@ -135,11 +144,13 @@ impl Journal {
             next: live.keys().last().map_or(0, |no| no + 1),
             live,
             pending: Vec::new(),
+            noted: 0,
             closed: false,
         };
         let journal = Self(Arc::new(Shared {
             state: Mutex::new(state),
             news: Condvar::new(),
+            written: watch::Sender::new(0),
             thread: Mutex::new(None),
         }));
         let writing = journal.clone();
@@ -151,7 +162,7 @@ impl Journal {
         let recovered = found.into_iter().map(|(no, old)| Recovered {
             opened: old.opened,
             drawn: old.drawn,
-            entry: Entry { journal: journal.clone(), no },
+            entry: Entry { journal: journal.clone(), no, noted: 0 },
         });
         Ok((journal.clone(), recovered.collect()))
     }
@@ -170,7 +181,7 @@ impl Journal {
         state.live.insert(no, Vec::new());
         state.note(no, &Record::Open { no, opened });
         self.0.news.notify_one();
-        Ok(Entry { journal: self.clone(), no })
+        Ok(Entry { journal: self.clone(), no, noted: state.noted })
     }
 
     /// Writes what is pending; blocks until it is on the disk. Nothing is noted from now on.
@@ -191,20 +202,22 @@ impl Journal {
     fn write_out(&self, mut writer: file::Writer) {
         let mut broken = false;
         loop {
-            let (pending, rewrite, closed) = {
+            let (pending, rewrite, noted, closed) = {
                 let state = self.state();
                 let waited = self.0.news.wait_timeout(state, WRITE_EVERY);
                 let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 let bytes = writer.len() + state.pending.len() as u64;
                 let rewrite = broken || bytes > 2 * state.live_bytes + MAX_WASTE_BYTES;
                 let live = rewrite.then(|| state.live.values().cloned().collect::<Vec<_>>());
-                (std::mem::take(&mut state.pending), live, state.closed)
+                (std::mem::take(&mut state.pending), live, state.noted, state.closed)
             };
             let done = match rewrite {
                 // What is pending is a part of it.
                 Some(live) => writer.rewrite(live.iter()),
                 None => writer.append(&pending),
             };
+            // Where the file refuses, requests run on without it.
+            self.0.written.send_replace(noted);
             let done = done.and_then(|()| writer.sync_if_due(SYNC_EVERY, closed));
             broken = done.is_err();
             if closed {
@@ -224,6 +237,7 @@ impl State {
         let line = records::line(record);
         if let Some(lines) = self.live.get_mut(&no) {
             self.live_bytes += line.len() as u64;
+            self.noted += line.len() as u64;
             lines.extend_from_slice(&line);
             self.pending.extend_from_slice(&line);
         }
@@ -234,6 +248,14 @@ impl Entry {
     /// For sequence number `sequence` of the request.
     pub fn recorder(&self, sequence: usize) -> Recorder {
         Recorder { entry: self.clone(), sequence: sequence as u32 }
+    }
+
+    /// Ready when the request is in the file: the next coordinator knows it even if this one is killed now. Ready as
+    /// well where the file refuses, of which the log tells.
+    pub async fn written(&self) {
+        let mut written = self.journal.0.written.subscribe();
+        // The journal, and so the sender, lives as long as this does.
+        let _ = written.wait_for(|written| *written >= self.noted).await;
     }
 
     /// Nobody will ask for the request any more.
@@ -334,6 +356,28 @@ mod tests {
         assert!(found.is_empty(), "tokens of another model are of no use");
         journal.close();
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_written_outlives_a_killed_process() {
+        let (folder, killed) = (folder("written"), folder("killed"));
+        let (journal, _) = Journal::open(&folder, "m").unwrap();
+        let mut entries = Vec::new();
+        for n in 0..50 {
+            let entry = journal.begin(opened(&n.to_string())).unwrap();
+            entry.written().await;
+            entries.push(entry);
+            // What a process leaves that is killed here.
+            std::fs::copy(folder.join(FILE), killed.join(FILE)).unwrap();
+            let (left, found) = Journal::open(&killed, "m").unwrap();
+            assert_eq!(found.len(), n + 1);
+            drop(found);
+            left.close();
+        }
+        drop(entries);
+        journal.close();
+        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::remove_dir_all(killed).unwrap();
     }
 
     #[test]

@@ -43,8 +43,9 @@ fn read(response: ureq::http::Response<ureq::Body>, most: usize) -> Events {
     assert_eq!(response.status(), 200);
     let (mut events, mut id) = (Vec::new(), String::new());
     for line in BufReader::new(response.into_body().into_reader()).lines() {
-        // A connection that breaks ends the stream for this client.
-        let Ok(line) = line else { break };
+        let line = line.unwrap_or_else(|error| {
+            panic!("the connection broke after {} events: {error}", events.len())
+        });
         if let Some(rest) = line.strip_prefix("id: ") {
             rest.clone_into(&mut id);
         } else if let Some(data) = line.strip_prefix("data: ") {

@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::events::Of;
 use super::reply::{self, Replies, ReplyPart};
 use super::sse::Gone;
-use super::streams::{self, Resumable};
+use super::streams::{self, Posted, Resumable};
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
 use super::writer::{self, Writer};
 use super::{App, Stamp, logprobs, trace};
@@ -33,9 +33,10 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    if let Some(answer) = streams::came_back(&app, &name, request.headers())? {
-        return Ok(answer);
-    }
+    let request = match streams::came_back(&app, &name, request).await? {
+        Posted::Again(answer) => return Ok(answer),
+        Posted::Anew(request) => request,
+    };
     let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
     let Begun { request, prompt, body, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
@@ -75,7 +76,10 @@ async fn resumable(
     let kept = resumable.stream.clone();
     let answer = kept.clone().follow(None)?;
     match begin(app.clone(), request, stamp, &prompt, name, &resumable).await {
-        Ok(_) => Ok(answer),
+        Ok(_) => {
+            resumable.is_noted().await;
+            Ok(answer)
+        }
         Err(error) => {
             app.streams.remove(&kept);
             Err(error)

@@ -15,7 +15,7 @@ use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::params::{Common, MAX_CHOICES};
 use super::sse::Gone;
-use super::streams::{self, Resumable};
+use super::streams::{self, Posted, Resumable};
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::writer::{self, Writer};
 use super::{App, Stamp, echo, logprobs, trace};
@@ -67,9 +67,10 @@ pub(super) async fn create(
     Extension(name): Extension<trace::Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    if let Some(answer) = streams::came_back(&app, &name, request.headers())? {
-        return Ok(answer);
-    }
+    let request = match streams::came_back(&app, &name, request).await? {
+        Posted::Again(answer) => return Ok(answer),
+        Posted::Anew(request) => request,
+    };
     let body = app.bodies.take(request).await?;
     let limits = app.limits;
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
@@ -317,6 +318,7 @@ impl Answer {
         match self.submit(name, Some(&resumable)).await {
             Ok(generations) => {
                 self.send(generations, Writer::kept(kept));
+                resumable.is_noted().await;
                 Ok(answer)
             }
             Err(error) => {

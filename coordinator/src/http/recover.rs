@@ -8,16 +8,21 @@ use axum::http::Method;
 
 use super::again::Again;
 use super::error::ApiError;
+use super::streams::Resumable;
 use super::tally::{Line, Owner, Tally};
 use super::{App, Stamp, chat, completions, trace};
-use crate::journal::Recovered;
+use crate::journal::{Opened, Recovered};
 
-/// Goes on with the requests of the coordinator before this one, each by itself.
+/// Goes on with the requests of the coordinator before this one, each by itself. Their streams can be read on when this
+/// returns.
 pub fn go_on(app: &App, recovered: Vec<Recovered>) {
     for request in recovered {
         let label = request.opened.label.clone();
         match app.access.owner_again(request.opened.owner) {
-            Ok(owner) => drop(tokio::spawn(one(app.clone(), request, owner))),
+            Ok(owner) => {
+                let (opened, resumable) = app.streams.begin_again(request);
+                drop(tokio::spawn(one(app.clone(), opened, resumable, owner)));
+            }
             Err(error) => {
                 tracing::warn!(request = label, error = %error.body(), "does not go on after a restart");
                 request.entry.over();
@@ -27,8 +32,7 @@ pub fn go_on(app: &App, recovered: Vec<Recovered>) {
 }
 
 /// Goes on with one of them, to its end.
-async fn one(app: App, recovered: Recovered, owner: Option<Owner>) {
-    let (opened, resumable) = app.streams.begin_again(recovered);
+async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner>) {
     let (label, stream) = (opened.label.clone(), resumable.stream.clone());
     tracing::info!(request = label, stream = opened.id, "goes on after a restart");
     let tally = Arc::new(Tally::default());

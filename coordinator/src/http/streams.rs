@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::response::sse::Event;
@@ -87,6 +87,13 @@ impl Resumable {
     /// What is known of sequence number `sequence`.
     pub fn drawn(&self, sequence: usize) -> Option<&Drawn> {
         self.drawn.as_ref()?.get(sequence)
+    }
+
+    /// Ready when the request would outlive this coordinator: only then may its client hear of it.
+    pub async fn is_noted(&self) {
+        if let Some(entry) = &self.stream.entry {
+            entry.written().await;
+        }
     }
 
     /// Where sequence number `sequence` is noted, if anywhere.
@@ -334,18 +341,30 @@ pub(super) fn position(headers: &HeaderMap) -> Result<Option<Position>, ApiError
     position.map(Some).ok_or_else(|| ApiError::bad_request(message))
 }
 
-/// The answer to a POST of a client that comes back; `None` where it does not.
+/// A POST: of a client that comes back, or a new one.
+pub(super) enum Posted {
+    /// The answer for who comes back.
+    Again(Response),
+    /// To be read.
+    Anew(Request),
+}
+
+/// Answers the POST of a client that comes back.
+///
+/// Its body says nothing that is not known, but it is read all the same: a connection that closes with bytes unread is
+/// reset, and a reset throws away what of the answer is still on its way.
 ///
 /// # Errors
-/// Its stream is not there.
-pub(super) fn came_back(
+/// Its stream is not there, or its body is not.
+pub(super) async fn came_back(
     app: &App,
     name: &trace::Name,
-    headers: &HeaderMap,
-) -> Result<Option<Response>, ApiError> {
-    let Some(position) = position(headers)? else { return Ok(None) };
+    request: Request,
+) -> Result<Posted, ApiError> {
+    let Some(position) = position(request.headers())? else { return Ok(Posted::Anew(request)) };
     let stream = app.streams.get(position.stream(), name)?;
-    stream.follow(Some(position)).map(Some)
+    app.bodies.take(request).await?;
+    stream.follow(Some(position)).map(Posted::Again)
 }
 
 /// `GET /v1/streams/{id}`.
