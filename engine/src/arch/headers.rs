@@ -3,6 +3,18 @@
 use super::describe;
 use crate::gguf::{Gguf, GgufWriter};
 
+/// Sizes that many architectures want: four layers of four heads.
+pub const SMALL: [(&str, u32); 8] = [
+    ("block_count", 4),
+    ("context_length", 128),
+    ("embedding_length", 32),
+    ("feed_forward_length", 64),
+    ("attention.head_count", 4),
+    ("attention.head_count_kv", 2),
+    ("attention.key_length", 16),
+    ("attention.value_length", 16),
+];
+
 /// Why an architecture refuses a model with these keys, which stand behind the architecture's name.
 ///
 /// # Panics

@@ -85,19 +85,11 @@ fn experts(hp: &Hparams<'_>, il: usize) -> Result<MoeSpec, ModelError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::arch::headers::refusal;
+    use crate::arch::headers::{SMALL, refusal};
 
     fn refused(index: [u32; 5], n_rot: u32) -> String {
         let [head_count, key_length, block_size, top_k, local_blocks] = index;
         let counts = [
-            ("block_count", 4),
-            ("context_length", 128),
-            ("embedding_length", 32),
-            ("feed_forward_length", 64),
-            ("attention.head_count", 4),
-            ("attention.head_count_kv", 2),
-            ("attention.key_length", 16),
-            ("attention.value_length", 16),
             ("rope.dimension_count", n_rot),
             ("leading_dense_block_count", 1),
             ("expert_count", 8),
@@ -109,6 +101,7 @@ mod tests {
             ("attention.indexer.top_k", top_k),
             ("attention.indexer.local_blocks", local_blocks),
         ];
+        let counts = [&SMALL[..], &counts].concat();
         refusal("minimax-m3", &counts, &[("attention.layer_norm_rms_epsilon", 1e-5)])
     }
 

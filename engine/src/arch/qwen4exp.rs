@@ -198,6 +198,7 @@ fn sized(
 
 #[cfg(test)]
 mod tests {
+    use crate::arch::headers::SMALL;
     use crate::arch::{LAYER_ROW_TABLE, describe, stage_tensors};
     use crate::gguf::{Gguf, GgufWriter};
     use crate::quant::GgmlType;
@@ -209,14 +210,6 @@ mod tests {
         let key = |name: &str| format!("qwen4exp.{name}");
         writer.set("general.architecture", "qwen4exp").unwrap();
         let counts = [
-            ("block_count", 4),
-            ("context_length", 128),
-            ("embedding_length", 32),
-            ("feed_forward_length", 64),
-            ("attention.head_count", 4),
-            ("attention.head_count_kv", 2),
-            ("attention.key_length", 16),
-            ("attention.value_length", 16),
             ("attention.indexer.head_count", 4),
             ("attention.indexer.key_length", 16),
             ("attention.indexer.top_k", 16),
@@ -238,7 +231,7 @@ mod tests {
             ("ple.eos_token_id", 2),
             ("embedding_length_per_layer_input", 8),
         ];
-        for (name, count) in counts {
+        for (name, count) in SMALL.into_iter().chain(counts) {
             let changed = change.iter().find(|(changed, _)| *changed == name);
             writer.set(&key(name), &changed.map_or(count, |(_, count)| *count)).unwrap();
         }

@@ -18,9 +18,9 @@ const USUAL_GAIN: f32 = 15.0;
 /// Low-rank adapters of a file's own. Each has a place in tensors `lora_a` and `lora_b` beside a projection's matrix. Place 0
 /// is for rows without an adapter.
 ///
-/// A token that switches an adapter on is embedded as another one. Which adapter a row uses, is the mean of the places of
-/// all tokens of its sequence so far, weighted by `exp(gain)` if they switch one on, and by `exp(-gain)` and with place 0 if
-/// not; rounded. So behind one such token it is that token's adapter.
+/// A token that switches an adapter on is embedded as another one. Which adapter a row uses is a weighted mean of places,
+/// rounded: each token of its sequence so far has a place. A token that switches one on has that one's place and the weight
+/// `exp(gain)`. Any other has place 0 and the weight `exp(-gain)`. So behind one such token it is that token's adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchSpec {
     /// Adapters, place 0 included.

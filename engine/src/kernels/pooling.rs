@@ -1,15 +1,34 @@
-//! Keys of an index for pools of consecutive positions: a pool's key is a mean of its positions' keys, in which each
-//! element has weights of its own.
+//! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
+//! own: a softmax of the rows' gates.
 //!
-//! Each position leaves its key and behind it its gate in its page. The key of a pool takes the place of what its last
-//! position left there. Nobody needs that any more: whoever takes a sequence back to a position within the pool takes the
-//! last position away. So a pool's key needs no memory, and it is made once.
+//! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys of
+//! an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it its
+//! gate. The key of a pool takes the place of what its last position left. Nobody needs that any more: whoever takes a
+//! sequence back to a position within the pool takes the last position away. So a pool's key needs no memory, and it is
+//! made once.
 
 use super::KV_PAGE;
 use super::attention::AttendPart;
 use super::compute::Compute;
 use super::kv::{KvLayout, KvRow, ValuePlace};
+use super::ops::Rows;
 use crate::batch::BlockId;
+
+/// One row that goes into a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedRow<'a> {
+    /// What is averaged, `[width]`.
+    pub values: &'a [f32],
+    /// How much it counts, before the softmax over the pool's rows, `[width]`.
+    pub gates: &'a [f32],
+}
+
+/// One pool of [`Compute::pool_gated`].
+pub(super) struct GatedPool<'a> {
+    pub(super) rows: &'a [GatedRow<'a>],
+    /// `[width]`.
+    pub(super) out: &'a mut [f32],
+}
 
 /// How the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +58,28 @@ struct Completed<'a> {
 }
 
 impl Compute {
+    /// Makes a row of `out` `[n_pools, width]` of each pool's rows: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the
+    /// softmax of the `gates_i[j]` over the rows `i`. Rows are summed in their order.
+    ///
+    /// # Panics
+    /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
+    pub fn pool_gated(&self, pools: &[Vec<GatedRow<'_>>], width: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), pools.len() * width, "pool_gated: length of out");
+        let fits = |row: &GatedRow<'_>| row.values.len() == width && row.gates.len() == width;
+        let all_fit = pools.iter().all(|rows| !rows.is_empty() && rows.iter().all(fits));
+        assert!(all_fit && width > 0, "pool_gated: rows of {width}");
+        let pool = self.kernels().pool_gated;
+        let outs = Rows::new(out, width);
+        let most = pools.iter().map(Vec::len).max().unwrap_or(0);
+        self.for_rows(pools.len(), 2 * most * width, &|range| {
+            for p in range {
+                // SAFETY: `for_rows` hands out each pool once.
+                let out = unsafe { outs.rows(p..p + 1) };
+                pool(GatedPool { rows: &pools[p], out });
+            }
+        });
+    }
+
     /// Makes the key of each pool that the parts' rows complete: `Σ_i p_i * key_i`, element by element, over its positions
     /// `i`, with `p = softmax_i(gate_i + bias_i)`. The rows' own keys and gates must be in their pages; in the page of the
     /// pool's last position its key takes their place, with zeros behind it.

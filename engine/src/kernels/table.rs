@@ -15,8 +15,7 @@ use super::index::IndexTile;
 use super::kv::KvRow;
 use super::mamba::MambaTile;
 use super::matmul::MatmulChunk;
-use super::pooled::GatedPool;
-use super::pooling::PoolTile;
+use super::pooling::{GatedPool, PoolTile};
 use super::reference::lanes::Scalar;
 use super::rope::RopeRow;
 use super::simd::Simd;
@@ -132,7 +131,7 @@ impl Kernels {
             decay_factors: cpu::delta::decay_factors::<S>,
             bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
             attend_depth: cpu::depth_attention::attend_depth::<S>,
-            pool_gated: cpu::pooled::pool_gated::<S>,
+            pool_gated: cpu::pooling::pool_gated::<S>,
             ssd: cpu::ssd::ssd::<S>,
             ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
             ssd_chunked: cpu::ssd_chunked::ssd_chunked::<S>,

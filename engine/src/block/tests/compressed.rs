@@ -1,8 +1,8 @@
 //! Attention to a window and to entries against its definition, which takes every position by itself and remembers all.
 
-use super::{Bench, Tensors, bits, close, noise, wide};
+use super::{OfTwo, Tensors, noise, wide};
 use crate::arch::{BlockKind, CompressedSpec, EntriesSpec, EntryIndexSpec, Rotation};
-use crate::kernels::{RopeLayout, RopeParams, available};
+use crate::kernels::{RopeLayout, RopeParams};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;
@@ -208,36 +208,8 @@ fn check(spec: &CompressedSpec) {
     let x = LENGTHS.map(|n| noise(n * N_EMBD, n as u64));
     let want: Vec<f64> = x.iter().flat_map(|x| plain(&tensors, spec, x)).collect();
     let kind = BlockKind::Compressed(spec.clone());
-    let mut first: Option<Vec<f32>> = None;
-    for kernels in available() {
-        let whole = [(0, 0, LENGTHS[0]), (1, 0, LENGTHS[1])];
-        let out =
-            Bench::new(&kind, &tensors, N_EMBD, kernels).step(&whole, Some(&rope), &x.concat());
-        close(&format!("{spec:?}"), &out, &want, 5e-5);
-        let first = first.get_or_insert_with(|| out.clone());
-        assert!(bits(&out) == bits(first), "tables differ: {}", kernels.name);
-        for step in [1, 3, 7, 64, 130] {
-            let mut bench = Bench::new(&kind, &tensors, N_EMBD, kernels);
-            let mut outs = [Vec::new(), Vec::new()];
-            for at in (0..LENGTHS[0]).step_by(step) {
-                let (mut parts, mut rows) = (Vec::new(), Vec::new());
-                for s in 0..2 {
-                    let range = at.min(LENGTHS[s])..(at + step).min(LENGTHS[s]);
-                    if !range.is_empty() {
-                        parts.push((s as u32, at, range.len()));
-                        rows.extend(&x[s][range.start * N_EMBD..range.end * N_EMBD]);
-                    }
-                }
-                let mut out = bench.step(&parts, Some(&rope), &rows);
-                for (s, _, n) in parts {
-                    let rest = out.split_off(n * N_EMBD);
-                    outs[s as usize].extend(std::mem::replace(&mut out, rest));
-                }
-            }
-            let same = bits(&outs.concat()) == bits(first);
-            assert!(same, "{}: {spec:?} in steps of {step}", kernels.name);
-        }
-    }
+    let block = OfTwo { kind, tensors: &tensors, n_embd: N_EMBD, rope: Some(&rope) };
+    block.check(&x, (&want, 5e-5), &[1, 3, 7, 64, 130]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Latent attention against its definition: here keys and values of every head are made from the compressed
 //! rows, and nothing is absorbed.
 
-use super::{Bench, Tensors, bits, close, noise, wide};
+use super::{Bench, OfTwo, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
 use crate::kernels::{PoolSizes, RopeLayout, RopeParams, Window, available};
 
@@ -322,39 +322,11 @@ fn best(
 /// Both sequences in one ubatch against the definition, then cut and mixed for the same bits.
 fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
     let rope = (spec.rotation == Rotation::Model).then(rope);
-    let rope = rope.as_ref();
     let x = LENGTHS.map(|n| noise(n * N_EMBD, n as u64));
     let want: Vec<f64> = x.iter().flat_map(|x| plain(plain_tensors, spec, x)).collect();
     let kind = BlockKind::Mla(spec.clone());
-    let mut first: Option<Vec<f32>> = None;
-    for kernels in available() {
-        let whole = [(0, 0, LENGTHS[0]), (1, 0, LENGTHS[1])];
-        let out = Bench::new(&kind, tensors, N_EMBD, kernels).step(&whole, rope, &x.concat());
-        close(&format!("{spec:?}"), &out, &want, 2e-5);
-        let first = first.get_or_insert_with(|| out.clone());
-        assert!(bits(&out) == bits(first), "tables differ: {}", kernels.name);
-        for step in [1, 7, 64] {
-            let mut bench = Bench::new(&kind, tensors, N_EMBD, kernels);
-            let mut outs = [Vec::new(), Vec::new()];
-            for at in (0..LENGTHS[0]).step_by(step) {
-                let (mut parts, mut rows) = (Vec::new(), Vec::new());
-                for s in 0..2 {
-                    let range = at.min(LENGTHS[s])..(at + step).min(LENGTHS[s]);
-                    if !range.is_empty() {
-                        parts.push((s as u32, at, range.len()));
-                        rows.extend(&x[s][range.start * N_EMBD..range.end * N_EMBD]);
-                    }
-                }
-                let mut out = bench.step(&parts, rope, &rows);
-                for (s, _, n) in parts {
-                    let rest = out.split_off(n * N_EMBD);
-                    outs[s as usize].extend(std::mem::replace(&mut out, rest));
-                }
-            }
-            let same = bits(&outs.concat()) == bits(first);
-            assert!(same, "{}: {spec:?} in steps of {step}", kernels.name);
-        }
-    }
+    let block = OfTwo { kind, tensors, n_embd: N_EMBD, rope: rope.as_ref() };
+    block.check(&x, (&want, 2e-5), &[1, 7, 64]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::{Block, BlockCx, Buffer, RowAdapters, Scratch, load_block};
 use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
-use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeParams, RopeTable};
+use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeParams, RopeTable, available};
 use crate::quant::GgmlType;
 use crate::state::{BlockState, PartRows, Prefixes, Sequences, StateRoom};
 use crate::weights::WeightLoader;
@@ -165,6 +165,62 @@ impl Bench {
         let mut out = vec![f32::NAN; x.len()];
         self.block.forward(&mut cx, &mut self.state, &rows, &mut out);
         out
+    }
+}
+
+/// A block that two sequences go through.
+struct OfTwo<'a> {
+    kind: BlockKind,
+    tensors: &'a Tensors,
+    n_embd: usize,
+    rope: Option<&'a RopeParams>,
+}
+
+impl OfTwo<'_> {
+    fn bench(&self, kernels: &'static Kernels) -> Bench {
+        Bench::new(&self.kind, self.tensors, self.n_embd, kernels)
+    }
+
+    /// Both sequences in one ubatch give what is `want`ed, within a bound. So do they, bit for bit, with every table of
+    /// kernels and when they are cut in `steps`, each with rows of both sequences.
+    fn check(&self, x: &[Vec<f32>; 2], (want, bound): (&[f64], f64), steps: &[usize]) {
+        let lengths = [0, 1].map(|s| x[s].len() / self.n_embd);
+        let mut first: Option<Vec<f32>> = None;
+        for kernels in available() {
+            let whole = [(0, 0, lengths[0]), (1, 0, lengths[1])];
+            let out = self.bench(kernels).step(&whole, self.rope, &x.concat());
+            close(&format!("{:?}", self.kind), &out, want, bound);
+            let first = first.get_or_insert_with(|| out.clone());
+            assert!(bits(&out) == bits(first), "tables differ: {}", kernels.name);
+            for step in steps {
+                let same = bits(&self.in_steps(kernels, x, *step)) == bits(first);
+                assert!(same, "{}: {:?} in steps of {step}", kernels.name, self.kind);
+            }
+        }
+    }
+
+    /// What comes out for one sequence after the other, when each ubatch has `step` rows of both.
+    fn in_steps(&self, kernels: &'static Kernels, x: &[Vec<f32>; 2], step: usize) -> Vec<f32> {
+        let (mut bench, n_embd) = (self.bench(kernels), self.n_embd);
+        let mut outs = [Vec::new(), Vec::new()];
+        let longest = x[0].len().max(x[1].len()) / n_embd;
+        for at in (0..longest).step_by(step) {
+            let (mut parts, mut rows) = (Vec::new(), Vec::new());
+            for (s, x) in x.iter().enumerate() {
+                let end = x.len() / n_embd;
+                let range = at.min(end)..(at + step).min(end);
+                if !range.is_empty() {
+                    parts.push((s as u32, at, range.len()));
+                    rows.extend(&x[range.start * n_embd..range.end * n_embd]);
+                }
+            }
+            let mut out = bench.step(&parts, self.rope, &rows);
+            for (s, _, n) in parts {
+                let rest = out.split_off(n * n_embd);
+                outs[s as usize].extend(std::mem::replace(&mut out, rest));
+            }
+        }
+        outs.concat()
     }
 }
 

@@ -29,7 +29,6 @@ pub(super) mod matmul_q8;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 pub(super) mod norm;
-pub(super) mod pooled;
 pub(super) mod pooling;
 pub(super) mod probe;
 pub(super) mod product;

@@ -25,8 +25,6 @@ pub(super) mod mean_index;
 #[cfg(test)]
 pub(super) mod ops;
 #[cfg(test)]
-pub(super) mod pooled;
-#[cfg(test)]
 pub(super) mod pooling;
 #[cfg(test)]
 pub(super) mod ssd;

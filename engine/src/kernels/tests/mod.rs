@@ -18,7 +18,6 @@ mod matmul;
 mod mean_index;
 mod ops;
 mod paged;
-mod pooled;
 mod pooling;
 mod ssd;
 mod wkv6;
