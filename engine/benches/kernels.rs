@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{
-    ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType, MatmulJob,
-    PackedMatrix, ValuePlace,
+    ActForms, ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType,
+    MatmulJob, PackedMatrix, ValuePlace,
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
@@ -111,10 +111,11 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     for n_rows in [1, 8, 32, 256] {
         let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
-        let act = ActRows::new(&x, cols);
+        let forms = ActForms::default();
+        let act = ActRows::new(&x, cols, &forms);
         let seconds = bench.seconds(|i| {
             let w = &weights[i % COPIES];
-            compute.matmul(&mut [MatmulJob { w, x: &act, rows: 0..n_rows, out: &mut out }]);
+            compute.matmul(&mut [MatmulJob { w, x: act, rows: 0..n_rows, out: &mut out }]);
         });
         let bytes = weights[0].nbytes() as f64 / seconds;
         let ops = (2 * n_rows * n_out * cols) as f64 / seconds;

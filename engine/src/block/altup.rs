@@ -7,10 +7,10 @@
 //! - Behind it ([`Correct`]), with `c = correct_coef m` and the difference `d` between the first stream and its prediction:
 //!   stream `j` becomes `prediction_j + (1 + c_j) d`.
 
-use super::{Block, BlockCx, Buffer};
+use super::{Block, BlockCx, Rows};
 use crate::arch::AltUpSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, PackedMatrix};
+use crate::kernels::PackedMatrix;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -43,16 +43,16 @@ impl Router {
     }
 
     /// `[n_rows, n_coefs]` of rows `x` `[n_rows, n_embd]`.
-    fn weights(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Buffer {
+    fn weights(&self, cx: &BlockCx<'_>, x: &Rows) -> Rows {
         let (n, n_embd) = (self.router.rows(), self.router.cols());
-        let n_rows = x.len() / n_embd;
-        let mut normed = cx.scratch.take(x.len());
+        let n_rows = x.n_rows();
+        let mut normed = cx.scratch.take(n_rows, n_embd);
         cx.compute.rms_norm(x, &self.norm, self.eps, &mut normed);
         cx.compute.scale(&mut normed, 1.0 / n_embd as f32);
-        let mut numbers = cx.scratch.take(n_rows * n);
+        let mut numbers = cx.scratch.take(n_rows, n);
         cx.compute.multiply(&self.router, &normed, &mut numbers);
         numbers.iter_mut().for_each(|number| *number = libm::tanhf(*number));
-        let mut weights = cx.scratch.take(n_rows * self.coefs.len() / n);
+        let mut weights = cx.scratch.take(n_rows, self.coefs.len() / n);
         let rows = weights.chunks_exact_mut(self.coefs.len() / n);
         for (weights, numbers) in rows.zip(numbers.chunks_exact(n)) {
             for (weight, coefs) in weights.iter_mut().zip(self.coefs.chunks_exact(n)) {
@@ -90,23 +90,22 @@ impl Block for Predict {
         self.router.router.nbytes()
     }
 
-    /// `out[n_rows, n_embd]`, what the first stream `x` gains. The streams beside it become their predictions, and the
-    /// first one's is kept there until the layer's end.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        let (x, n_embd, n) = (x.values(), x.cols(), self.spec.n);
+    /// Of what the first stream `x` gains. The streams beside it become their predictions, and the first one's is kept there
+    /// until the layer's end.
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        let (n_embd, n) = (x.cols(), self.spec.n);
         let weights = self.router.weights(cx, x);
-        let mut gains: Vec<Buffer> = self.spec.others().map(|_| cx.scratch.take(x.len())).collect();
+        let take = || cx.scratch.take(x.n_rows(), n_embd);
+        let (mut out, mut gains) = (take(), Vec::from_iter(self.spec.others().map(|_| take())));
         let others = &cx.beside[self.spec.others()];
-        let streams: Vec<&[f32]> =
-            std::iter::once(x).chain(others.iter().map(|stream| &stream[..])).collect();
-        let all = std::iter::once(&mut *out).chain(gains.iter_mut().map(|gain| &mut gain[..]));
+        let streams: Vec<&Rows> = std::iter::once(x).chain(others).collect();
+        let all = std::iter::once(&mut out).chain(&mut gains);
         for (j, gain) in all.enumerate() {
             cx.compute.fill_rows(gain, n_embd, &|row, gain| {
                 let weights = &weights[(row * n + j) * n..][..n];
                 gain.fill(0.0);
                 for (stream, weight) in streams.iter().zip(weights) {
-                    let stream = &stream[row * n_embd..][..n_embd];
-                    gain.iter_mut().zip(stream).for_each(|(g, x)| *g += weight * x);
+                    gain.iter_mut().zip(stream.row(row)).for_each(|(g, x)| *g += weight * x);
                 }
             });
         }
@@ -115,11 +114,12 @@ impl Block for Predict {
         }
         let at = self.spec.prediction();
         if cx.beside.len() <= at {
-            cx.beside.resize_with(at + 1, Buffer::default);
+            cx.beside.resize_with(at + 1, Rows::default);
         }
         let prediction = &mut cx.beside[at];
         prediction.set(x);
-        cx.compute.add(prediction, out);
+        cx.compute.add(prediction, &out);
+        out
     }
 }
 
@@ -147,29 +147,28 @@ impl Block for Correct {
         self.router.router.nbytes()
     }
 
-    /// `out[n_rows, n_embd]`, what the first stream `x` gains: as it is its prediction plus the difference, that is `c_0`
-    /// of the difference. The streams beside it are corrected where they are.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        let (x, n_embd, n) = (x.values(), x.cols(), self.spec.n);
+    /// Of what the first stream `x` gains: as it is its prediction plus the difference, that is `c_0` of the difference. The
+    /// streams beside it are corrected where they are.
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        let (n_embd, n) = (x.cols(), self.spec.n);
         let weights = self.router.weights(cx, x);
-        let mut difference = cx.scratch.take(x.len());
+        let mut difference = cx.scratch.take(x.n_rows(), n_embd);
         let prediction = &cx.beside[self.spec.prediction()];
         cx.compute.fill_rows(&mut difference, n_embd, &|row, difference| {
-            let at = row * n_embd..(row + 1) * n_embd;
-            let both = x[at.clone()].iter().zip(&prediction[at]);
+            let both = x.row(row).iter().zip(prediction.row(row));
             difference.iter_mut().zip(both).for_each(|(d, (x, p))| *d = x - p);
         });
         let others = cx.beside[self.spec.others()].iter_mut().enumerate();
         for (i, stream) in others {
             cx.compute.fill_rows(stream, n_embd, &|row, stream| {
                 let weight = 1.0 + weights[row * n + i + 1];
-                let difference = &difference[row * n_embd..][..n_embd];
-                stream.iter_mut().zip(difference).for_each(|(s, d)| *s += weight * d);
+                stream.iter_mut().zip(difference.row(row)).for_each(|(s, d)| *s += weight * d);
             });
         }
-        cx.compute.fill_rows(out, n_embd, &|row, out| {
-            let difference = &difference[row * n_embd..][..n_embd];
-            out.iter_mut().zip(difference).for_each(|(o, d)| *o = weights[row * n] * d);
+        let mut out = cx.scratch.take(x.n_rows(), n_embd);
+        cx.compute.fill_rows(&mut out, n_embd, &|row, out| {
+            out.iter_mut().zip(difference.row(row)).for_each(|(o, d)| *o = weights[row * n] * d);
         });
+        out
     }
 }

@@ -3,15 +3,13 @@
 //! The steps are projections, norms where there are some, rotation, causal attention (which may have a
 //! window, or an index that chooses blocks of positions), a gate and a norm where there are some, and the output projection.
 
-use super::block_index::BlockIndex;
+use super::block_index::{BlockIndex, IndexRows};
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use super::{Block, BlockCx};
-use crate::arch::{
-    AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, Rotation,
-};
+use super::{Block, BlockCx, Rows};
+use crate::arch::{AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, AttendVariant, ChosenBlocks, DistanceBiases, KvRows, RopeTable};
+use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, KvRows};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 
@@ -103,38 +101,25 @@ impl Block for Attention {
         own.chain(self.gate.as_deref()).map(Linear::nbytes).sum::<usize>() + index
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys and values.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// Appends the rows' keys and values.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let kv = state.kv();
-        let n = x.n_rows();
         let spec = &self.spec;
-        let mut q = cx.scratch.take(n * self.q.weight.rows());
-        let own_width = |width| if self.k.is_some() { n * width } else { 0 };
-        let mut k = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_k));
-        let mut v = cx.scratch.take(own_width(spec.n_kv_head * spec.head_dim_v));
-        let mut gate = self.gate.as_ref().map(|w| cx.scratch.take(n * w.rows()));
         let index = self.index.as_deref();
-        let mut of_index = index.map(|index| index.take(cx, n));
-        let mut jobs = vec![self.q.job(x, &mut q)];
-        jobs.extend(self.k.as_ref().map(|w| w.job(x, &mut k)));
-        jobs.extend(self.v.as_ref().map(|w| w.job(x, &mut v)));
-        if let (Some(w), Some(gate)) = (&self.gate, &mut gate) {
-            jobs.push(w.job(x, gate));
-        }
-        if let (Some(index), Some(rows)) = (index, &mut of_index) {
-            jobs.extend(index.jobs(x, rows));
-        }
-        cx.project(&mut jobs);
-        drop(jobs);
-        if self.v.is_none() {
-            v.copy_from_slice(&k);
-        }
+        let [q, k, v, gate, index_q, index_k] = cx.project_some(
+            x,
+            [
+                Some(&self.q),
+                self.k.as_ref(),
+                self.v.as_ref(),
+                self.gate.as_deref(),
+                index.map(|index| &index.query),
+                index.map(|index| &index.key),
+            ],
+        );
+        let [mut q, mut k] = [q, k].map(Option::unwrap_or_default);
+        let mut v = v.unwrap_or_else(|| cx.scratch.copy_of(&k));
+        let mut of_index = index_q.zip(index_k).map(|(query, key)| IndexRows { query, key });
         if let Some(bound) = spec.clamp {
             [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
         }
@@ -143,12 +128,12 @@ impl Block for Attention {
         }
         self.norm_and_rotate(cx, &mut q, &mut k);
         if let (Some(index), Some(rows)) = (index, &mut of_index) {
-            index.finish(cx, self.rope(cx), rows);
+            index.finish(cx, cx.rope_of(spec.rotation), rows);
         }
-        let mut heads = cx.scratch.take(n * spec.n_head * spec.head_dim_v);
+        let mut heads = cx.scratch.take(x.n_rows(), spec.n_head * spec.head_dim_v);
         let index_keys = of_index.as_ref().map_or(&[][..], |rows| &rows.key);
-        self.remember(cx, kv, [&k, &v, index_keys]);
-        let rope = self.rope(cx);
+        self.remember(cx, kv, [&k, &v], index_keys);
+        let rope = cx.rope_of(spec.rotation);
         let chosen =
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let variant = (spec.scale, self.variant(chosen.as_deref()));
@@ -159,7 +144,7 @@ impl Block for Attention {
         if let Some((weight, eps)) = &self.sub_norm {
             cx.compute.rms_norm_inplace(&mut heads, weight, *eps);
         }
-        self.output.forward(cx, &heads, out);
+        self.output.forward(cx, &heads)
     }
 }
 
@@ -187,7 +172,7 @@ impl Attention {
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys
     /// of an index.
-    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, [k, v, index]: [&[f32]; 3]) {
+    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, [k, v]: [&Rows; 2], index: &[f32]) {
         let (k, v) = match self.spec.kv {
             KvFrom::Own => (k, v),
             KvFrom::Lent(pair) => {
@@ -201,7 +186,7 @@ impl Attention {
             }
             KvFrom::Borrowed(pair) => {
                 let at = Beside::keys(pair);
-                (&cx.beside[at][..], &cx.beside[at + 1][..])
+                (&cx.beside[at], &cx.beside[at + 1])
             }
         };
         kv.append(cx.compute, cx.parts, cx.sequences, &KvRows { k, v, index });
@@ -222,15 +207,6 @@ impl Attention {
         }
     }
 
-    /// What rotates queries and keys.
-    fn rope<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeTable> {
-        match self.spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope,
-            Rotation::Local => cx.local_rope,
-        }
-    }
-
     /// What happens to queries and keys between their projections and the cache.
     fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut [f32], k: &mut [f32]) {
         let spec = &self.spec;
@@ -239,7 +215,7 @@ impl Attention {
         if let Some(norms) = norms.filter(|_| !after_rotation) {
             norms.apply(cx, spec, q, k);
         }
-        if let Some(rope) = self.rope(cx) {
+        if let Some(rope) = cx.rope_of(spec.rotation) {
             cx.compute.rope(q, spec.head_dim_k, rope);
             if !k.is_empty() {
                 cx.compute.rope(k, spec.head_dim_k, rope);

@@ -1,31 +1,31 @@
 //! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
 //! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
 
-use super::linear::{Linear, Projection};
-use super::{BlockCx, Buffer};
+use super::linear::Linear;
+use super::{BlockCx, Rows};
 use crate::arch::{BlockIndexSpec, BlockScoring};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, RopeTable};
+use crate::kernels::RopeTable;
 use crate::state::{IndexOfMeans, KvCache};
 use crate::weights::WeightLoader;
 
 /// Weights of an attention block's index.
 pub(super) struct BlockIndex {
     spec: BlockIndexSpec,
-    /// `[n_queries * head_dim, n_embd]`.
-    query: Linear,
+    /// From the block's input, `[n_queries * head_dim, n_embd]`.
+    pub(super) query: Linear,
     query_norm: Vec<f32>,
-    /// `[head_dim, n_embd]`.
-    key: Linear,
+    /// From the block's input, `[head_dim, n_embd]`.
+    pub(super) key: Linear,
     key_norm: Vec<f32>,
 }
 
-/// What an index makes of rows, in borrowed buffers.
+/// What an index makes of rows.
 pub(super) struct IndexRows {
     /// `[n, n_queries * head_dim]`.
-    query: Buffer,
+    pub(super) query: Rows,
     /// `[n, head_dim]`.
-    pub(super) key: Buffer,
+    pub(super) key: Rows,
 }
 
 impl BlockIndex {
@@ -49,21 +49,6 @@ impl BlockIndex {
             key_norm: loader.vector(&name("k_norm"), dim)?,
             spec,
         })
-    }
-
-    /// Room for `n` rows.
-    pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> IndexRows {
-        let take = |w: &Linear| cx.scratch.take(n * w.rows());
-        IndexRows { query: take(&self.query), key: take(&self.key) }
-    }
-
-    /// The projections of a block's input `x`.
-    pub(super) fn jobs<'a>(
-        &'a self,
-        x: &'a ActRows<'a>,
-        rows: &'a mut IndexRows,
-    ) -> [Projection<'a>; 2] {
-        [self.query.job(x, &mut rows.query), self.key.job(x, &mut rows.key)]
     }
 
     /// Norms and rotates the projected rows, in place. Keys of which means are made stay as they are.

@@ -2,10 +2,9 @@
 //! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, TokenShift, project};
+use super::{Block, BlockCx, Rows, TokenShift};
 use crate::arch::ChannelMixSpec;
 use crate::error::ModelError;
-use crate::kernels::ActRows;
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -51,30 +50,21 @@ impl Block for ChannelMix {
         self.key.nbytes() + self.value.nbytes() + gate
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the state moves on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let before = self.shift.before(cx, &parts, states.split().0, x);
-        let mut lean = cx.scratch.take(x.len());
-        lean.copy_from_slice(x);
+        let mut lean = cx.scratch.copy_of(x);
         cx.compute.lerp(&mut lean, &before, &self.lerp);
-        let mut k = project(cx, &self.key, &lean);
+        let mut k = self.key.forward(cx, &lean);
         cx.compute.relu_squared(&mut k);
-        let y = project(cx, &self.value, &k);
-        out.copy_from_slice(&y);
+        let mut out = self.value.forward(cx, &k);
         if let Some((lerp, matrix)) = &self.gate {
             lean.copy_from_slice(x);
             cx.compute.lerp(&mut lean, &before, lerp);
-            let gate = project(cx, matrix, &lean);
-            cx.compute.sigmoid_mul(out, &gate);
+            let gate = matrix.forward(cx, &lean);
+            cx.compute.sigmoid_mul(&mut out, &gate);
         }
+        out
     }
 }

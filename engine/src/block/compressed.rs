@@ -11,12 +11,11 @@ use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};
 use super::linear::Linear;
 use super::mla::per_head;
-use super::{Block, BlockCx, Buffer, project, rotate_last};
-use crate::arch::{CompressedSpec, Rotation};
+use super::{Block, BlockCx, Rows, rotate_last};
+use crate::arch::CompressedSpec;
 use crate::error::ModelError;
 use crate::kernels::{
-    ActRows, AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType,
-    PackedMatrix, RopeTable,
+    AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType, PackedMatrix,
 };
 use crate::state::{BlockState, EntryPages, PartRows, SlotStates};
 use crate::weights::WeightLoader;
@@ -42,12 +41,12 @@ pub struct Compressed {
     maker: Option<EntryMaker>,
 }
 
-/// What one forward pass borrows of the scratch.
+/// The projections of rows.
 struct Projected {
     /// `[n, n_head * head_dim]`.
-    q: Buffer,
+    q: Rows,
     /// `[n, head_dim]`.
-    key: Buffer,
+    key: Rows,
     /// For entries.
     entries: Option<MakerRows>,
 }
@@ -95,59 +94,54 @@ impl Block for Compressed {
         own.iter().sum::<usize>() + groups + maker
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; remembers the rows, and what entries they complete.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// Remembers the rows, and what entries they complete.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (slots, mut pages) = split(state);
         let mut rows = self.project(cx, x);
         let mut recent = Recent { values: slots.split().0, of_slot: self.spec.recent_len() };
         if let (Some(maker), Some(pages), Some(rows)) =
             (&self.maker, pages.as_deref_mut(), &mut rows.entries)
         {
-            maker.complete(cx, rows, self.rope(cx), &recent, pages);
+            maker.complete(cx, rows, cx.rope_of(self.spec.rotation), &recent, pages);
             maker.remember(cx, rows, &mut recent);
         }
         let near = self.near_keys(cx, &rows.key, &mut recent);
-        let mut heads = cx.scratch.take(rows.q.len());
-        self.attend(cx, pages.as_deref(), &rows, &near, &mut heads);
-        if let Some(table) = self.rope(cx) {
+        let mut heads = self.attend(cx, pages.as_deref(), &rows, &near);
+        if let Some(table) = cx.rope_of(self.spec.rotation) {
             rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], &table.backwards());
         }
-        self.way_back(cx, &heads, out);
+        self.way_back(cx, &heads)
     }
 }
 
 impl Compressed {
     /// All projections of the rows, normed and rotated.
-    fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
-        let n = x.n_rows();
-        let CompressedSpec { head_dim, n_rot, q_rank, eps, .. } = self.spec;
-        let mut narrow = cx.scratch.take(n * q_rank);
-        let mut key = cx.scratch.take(n * head_dim);
-        let mut entries = self.maker.as_ref().map(|maker| maker.take(cx, n));
-        let mut jobs = vec![self.q_a.job(x, &mut narrow), self.key.job(x, &mut key)];
-        if let (Some(maker), Some(rows)) = (&self.maker, &mut entries) {
-            jobs.extend(maker.jobs(x, rows));
-        }
-        cx.project(&mut jobs);
-        drop(jobs);
+    fn project(&self, cx: &BlockCx<'_>, x: &Rows) -> Projected {
+        let CompressedSpec { head_dim, n_rot, eps, rotation, .. } = self.spec;
+        let maker = self.maker.as_ref();
+        let [values, gates, index_weights, index_values, index_gates] =
+            maker.map_or([None; 5], EntryMaker::of_input);
+        let weights = [
+            Some(&self.q_a),
+            Some(&self.key),
+            values,
+            gates,
+            index_weights,
+            index_values,
+            index_gates,
+        ];
+        let [narrow, key, of_maker @ ..] = cx.project_some(x, weights);
+        let [mut narrow, mut key] = [narrow, key].map(Option::unwrap_or_default);
         cx.compute.rms_norm_inplace(&mut narrow, &self.q_norm, eps);
-        let mut q = project(cx, &self.q_b, &narrow);
+        let mut q = self.q_b.forward(cx, &narrow);
         cx.compute.rms_norm_inplace(&mut q, &self.ones, eps);
         cx.compute.rms_norm_inplace(&mut key, &self.key_norm, eps);
-        let table = self.rope(cx);
+        let table = cx.rope_of(rotation);
         if let Some(table) = table {
             rotate_last(cx, &mut q, [head_dim, n_rot], table);
             rotate_last(cx, &mut key, [head_dim, n_rot], table);
         }
-        if let (Some(maker), Some(rows)) = (&self.maker, &mut entries) {
-            maker.finish(cx, &narrow, table, rows);
-        }
+        let entries = maker.map(|maker| maker.finish(cx, of_maker, &narrow, table));
         Projected { q, key, entries }
     }
 
@@ -156,11 +150,11 @@ impl Compressed {
         Ring { start: 0, n: self.spec.n_near(), width: self.spec.head_dim }
     }
 
-    /// The keys that the rows see of their windows, part by part, in a borrowed buffer; those of the rows are remembered.
-    fn near_keys(&self, cx: &mut BlockCx<'_>, key: &[f32], recent: &mut Recent<'_>) -> Buffer {
+    /// The keys that the rows see of their windows, part by part; those of the rows are remembered.
+    fn near_keys(&self, cx: &BlockCx<'_>, key: &Rows, recent: &mut Recent<'_>) -> Rows {
         let (ring, width) = (self.near_ring(), self.spec.head_dim);
         let n_old: usize = cx.parts.iter().map(|part| self.n_before(part)).sum();
-        let mut near = cx.scratch.take(n_old * width + key.len());
+        let mut near = cx.scratch.take(n_old + key.n_rows(), width);
         let mut left = &mut near[..];
         for part in cx.parts {
             let pos = part.pos as usize;
@@ -184,15 +178,14 @@ impl Compressed {
         self.spec.n_near().min(part.pos as usize)
     }
 
-    /// Attention of the queries to what [`Self::near_keys`] gave and to entries; `out` is `[n, n_head * head_dim]`.
+    /// Attention of the queries to what [`Self::near_keys`] gave and to entries; `[n, n_head * head_dim]`.
     fn attend(
         &self,
-        cx: &mut BlockCx<'_>,
+        cx: &BlockCx<'_>,
         pages: Option<&EntryPages>,
         rows: &Projected,
-        near: &[f32],
-        out: &mut [f32],
-    ) {
+        near: &Rows,
+    ) -> Rows {
         let (width, sequences) = (self.spec.head_dim, cx.sequences);
         let blocks = |part: &PartRows| sequences.get(part.slot).map_or(&[][..], |s| &s.blocks);
         let chosen = match (&self.maker, pages, &rows.entries) {
@@ -200,7 +193,7 @@ impl Compressed {
             _ => Vec::new(),
         };
         let mut chosen = chosen.iter().peekable();
-        let mut all = Vec::with_capacity(rows.key.len() / width);
+        let mut all = Vec::with_capacity(rows.key.n_rows());
         let mut start = 0;
         for part in cx.parts {
             let n_before = self.n_before(part);
@@ -228,31 +221,23 @@ impl Compressed {
             scale: 1.0 / (width as f32).sqrt(),
             sinks: Some(&self.sinks),
         };
-        let mut room = cx.scratch.take(attend.room_len());
-        cx.compute.attend_entries(&attend, &mut room, &rows.q, out);
+        let mut room = cx.scratch.take(1, attend.room_len());
+        let mut out = cx.scratch.take(rows.q.n_rows(), rows.q.cols());
+        cx.compute.attend_entries(&attend, &mut room, &rows.q, &mut out);
+        out
     }
 
-    /// From what the heads gave, `[n, n_head * head_dim]`, group by group and then together, to `out[n, n_embd]`.
-    fn way_back(&self, cx: &mut BlockCx<'_>, heads: &[f32], out: &mut [f32]) {
-        let CompressedSpec { n_head, head_dim, n_group, group_rank, .. } = self.spec;
+    /// From what the heads gave, `[n, n_head * head_dim]`, group by group and then together, to `[n, n_embd]`.
+    fn way_back(&self, cx: &BlockCx<'_>, heads: &Rows) -> Rows {
+        let CompressedSpec { n_group, group_rank, .. } = self.spec;
         let whole = |width| HeadColumns { stride: width, first: 0, width };
-        let n = heads.len() / (n_head * head_dim);
-        let mut by_group = cx.scratch.take(heads.len());
-        cx.compute.heads_apart(heads, n_group, whole(n_head / n_group * head_dim), &mut by_group);
-        let mut narrow = cx.scratch.take(n * n_group * group_rank);
-        per_head(cx, &self.out_a, &by_group, &mut narrow);
-        let mut together = cx.scratch.take(narrow.len());
+        let (n, of_group) = (heads.n_rows(), heads.cols() / n_group);
+        let mut by_group = cx.scratch.take(n_group * n, of_group);
+        cx.compute.heads_apart(heads, n_group, whole(of_group), &mut by_group);
+        let narrow = per_head(cx, &self.out_a, &by_group);
+        let mut together = cx.scratch.take(n, n_group * group_rank);
         cx.compute.heads_together(&narrow, n_group, whole(group_rank), &mut together);
-        self.out_b.forward(cx, &together, out);
-    }
-
-    /// What rotates rows.
-    fn rope<'a>(&self, cx: &BlockCx<'a>) -> Option<&'a RopeTable> {
-        match self.spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope,
-            Rotation::Local => cx.local_rope,
-        }
+        self.out_b.forward(cx, &together)
     }
 }
 

@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use super::linear::{Linear, Projection};
-use super::{BlockCx, Buffer};
+use super::linear::Linear;
+use super::{BlockCx, Rows};
 use crate::arch::EntriesSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, GatedRow};
+use crate::kernels::GatedRow;
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
 
@@ -32,10 +32,10 @@ pub(super) struct Compressor {
     recent: Ring,
 }
 
-/// What rows give, in borrowed buffers, each `[n, input width]`.
+/// What rows give, each `[n, input width]`.
 pub(super) struct Inputs {
-    values: Buffer,
-    gates: Buffer,
+    values: Rows,
+    gates: Rows,
 }
 
 /// Rows of a sequence's last positions, in what it remembers of them.
@@ -126,45 +126,30 @@ impl Compressor {
         self.recent.end()
     }
 
-    /// Room for `n` rows.
-    pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> Inputs {
-        let take = |w: &Linear| cx.scratch.take(n * w.rows());
-        Inputs { values: take(&self.values), gates: take(&self.gates) }
+    /// The projections of a block's input to values and gates.
+    pub(super) fn of_input(&self) -> [&Linear; 2] {
+        [&self.values, &self.gates]
     }
 
-    /// The projections of a block's input `x`.
-    pub(super) fn jobs<'a>(
-        &'a self,
-        x: &'a ActRows<'a>,
-        inputs: &'a mut Inputs,
-    ) -> [Projection<'a>; 2] {
-        [self.values.job(x, &mut inputs.values), self.gates.job(x, &mut inputs.gates)]
-    }
-
-    /// Adds to the projected gates what depends on the place.
-    pub(super) fn finish(&self, cx: &BlockCx<'_>, inputs: &mut Inputs) {
+    /// What the projected rows give: gates get what depends on the place.
+    pub(super) fn finish(&self, cx: &BlockCx<'_>, values: Rows, mut gates: Rows) -> Inputs {
         let (width, every) = (self.gates.rows(), self.spec.every);
         let places: Vec<usize> = cx.positions().map(|pos| pos as usize % every).collect();
-        let gates = inputs.gates.chunks_exact_mut(width);
-        for (gates, place) in gates.zip(places) {
+        for (gates, place) in gates.chunks_exact_mut(width).zip(places) {
             let by_place = &self.gates_by_place[place * width..][..width];
             gates.iter_mut().zip(by_place).for_each(|(gate, by_place)| *gate += by_place);
         }
+        Inputs { values, gates }
     }
 
-    /// The entries that the rows complete, part by part, normed: `[n, width]`, in a borrowed buffer.
-    pub(super) fn compress(
-        &self,
-        cx: &mut BlockCx<'_>,
-        inputs: &Inputs,
-        recent: &Recent<'_>,
-    ) -> Buffer {
+    /// The entries that the rows complete, part by part, normed: `[n, width]`.
+    pub(super) fn compress(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &Recent<'_>) -> Rows {
         let mut pools = Vec::new();
         for part in cx.parts {
             let entries = completed(part, self.spec.every);
             pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
         }
-        let mut made = cx.scratch.take(pools.len() * self.width);
+        let mut made = cx.scratch.take(pools.len(), self.width);
         cx.compute.pool_gated(&pools, self.width, &mut made);
         cx.compute.rms_norm_inplace(&mut made, &self.norm, self.eps);
         made

@@ -5,10 +5,10 @@
 //! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer};
+use super::{Block, BlockCx, Rows};
 use crate::arch::{DeltaNetSpec, OutputGate};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -105,24 +105,10 @@ impl Block for DeltaNet {
         self.of_input().into_iter().chain([&self.output]).map(Linear::nbytes).sum()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let n = x.n_rows();
         let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
-        let weights = self.of_input();
-        let mut projected = weights.map(|w| cx.scratch.take(n * w.rows()));
-        let jobs = weights.into_iter().zip(&mut projected);
-        let mut jobs: Vec<_> = jobs.map(|(w, out)| w.job(x, out)).collect();
-        cx.project(&mut jobs);
-        drop(jobs);
-        let [raw, gate, mut beta, mut decay] = projected;
+        let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
         let (qk, v) = self.convolve(cx, states, &raw);
         cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.compute.sigmoid(&mut beta);
@@ -134,7 +120,7 @@ impl Block for DeltaNet {
             decay: Columns::whole(&decay, n_head),
             beta: Columns::whole(&beta, n_head),
         };
-        let mut y = cx.scratch.take(v.len());
+        let mut y = cx.scratch.take(v.n_rows(), v.cols());
         let (_, scan_states) = states.split();
         let parts = SlotStates::parts(cx.parts);
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
@@ -143,26 +129,19 @@ impl Block for DeltaNet {
             OutputGate::Silu => cx.compute.silu_mul_inplace(&mut y, &gate),
             OutputGate::Sigmoid => cx.compute.sigmoid_mul(&mut y, &gate),
         }
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }
 
 impl DeltaNet {
     /// Queries and keys of unit length `[n, 2 n_key_head d]`, and values, all convolved.
-    fn convolve(
-        &self,
-        cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
-        raw: &[f32],
-    ) -> (Buffer, Buffer) {
-        let stride = self.qkv.rows();
-        let n = raw.len() / stride;
+    fn convolve(&self, cx: &BlockCx<'_>, states: &mut SlotStates, raw: &Rows) -> (Rows, Rows) {
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, _) = states.split();
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
-            let mut out = cx.scratch.take(n * conv.channels());
-            let x = Columns { data: raw, stride, first_col };
+            let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
+            let x = Columns { data: raw, stride: raw.cols(), first_col };
             let at = StateAt { per_slot, first };
             cx.compute.conv_at(conv, &parts, conv_states, at, x, &mut out);
             out

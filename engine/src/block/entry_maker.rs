@@ -1,12 +1,11 @@
 //! What makes entries of positions, and where there is an index also its keys; and what chooses among them.
 
 use super::compressor::{Compressor, Inputs, Recent, completed};
-use super::linear::{Linear, Projection};
-use super::{BlockCx, Buffer};
-use super::{project, rotate_last};
+use super::linear::Linear;
+use super::{BlockCx, Rows, rotate_last};
 use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, EntryIndex, IndexedRow, NewEntries, RopeTable};
+use crate::kernels::{EntryIndex, IndexedRow, NewEntries, RopeTable};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
 
@@ -29,7 +28,7 @@ struct Index {
     keys: Compressor,
 }
 
-/// What rows give for entries, in borrowed buffers.
+/// What rows give for entries.
 pub(super) struct MakerRows {
     inputs: Inputs,
     index: Option<IndexRows>,
@@ -38,9 +37,9 @@ pub(super) struct MakerRows {
 /// What an index makes of rows.
 struct IndexRows {
     /// `[n, n_head * head_dim]` of the index.
-    query: Buffer,
+    query: Rows,
     /// `[n, n_head]` of the index.
-    weights: Buffer,
+    weights: Rows,
     inputs: Inputs,
 }
 
@@ -74,56 +73,46 @@ impl EntryMaker {
         Ok(Self { spec, n_rot: block.n_rot, keys, index })
     }
 
-    /// Room for `n` rows.
-    pub(super) fn take(&self, cx: &mut BlockCx<'_>, n: usize) -> MakerRows {
-        let index = self.index.as_ref().map(|index| IndexRows {
-            query: Buffer::default(),
-            weights: cx.scratch.take(n * index.spec.n_head),
-            inputs: index.keys.take(cx, n),
-        });
-        MakerRows { inputs: self.keys.take(cx, n), index }
+    /// The projections of a block's input: to values and gates of entries; with an index to its weights, and to values and
+    /// gates of its keys.
+    pub(super) fn of_input(&self) -> [Option<&Linear>; 5] {
+        let [values, gates] = self.keys.of_input().map(Some);
+        let index = self.index.as_ref();
+        let [index_values, index_gates] =
+            index.map_or([None; 2], |index| index.keys.of_input().map(Some));
+        [values, gates, index.map(|index| &index.weights), index_values, index_gates]
     }
 
-    /// The projections of a block's input `x`.
-    pub(super) fn jobs<'a>(
-        &'a self,
-        x: &'a ActRows<'a>,
-        rows: &'a mut MakerRows,
-    ) -> Vec<Projection<'a>> {
-        let mut jobs = Vec::from(self.keys.jobs(x, &mut rows.inputs));
-        if let (Some(index), Some(IndexRows { weights, inputs, .. })) =
-            (&self.index, &mut rows.index)
-        {
-            jobs.push(index.weights.job(x, weights));
-            jobs.extend(index.keys.jobs(x, inputs));
-        }
-        jobs
-    }
-
-    /// Makes the index's queries of the block's narrow ones, and finishes the projected rows; `table` rotates them.
+    /// What rows give, of those projections and of the block's narrow queries, which the index makes its own of; `table`
+    /// rotates these.
     pub(super) fn finish(
         &self,
-        cx: &mut BlockCx<'_>,
-        narrow: &[f32],
+        cx: &BlockCx<'_>,
+        projected: [Option<Rows>; 5],
+        narrow: &Rows,
         table: Option<&RopeTable>,
-        rows: &mut MakerRows,
-    ) {
-        self.keys.finish(cx, &mut rows.inputs);
-        let (Some(index), Some(of_index)) = (&self.index, &mut rows.index) else { return };
-        index.keys.finish(cx, &mut of_index.inputs);
-        let EntryIndexSpec { n_head, head_dim, .. } = index.spec;
-        cx.compute.scale(&mut of_index.weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
-        of_index.query = project(cx, &index.query, narrow);
-        if let Some(table) = table {
-            rotate_last(cx, &mut of_index.query, [head_dim, self.n_rot], table);
-        }
+    ) -> MakerRows {
+        let [values, gates, mut weights, index_values, index_gates] =
+            projected.map(Option::unwrap_or_default);
+        let inputs = self.keys.finish(cx, values, gates);
+        let index = self.index.as_ref().map(|index| {
+            let EntryIndexSpec { n_head, head_dim, .. } = index.spec;
+            cx.compute.scale(&mut weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
+            let mut query = index.query.forward(cx, narrow);
+            if let Some(table) = table {
+                rotate_last(cx, &mut query, [head_dim, self.n_rot], table);
+            }
+            let inputs = index.keys.finish(cx, index_values, index_gates);
+            IndexRows { query, weights, inputs }
+        });
+        MakerRows { inputs, index }
     }
 
     /// Makes the entries that the rows complete, and writes them to their pages. `rope` rotates each by the first of its
     /// positions.
     pub(super) fn complete(
         &self,
-        cx: &mut BlockCx<'_>,
+        cx: &BlockCx<'_>,
         rows: &MakerRows,
         rope: Option<&RopeTable>,
         recent: &Recent<'_>,
@@ -139,7 +128,7 @@ impl EntryMaker {
         let mut keys = self.keys.compress(cx, &rows.inputs, recent);
         let mut of_index = match (&self.index, &rows.index) {
             (Some(index), Some(rows)) => index.keys.compress(cx, &rows.inputs, recent),
-            _ => cx.scratch.take(0),
+            _ => Rows::default(),
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::BlockCx;
 use super::linear::{Linear, Projection, project_all};
 use super::mlp::activate;
 use super::routing::Routing;
+use super::{BlockCx, Rows};
 use crate::arch::Activation;
 use crate::error::ModelError;
-use crate::kernels::ActRows;
 use crate::weights::WeightLoader;
 
 /// Experts of one size.
@@ -57,15 +56,9 @@ impl Experts {
     }
 
     /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
-    pub(super) fn add(
-        &self,
-        cx: &mut BlockCx<'_>,
-        x: &ActRows<'_>,
-        routing: &Routing,
-        out: &mut [f32],
-    ) {
+    pub(super) fn add(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing, out: &mut Rows) {
         let (width, n_pairs) = (x.cols(), routing.rows.len());
-        let mut gathered = cx.scratch.take(n_pairs * width);
+        let mut gathered = cx.scratch.take(n_pairs, width);
         for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(width)) {
             out.copy_from_slice(x.row(*row as usize));
         }
@@ -73,23 +66,20 @@ impl Experts {
             cx.compute.scale_rows(&mut gathered, width, &routing.weights());
         }
         let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
-        let expert_x = ActRows::new(&gathered, width);
-        let mut up = cx.scratch.take(n_pairs * self.n_ff);
-        let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { up.len() });
-        let mut both = jobs(&self.up, &expert_x, &routing.spans, &mut up);
+        let mut up = cx.scratch.take(n_pairs, self.n_ff);
+        let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { n_pairs }, self.n_ff);
+        let mut both = jobs(&self.up, &gathered, &routing.spans, &mut up);
         if !self.gate.is_empty() {
-            both.extend(jobs(&self.gate, &expert_x, &routing.spans, &mut gate));
+            both.extend(jobs(&self.gate, &gathered, &routing.spans, &mut gate));
         }
         project_all((cx.compute, cx.scratch), &adapters, &mut both);
         drop(both);
-        drop(expert_x);
         let [gate_bias, up_bias, down_bias] = &self.biases;
         add_biases(cx, gate_bias.as_deref(), &routing.spans, self.n_ff, &mut gate);
         add_biases(cx, up_bias.as_deref(), &routing.spans, self.n_ff, &mut up);
         activate(cx.compute, self.activation, &gate, &mut up);
-        let inner_x = ActRows::new(&up, self.n_ff);
-        let mut expert_out = cx.scratch.take(n_pairs * width);
-        let mut down = jobs(&self.down, &inner_x, &routing.spans, &mut expert_out);
+        let mut expert_out = cx.scratch.take(n_pairs, width);
+        let mut down = jobs(&self.down, &up, &routing.spans, &mut expert_out);
         project_all((cx.compute, cx.scratch), &adapters, &mut down);
         drop(down);
         add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
@@ -100,7 +90,6 @@ impl Experts {
                 cx.compute.add_scaled(out, from, weight);
             }
         }
-        drop(inner_x);
     }
 
     /// Bytes of all matrices.
@@ -127,7 +116,7 @@ fn add_biases(
 /// One projection for each expert that has rows; `out[n_pairs, rows of a matrix]`.
 fn jobs<'a>(
     experts: &'a [Linear],
-    x: &'a ActRows<'a>,
+    x: &'a Rows,
     spans: &[(usize, Range<usize>)],
     mut out: &'a mut [f32],
 ) -> Vec<Projection<'a>> {

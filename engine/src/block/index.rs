@@ -3,10 +3,10 @@
 //! makes of those of their positions.
 
 use super::linear::Linear;
-use super::{BlockCx, Buffer};
-use crate::arch::{ChosenSpec, IndexSpec, Rotation};
+use super::{BlockCx, Rows};
+use crate::arch::{ChosenSpec, IndexSpec};
 use crate::error::ModelError;
-use crate::kernels::{HeadColumns, PoolSizes, Pooling, RopeTable};
+use crate::kernels::{HeadColumns, PoolSizes, Pooling};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -79,12 +79,12 @@ impl Index {
 
     /// Makes keys `[n, head_dim]` of the projected rows, in place; where keys are pooled, the rows' gates come to stand
     /// behind them, `[n, 2 * head_dim]`.
-    pub(super) fn finish_keys(&self, cx: &mut BlockCx<'_>, keys: &mut Buffer, gates: &[f32]) {
+    pub(super) fn finish_keys(&self, cx: &BlockCx<'_>, keys: &mut Rows, gates: &[f32]) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
         cx.compute.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
         if self.gates.is_some() {
-            let mut both = cx.scratch.take(keys.len() + gates.len());
+            let mut both = cx.scratch.take(keys.n_rows(), 2 * head_dim);
             for (part, first) in [(&keys[..], 0), (gates, head_dim)] {
                 let columns = HeadColumns { stride: 2 * head_dim, first, width: head_dim };
                 cx.compute.heads_together(part, 1, columns, &mut both);
@@ -101,19 +101,18 @@ impl Index {
         }
     }
 
-    /// The positions or pools of each row, `[n, per_row]`, in a borrowed buffer. `q` is `[n, n_head * head_dim]` as
+    /// The positions or pools of each row, `[n, per_row]`. `q` is `[n, n_head * head_dim]` as
     /// projected, `weights` is `[n, n_head]`; keys of the rows are in their pages. What other blocks attend to as well goes
     /// along beside the rows.
     pub(super) fn choose(
         &self,
         cx: &mut BlockCx<'_>,
         kv: &KvCache,
-        q: &mut [f32],
-        weights: &[f32],
-    ) -> Buffer {
+        q: &mut Rows,
+        weights: &Rows,
+    ) -> Rows {
         self.rotate(cx, q);
-        let n_rows = weights.len() / self.spec.n_head;
-        let mut chosen = cx.scratch.take(n_rows * self.sizes.per_row);
+        let mut chosen = cx.scratch.take(weights.n_rows(), self.sizes.per_row);
         kv.choose((cx.compute, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
         if self.spec.shared {
             cx.beside.truncate(self.place);
@@ -123,12 +122,8 @@ impl Index {
     }
 
     /// Rotates the first or the last elements of each head, in place.
-    fn rotate(&self, cx: &mut BlockCx<'_>, heads: &mut [f32]) {
-        let table: Option<&RopeTable> = match self.spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope,
-            Rotation::Local => cx.local_rope,
-        };
+    fn rotate(&self, cx: &BlockCx<'_>, heads: &mut [f32]) {
+        let table = cx.rope_of(self.spec.rotation);
         let IndexSpec { head_dim: stride, rotates_last, halves, .. } = self.spec;
         let Some(table) = table else { return };
         if !rotates_last && !halves {
@@ -136,7 +131,7 @@ impl Index {
         }
         let first = if rotates_last { stride - self.n_pe } else { 0 };
         let columns = HeadColumns { stride, first, width: self.n_pe };
-        let mut pe = cx.scratch.take(heads.len() / stride * self.n_pe);
+        let mut pe = cx.scratch.take(heads.len() / stride, self.n_pe);
         cx.compute.heads_apart(heads, 1, columns, &mut pe);
         if halves {
             self.pairs_side_by_side(cx, &mut pe);
@@ -147,8 +142,8 @@ impl Index {
 
     /// Puts the pairs of rows of `n_pe` elements side by side. They stay so: queries and keys are in the same order, and no
     /// product of them changes.
-    fn pairs_side_by_side(&self, cx: &mut BlockCx<'_>, pe: &mut [f32]) {
-        let mut row = cx.scratch.take(self.n_pe);
+    fn pairs_side_by_side(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
+        let mut row = cx.scratch.take(1, self.n_pe);
         for pe in pe.chunks_exact_mut(self.n_pe) {
             row.copy_from_slice(pe);
             let (first, second) = row.split_at(self.n_pe / 2);

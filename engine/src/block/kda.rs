@@ -2,10 +2,10 @@
 //! convolutions. The forget gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer};
+use super::{Block, BlockCx, Rows};
 use crate::arch::{KdaGates, KdaSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -133,28 +133,17 @@ impl Block for Kda {
         self.of_input().chain(wide).chain([&self.output]).map(Linear::nbytes).sum()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let n = x.n_rows();
-        let DeltaShape { n_head, d_k: d, .. } = self.shape;
-        let inner = n_head * d;
-        let mut raw = [0, 1, 2].map(|_| cx.scratch.take(n * inner));
-        let mut low = cx.scratch.take(n * self.forget.input().rows());
-        let mut gate = cx.scratch.take(n * self.gate.input().rows());
-        let mut beta = cx.scratch.take(n * n_head);
-        let outs = raw.iter_mut().chain([&mut low, &mut gate, &mut beta]);
-        let mut jobs: Vec<_> = self.of_input().zip(outs).map(|(w, out)| w.job(x, out)).collect();
-        cx.project(&mut jobs);
-        drop(jobs);
+        let n_head = self.shape.n_head;
+        let inner = n_head * self.shape.d_k;
+        let [to_q, to_k, to_v] = &self.qkv;
+        let gates = [self.forget.input(), self.gate.input()];
+        let weights = [to_q, to_k, to_v, gates[0], gates[1], &self.beta];
+        let [q, k, v, forget, gate, mut beta] = cx.project(x, weights);
+        let raw = [q, k, v];
         let [q, k, v] = self.convolve(cx, states, &raw);
-        let [decay, gate] = self.gates(cx, low, gate);
+        let [decay, gate] = self.gates(cx, [forget, gate]);
         cx.compute.sigmoid(&mut beta);
         let rows = DeltaRows {
             q: Columns::whole(&q, inner),
@@ -169,21 +158,16 @@ impl Block for Kda {
         cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }
 
 impl Kda {
     /// Convolved queries, keys and values; queries and keys of unit length.
-    fn convolve(
-        &self,
-        cx: &mut BlockCx<'_>,
-        states: &mut SlotStates,
-        raw: &[Buffer; 3],
-    ) -> [Buffer; 3] {
+    fn convolve(&self, cx: &BlockCx<'_>, states: &mut SlotStates, raw: &[Rows; 3]) -> [Rows; 3] {
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, _) = states.split();
-        let mut out = [0, 1, 2].map(|i: usize| cx.scratch.take(raw[i].len()));
+        let mut out = raw.each_ref().map(|raw| cx.scratch.take(raw.n_rows(), raw.cols()));
         let per_slot = self.convs.iter().map(Conv::state_len).sum();
         let mut first = 0;
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
@@ -199,25 +183,15 @@ impl Kda {
     }
 
     /// Decay factors and output gate `[n, inner]`, each from its narrow half or from itself.
-    fn gates(&self, cx: &mut BlockCx<'_>, forget: Buffer, gate: Buffer) -> [Buffer; 2] {
-        let wide = [self.forget.widen(), self.gate.widen()];
-        let n = forget.len() / self.forget.input().rows();
-        let mut narrow = [forget, gate];
-        let mut widened = wide.map(|w| cx.scratch.take(w.map_or(0, |w| n * w.rows())));
-        let rows = |i: usize| wide[i].map(|w| ActRows::new(&narrow[i], w.cols()));
-        let rows = [rows(0), rows(1)];
-        let halves = wide.into_iter().zip(&rows).zip(&mut widened);
-        let mut jobs: Vec<_> =
-            halves.filter_map(|((w, x), out)| Some(w?.job(x.as_ref()?, out))).collect();
-        cx.project(&mut jobs);
-        drop(jobs);
-        drop(rows);
-        for ((wide, widened), narrow) in wide.iter().zip(&mut widened).zip(&mut narrow) {
-            if wide.is_some() {
-                std::mem::swap(widened, narrow);
+    fn gates(&self, cx: &BlockCx<'_>, [forget, gate]: [Rows; 2]) -> [Rows; 2] {
+        let [mut decay, gate] = match (self.forget.widen(), self.gate.widen()) {
+            (Some(of_forget), Some(of_gate)) => {
+                cx.project_each([(of_forget, &forget), (of_gate, &gate)])
             }
-        }
-        let [mut decay, gate] = narrow;
+            (Some(of_forget), None) => [of_forget.forward(cx, &forget), gate],
+            (None, Some(of_gate)) => [forget, of_gate.forward(cx, &gate)],
+            (None, None) => [forget, gate],
+        };
         match self.decay_bound {
             None => cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates),
             Some(bound) => {

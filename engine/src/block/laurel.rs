@@ -2,10 +2,9 @@
 //! attention reads.
 
 use super::linear::Linear;
-use super::{Block, BlockCx};
+use super::{Block, BlockCx, Rows};
 use crate::arch::LaurelSpec;
 use crate::error::ModelError;
-use crate::kernels::ActRows;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -43,12 +42,11 @@ impl Block for Laurel {
         self.narrow.nbytes() + self.wide.nbytes()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        let mut narrow = cx.scratch.take(x.n_rows() * self.narrow.rows());
-        cx.project(&mut [self.narrow.job(x, &mut narrow)]);
-        self.wide.forward(cx, &narrow, out);
-        cx.compute.rms_norm_inplace(out, &self.norm, self.eps);
-        cx.compute.add(out, x.values());
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        let narrow = self.narrow.forward(cx, x);
+        let mut out = self.wide.forward(cx, &narrow);
+        cx.compute.rms_norm_inplace(&mut out, &self.norm, self.eps);
+        cx.compute.add(&mut out, x);
+        out
     }
 }

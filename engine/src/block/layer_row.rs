@@ -3,10 +3,9 @@
 
 use super::linear::Linear;
 use super::mlp::activate;
-use super::{Block, BlockCx, copy_columns};
+use super::{Block, BlockCx, Rows};
 use crate::arch::{Activation, Beside, LayerRowSpec};
 use crate::error::ModelError;
-use crate::kernels::ActRows;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -51,34 +50,32 @@ impl Block for LayerRow {
         self.gate.nbytes() + self.back.nbytes()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]` and the layer's rows beside it. Where there are several streams, it
-    /// goes to the others, and `out` is zeros.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        let (n, width) = (x.n_rows(), self.spec.width);
-        let [mut gate, mut row] = [0; 2].map(|_| cx.scratch.take(n * width));
-        match &self.scale {
-            None => cx.project(&mut [self.gate.job(x, &mut gate)]),
+    /// Of `x` and the layer's rows beside it. Where there are several streams, what comes out goes to the others, and the
+    /// first gains zeros.
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        let gate = match &self.scale {
+            None => self.gate.forward(cx, x),
             Some(scale) => {
-                let mut scaled = cx.scratch.take(x.values().len());
-                scaled.copy_from_slice(x.values());
+                let mut scaled = cx.scratch.copy_of(x);
                 cx.compute.fill_rows(&mut scaled, scale.len(), &|_, row| {
                     row.iter_mut().zip(scale).for_each(|(x, scale)| *x *= scale);
                 });
-                self.gate.forward(cx, &scaled, &mut gate);
+                self.gate.forward(cx, &scaled)
             }
-        }
+        };
         // Rows of layers that are done may still be there, or may have been left behind at a cut.
-        let rows = &cx.beside[Beside::ROWS];
-        let stride = rows.len() / n;
-        copy_columns(rows, stride, stride - self.spec.n_left * width, width, &mut row);
+        let (rows, width) = (&cx.beside[Beside::ROWS], self.spec.width);
+        let first = rows.cols() - self.spec.n_left * width;
+        let mut row = cx.scratch.columns_of(rows, first, width);
         activate(cx.compute, Activation::GeGlu, &gate, &mut row);
-        self.back.forward(cx, &row, out);
-        cx.compute.rms_norm_inplace(out, &self.norm, self.spec.eps);
+        let mut out = self.back.forward(cx, &row);
+        cx.compute.rms_norm_inplace(&mut out, &self.norm, self.spec.eps);
         if let Some(altup) = &self.spec.altup {
             for stream in &mut cx.beside[altup.others()] {
-                cx.compute.add(stream, out);
+                cx.compute.add(stream, &out);
             }
             out.fill(0.0);
         }
+        out
     }
 }

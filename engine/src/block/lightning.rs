@@ -5,10 +5,10 @@
 //! That is Mamba-2's recurrence with time steps of one, where each head has keys and queries of its own.
 
 use super::linear::Linear;
-use super::{Block, BlockCx};
+use super::{Block, BlockCx, Rows};
 use crate::arch::LightningSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Ssd, SsdInput};
+use crate::kernels::{Columns, Ssd, SsdInput};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -61,26 +61,13 @@ impl Block for Lightning {
         self.qkv.iter().chain([&self.gate, &self.output]).map(Linear::nbytes).sum()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let slots = state.slots();
         let (n, n_inner, n_head) = (x.n_rows(), self.gate.rows(), self.ssd.shape().n_head);
-        let [mut q, mut k, mut v, mut gate, mut y] = [0; 5].map(|_| cx.scratch.take(n * n_inner));
-        let mut steps = cx.scratch.take(n * n_head);
-        steps.fill(0.0);
+        let steps = cx.scratch.zeros(n, n_head);
         let [to_q, to_k, to_v] = &self.qkv;
-        cx.project(&mut [
-            to_q.job(x, &mut q),
-            to_k.job(x, &mut k),
-            to_v.job(x, &mut v),
-            self.gate.job(x, &mut gate),
-        ]);
+        let [mut q, mut k, mut v, gate] = cx.project(x, [to_q, to_k, to_v, &self.gate]);
+        let mut y = cx.scratch.take(n, n_inner);
         for x in [&mut q, &mut k, &mut v] {
             cx.compute.silu(x);
         }
@@ -95,6 +82,6 @@ impl Block for Lightning {
         cx.compute.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);
         cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.compute.sigmoid_mul(&mut y, &gate);
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }

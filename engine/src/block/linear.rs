@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::lora::{self, Lora, RowAdapters};
-use super::{Block, BlockCx, Scratch};
+use super::{Block, BlockCx, Rows, Scratch};
 use crate::error::ModelError;
 use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
 use crate::state::BlockState;
@@ -22,7 +22,7 @@ pub struct Linear {
 /// A projection of some rows.
 pub struct Projection<'a> {
     linear: &'a Linear,
-    x: &'a ActRows<'a>,
+    x: ActRows<'a>,
     rows: Range<usize>,
     out: &'a mut [f32],
 }
@@ -35,7 +35,7 @@ pub fn project_all(
 ) {
     let mut jobs = Vec::with_capacity(projections.len());
     for Projection { linear, x, rows, out } in projections.iter_mut() {
-        jobs.push(MatmulJob { w: &linear.weight, x, rows: rows.clone(), out });
+        jobs.push(MatmulJob { w: &linear.weight, x: *x, rows: rows.clone(), out });
     }
     compute.matmul(&mut jobs);
     drop(jobs);
@@ -200,25 +200,25 @@ impl Linear {
         self.weight.nbytes() + self.adapters.iter().map(Lora::nbytes).sum::<usize>()
     }
 
-    /// The projection of all rows of `x`, to be computed with others ([`BlockCx::project`]).
-    pub fn job<'a>(&'a self, x: &'a ActRows<'a>, out: &'a mut [f32]) -> Projection<'a> {
+    /// The projection of all rows of `x`, to be computed with others ([`project_all`]).
+    pub fn job<'a>(&'a self, x: &'a Rows, out: &'a mut [f32]) -> Projection<'a> {
         self.job_of(x, 0..x.n_rows(), out)
     }
 
     /// The projection of some rows of `x`.
     pub(super) fn job_of<'a>(
         &'a self,
-        x: &'a ActRows<'a>,
+        x: &'a Rows,
         rows: Range<usize>,
         out: &'a mut [f32],
     ) -> Projection<'a> {
-        Projection { linear: self, x, rows, out }
+        Projection { linear: self, x: x.act(), rows, out }
     }
 
-    /// `out[n_rows, out features]` from `x[n_rows, in features]`.
-    pub(super) fn forward(&self, cx: &mut BlockCx<'_>, x: &[f32], out: &mut [f32]) {
-        let x = ActRows::new(x, self.cols());
-        cx.project(&mut [self.job(&x, out)]);
+    /// The projection `[n_rows, out features]` of rows `x[n_rows, in features]`.
+    pub(super) fn forward(&self, cx: &BlockCx<'_>, x: &Rows) -> Rows {
+        let [y] = cx.project(x, [self]);
+        y
     }
 }
 
@@ -241,7 +241,7 @@ impl Block for LinearBlock {
         self.0.nbytes()
     }
 
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        cx.project(&mut [self.0.job(x, out)]);
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        self.0.forward(cx, x)
     }
 }

@@ -115,9 +115,9 @@ pub(super) fn add(
                 continue;
             };
             let (cols, width) = (lora.a.cols(), lora.b.rows());
-            let mut low = scratch.take(run.len() * lora.a.rows());
+            let mut low = scratch.take(run.len(), lora.a.rows());
             compute.multiply(&lora.a, &x[run.start * cols..run.end * cols], &mut low);
-            let mut change = scratch.take(run.len() * width);
+            let mut change = scratch.take(run.len(), width);
             compute.multiply(&lora.b, &low, &mut change);
             let to = (run.start - rows.start) * width..(run.end - rows.start) * width;
             compute.add_scaled(&mut out[to], &change, lora.scale(used.scale));

@@ -3,10 +3,10 @@
 //! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer, copy_columns};
+use super::{Block, BlockCx, Rows};
 use crate::arch::MambaSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, MambaRows, MambaScan};
+use crate::kernels::{Columns, Conv, MambaRows, MambaScan};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -75,53 +75,36 @@ impl Block for Mamba {
         [&self.input, &self.select, &self.dt, &self.output].iter().map(|w| w.nbytes()).sum()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
-        let mut both = cx.scratch.take(n * 2 * d_inner);
-        cx.project(&mut [self.input.job(x, &mut both)]);
+        let both = self.input.forward(cx, x);
         let columns = |first_col| Columns { data: &both, stride: 2 * d_inner, first_col };
         let parts = SlotStates::parts(cx.parts);
         let (conv_state, scan_state) = states.split();
-        let mut u = cx.scratch.take(n * d_inner);
+        let mut u = cx.scratch.take(n, d_inner);
         cx.compute.conv(&self.conv, &parts, conv_state, columns(0), &mut u);
         let [dt, b, c] = self.select(cx, &u);
-        let mut y = cx.scratch.take(n * d_inner);
+        let mut y = cx.scratch.take(n, d_inner);
         let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
         cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }
 
 impl Mamba {
     /// Δ `[n, d]`, B and C `[n, n_state]` of the convolved inputs `u[n, d]`.
-    fn select(&self, cx: &mut BlockCx<'_>, u: &[f32]) -> [Buffer; 3] {
-        let MambaSpec { d_inner, n_state, dt_rank, .. } = self.spec;
-        let n = u.len() / d_inner;
-        let mut all = cx.scratch.take(n * self.select.rows());
-        self.select.forward(cx, u, &mut all);
-        let part = |first_col: usize, width: usize| {
-            let mut part = cx.scratch.take(n * width);
-            copy_columns(&all, self.select.rows(), first_col, width, &mut part);
-            part
-        };
-        let mut low = part(0, dt_rank);
-        let mut b = part(dt_rank, n_state);
-        let mut c = part(dt_rank + n_state, n_state);
+    fn select(&self, cx: &BlockCx<'_>, u: &Rows) -> [Rows; 3] {
+        let MambaSpec { n_state, dt_rank, .. } = self.spec;
+        let all = self.select.forward(cx, u);
+        let mut low = cx.scratch.columns_of(&all, 0, dt_rank);
+        let mut b = cx.scratch.columns_of(&all, dt_rank, n_state);
+        let mut c = cx.scratch.columns_of(&all, dt_rank + n_state, n_state);
         if let Some((weights, eps)) = &self.norms {
             for (part, weight) in [&mut low, &mut b, &mut c].into_iter().zip(weights) {
                 cx.compute.rms_norm_inplace(part, weight, *eps);
             }
         }
-        let mut dt = cx.scratch.take(n * d_inner);
-        self.dt.forward(cx, &low, &mut dt);
-        [dt, b, c]
+        [self.dt.forward(cx, &low), b, c]
     }
 }

@@ -4,10 +4,10 @@
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer, copy_columns, project};
+use super::{Block, BlockCx, Rows};
 use crate::arch::Mamba2Spec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv, Ssd, SsdInput};
+use crate::kernels::{Columns, Conv, Ssd, SsdInput};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -85,84 +85,65 @@ impl Block for Mamba2 {
         self.of_input().chain([&self.output]).map(Linear::nbytes).sum::<usize>() + of_x
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; moves the slots of the ubatch's parts on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let slots = state.slots();
-        let n = x.n_rows();
         let shape = self.ssd.shape();
         let (n_inner, channels) = (shape.n_inner(), self.conv.channels());
-        let mut z = cx.scratch.take(n * n_inner);
-        let mut raw = cx.scratch.take(n * channels);
-        let mut dt = cx.scratch.take(n * shape.n_head);
-        let mut jobs = vec![self.z.job(x, &mut z), self.xbc.job(x, &mut raw)];
-        if let Steps::Input(w) = &self.steps {
-            jobs.push(w.job(x, &mut dt));
-        }
-        cx.project(&mut jobs);
-        drop(jobs);
+        let weights = [Some(&self.z), Some(&self.xbc), self.steps.of_input()];
+        let [z, raw, dt] = cx.project_some(x, weights);
+        let [z, raw] = [z, raw].map(Option::unwrap_or_default);
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, scan_states) = slots.split();
-        let mut xbc = cx.scratch.take(raw.len());
+        let mut xbc = cx.scratch.take(x.n_rows(), channels);
         let raw_columns = Columns { data: &raw, stride: channels, first_col: 0 };
         cx.compute.conv(&self.conv, &parts, conv_states, raw_columns, &mut xbc);
-        let of_x = self.steps.of_x(cx, &xbc, shape.n_bc(), &mut dt);
+        let of_x = self.steps.of_x(cx, &xbc, shape.n_bc());
         let columns = |first_col| Columns { data: &xbc, stride: channels, first_col };
         let apart = |data| Columns { data, stride: shape.n_bc(), first_col: 0 };
         let (b, c) = match &of_x {
-            Some([b, c]) => (apart(b), apart(c)),
+            Some([b, c, _]) => (apart(b), apart(c)),
             None => (columns(n_inner), columns(n_inner + shape.n_bc())),
         };
-        let dt_columns = Columns { data: &dt, stride: shape.n_head, first_col: 0 };
-        let input = SsdInput { x: columns(0), b, c, dt: dt_columns };
-        let mut y = cx.scratch.take(n * n_inner);
+        let dt = of_x.as_ref().map(|[_, _, dt]| dt).or(dt.as_ref());
+        let dt = Columns::whole(dt.expect("steps come from the input or from x"), shape.n_head);
+        let input = SsdInput { x: columns(0), b, c, dt };
+        let mut y = cx.scratch.take(x.n_rows(), n_inner);
         cx.compute.ssd(&self.ssd, &parts, scan_states, input, &mut y);
         cx.compute.silu_mul_inplace(&mut y, &z);
         if let Some((weights, eps)) = &self.norm {
             cx.compute.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
         }
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }
 
 impl Mamba2 {
     /// The projections of the block's input.
     fn of_input(&self) -> impl Iterator<Item = &Linear> {
-        let steps = match &self.steps {
-            Steps::Input(dt) => Some(dt),
-            Steps::OfX { .. } => None,
-        };
-        [&self.z, &self.xbc].into_iter().chain(steps)
+        [&self.z, &self.xbc].into_iter().chain(self.steps.of_input())
     }
 }
 
 impl Steps {
-    /// B and C (`[n, n_bc]` each) from the convolved `x[n, n_inner]`, where they come from it; `dt[n, n_head]` is filled
-    /// then too.
-    fn of_x(
-        &self,
-        cx: &mut BlockCx<'_>,
-        x: &[f32],
-        n_bc: usize,
-        dt: &mut [f32],
-    ) -> Option<[Buffer; 2]> {
+    /// The projection of the block's input to them.
+    fn of_input(&self) -> Option<&Linear> {
+        match self {
+            Self::Input(dt) => Some(dt),
+            Self::OfX { .. } => None,
+        }
+    }
+
+    /// B, C (`[n, n_bc]` each) and time steps `[n, n_head]` from the convolved `x[n, n_inner]`, where they come from it.
+    fn of_x(&self, cx: &BlockCx<'_>, x: &Rows, n_bc: usize) -> Option<[Rows; 3]> {
         let Self::OfX { select, norms, eps, up } = self else { return None };
-        let n = x.len() / select.cols();
-        let all = project(cx, select, x);
-        let part = |cx: &mut BlockCx<'_>, i: usize, width: usize| {
-            let mut part = cx.scratch.take(n * width);
-            copy_columns(&all, select.rows(), i * n_bc, width, &mut part);
+        let all = select.forward(cx, x);
+        let part = |i: usize, width: usize| {
+            let mut part = cx.scratch.columns_of(&all, i * n_bc, width);
             cx.compute.rms_norm_inplace(&mut part, &norms[i], *eps);
             part
         };
-        let (b, c, low) = (part(cx, 0, n_bc), part(cx, 1, n_bc), part(cx, 2, up.cols()));
-        up.forward(cx, &low, dt);
-        Some([b, c])
+        let [b, c, low] = [part(0, n_bc), part(1, n_bc), part(2, up.cols())];
+        Some([b, c, up.forward(cx, &low)])
     }
 }
 

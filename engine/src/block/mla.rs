@@ -14,12 +14,10 @@
 
 use super::index::Index;
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer};
-use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, Rotation};
+use super::{Block, BlockCx, Rows};
+use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
 use crate::error::ModelError;
-use crate::kernels::{
-    ActRows, AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix,
-};
+use crate::kernels::{AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix};
 use crate::quant::{self, GgmlType};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
@@ -45,16 +43,16 @@ pub struct Mla {
     index: Option<Index>,
 }
 
-/// What one forward pass borrows of the scratch for the projections of its rows.
+/// The projections of rows.
 struct Projected {
     /// `[n, n_head * (n_nope + n_pe)]`.
-    q: Buffer,
+    q: Rows,
     /// `[n, kv_rank + n_pe]`, not yet normed and rotated.
-    key: Buffer,
+    key: Rows,
     /// `[n, n_head * head_dim_v]` or `[n, n_head]`, empty without a gate.
-    gate: Buffer,
+    gate: Rows,
     /// Queries, keys, weights and gates of the index, empty without one or without gates.
-    index: [Buffer; 4],
+    index: [Rows; 4],
 }
 
 /// How queries are made.
@@ -146,36 +144,29 @@ impl Block for Mla {
         query + index + own.map(Linear::nbytes).chain(heads).sum::<usize>()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; appends the rows' keys.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// Appends the rows' keys.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let kv = state.kv();
-        let (n, spec) = (x.n_rows(), &self.spec);
+        let spec = &self.spec;
         let Projected { q, mut key, mut gate, index } = self.project(cx, x);
         let [mut index_q, mut index_key, weights, gates] = index;
-        self.finish_keys(cx, n, &mut key);
+        self.finish_keys(cx, &mut key);
         if let Some(index) = &self.index {
             index.finish_keys(cx, &mut index_key, &gates);
         }
-        let mut q_hat = self.absorb(cx, n, &q);
+        let mut q_hat = self.absorb(cx, &q);
         if let Some(temperature) = spec.temperature {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.compute.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
-        let mut latent = cx.scratch.take(n * spec.n_head * spec.kv_rank);
         let rows = KvRows { k: &key, v: &[], index: &index_key };
         kv.append(cx.compute, cx.parts, cx.sequences, &rows);
         if let Some(index) = &self.index {
             index.pool_keys(cx, kv);
         }
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
-        self.attend(cx, kv, own.as_ref().map(|own| &own[..]), &q_hat, &mut latent);
-        let mut heads = self.values(cx, n, &latent);
+        let latent = self.attend(cx, kv, own.as_ref(), &q_hat);
+        let mut heads = self.values(cx, &latent);
         match spec.gate {
             Some(MlaGate::EachValue) => cx.compute.sigmoid_mul(&mut heads, &gate),
             Some(MlaGate::EachHead) => {
@@ -184,73 +175,58 @@ impl Block for Mla {
             }
             None => {}
         }
-        self.output.forward(cx, &heads, out);
+        self.output.forward(cx, &heads)
     }
 }
 
 impl Mla {
     /// All projections of the rows before the attention.
-    fn project(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Projected {
-        let (n, spec) = (x.n_rows(), &self.spec);
-        let take = |w: Option<&Linear>| cx.scratch.take(n * w.map_or(0, Linear::rows));
+    fn project(&self, cx: &BlockCx<'_>, x: &Rows) -> Projected {
         let index = self.index.as_ref();
-        let (mut q, mut key) = (take(Some(self.query.input())), take(Some(&self.kv_a)));
-        let mut gate = take(self.gate.as_ref());
-        let mut index_q = take(index.map(|index| &index.query));
-        let mut index_key = take(index.map(|index| &index.key));
-        let mut weights = take(index.map(|index| &index.weights));
-        let gate_matrix = index.and_then(|index| index.gates.as_ref()).map(|gates| &gates.matrix);
-        let mut gates = take(gate_matrix);
-        let mut jobs = vec![self.query.input().job(x, &mut q), self.kv_a.job(x, &mut key)];
-        jobs.extend(self.gate.as_ref().map(|w| w.job(x, &mut gate)));
-        jobs.extend(index.map(|index| index.key.job(x, &mut index_key)));
-        jobs.extend(index.map(|index| index.weights.job(x, &mut weights)));
-        jobs.extend(gate_matrix.map(|w| w.job(x, &mut gates)));
-        cx.project(&mut jobs);
-        drop(jobs);
+        let weights = [
+            Some(self.query.input()),
+            Some(&self.kv_a),
+            self.gate.as_ref(),
+            index.map(|index| &index.key),
+            index.map(|index| &index.weights),
+            index.and_then(|index| index.gates.as_ref()).map(|gates| &gates.matrix),
+        ];
+        let projected = cx.project_some(x, weights);
+        let [mut q, key, gate, index_key, weights, gates] =
+            projected.map(Option::unwrap_or_default);
+        let mut index_q = Rows::default();
         if let Query::LowRank { norm, b, .. } = &self.query {
-            cx.compute.rms_norm_inplace(&mut q, norm, spec.eps);
-            let mut wide = cx.scratch.take(n * b.rows());
-            let narrow = ActRows::new(&q, b.cols());
-            let mut jobs = vec![b.job(&narrow, &mut wide)];
-            jobs.extend(index.map(|index| index.query.job(&narrow, &mut index_q)));
-            cx.project(&mut jobs);
-            drop(jobs);
-            drop(narrow);
-            q = wide;
+            cx.compute.rms_norm_inplace(&mut q, norm, self.spec.eps);
+            let wide = cx.project_some(&q, [Some(b), index.map(|index| &index.query)]);
+            [q, index_q] = wide.map(Option::unwrap_or_default);
         }
         Projected { q, key, gate, index: [index_q, index_key, weights, gates] }
     }
 
-    /// Attention of queries `[n, n_head, kv_rank + n_pe]` to all positions before their rows, to those that the block's
-    /// `own` index chose, or to those that came along beside the rows.
-    fn attend(
-        &self,
-        cx: &mut BlockCx<'_>,
-        kv: &KvCache,
-        own: Option<&[f32]>,
-        q_hat: &[f32],
-        latent: &mut [f32],
-    ) {
+    /// Attention of queries `[n, n_head * (kv_rank + n_pe)]` to all positions before their rows, to those that the block's
+    /// `own` index chose, or to those that came along beside the rows; `[n, n_head * kv_rank]`.
+    fn attend(&self, cx: &BlockCx<'_>, kv: &KvCache, own: Option<&Rows>, q_hat: &Rows) -> Rows {
         let spec = &self.spec;
+        let mut latent = cx.scratch.take(q_hat.n_rows(), spec.n_head * spec.kv_rank);
         let sinks = self.sinks.as_deref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
         let variant = (spec.scale, variant);
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
-            return kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, latent);
+            kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, &mut latent);
+            return latent;
         };
-        let n = latent.len() / (spec.n_head * spec.kv_rank);
-        let mut room = cx.scratch.take(Chosen::room_len(kv.layout(), sizes, n));
+        let mut room = cx.scratch.take(1, Chosen::room_len(kv.layout(), sizes, q_hat.n_rows()));
         let pools = own.unwrap_or_else(|| &cx.beside[place]);
         let of = (cx.compute, cx.parts, cx.sequences);
-        kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, latent));
+        kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, &mut latent));
+        latent
     }
 
     /// Norms the compressed part of each key and rotates the rest, in place.
-    fn finish_keys(&self, cx: &mut BlockCx<'_>, n: usize, key: &mut [f32]) {
-        let (spec, stride) = (&self.spec, self.spec.key_width());
+    fn finish_keys(&self, cx: &BlockCx<'_>, key: &mut Rows) {
+        let (n, spec, stride) = (key.n_rows(), &self.spec, self.spec.key_width());
         let compressed = HeadColumns { stride, first: 0, width: spec.kv_rank };
-        let mut c = cx.scratch.take(n * spec.kv_rank);
+        let mut c = cx.scratch.take(n, spec.kv_rank);
         cx.compute.heads_apart(key, 1, compressed, &mut c);
         cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
         cx.compute.heads_together(&c, 1, compressed, key);
@@ -258,7 +234,7 @@ impl Mla {
             return;
         }
         let rotated = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
-        let mut pe = cx.scratch.take(n * spec.n_pe);
+        let mut pe = cx.scratch.take(n, spec.n_pe);
         cx.compute.heads_apart(key, 1, rotated, &mut pe);
         if let Some(norm) = &self.pe_norm {
             cx.compute.rms_norm_inplace(&mut pe, norm, spec.eps);
@@ -267,27 +243,25 @@ impl Mla {
         cx.compute.heads_together(&pe, 1, rotated, key);
     }
 
-    /// From `q[n, n_head, n_nope + n_pe]` the queries `[n, n_head, kv_rank + n_pe]`.
-    fn absorb(&self, cx: &mut BlockCx<'_>, n: usize, q: &[f32]) -> Buffer {
-        let spec = &self.spec;
+    /// From `q[n, n_head * (n_nope + n_pe)]` the queries `[n, n_head * (kv_rank + n_pe)]`.
+    fn absorb(&self, cx: &BlockCx<'_>, q: &Rows) -> Rows {
+        let (n, spec) = (q.n_rows(), &self.spec);
         let (heads, stride, q_stride) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
-        let mut nope = cx.scratch.take(n * heads * spec.n_nope);
+        let mut nope = cx.scratch.take(heads * n, spec.n_nope);
         let columns = HeadColumns { stride: q_stride, first: 0, width: spec.n_nope };
         cx.compute.heads_apart(q, heads, columns, &mut nope);
-        let mut absorbed = cx.scratch.take(n * heads * spec.kv_rank);
-        per_head(cx, &self.k_b, &nope, &mut absorbed);
+        let absorbed = per_head(cx, &self.k_b, &nope);
+        let mut q_hat = cx.scratch.take(n, heads * stride);
         if spec.n_pe == 0 {
-            let mut q_hat = cx.scratch.take(absorbed.len());
             let columns = HeadColumns { stride, first: 0, width: stride };
             cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
             return q_hat;
         }
         // Rotated row by row: heads need not be apart.
-        let mut pe = cx.scratch.take(n * heads * spec.n_pe);
+        let mut pe = cx.scratch.take(n * heads, spec.n_pe);
         let columns = HeadColumns { stride: q_stride, first: spec.n_nope, width: spec.n_pe };
         cx.compute.heads_apart(q, 1, columns, &mut pe);
         self.rotate(cx, &mut pe);
-        let mut q_hat = cx.scratch.take(n * heads * stride);
         let columns = HeadColumns { stride, first: 0, width: spec.kv_rank };
         cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
         let columns = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
@@ -295,27 +269,22 @@ impl Mla {
         q_hat
     }
 
-    /// From the attended `[n, n_head, kv_rank]` the heads' values `[n, n_head, head_dim_v]`.
-    fn values(&self, cx: &mut BlockCx<'_>, n: usize, latent: &[f32]) -> Buffer {
+    /// From the attended `[n, n_head * kv_rank]` the heads' values `[n, n_head * head_dim_v]`.
+    fn values(&self, cx: &BlockCx<'_>, latent: &Rows) -> Rows {
+        let n = latent.n_rows();
         let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
         let whole = |width| HeadColumns { stride: width, first: 0, width };
-        let mut by_head = cx.scratch.take(latent.len());
+        let mut by_head = cx.scratch.take(heads * n, rank);
         cx.compute.heads_apart(latent, heads, whole(rank), &mut by_head);
-        let mut values = cx.scratch.take(n * heads * dim);
-        per_head(cx, &self.v_b, &by_head, &mut values);
-        let mut out = cx.scratch.take(values.len());
+        let values = per_head(cx, &self.v_b, &by_head);
+        let mut out = cx.scratch.take(n, heads * dim);
         cx.compute.heads_together(&values, heads, whole(dim), &mut out);
         out
     }
 
     /// Rotates rows of pe parts, where the block rotates.
     fn rotate(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
-        let table = match self.spec.rotation {
-            Rotation::None => None,
-            Rotation::Model => cx.rope,
-            Rotation::Local => cx.local_rope,
-        };
-        if let Some(table) = table {
+        if let Some(table) = cx.rope_of(self.spec.rotation) {
             cx.compute.rope(pe, self.spec.n_pe, table);
         }
     }
@@ -331,15 +300,17 @@ impl Query {
     }
 }
 
-/// Each head's product: `x[n_head, n, cols]` to `out[n_head, n, rows]`.
-pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &[f32], out: &mut [f32]) {
-    let x = ActRows::new(x, heads[0].cols());
-    let n = x.n_rows() / heads.len();
+/// Each head's product: from `x[n_head * n, cols]` rows `[n_head * n, rows]`, those of each head together.
+pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Rows {
+    let mut out = cx.scratch.take(x.n_rows(), heads[0].rows());
+    let (x, n) = (x.act(), x.n_rows() / heads.len());
     let outs = out.chunks_exact_mut(n * heads[0].rows());
     let jobs = heads.iter().zip(outs).enumerate();
     let mut jobs: Vec<_> =
-        jobs.map(|(h, (w, out))| MatmulJob { w, x: &x, rows: h * n..(h + 1) * n, out }).collect();
+        jobs.map(|(h, (w, out))| MatmulJob { w, x, rows: h * n..(h + 1) * n, out }).collect();
     cx.compute.matmul(&mut jobs);
+    drop(jobs);
+    out
 }
 
 /// `k_b` and `v_b` from the matrix of older files, in which each head has rows for its keys and then

@@ -2,10 +2,10 @@
 //! matrix may have a bias.
 
 use super::linear::Linear;
-use super::{Block, BlockCx};
+use super::{Block, BlockCx, Rows};
 use crate::arch::{Activation, MlpSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute};
+use crate::kernels::Compute;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -68,17 +68,9 @@ impl Block for Mlp {
         self.gate.iter().chain([&self.up, &self.down]).map(Linear::nbytes).sum()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
-        let n = x.n_rows();
-        let mut up = cx.scratch.take(n * self.up.weight.rows());
-        let mut gate = cx.scratch.take(self.gate.as_ref().map_or(0, |_| up.len()));
-        let mut jobs = vec![self.up.job(x, &mut up)];
-        if let Some(w) = &self.gate {
-            jobs.push(w.job(x, &mut gate));
-        }
-        cx.project(&mut jobs);
-        drop(jobs);
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
+        let [up, gate] = cx.project_some(x, [Some(&self.up), self.gate.as_ref()]);
+        let [mut up, mut gate] = [up, gate].map(Option::unwrap_or_default);
         if let Some(deviations) = self.gate_above {
             keep_above(cx.compute, &mut gate, self.up.rows(), deviations);
         }
@@ -86,7 +78,7 @@ impl Block for Mlp {
         if let Some((weight, eps)) = &self.sub_norm {
             cx.compute.rms_norm_inplace(&mut up, weight, *eps);
         }
-        self.down.forward(cx, &up, out);
+        self.down.forward(cx, &up)
     }
 }
 

@@ -30,7 +30,7 @@ mod moe;
 mod ngram;
 mod qkv;
 mod routing;
-mod scratch;
+mod rows;
 mod short_conv;
 mod switch;
 mod time_mix;
@@ -41,11 +41,11 @@ mod token_shift;
 pub use embedding::Embedding;
 pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
-pub use scratch::{Buffer, Scratch};
+pub use rows::{Rows, Scratch};
 
-use crate::arch::BlockKind;
+use crate::arch::{BlockKind, Rotation};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, HeadColumns, RopeTable};
+use crate::kernels::{Compute, HeadColumns, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use altup::{Correct, Predict};
@@ -57,7 +57,7 @@ use kda::Kda;
 use laurel::Laurel;
 use layer_row::LayerRow;
 use lightning::Lightning;
-use linear::{LinearBlock, Projection};
+use linear::LinearBlock;
 use mamba::Mamba;
 use mamba2::Mamba2;
 use mla::Mla;
@@ -75,18 +75,12 @@ pub trait Block: Send + Sync {
     /// Bytes of all matrices as the kernels hold them.
     fn nbytes(&self) -> usize;
 
-    /// Computes `out[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`, and moves the block's `state` on, which is
+    /// Computes rows `[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`, and moves the block's `state` on, which is
     /// what its kind asks for ([`BlockKind::state`]).
     ///
     /// # Panics
     /// If the state is another block's.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    );
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows;
 }
 
 /// Loads the block of `layer` that `kind` describes; its tensors' names begin with `stem`, rows are `n_embd` wide.
@@ -139,12 +133,12 @@ pub struct BlockCx<'a> {
     /// The token of each row.
     pub tokens: &'a [u32],
     /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
-    pub layer_input: &'a [f32],
+    pub layer_input: &'a Rows,
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
-    pub beside: &'a mut Vec<Buffer>,
+    pub beside: &'a mut Vec<Rows>,
     /// The adapters that the rows use.
     pub adapters: &'a RowAdapters,
-    /// Buffers to borrow.
+    /// Where rows come from.
     pub scratch: &'a Scratch,
 }
 
@@ -154,40 +148,58 @@ impl BlockCx<'_> {
         self.parts.iter().flat_map(|part| part.pos..part.pos + part.rows.len() as u32)
     }
 
-    /// Computes several projections of the rows; their products run in one fork-join.
-    fn project(&mut self, projections: &mut [Projection<'_>]) {
-        project_all((self.compute, self.scratch), self.adapters, projections);
+    /// Projections of the same rows; their products run in one fork-join.
+    fn project<const N: usize>(&self, x: &Rows, weights: [&Linear; N]) -> [Rows; N] {
+        self.project_each(weights.map(|w| (w, x)))
+    }
+
+    /// Those of the projections of the same rows that there are.
+    fn project_some<const N: usize>(
+        &self,
+        x: &Rows,
+        weights: [Option<&Linear>; N],
+    ) -> [Option<Rows>; N] {
+        let mut outs = weights.map(|w| Some(self.scratch.take(x.n_rows(), w?.rows())));
+        let jobs = weights.into_iter().zip(&mut outs);
+        let mut jobs: Vec<_> = jobs.filter_map(|(w, out)| Some(w?.job(x, out.as_mut()?))).collect();
+        project_all((self.compute, self.scratch), self.adapters, &mut jobs);
+        outs
+    }
+
+    /// Projections of some rows each, in one fork-join too.
+    fn project_each<const N: usize>(&self, pairs: [(&Linear, &Rows); N]) -> [Rows; N] {
+        let mut outs = pairs.map(|(w, x)| self.scratch.take(x.n_rows(), w.rows()));
+        let jobs = pairs.into_iter().zip(&mut outs);
+        let mut jobs: Vec<_> = jobs.map(|((w, x), out)| w.job(x, out)).collect();
+        project_all((self.compute, self.scratch), self.adapters, &mut jobs);
+        outs
     }
 }
 
-/// The projection of rows `x[n, w.cols()]`, in a borrowed buffer.
-fn project(cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Buffer {
-    let n = x.len() / w.cols();
-    let mut out = cx.scratch.take(n * w.rows());
-    w.forward(cx, x, &mut out);
-    out
+impl<'a> BlockCx<'a> {
+    /// What rotates the rows of a block that rotates so.
+    fn rope_of(&self, rotation: Rotation) -> Option<&'a RopeTable> {
+        match rotation {
+            Rotation::None => None,
+            Rotation::Model => self.rope,
+            Rotation::Local => self.local_rope,
+        }
+    }
 }
 
 /// Rotates the last `n_rot` elements of heads of `stride`.
 fn rotate_last(
-    cx: &mut BlockCx<'_>,
+    cx: &BlockCx<'_>,
     heads: &mut [f32],
     [stride, n_rot]: [usize; 2],
     table: &RopeTable,
 ) {
     let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
-    let mut pe = cx.scratch.take(heads.len() / stride * n_rot);
+    let mut pe = cx.scratch.take(heads.len() / stride, n_rot);
     // Rotated row by row: heads need not be apart.
     cx.compute.heads_apart(heads, 1, columns, &mut pe);
     cx.compute.rope(&mut pe, n_rot, table);
     cx.compute.heads_together(&pe, 1, columns, heads);
-}
-
-/// Columns `first_col ..` of rows of `stride` values as rows of their own, `width` values each.
-fn copy_columns(x: &[f32], stride: usize, first_col: usize, width: usize, out: &mut [f32]) {
-    for (from, to) in x.chunks_exact(stride).zip(out.chunks_exact_mut(width)) {
-        to.copy_from_slice(&from[first_col..first_col + width]);
-    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,9 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::routing::{Routing, choose, choose_adjugates, weigh};
 use super::token_experts::TokenExperts;
-use super::{Block, BlockCx, Buffer, Mlp};
+use super::{Block, BlockCx, Mlp, Rows};
 use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::error::ModelError;
-use crate::kernels::ActRows;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -139,119 +138,100 @@ impl Block for Moe {
             + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`.
-    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &ActRows<'_>, out: &mut [f32]) {
+    fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
         if let Some(branches) = &self.branches {
-            return self.forward_branches(cx, branches, x, out);
+            return self.forward_branches(cx, branches, x);
         }
-        let probs = match self.spec.routes_early {
-            true => self.probs(cx, &ActRows::new(cx.layer_input, x.cols())),
-            false => self.probs(cx, x),
-        };
+        let probs = self.probs(cx, if self.spec.routes_early { cx.layer_input } else { x });
         let routing = self.route(cx, &probs);
-        match &self.shared {
-            Some(shared) => shared.forward(cx, x, out),
-            None => out.fill(0.0),
-        }
+        let mut out = match &self.shared {
+            Some(shared) => shared.forward(cx, x),
+            None => cx.scratch.zeros(x.n_rows(), x.cols()),
+        };
         match &self.latent {
-            Some(latent) => self.add_latent(cx, latent, x, &routing, out),
-            None => self.experts.add(cx, x, &routing, out),
+            Some(latent) => self.add_latent(cx, latent, x, &routing, &mut out),
+            None => self.experts.add(cx, x, &routing, &mut out),
         }
         if let Some(adjugates) = &self.adjugates {
-            self.add_adjugates(cx, adjugates, &probs, out);
+            self.add_adjugates(cx, adjugates, &probs, &mut out);
         }
         if self.spec.output_scale != 1.0 {
-            cx.compute.scale(out, self.spec.output_scale);
+            cx.compute.scale(&mut out, self.spec.output_scale);
         }
+        out
     }
 }
 
 impl Moe {
     /// [`Moe::forward`] where the shared expert and the others have norms of their own.
-    fn forward_branches(
-        &self,
-        cx: &mut BlockCx<'_>,
-        branches: &Branches,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
-        let (width, eps) = (x.cols(), branches.eps);
-        let mut normed = cx.scratch.take(out.len());
-        out.fill(0.0);
-        if let Some(shared) = &self.shared {
-            let [before, behind] = &branches.shared;
-            cx.compute.rms_norm(x.values(), before, eps, &mut normed);
-            let rows = ActRows::new(&normed, width);
-            shared.forward(cx, &rows, out);
-            cx.compute.rms_norm_inplace(out, behind, eps);
-        }
-        cx.compute.rms_norm(x.values(), &branches.router, eps, &mut normed);
-        let rows = ActRows::new(&normed, width);
-        let probs = self.probs(cx, &rows);
-        drop(rows);
+    fn forward_branches(&self, cx: &mut BlockCx<'_>, branches: &Branches, x: &Rows) -> Rows {
+        let eps = branches.eps;
+        let normed = |cx: &BlockCx<'_>, weight: &[f32]| {
+            let mut normed = cx.scratch.take(x.n_rows(), x.cols());
+            cx.compute.rms_norm(x, weight, eps, &mut normed);
+            normed
+        };
+        let mut out = match &self.shared {
+            Some(shared) => {
+                let [before, behind] = &branches.shared;
+                let rows = normed(cx, before);
+                let mut out = shared.forward(cx, &rows);
+                cx.compute.rms_norm_inplace(&mut out, behind, eps);
+                out
+            }
+            None => cx.scratch.zeros(x.n_rows(), x.cols()),
+        };
+        let probs = self.probs(cx, &normed(cx, &branches.router));
         let routing = self.route(cx, &probs);
         let [before, behind] = &branches.experts;
-        cx.compute.rms_norm(x.values(), before, eps, &mut normed);
-        let mut sum = cx.scratch.take(out.len());
-        sum.fill(0.0);
-        let rows = ActRows::new(&normed, width);
-        self.experts.add(cx, &rows, &routing, &mut sum);
-        drop(rows);
+        let mut sum = cx.scratch.zeros(x.n_rows(), x.cols());
+        self.experts.add(cx, &normed(cx, before), &routing, &mut sum);
         cx.compute.rms_norm_inplace(&mut sum, behind, eps);
-        cx.compute.add(out, &sum);
+        cx.compute.add(&mut out, &sum);
+        out
     }
 
     /// Adds to the sum of the experts, `out`, what the adjugates of their groups make of it.
     fn add_adjugates(
         &self,
-        cx: &mut BlockCx<'_>,
+        cx: &BlockCx<'_>,
         Adjugates { spec, experts }: &Adjugates,
-        probs: &[f32],
-        out: &mut [f32],
+        probs: &Rows,
+        out: &mut Rows,
     ) {
         let n_expert = self.spec.n_expert;
         let n_used = spec.n_used(n_expert, self.spec.n_used);
-        let width = out.len() / (probs.len() / n_expert);
         let rows = probs.chunks_exact(n_expert);
         let picks = rows.flat_map(|row| choose_adjugates(row, spec.per_group, n_used)).collect();
         let routing = Routing::new(picks, n_expert / spec.per_group, n_used);
-        let mut sum = cx.scratch.take(out.len());
-        sum.fill(0.0);
-        experts.add(cx, &ActRows::new(out, width), &routing, &mut sum);
+        let mut sum = cx.scratch.zeros(out.n_rows(), out.cols());
+        experts.add(cx, out, &routing, &mut sum);
         cx.compute.add_scaled(out, &sum, spec.scale);
     }
 
     /// [`Experts::add`] through the experts' own width.
     fn add_latent(
         &self,
-        cx: &mut BlockCx<'_>,
+        cx: &BlockCx<'_>,
         Latent { narrow, norm, widen }: &Latent,
-        x: &ActRows<'_>,
+        x: &Rows,
         routing: &Routing,
-        out: &mut [f32],
+        out: &mut Rows,
     ) {
-        let n = x.n_rows();
-        let mut input = cx.scratch.take(n * narrow.rows());
-        cx.project(&mut [narrow.job(x, &mut input)]);
-        let mut sum = cx.scratch.take(input.len());
-        sum.fill(0.0);
-        let narrow_x = ActRows::new(&input, narrow.rows());
-        self.experts.add(cx, &narrow_x, routing, &mut sum);
+        let input = narrow.forward(cx, x);
+        let mut sum = cx.scratch.zeros(input.n_rows(), input.cols());
+        self.experts.add(cx, &input, routing, &mut sum);
         if let Some((weight, eps)) = norm {
             cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
         }
-        let mut wide = cx.scratch.take(out.len());
-        widen.forward(cx, &sum, &mut wide);
-        cx.compute.add(out, &wide);
+        cx.compute.add(out, &widen.forward(cx, &sum));
     }
 
     /// What the router gives each expert, `[n_rows, n_expert]`.
-    fn probs(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>) -> Buffer {
-        let n_expert = self.spec.n_expert;
-        let mut probs = cx.scratch.take(x.n_rows() * n_expert);
-        cx.project(&mut [self.router.job(x, &mut probs)]);
+    fn probs(&self, cx: &BlockCx<'_>, x: &Rows) -> Rows {
+        let mut probs = self.router.forward(cx, x);
         match self.spec.router {
-            Router::Softmax => cx.compute.softmax(&mut probs, n_expert),
+            Router::Softmax => cx.compute.softmax(&mut probs, self.spec.n_expert),
             Router::Sigmoid => cx.compute.sigmoid(&mut probs),
             Router::SoftmaxOfChosen => {}
             Router::SqrtSoftplus => {
@@ -321,14 +301,14 @@ impl Shared {
         Ok(Self { mlp: Mlp::load(&spec.mlp, stem, n_embd, loader)?, gate })
     }
 
-    fn forward(&self, cx: &mut BlockCx<'_>, x: &ActRows<'_>, out: &mut [f32]) {
-        self.mlp.forward(cx, &mut BlockState::None, x, out);
+    fn forward(&self, cx: &mut BlockCx<'_>, x: &Rows) -> Rows {
+        let mut out = self.mlp.forward(cx, &mut BlockState::None, x);
         if let Some(w) = &self.gate {
-            let mut weights = cx.scratch.take(x.n_rows());
-            cx.project(&mut [w.job(x, &mut weights)]);
+            let mut weights = w.forward(cx, x);
             cx.compute.sigmoid(&mut weights);
-            cx.compute.scale_rows(out, x.cols(), &weights);
+            cx.compute.scale_rows(&mut out, x.cols(), &weights);
         }
+        out
     }
 
     fn nbytes(&self) -> usize {

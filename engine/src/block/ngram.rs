@@ -1,10 +1,10 @@
 //! Embeddings of the last few tokens together, which every stream takes as much of as it has use for: see [`NgramSpec`]
 //! for the formulas.
 
-use super::{Block, BlockCx, Buffer, Embedding};
+use super::{Block, BlockCx, Embedding, Rows};
 use crate::arch::{LAYER_ROW_TABLE, NgramSpec};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, PackedMatrix};
+use crate::kernels::{Compute, PackedMatrix};
 use crate::state::{BlockState, PartRows};
 use crate::weights::WeightLoader;
 
@@ -68,35 +68,28 @@ impl Block for Ngram {
         self.key.nbytes() + self.value.nbytes()
     }
 
-    /// `out[n_rows, n_embd]`, what the first stream `x` gains; the streams beside it gain theirs. The states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// Of what the first stream `x` gains; the streams beside it gain theirs.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (n_rows, n_embd, width) = (x.n_rows(), x.cols(), self.spec.width());
         let (eps, states) = (self.spec.eps, state.slots().split().0);
         let embedded = self.table.rows(cx.compute, &self.rows_of_table(cx, states), 1.0);
-        let mut gated = self.gated(cx, x.values(), &embedded);
-        let mut inputs = cx.scratch.take(n_rows * width);
-        inputs.copy_from_slice(&gated);
+        let mut gated = self.gated(cx, x, &embedded);
+        let mut inputs = cx.scratch.copy_of(&gated);
         cx.compute.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
-        let mut convolved = cx.scratch.take(n_rows * width);
+        let mut convolved = cx.scratch.take(n_rows, width);
         self.convolve(cx.compute, cx.parts, states, &inputs, &mut convolved);
         cx.compute.silu(&mut convolved);
         cx.compute.add(&mut gated, &convolved);
         self.remember(cx, states, &inputs);
-        let others = cx.beside[..self.spec.n_streams - 1].iter_mut();
-        out.fill(0.0);
-        let gains = std::iter::once(&mut *out).chain(others.map(|stream| &mut stream[..]));
+        let mut out = cx.scratch.zeros(n_rows, n_embd);
+        let gains = std::iter::once(&mut out).chain(&mut cx.beside[..self.spec.n_streams - 1]);
         for (i, stream) in gains.enumerate() {
             cx.compute.fill_rows(stream, n_embd, &|row, stream| {
                 let gain = &gated[row * width + i * n_embd..][..n_embd];
                 stream.iter_mut().zip(gain).for_each(|(x, gain)| *x += gain);
             });
         }
+        out
     }
 }
 
@@ -118,22 +111,21 @@ impl Ngram {
     }
 
     /// What each stream may take of `embedded` `[n_rows, n_embd]`, `[n_rows, width]`; `x` is the first stream.
-    fn gated(&self, cx: &mut BlockCx<'_>, x: &[f32], embedded: &[f32]) -> Buffer {
+    fn gated(&self, cx: &BlockCx<'_>, x: &Rows, embedded: &[f32]) -> Rows {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
-        let n_rows = x.len() / n_embd;
-        let mut keys = cx.scratch.take(n_rows * width);
+        let n_rows = x.n_rows();
+        let mut keys = cx.scratch.take(n_rows, width);
         cx.compute.multiply(&self.key, embedded, &mut keys);
         cx.compute.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
-        let mut queries = cx.scratch.take(n_rows * width);
-        let streams: Vec<&[f32]> =
-            std::iter::once(x).chain(cx.beside[..n - 1].iter().map(|stream| &stream[..])).collect();
+        let mut queries = cx.scratch.take(n_rows, width);
+        let streams: Vec<&Rows> = std::iter::once(x).chain(&cx.beside[..n - 1]).collect();
         cx.compute.fill_rows(&mut queries, width, &|row, queries| {
             for (query, stream) in queries.chunks_exact_mut(n_embd).zip(&streams) {
-                query.copy_from_slice(&stream[row * n_embd..][..n_embd]);
+                query.copy_from_slice(stream.row(row));
             }
         });
         cx.compute.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
-        let mut gates = cx.scratch.take(n_rows * n);
+        let mut gates = cx.scratch.take(n_rows, n);
         let heads = keys.chunks_exact(n_embd).zip(queries.chunks_exact(n_embd));
         for (gate, (key, query)) in gates.iter_mut().zip(heads) {
             let product = |(k, q): (&f32, &f32)| f64::from(*k) * f64::from(*q);
@@ -143,11 +135,11 @@ impl Ngram {
             *gate = if score == 0.0 { 0.0 } else { root.copysign(score) };
         }
         cx.compute.sigmoid(&mut gates);
-        let mut values = cx.scratch.take(n_rows * n_embd);
+        let mut values = cx.scratch.take(n_rows, n_embd);
         cx.compute.multiply(&self.value, embedded, &mut values);
         let mut gated = queries;
         cx.compute.fill_rows(&mut gated, width, &|row, gated| {
-            let value = &values[row * n_embd..][..n_embd];
+            let value = values.row(row);
             for (gated, gate) in gated.chunks_exact_mut(n_embd).zip(&gates[row * n..]) {
                 gated.iter_mut().zip(value).for_each(|(gated, value)| *gated = value * gate);
             }

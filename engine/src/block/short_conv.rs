@@ -2,10 +2,10 @@
 //! `c` and `x`.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, copy_columns};
+use super::{Block, BlockCx, Rows};
 use crate::arch::ShortConvSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Columns, Conv};
+use crate::kernels::{Columns, Conv};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -40,29 +40,17 @@ impl Block for ShortConv {
         self.input.nbytes() + self.output.nbytes()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let (n, d) = (x.n_rows(), x.cols());
-        let mut all = cx.scratch.take(n * 3 * d);
-        cx.project(&mut [self.input.job(x, &mut all)]);
-        let [mut b, mut c, mut x] = [0, 1, 2].map(|i| {
-            let mut part = cx.scratch.take(n * d);
-            copy_columns(&all, 3 * d, i * d, d, &mut part);
-            part
-        });
+        let d = x.cols();
+        let all = self.input.forward(cx, x);
+        let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
         cx.compute.mul(&mut b, &x);
         let (conv_state, _) = states.split();
         let columns = Columns { data: &b, stride: d, first_col: 0 };
         let parts = SlotStates::parts(cx.parts);
         cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.compute.mul(&mut c, &x);
-        self.output.forward(cx, &c, out);
+        self.output.forward(cx, &c)
     }
 }

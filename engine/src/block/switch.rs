@@ -2,9 +2,9 @@
 //! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
 //! place of that adapter.
 
-use super::{Block, BlockCx};
+use super::{Block, BlockCx, Rows};
 use crate::arch::{Beside, SwitchRouterSpec};
-use crate::kernels::{ActRows, AttendVariant, KvRows};
+use crate::kernels::{AttendVariant, KvRows};
 use crate::state::BlockState;
 
 /// The router of a model's own adapters. It has no weights.
@@ -24,24 +24,14 @@ impl Block for Switch {
         0
     }
 
-    /// Puts the place of each row's adapter beside the rows, where the place that the row's own token switches on was. `out`
-    /// `[n_rows, n_embd]` is zeros: nothing is added to the stream.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        _: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// Puts the place of each row's adapter beside the rows, where the place that the row's own token switches on was.
+    /// Zeros come out: nothing is added to the stream.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let kv = state.kv();
         const WIDTH: usize = SwitchRouterSpec::WIDTH;
-        out.fill(0.0);
         let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
-        let [mut q, mut k, mut v, mut found] = [0; 4].map(|_| {
-            let mut rows = cx.scratch.take(places.len() * WIDTH);
-            rows.fill(0.0);
-            rows
-        });
+        let zeros = || cx.scratch.zeros(places.len(), WIDTH);
+        let [mut q, mut k, mut v, mut found] = [zeros(), zeros(), zeros(), zeros()];
         for (row, place) in places.iter().enumerate() {
             let at = row * WIDTH;
             q[at] = 1.0;
@@ -57,5 +47,6 @@ impl Block for Switch {
             *place = found[0].clamp(0.0, last).round();
         }
         cx.beside[Beside::ADAPTERS] = of_rows;
+        cx.scratch.zeros(x.n_rows(), x.cols())
     }
 }

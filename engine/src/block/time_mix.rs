@@ -3,10 +3,10 @@
 //! state.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Buffer, TokenShift, project};
+use super::{Block, BlockCx, Rows, TokenShift};
 use crate::arch::TimeMixSpec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, Wkv7Rows, Wkv7Weights};
+use crate::kernels::{Compute, Wkv7Rows, Wkv7Weights};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -58,13 +58,13 @@ impl LowRank {
     /// `up(between(down x))`, `[n_rows, n_embd]`.
     pub(super) fn forward(
         &self,
-        cx: &mut BlockCx<'_>,
-        x: &[f32],
+        cx: &BlockCx<'_>,
+        x: &Rows,
         between: impl FnOnce(&Compute, &mut [f32]),
-    ) -> Buffer {
-        let mut low = project(cx, &self.down, x);
+    ) -> Rows {
+        let mut low = self.down.forward(cx, x);
         between(cx.compute, &mut low);
-        project(cx, &self.up, &low)
+        self.up.forward(cx, &low)
     }
 
     pub(super) fn nbytes(&self) -> usize {
@@ -143,39 +143,31 @@ impl Block for TimeMix {
             + self.value_mix.as_ref().map_or(0, |(mix, _)| mix.nbytes())
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on. The first layer leaves its
-    /// values in `cx.beside`, the others find them there.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    /// The first layer leaves its values in `cx.beside`, the others find them there.
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let (shift_state, scan_state) = states.split();
         let before = self.shift.before(cx, &parts, shift_state, x);
-        let mut lean = cx.scratch.take(x.len());
-        let mut mixed =
-            |i: usize, cx: &mut BlockCx<'_>, f: &dyn Fn(&mut BlockCx<'_>, &[f32]) -> Buffer| {
-                lean.copy_from_slice(x);
-                cx.compute.lerp(&mut lean, &before, &self.lerp[i]);
-                f(cx, &lean)
-            };
-        let r = mixed(0, cx, &|cx, x| project(cx, &self.receptance, x));
-        let mut w = mixed(1, cx, &|cx, x| self.decay.forward(cx, x, Compute::tanh));
-        let mut k = mixed(2, cx, &|cx, x| project(cx, &self.key, x));
-        let v = mixed(3, cx, &|cx, x| self.values(cx, x));
-        let mut a = mixed(4, cx, &|cx, x| self.rate.forward(cx, x, |_, _| ()));
+        let mixed = |cx: &BlockCx<'_>, i: usize| {
+            let mut lean = cx.scratch.copy_of(x);
+            cx.compute.lerp(&mut lean, &before, &self.lerp[i]);
+            lean
+        };
+        let r = self.receptance.forward(cx, &mixed(cx, 0));
+        let mut w = self.decay.forward(cx, &mixed(cx, 1), Compute::tanh);
+        let mut k = self.key.forward(cx, &mixed(cx, 2));
+        let lean = mixed(cx, 3);
+        let v = self.values(cx, &lean);
+        drop(lean);
+        let mut a = self.rate.forward(cx, &mixed(cx, 4), |_, _| ());
         let gate = self.gate.as_ref();
-        let gate = gate.map(|g| mixed(5, cx, &|cx, x| g.forward(cx, x, Compute::sigmoid)));
-        let mut kappa = cx.scratch.take(x.len());
+        let gate = gate.map(|gate| gate.forward(cx, &mixed(cx, 5), Compute::sigmoid));
+        let mut kappa = cx.scratch.take(x.n_rows(), x.cols());
         let d = self.spec.head_dim;
         cx.compute.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
         let rows = Wkv7Rows { r: &r, w: &w, k: &k, v: &v, kappa: &kappa, kappa_a: &a };
-        let mut y = cx.scratch.take(x.len());
+        let mut y = cx.scratch.take(x.n_rows(), x.cols());
         let n_heads = self.r_k.len() / d;
         cx.compute.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
         if let Some([weight, bias]) = &self.norm {
@@ -185,15 +177,14 @@ impl Block for TimeMix {
         if let Some(gate) = gate {
             cx.compute.mul(&mut y, &gate);
         }
-        let projected = project(cx, &self.output, &y);
-        out.copy_from_slice(&projected);
+        self.output.forward(cx, &y)
     }
 }
 
 impl TimeMix {
     /// The rows' values: projected, and mixed with those of the first layer.
-    fn values(&self, cx: &mut BlockCx<'_>, x: &[f32]) -> Buffer {
-        let mut v = project(cx, &self.value, x);
+    fn values(&self, cx: &mut BlockCx<'_>, x: &Rows) -> Rows {
+        let mut v = self.value.forward(cx, x);
         let Some((mix, bias)) = &self.value_mix else {
             cx.beside.clear();
             cx.beside.push(cx.scratch.copy_of(&v));
@@ -203,8 +194,7 @@ impl TimeMix {
         cx.compute.add_bias(&mut share, bias);
         cx.compute.sigmoid(&mut share);
         // v += (first - v) * share
-        let mut step = cx.scratch.take(v.len());
-        step.copy_from_slice(&cx.beside[0]);
+        let mut step = cx.scratch.copy_of(&cx.beside[0]);
         cx.compute.add_scaled(&mut step, &v, -1.0);
         cx.compute.mul(&mut step, &share);
         cx.compute.add(&mut v, &step);

@@ -6,10 +6,10 @@
 
 use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
-use super::{Block, BlockCx, Buffer, TokenShift, copy_columns, project};
+use super::{Block, BlockCx, Rows, TokenShift};
 use crate::arch::TimeMix6Spec;
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, Wkv6Rows};
+use crate::kernels::{Compute, Wkv6Rows};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -73,20 +73,17 @@ impl Mix {
     }
 
     /// The five mixtures of `x` with the rows `before`, `[n_rows, n_embd]` each.
-    fn forward(&self, cx: &mut BlockCx<'_>, x: &[f32], before: &[f32]) -> [Buffer; MIXTURES.len()] {
-        let mut step = cx.scratch.take(x.len());
-        step.copy_from_slice(before);
+    fn forward(&self, cx: &BlockCx<'_>, x: &Rows, before: &Rows) -> [Rows; MIXTURES.len()] {
+        let mut step = cx.scratch.copy_of(before);
         cx.compute.add_scaled(&mut step, x, -1.0);
-        let mut lean = cx.scratch.take(x.len());
-        lean.copy_from_slice(x);
+        let mut lean = cx.scratch.copy_of(x);
         cx.compute.lerp(&mut lean, before, &self.first);
-        let mut low = project(cx, &self.down, &lean);
+        let mut low = self.down.forward(cx, &lean);
         cx.compute.tanh(&mut low);
-        let (stride, rank) = (self.down.rows(), self.up[0].cols());
-        let mut part = cx.scratch.take(low.len() / MIXTURES.len());
+        let rank = self.up[0].cols();
         std::array::from_fn(|i| {
-            copy_columns(&low, stride, i * rank, rank, &mut part);
-            let mut mixture = project(cx, &self.up[i], &part);
+            let part = cx.scratch.columns_of(&low, i * rank, rank);
+            let mut mixture = self.up[i].forward(cx, &part);
             cx.compute.add_bias(&mut mixture, &self.shares[i]);
             cx.compute.mul(&mut mixture, &step);
             cx.compute.add(&mut mixture, x);
@@ -143,16 +140,8 @@ impl Block for TimeMix6 {
         own.map(Linear::nbytes).iter().sum::<usize>() + self.mix.nbytes() + self.decay.nbytes()
     }
 
-    /// `out[n_rows, n_embd]` from `x[n_rows, n_embd]`; the states move on.
-    fn forward(
-        &self,
-        cx: &mut BlockCx<'_>,
-        state: &mut BlockState,
-        x: &ActRows<'_>,
-        out: &mut [f32],
-    ) {
+    fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let x = x.values();
         let parts = SlotStates::parts(cx.parts);
         let (shift_state, scan_state) = states.split();
         let before = self.shift.before(cx, &parts, shift_state, x);
@@ -162,19 +151,18 @@ impl Block for TimeMix6 {
         cx.compute.wkv6_decay(&mut w, &self.decay_bias);
         let mut k = self.heads(cx, &self.key, of_k);
         let v = self.heads(cx, &self.value, of_v);
-        let mut r = project(cx, &self.receptance, of_r);
-        let gate = project(cx, &self.gate, of_g);
+        let mut r = self.receptance.forward(cx, of_r);
+        let gate = self.gate.forward(cx, of_g);
         if self.spec.linear_attention {
             // k *= 1 - w
-            let mut kept = cx.scratch.take(k.len());
-            kept.copy_from_slice(&k);
+            let mut kept = cx.scratch.copy_of(&k);
             cx.compute.mul(&mut kept, &w);
             cx.compute.add_scaled(&mut k, &kept, -1.0);
             cx.compute.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
         }
         let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| &own[..]));
         let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
-        let mut y = cx.scratch.take(x.len());
+        let mut y = cx.scratch.take(x.n_rows(), x.cols());
         cx.compute.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);
         match &self.own_and_norm {
             Some([_, weight, bias]) => {
@@ -183,20 +171,20 @@ impl Block for TimeMix6 {
             }
             None => cx.compute.sigmoid_mul(&mut y, &gate),
         }
-        self.output.forward(cx, &y, out);
+        self.output.forward(cx, &y)
     }
 }
 
 impl TimeMix6 {
     /// Keys or values, `[n_rows, n_embd]`: those of a head that several share stand there for each of them.
-    fn heads(&self, cx: &mut BlockCx<'_>, w: &Linear, x: &[f32]) -> Buffer {
-        let few = project(cx, w, x);
+    fn heads(&self, cx: &BlockCx<'_>, w: &Linear, x: &Rows) -> Rows {
+        let few = w.forward(cx, x);
         let (d, width) = (self.spec.head_dim, self.spec.n_embd);
         let group = width / d / self.spec.n_kv_head;
         if group == 1 {
             return few;
         }
-        let mut all = cx.scratch.take(x.len());
+        let mut all = cx.scratch.take(x.n_rows(), width);
         for (i, head) in all.chunks_exact_mut(d).enumerate() {
             head.copy_from_slice(&few[i / group * d..][..d]);
         }

@@ -1,7 +1,7 @@
 //! Token shift (arXiv 2305.13048): the row before each row of a sequence. It is computed as a causal
 //! convolution of two taps, of which only the older one counts.
 
-use super::{BlockCx, Buffer};
+use super::{BlockCx, Rows};
 use crate::kernels::{Columns, Conv, ScanPart};
 
 /// A shift over rows of a fixed width.
@@ -18,12 +18,12 @@ impl TokenShift {
     /// `[n_slots, n_embd]`.
     pub(super) fn before(
         &self,
-        cx: &mut BlockCx<'_>,
+        cx: &BlockCx<'_>,
         parts: &[ScanPart],
         states: &mut [f32],
-        x: &[f32],
-    ) -> Buffer {
-        let mut before = cx.scratch.take(x.len());
+        x: &Rows,
+    ) -> Rows {
+        let mut before = cx.scratch.take(x.n_rows(), x.cols());
         let columns = Columns { data: x, stride: self.0.channels(), first_col: 0 };
         cx.compute.conv(&self.0, parts, states, columns, &mut before);
         before

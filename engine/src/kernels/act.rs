@@ -81,34 +81,48 @@ pub(super) struct SpareRows {
     floats: Spare<FloatSlice>,
 }
 
-/// Rows of activations `[n_rows, cols]` for products. The first product that reads them in another form makes that form,
-/// and those after it find it.
-pub struct ActRows<'a> {
-    x: &'a [f32],
-    n_rows: usize,
-    cols: usize,
+/// The other forms of some rows that products have read so far.
+#[derive(Default)]
+pub struct ActForms {
     blocks: OnceLock<SlicedRows<BlockSlice>>,
     floats: OnceLock<SlicedRows<FloatSlice>>,
 }
 
+impl ActForms {
+    /// Forgets them: the rows are about to change.
+    pub fn clear(&mut self) {
+        self.blocks.take();
+        self.floats.take();
+    }
+}
+
+/// Rows of activations `[n_rows, cols]` for products. The first product that reads them in another form makes that form,
+/// and those after it find it.
+#[derive(Clone, Copy)]
+pub struct ActRows<'a> {
+    x: &'a [f32],
+    n_rows: usize,
+    cols: usize,
+    forms: &'a ActForms,
+}
+
 impl<'a> ActRows<'a> {
-    /// Rows `x` (`[n_rows, cols]`, row-major), which are borrowed as they are.
+    /// Rows `x` (`[n_rows, cols]`, row-major), which are borrowed as they are; `forms` are theirs, or empty.
     ///
     /// # Panics
     /// If `x` is not whole rows.
-    pub fn new(x: &'a [f32], cols: usize) -> Self {
+    pub fn new(x: &'a [f32], cols: usize, forms: &'a ActForms) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} values in rows of {cols}", x.len());
-        let (blocks, floats) = (OnceLock::new(), OnceLock::new());
-        Self { x, n_rows: x.len() / cols, cols, blocks, floats }
+        Self { x, n_rows: x.len() / cols, cols, forms }
     }
 
     /// Makes the form in which `w` reads rows, if it is not there: quantised where it multiplies in integers, laid out in
     /// slices where it multiplies in f32 and there are many rows.
     pub(super) fn prepare(&self, compute: &Compute, w: &PackedMatrix) {
         if w.wants_blocks() {
-            self.blocks.get_or_init(|| self.quantized(compute));
+            self.forms.blocks.get_or_init(|| self.quantized(compute));
         } else if self.n_rows >= MANY_ROWS {
-            self.floats.get_or_init(|| self.laid_out(compute));
+            self.forms.floats.get_or_init(|| self.laid_out(compute));
         }
     }
 
@@ -139,7 +153,7 @@ impl<'a> ActRows<'a> {
     /// If these rows were not prepared for integer products.
     #[inline(always)]
     pub(super) fn blocks(&self, slice: usize, r: usize) -> &[BlockSlice] {
-        let blocks = self.blocks.get();
+        let blocks = self.forms.blocks.get();
         blocks.expect("rows prepared for these weights have the 8-bit form").slice_from(slice, r)
     }
 
@@ -149,7 +163,7 @@ impl<'a> ActRows<'a> {
     /// If these rows were not prepared for f32 products, or are few.
     #[inline(always)]
     pub(super) fn floats(&self, slice: usize, r: usize) -> &[FloatSlice] {
-        let floats = self.floats.get();
+        let floats = self.forms.floats.get();
         floats.expect("many rows prepared for these weights lie in slices").slice_from(slice, r)
     }
 

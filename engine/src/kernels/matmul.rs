@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::act::ActRows;
+use super::act::{ActForms, ActRows};
 use super::compute::Compute;
 use super::cpu::matmul_many::MANY_ROWS;
 use super::pack::PackedMatrix;
@@ -17,7 +17,7 @@ pub struct MatmulJob<'a> {
     /// Weights `[out features, cols]`.
     pub w: &'a PackedMatrix,
     /// Activations.
-    pub x: &'a ActRows<'a>,
+    pub x: ActRows<'a>,
     /// Rows of `x` to multiply.
     pub rows: Range<usize>,
     /// `[rows.len(), w.rows()]`, row-major.
@@ -114,8 +114,9 @@ impl Compute {
     /// # Panics
     /// If shapes disagree.
     pub fn multiply(&self, w: &PackedMatrix, x: &[f32], out: &mut [f32]) {
-        let x = ActRows::new(x, w.cols());
-        self.matmul(&mut [MatmulJob { w, x: &x, rows: 0..x.n_rows(), out }]);
+        let forms = ActForms::default();
+        let x = ActRows::new(x, w.cols(), &forms);
+        self.matmul(&mut [MatmulJob { w, x, rows: 0..x.n_rows(), out }]);
     }
 
     /// Runs several products in one fork-join.
@@ -198,5 +199,5 @@ fn shared_parts<'a>(job: &'a mut MatmulJob<'_>) -> SharedParts<'a> {
         cols: job.w.rows(),
         owner: PhantomData,
     };
-    (job.w, job.x, job.rows.clone(), out)
+    (job.w, &job.x, job.rows.clone(), out)
 }

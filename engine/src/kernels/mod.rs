@@ -50,7 +50,7 @@ mod table;
 mod wkv6;
 mod wkv7;
 
-pub use act::ActRows;
+pub use act::{ActForms, ActRows};
 pub use attend_entries::{AttendEntries, Entries, EntryRow};
 pub use attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
 pub use block_index::{BlockIndex, BlockSizes};

@@ -5,21 +5,21 @@ use super::norm::Norm;
 use super::wanted::gather_wanted;
 use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
-use crate::block::Buffer;
+use crate::block::Rows;
 use crate::kernels::Compute;
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
 #[derive(Default)]
 pub(super) struct BoundaryRows {
-    pub(super) hidden: Buffer,
-    pub(super) beside: Vec<Buffer>,
+    pub(super) hidden: Rows,
+    pub(super) beside: Vec<Rows>,
 }
 
 impl BoundaryRows {
     /// The stream with nothing beside it.
-    pub(super) fn stream(hidden: Vec<f32>) -> Self {
-        Self { hidden: hidden.into(), beside: Vec::new() }
+    pub(super) fn stream(hidden: Rows) -> Self {
+        Self { hidden, beside: Vec::new() }
     }
 
     /// Takes a boundary apart that is as large as `spec` says.
@@ -27,25 +27,19 @@ impl BoundaryRows {
         let Boundary { n_rows, data: mut hidden } = boundary;
         let mut beside = Vec::with_capacity(spec.widths.len() - 1);
         for width in spec.widths[1..].iter().rev() {
-            beside.push(hidden.split_off(hidden.len() - n_rows * width).into());
+            beside.push(Rows::new(hidden.split_off(hidden.len() - n_rows * width), *width));
         }
         beside.reverse();
-        Self { hidden: hidden.into(), beside }
+        Self { hidden: Rows::new(hidden, spec.widths[0]), beside }
     }
 
     /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
     /// not count, and of the others all columns but the last.
-    pub(super) fn leave_behind(&mut self, n_rows: usize, spec: &BoundarySpec) {
+    pub(super) fn leave_behind(&mut self, spec: &BoundarySpec) {
         let kept = &spec.widths[1..];
         self.beside.truncate(kept.len());
         for (tensor, width) in self.beside.iter_mut().zip(kept) {
-            let stride = tensor.len() / n_rows.max(1);
-            if stride > *width {
-                for row in 0..n_rows {
-                    tensor.copy_within((row + 1) * stride - width..(row + 1) * stride, row * width);
-                }
-                tensor.truncate(n_rows * width);
-            }
+            tensor.keep_last((*width).min(tensor.cols()));
         }
     }
 
@@ -55,12 +49,12 @@ impl BoundaryRows {
     }
 
     /// As [`Self::streams`], to be written.
-    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Buffer> {
+    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Rows> {
         std::iter::once(&mut self.hidden).chain(&mut self.beside[..n - 1])
     }
 
     /// Keeps the stream as it is beside it, and goes on with `stream`.
-    pub(super) fn restart(&mut self, stream: Buffer) {
+    pub(super) fn restart(&mut self, stream: Rows) {
         self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
@@ -87,10 +81,10 @@ impl BoundaryRows {
     }
 
     /// The rows of `parts` that pass through the head.
-    pub(super) fn wanted(&self, parts: &[PartRows], n_rows: usize) -> Self {
-        let gather = |tensor: &Buffer| match tensor.len().checked_div(n_rows) {
-            Some(width) => gather_wanted(parts, width, tensor).into(),
-            None => Buffer::default(),
+    pub(super) fn wanted(&self, parts: &[PartRows]) -> Self {
+        let gather = |tensor: &Rows| {
+            let width = tensor.cols();
+            Rows::new(gather_wanted(parts, width, tensor), width)
         };
         let beside = self.beside.iter().map(gather).collect();
         Self { hidden: gather(&self.hidden), beside }
@@ -125,8 +119,8 @@ mod tests {
         let compute = Compute::new(crate::kernels::select(None).unwrap(), 1, None).unwrap();
         let norm = Norm::plain(2, 0.0);
         let ended = |end| {
-            let mut rows = BoundaryRows::stream(vec![3.0, 3.0, -2.0, 2.0]);
-            rows.beside = vec![vec![10.0, 20.0, 30.0, 40.0].into()];
+            let mut rows = BoundaryRows::stream(Rows::new(vec![3.0, 3.0, -2.0, 2.0], 2));
+            rows.beside = vec![Rows::new(vec![10.0, 20.0, 30.0, 40.0], 2)];
             rows.end_pass(&compute, &norm, end);
             (rows.hidden.into_vec(), rows.beside.remove(0).into_vec())
         };
@@ -140,10 +134,11 @@ mod tests {
     #[test]
     fn only_what_is_read_behind_a_cut_crosses_it() {
         let numbers = |n: usize| (0..n).map(|i| i as f32).collect::<Vec<f32>>();
-        let mut carried = BoundaryRows::stream(vec![0.5; 2]);
-        carried.beside = [numbers(6), numbers(4), Vec::new(), numbers(2)].map(Buffer::from).into();
+        let mut carried = BoundaryRows::stream(Rows::new(vec![0.5; 2], 1));
+        let (wide, narrow) = (Rows::new(numbers(6), 3), Rows::new(numbers(4), 2));
+        carried.beside = vec![wide, narrow, Rows::default(), Rows::new(numbers(2), 1)];
         let spec = BoundarySpec { widths: vec![1, 2, 0, 0], exact: false };
-        carried.leave_behind(2, &spec);
+        carried.leave_behind(&spec);
         let kept: [&[f32]; 3] = [&[1.0, 2.0, 4.0, 5.0], &[], &[]];
         assert_eq!(beside(&carried), kept);
         let boundary = carried.into_boundary(2);
@@ -156,9 +151,9 @@ mod tests {
     fn a_stream_begun_on_the_way_crosses_as_well_and_its_buffer_goes_back() {
         let scratch = Scratch::default();
         let run = || {
-            let mut carried = BoundaryRows::stream(vec![1.0, 2.0]);
+            let mut carried = BoundaryRows::stream(Rows::new(vec![1.0, 2.0], 2));
             for value in [3.0, 4.0] {
-                let mut stream = scratch.take(2);
+                let mut stream = scratch.take(1, 2);
                 stream.fill(value);
                 carried.restart(stream);
             }

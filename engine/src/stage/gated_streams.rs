@@ -93,7 +93,7 @@ impl GatedConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::Buffer;
+    use crate::block::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -123,8 +123,9 @@ mod tests {
             inject: Some(pack(N, WIDTH, &inject)),
         };
         let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
-        let mut rows = BoundaryRows::stream(flat[..2].to_vec());
-        rows.beside = vec![flat[2..4].to_vec().into(), flat[4..].to_vec().into()];
+        let mut streams = flat.chunks_exact(2).map(|stream| Rows::new(stream.to_vec(), 2));
+        let mut rows = BoundaryRows::stream(streams.next().unwrap());
+        rows.beside = streams.collect();
         let mut read = vec![0.0; 2];
         let spread = connection.read(&compute, &rows, &mut read).unwrap();
 
@@ -182,9 +183,11 @@ mod tests {
         let n_rows = 9;
         let streams: Vec<Vec<f32>> = (0..n).map(|i| noise(n_rows * n_embd, 5 + i)).collect();
         let run = |first: usize, n_rows: usize| {
-            let part = |x: &Vec<f32>| x[first * n_embd..(first + n_rows) * n_embd].to_vec();
+            let part = |x: &Vec<f32>| {
+                Rows::new(x[first * n_embd..(first + n_rows) * n_embd].to_vec(), n_embd)
+            };
             let mut rows = BoundaryRows::stream(part(&streams[0]));
-            rows.beside = streams[1..].iter().map(part).map(Buffer::from).collect();
+            rows.beside = streams[1..].iter().map(part).collect();
             let mut read = vec![0.0; n_rows * n_embd];
             let spread = connection.read(&compute, &rows, &mut read).unwrap();
             spread.add(&compute, &read, &mut rows);

@@ -7,9 +7,9 @@ use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, Want};
-use crate::block::{Buffer, Linear, RowAdapters, Scratch, project_all};
+use crate::block::{Linear, RowAdapters, Rows, Scratch, project_all};
 use crate::constraint::{Mask, Masks};
-use crate::kernels::{ActRows, Compute};
+use crate::kernels::Compute;
 use crate::sample::{Next, Sampler};
 use crate::state::{PartRows, Sequences};
 
@@ -39,17 +39,17 @@ impl Head {
     ) -> Vec<RowOutput> {
         let n_vocab = self.output.as_ref().map_or(0, Linear::rows);
         let n_embd = self.n_embd;
-        let n = wanted.hidden.len() / n_embd;
+        let n = wanted.hidden.n_rows();
         if n == 0 {
             return Vec::new();
         }
-        let mut normed = scratch.take(n * n_embd);
+        let mut normed = scratch.take(n, n_embd);
         self.read.apply(compute, wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
             Some(output) => self.logits((compute, scratch), output, &normed, adapters),
-            None => Buffer::default(),
+            None => Rows::default(),
         };
         let mut outputs = Vec::with_capacity(n);
         let mut index = 0;
@@ -86,13 +86,11 @@ impl Head {
         &self,
         (compute, scratch): (&Compute, &Scratch),
         output: &Linear,
-        normed: &[f32],
+        normed: &Rows,
         adapters: &RowAdapters,
-    ) -> Buffer {
-        let mut logits = scratch.take(normed.len() / self.n_embd * output.rows());
-        let rows = ActRows::new(normed, self.n_embd);
-        project_all((compute, scratch), adapters, &mut [output.job(&rows, &mut logits)]);
-        drop(rows);
+    ) -> Rows {
+        let mut logits = scratch.take(normed.n_rows(), output.rows());
+        project_all((compute, scratch), adapters, &mut [output.job(normed, &mut logits)]);
         if let Some(bias) = &self.bias {
             compute.add_bias(&mut logits, bias);
         }
@@ -215,7 +213,7 @@ mod tests {
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
         let run = |hidden: &[f32]| {
             let scratch = Scratch::default();
-            let wanted = BoundaryRows::stream(hidden.to_vec());
+            let wanted = BoundaryRows::stream(Rows::new(hidden.to_vec(), N_EMBD));
             let wanted = (&wanted, &RowAdapters::default());
             head(&compute).outputs((&compute, &scratch), &sequences, &parts, wanted)
         };

@@ -204,6 +204,7 @@ fn doubly_stochastic(matrix: &mut [f32], n: usize, rounds: usize, eps: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -233,8 +234,9 @@ mod tests {
             ones: vec![1.0; 6],
         };
         let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
-        let mut rows = BoundaryRows::stream(flat[..2].to_vec());
-        rows.beside = vec![flat[2..4].to_vec().into(), flat[4..].to_vec().into()];
+        let mut streams = flat.chunks_exact(2).map(|stream| Rows::new(stream.to_vec(), 2));
+        let mut rows = BoundaryRows::stream(streams.next().unwrap());
+        rows.beside = streams.collect();
         let mut read = vec![0.0; 2];
         let spread = connection.read(&compute, &rows, &mut read);
         let rms = (flat.iter().map(|x| x * x).sum::<f32>() / 6.0).sqrt();

@@ -6,7 +6,7 @@ use super::norm::Norm;
 use super::streams::StreamMatrices;
 use crate::arch::SwitchSpec;
 use crate::batch::UBatch;
-use crate::block::{Embedding, RowAdapters, scale_of};
+use crate::block::{Embedding, RowAdapters, Rows, scale_of};
 use crate::kernels::{Compute, PackedMatrix};
 
 /// What makes the first layer's rows.
@@ -50,7 +50,7 @@ impl Input {
         ub: &UBatch,
         adapters: &RowAdapters,
         scale: f32,
-    ) -> Vec<f32> {
+    ) -> Rows {
         let mut tokens = ub.tokens();
         if let Some(switch) = &self.switch {
             tokens.iter_mut().for_each(|token| *token = switch.embedded(*token));
@@ -70,14 +70,15 @@ impl Input {
         if let Some(norm) = &self.norm {
             norm.apply_inplace(compute, &mut rows);
         }
-        rows
+        Rows::new(rows, self.tokens.n_embd())
     }
 
     /// For each row of a ubatch the place of the adapter that its token switches on, 0 for none; `None` where tokens switch
     /// none.
-    pub(super) fn switched_on(&self, ub: &UBatch) -> Option<Vec<f32>> {
+    pub(super) fn switched_on(&self, ub: &UBatch) -> Option<Rows> {
         let switch = self.switch.as_ref()?;
-        Some(ub.tokens().into_iter().map(|token| switch.place_of(token) as f32).collect())
+        let places = ub.tokens().into_iter().map(|token| switch.place_of(token) as f32);
+        Some(Rows::new(places.collect(), 1))
     }
 
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
 use crate::batch::UBatch;
-use crate::block::Embedding;
+use crate::block::{Embedding, Rows};
 use crate::error::ModelError;
 use crate::kernels::{Compute, PackedMatrix};
 use crate::weights::{TensorSource, WeightLoader};
@@ -47,7 +47,7 @@ impl LayerRows {
     }
 
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
-    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, hidden: &[f32]) -> Vec<f32> {
+    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, hidden: &[f32]) -> Rows {
         let of_table = self.table.rows(compute, &ub.tokens(), (self.width as f32).sqrt());
         let mut rows = vec![0.0; of_table.len()];
         compute.multiply(&self.projection, hidden, &mut rows);
@@ -55,6 +55,6 @@ impl LayerRows {
         compute.rms_norm_inplace(&mut rows, &self.norm, self.eps);
         compute.add(&mut rows, &of_table);
         compute.scale(&mut rows, 1.0 / 2f32.sqrt());
-        rows
+        Rows::new(rows, self.projection.rows())
     }
 }

@@ -31,11 +31,11 @@ pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
-use crate::block::{Block, BlockCx, Buffer, RowAdapters, Scratch};
+use crate::block::{Block, BlockCx, RowAdapters, Rows, Scratch};
 use crate::constraint::{Masks, VocabularySource};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
-use crate::kernels::{ActRows, Compute, RopeParams, RopeTable};
+use crate::kernels::{Compute, RopeParams, RopeTable};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
 use boundary_rows::BoundaryRows;
@@ -211,15 +211,15 @@ impl Stage {
         if self.head.is_none() {
             let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
-            rows.leave_behind(n_rows, &self.spec.boundary(self.layers.end));
+            rows.leave_behind(&self.spec.boundary(self.layers.end));
             return Ok(StageOutput::Boundary(rows.into_boundary(n_rows)));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
         self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
-        let mut wanted = rows.wanted(&applied.parts, n_rows);
+        let mut wanted = rows.wanted(&applied.parts);
         drop(rows);
-        let n_wanted = wanted.hidden.len() / self.spec.n_embd;
+        let n_wanted = wanted.hidden.n_rows();
         let picked = || applied.parts.iter().flat_map(wanted_rows);
         let adapters = adapters.picked(picked());
         let tokens: Vec<u32> = picked().map(|row| tokens[row]).collect();
@@ -232,7 +232,7 @@ impl Stage {
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
-        // These rows leave with the boundary: a buffer of the scratch would have to be copied.
+        // These rows leave with the boundary: memory of the scratch would have to be copied.
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
         let mut rows = BoundaryRows::stream(input.rows(
             &self.compute,
@@ -241,26 +241,26 @@ impl Stage {
             self.spec.embedding_scale,
         ));
         if let Some(low) = &input.low_start {
-            rows.beside.push(rows.hidden.to_vec().into());
+            rows.beside.push(rows.hidden.own_copy());
             self.compute.add_bias(&mut rows.hidden, low);
         }
-        rows.beside.extend(input.switched_on(ub).map(Buffer::from));
+        rows.beside.extend(input.switched_on(ub));
         match self.spec.skeleton.beside {
-            Beside::Embedding => rows.beside.push(rows.hidden.to_vec().into()),
+            Beside::Embedding => rows.beside.push(rows.hidden.own_copy()),
             Beside::ForLayers { lent, .. } => {
                 let (compute, hidden) = (&self.compute, &rows.hidden);
                 let of_layers = input.layer_rows.as_ref().map(|l| l.rows(compute, ub, hidden));
                 let streams = input.streams.as_ref().map(|s| s.of(compute, hidden));
-                rows.beside.push(of_layers.unwrap_or_default().into());
+                rows.beside.push(of_layers.unwrap_or_default());
                 // Filled by the layers that lend them.
-                rows.beside.resize_with(Beside::streams(lent), Buffer::default);
-                rows.beside.extend(streams.unwrap_or_default().into_iter().map(Buffer::from));
+                rows.beside.resize_with(Beside::streams(lent), Rows::default);
+                rows.beside.extend(streams.unwrap_or_default());
             }
             Beside::Nothing | Beside::FirstValue | Beside::Chosen | Beside::Adapters => {}
         }
         let others = 1..self.spec.skeleton.residual.n_streams();
         if !others.is_empty() {
-            rows.beside = others.map(|_| rows.hidden.to_vec().into()).collect();
+            rows.beside = others.map(|_| rows.hidden.own_copy()).collect();
         }
         rows
     }
@@ -355,11 +355,11 @@ impl Stage {
     }
 
     /// What later blocks of the layer that begins with block `first` read of its input, in their order.
-    fn read_early(&self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Buffer>) {
+    fn read_early(&self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Rows>) {
         let of_layer =
             self.blocks[first..].iter().take_while(|b| b.layer == self.blocks[first].layer);
         for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
-            let mut input = self.scratch.take(rows.hidden.len());
+            let mut input = self.scratch.take(rows.hidden.n_rows(), rows.hidden.cols());
             if let Some(read) = &block.weights.read {
                 read.apply(&self.compute, rows, &mut input);
             }
@@ -382,14 +382,13 @@ impl Stage {
         let rope = rope_table(&self.compute, self.rope.as_ref(), parts);
         let local_rope = rope_table(&self.compute, self.local_rope.as_ref(), parts);
         let n_embd = self.spec.n_embd;
-        let mut normed = self.scratch.take(n_rows * n_embd);
-        let mut out = self.scratch.take(n_rows * n_embd);
+        let mut normed = self.scratch.take(n_rows, n_embd);
         // What later blocks of a layer read of its input, in their order.
         let mut early = VecDeque::new();
         let keeps_input =
             self.blocks[range.clone()].iter().any(|b| b.spec.kind.reads_layer_input());
         let mut own = OwnAdapters::new(self.spec.skeleton.beside, adapters);
-        let mut layer_input = self.scratch.take(if keeps_input { n_rows * n_embd } else { 0 });
+        let mut layer_input = self.scratch.take(if keeps_input { n_rows } else { 0 }, n_embd);
         for i in range {
             if self.blocks[i].index == 0 {
                 self.read_early(i, rows, &mut early);
@@ -409,7 +408,6 @@ impl Stage {
                 (_, None) => {}
             }
             let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.to_vec());
-            let x = ActRows::new(&normed, n_embd);
             let mut cx = BlockCx {
                 compute: &self.compute,
                 parts,
@@ -422,14 +420,14 @@ impl Stage {
                 adapters,
                 scratch: &self.scratch,
             };
-            weights.block.forward(&mut cx, &mut block.state, &x, &mut out);
+            let mut out = weights.block.forward(&mut cx, &mut block.state, &normed);
             if let Some(norm) = &weights.post_norm {
                 norm.apply_inplace(&self.compute, &mut out);
             }
             if let Some(spread) = spread {
                 spread.add(&self.compute, &out, rows);
             } else if block.restarts {
-                rows.restart(std::mem::replace(&mut out, self.scratch.take(n_rows * n_embd)));
+                rows.restart(out);
             } else {
                 block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
             }

@@ -2,6 +2,7 @@
 //! them for the head.
 
 use super::boundary_rows::BoundaryRows;
+use crate::block::Rows;
 use crate::error::ModelError;
 use crate::kernels::{Compute, PackedMatrix};
 use crate::weights::WeightLoader;
@@ -24,8 +25,11 @@ impl StreamMatrices {
     }
 
     /// The other streams of rows `hidden` `[n_rows, n_embd]`, each of the same magnitude row by row.
-    pub(super) fn of(&self, compute: &Compute, hidden: &[f32]) -> Vec<Vec<f32>> {
-        self.0.iter().map(|matrix| projected(compute, matrix, hidden, hidden)).collect()
+    pub(super) fn of(&self, compute: &Compute, hidden: &[f32]) -> Vec<Rows> {
+        let stream = |matrix: &PackedMatrix| {
+            Rows::new(projected(compute, matrix, hidden, hidden), matrix.rows())
+        };
+        self.0.iter().map(stream).collect()
     }
 
     /// `out = (hidden + what the matrices make of the other streams) / number of streams`; these are the last tensors

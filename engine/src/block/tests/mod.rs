@@ -14,11 +14,11 @@ mod switch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Block, BlockCx, Buffer, RowAdapters, Scratch, load_block};
+use super::{Block, BlockCx, RowAdapters, Rows, Scratch, load_block};
 use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::gguf::{Gguf, GgufWriter};
-use crate::kernels::{ActRows, Compute, Kernels, KvType, RopeParams, RopeTable, available};
+use crate::kernels::{Compute, Kernels, KvType, RopeParams, RopeTable, available};
 use crate::quant::GgmlType;
 use crate::state::{BlockState, PartRows, Prefixes, Sequences, StateRoom};
 use crate::weights::WeightLoader;
@@ -94,7 +94,7 @@ struct Bench {
     sequences: Sequences,
     scratch: Scratch,
     /// What comes along beside the rows of the next step, and what the block leaves there.
-    beside: Vec<Buffer>,
+    beside: Vec<Rows>,
     n_embd: usize,
     /// The token of each row; those that are missing are 0.
     tokens: Vec<u32>,
@@ -149,7 +149,7 @@ impl Bench {
     }
 
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
-        let rows = ActRows::new(x, self.n_embd);
+        let rows = Rows::new(x.to_vec(), self.n_embd);
         let mut cx = BlockCx {
             compute: &self.compute,
             parts,
@@ -157,14 +157,12 @@ impl Bench {
             rope,
             local_rope: None,
             tokens: &self.tokens,
-            layer_input: &[],
+            layer_input: &Rows::default(),
             beside: &mut self.beside,
             adapters: &RowAdapters::default(),
             scratch: &self.scratch,
         };
-        let mut out = vec![f32::NAN; x.len()];
-        self.block.forward(&mut cx, &mut self.state, &rows, &mut out);
-        out
+        self.block.forward(&mut cx, &mut self.state, &rows).into_vec()
     }
 }
 

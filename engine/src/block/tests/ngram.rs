@@ -1,6 +1,6 @@
 //! Embedded n-grams against their definition, in one ubatch and in steps.
 
-use super::{Bench, Buffer, Tensors, bits, close, noise, wide};
+use super::{Bench, Rows, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, NgramHead, NgramSpec};
 use crate::kernels::available;
 
@@ -106,7 +106,7 @@ fn step(bench: &mut Bench, parts: &[(u32, usize, usize)], streams: &[Vec<f32>; 2
     let stream = |i: usize| -> Vec<f32> {
         rows.iter().flat_map(|row| row[i * N_EMBD..][..N_EMBD].to_vec()).collect()
     };
-    bench.beside = (1..STREAMS).map(stream).map(Buffer::from).collect();
+    bench.beside = (1..STREAMS).map(stream).map(|x| Rows::new(x, N_EMBD)).collect();
     let (first, gain) = (stream(0), bench.step(parts, None, &stream(0)));
     let first: Vec<f32> = first.iter().zip(gain).map(|(x, gain)| x + gain).collect();
     let all: Vec<&[f32]> =

@@ -1,6 +1,6 @@
 //! Rows of layers, streams updated by turns and the way past attention, against their definitions in f64.
 
-use super::{Bench, Buffer, Tensors, bits, close, noise, wide};
+use super::{Bench, Rows, Tensors, bits, close, noise, wide};
 use crate::arch::{AltUpSpec, BlockKind, LaurelSpec, LayerRowSpec};
 use crate::kernels::available;
 
@@ -20,7 +20,8 @@ fn run(
     let mut first: Option<(Vec<f32>, Vec<Vec<f32>>)> = None;
     for kernels in available() {
         let mut bench = Bench::new(kind, tensors, N_EMBD, kernels);
-        bench.beside = beside.iter().cloned().map(Buffer::from).collect();
+        let rows = |x: &Vec<f32>| Rows::new(x.clone(), x.len() / N_ROWS);
+        bench.beside = beside.iter().map(rows).collect();
         let out = bench.step(&[(1, 0, x.len() / N_EMBD)], None, x);
         let first = first.get_or_insert_with(|| {
             (out.clone(), bench.beside.iter().map(|b| b.to_vec()).collect())

@@ -1,6 +1,6 @@
 //! The router of a model's own adapters against its definition in f64.
 
-use super::{Bench, Tensors, bits};
+use super::{Bench, Rows, Tensors, bits};
 use crate::arch::{BlockKind, SwitchRouterSpec};
 use crate::kernels::available;
 
@@ -28,7 +28,7 @@ fn found(gain: f32, cuts: &[usize]) -> Vec<f32> {
         let mut bench = Bench::new(&kind, &Tensors::default(), N_EMBD, kernels);
         let mut places = Vec::new();
         for cut in cuts.windows(2) {
-            bench.beside = vec![TOKENS[cut[0]..cut[1]].to_vec().into()];
+            bench.beside = vec![Rows::new(TOKENS[cut[0]..cut[1]].to_vec(), 1)];
             let n = cut[1] - cut[0];
             let out = bench.step(&[(1, cut[0], n)], None, &vec![1.0; n * N_EMBD]);
             assert!(out.iter().all(|x| x.to_bits() == 0));
@@ -67,7 +67,7 @@ fn a_mean_between_two_adapters_is_the_higher_one() {
     let kind = BlockKind::Switch(SwitchRouterSpec { gain: 15.0, n_places: 4 });
     for kernels in available() {
         let mut bench = Bench::new(&kind, &Tensors::default(), N_EMBD, kernels);
-        bench.beside = vec![vec![1.0, 0.0, 2.0].into()];
+        bench.beside = vec![Rows::new(vec![1.0, 0.0, 2.0], 1)];
         bench.step(&[(0, 0, 3)], None, &[0.0; 3 * N_EMBD]);
         assert_eq!(bench.beside[0][..], [1.0, 1.0, 2.0], "{}", kernels.name);
     }

@@ -7,7 +7,9 @@ use crate::kernels::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::cpu::matmul_f32::RUN;
 use crate::kernels::cpu::matmul_many::MANY_ROWS;
 use crate::kernels::reference::matmul::{matmul_row, quantize_block, through_8_bits};
-use crate::kernels::{ActRows, Compute, KernelError, MatmulJob, PackedMatrix, available, select};
+use crate::kernels::{
+    ActForms, ActRows, Compute, KernelError, MatmulJob, PackedMatrix, available, select,
+};
 use crate::quant::{GgmlType, dequantize_row, quantize_row};
 
 const FLOATS: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
@@ -68,9 +70,8 @@ fn random_blocks(ty: GgmlType, rows: usize, cols: usize, rng: &mut Rng) -> Vec<u
 }
 
 fn multiply(compute: &Compute, w: &PackedMatrix, x: &[f32]) -> Vec<f32> {
-    let x = ActRows::new(x, w.cols());
-    let mut out = vec![f32::NAN; x.n_rows() * w.rows()];
-    compute.matmul(&mut [MatmulJob { w, x: &x, rows: 0..x.n_rows(), out: &mut out }]);
+    let mut out = vec![f32::NAN; x.len() / w.cols() * w.rows()];
+    compute.multiply(w, x, &mut out);
     out
 }
 
@@ -234,16 +235,16 @@ fn many_jobs_of_any_kind_run_in_one_call() {
         let weights = sources.each_ref().map(|(ty, rows, bytes)| {
             PackedMatrix::pack(compute, *ty, *rows, cols, bytes).expect("packs")
         });
-        let act = ActRows::new(&x, cols);
+        let forms = ActForms::default();
+        let act = ActRows::new(&x, cols, &forms);
         let mut outs: Vec<Vec<f32>> = weights
             .iter()
             .zip(&ranges)
             .map(|(w, rows)| vec![f32::NAN; rows.len() * w.rows()])
             .collect();
         let jobs = weights.iter().zip(&ranges).zip(&mut outs);
-        let mut jobs: Vec<_> = jobs
-            .map(|((w, rows), out)| MatmulJob { w, x: &act, rows: rows.clone(), out })
-            .collect();
+        let mut jobs: Vec<_> =
+            jobs.map(|((w, rows), out)| MatmulJob { w, x: act, rows: rows.clone(), out }).collect();
         compute.matmul(&mut jobs);
         drop(jobs);
         for ((w, rows), out) in weights.iter().zip(&ranges).zip(&outs) {

@@ -1,0 +1,260 @@
+//! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward pass
+//! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::kernels::{ActForms, ActRows};
+
+/// Where rows come from, and go back to.
+#[derive(Clone, Default)]
+pub struct Scratch(Arc<Mutex<Spare>>);
+
+/// Memory that nobody has, at the greatest length that somebody asked for.
+#[derive(Default)]
+struct Spare {
+    buffers: Vec<Vec<f32>>,
+    n_grown: usize,
+}
+
+/// Rows of values, `[n_rows, cols]`, in memory of a scratch, to which it goes back, or in memory of their own. They read as
+/// one slice, row after row. What products make of them for themselves is kept until a value changes.
+#[derive(Default)]
+pub struct Rows {
+    /// At least `len` of them, so that nothing is filled when longer rows are taken again.
+    values: Vec<f32>,
+    len: usize,
+    cols: usize,
+    forms: ActForms,
+    home: Option<Scratch>,
+}
+
+impl Scratch {
+    /// Rows `[n_rows, cols]` of stale values.
+    pub fn take(&self, n_rows: usize, cols: usize) -> Rows {
+        let len = n_rows * cols;
+        let spare = &mut *self.spare();
+        // The tightest fit: layers that ask for the same lengths in turn get the same memory again.
+        let fits = (0..spare.buffers.len()).filter(|i| spare.buffers[*i].len() >= len);
+        let values = match fits.min_by_key(|i| spare.buffers[*i].len()) {
+            Some(i) => spare.buffers.swap_remove(i),
+            None => {
+                spare.n_grown += 1;
+                let mut values = spare.buffers.pop().unwrap_or_default();
+                values.clear();
+                values.reserve_exact(len);
+                values.resize(len, 0.0);
+                values
+            }
+        };
+        Rows { values, len, cols, forms: ActForms::default(), home: Some(self.clone()) }
+    }
+
+    /// Rows `[n_rows, cols]` of zeros.
+    pub fn zeros(&self, n_rows: usize, cols: usize) -> Rows {
+        let mut rows = self.take(n_rows, cols);
+        rows.fill(0.0);
+        rows
+    }
+
+    /// Rows that begin as a copy of others.
+    pub fn copy_of(&self, rows: &Rows) -> Rows {
+        let mut copy = self.take(rows.n_rows(), rows.cols);
+        copy.copy_from_slice(rows);
+        copy
+    }
+
+    /// Columns `first_col .. first_col + width` of rows, as rows of their own.
+    pub fn columns_of(&self, rows: &Rows, first_col: usize, width: usize) -> Rows {
+        let mut part = self.take(rows.n_rows(), width);
+        for (from, to) in rows.chunks_exact(rows.cols).zip(part.chunks_exact_mut(width)) {
+            to.copy_from_slice(&from[first_col..first_col + width]);
+        }
+        part
+    }
+
+    /// How often memory was asked for so far. It stays where it is once the pass is warm.
+    pub fn n_grown(&self) -> usize {
+        self.spare().n_grown
+    }
+
+    /// Buffers that are here now: as many after one pass as after another, or somebody keeps one.
+    pub fn n_spare(&self) -> usize {
+        self.spare().buffers.len()
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rows {
+    /// Rows of `cols` values in memory of their own.
+    ///
+    /// # Panics
+    /// If these are not whole rows.
+    pub fn new(values: Vec<f32>, cols: usize) -> Self {
+        assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        Self { len: values.len(), values, cols, forms: ActForms::default(), home: None }
+    }
+
+    /// Number of rows.
+    pub fn n_rows(&self) -> usize {
+        self.len.checked_div(self.cols).unwrap_or(0)
+    }
+
+    /// Values in a row; 0 where nothing is here yet.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Row `r`.
+    pub fn row(&self, r: usize) -> &[f32] {
+        &self[r * self.cols..(r + 1) * self.cols]
+    }
+
+    /// As products read them.
+    pub fn act(&self) -> ActRows<'_> {
+        ActRows::new(self, self.cols, &self.forms)
+    }
+
+    /// A copy in memory of its own.
+    pub fn own_copy(&self) -> Self {
+        Self::new(self.to_vec(), self.cols)
+    }
+
+    /// Becomes a copy of `rows`.
+    pub fn set(&mut self, rows: &Self) {
+        if self.values.len() < rows.len {
+            self.values.resize(rows.len, 0.0);
+        }
+        (self.len, self.cols) = (rows.len, rows.cols);
+        self.copy_from_slice(rows);
+    }
+
+    /// Keeps the last `width` values of each row.
+    ///
+    /// # Panics
+    /// If a row has fewer.
+    pub fn keep_last(&mut self, width: usize) {
+        let (n_rows, cols) = (self.n_rows(), self.cols);
+        assert!(width <= cols, "the last {width} of {cols} values");
+        if width < cols {
+            for row in 0..n_rows {
+                self.copy_within((row + 1) * cols - width..(row + 1) * cols, row * width);
+            }
+            (self.len, self.cols) = (n_rows * width, width);
+        }
+    }
+
+    /// The values, to be kept beyond the pass: copied where the memory is the scratch's.
+    pub fn into_vec(mut self) -> Vec<f32> {
+        match self.home {
+            Some(_) => self.to_vec(),
+            None => {
+                let mut values = std::mem::take(&mut self.values);
+                values.truncate(self.len);
+                values
+            }
+        }
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.spare().buffers.push(std::mem::take(&mut self.values));
+        }
+    }
+}
+
+impl Deref for Rows {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values[..self.len]
+    }
+}
+
+impl DerefMut for Rows {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.forms.clear();
+        &mut self.values[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_that_ask_alike_get_the_same_memory() {
+        let scratch = Scratch::default();
+        let layer = || {
+            let (small, large) = (scratch.take(1, 10), scratch.take(10, 100));
+            [small.as_ptr(), large.as_ptr()]
+        };
+        let first = layer();
+        assert!((0..5).all(|_| layer() == first));
+    }
+
+    #[test]
+    fn there_are_no_more_buffers_than_were_taken_at_once() {
+        let scratch = Scratch::default();
+        for n in 1..100 {
+            let (a, b) = (scratch.take(n, 1), scratch.take(n, 2));
+            assert_eq!([a.len(), b.len()], [n, 2 * n]);
+            assert_eq!([a.n_rows(), b.n_rows()], [n; 2]);
+            drop((a, b));
+            assert!(scratch.n_spare() <= 2);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_beyond_the_pass_leaves_the_memory_behind() {
+        let scratch = Scratch::default();
+        let own = vec![1.0, 2.0];
+        let at = own.as_ptr();
+        let rows = Rows::new(own, 2);
+        assert_eq!(scratch.copy_of(&rows).into_vec(), [1.0, 2.0]);
+        assert_eq!((scratch.n_spare(), scratch.n_grown()), (1, 1));
+        let kept = rows.into_vec();
+        assert_eq!(kept.as_ptr(), at, "moved, not copied");
+        assert_eq!(scratch.n_spare(), 1);
+    }
+
+    #[test]
+    fn columns_are_rows_of_their_own() {
+        let scratch = Scratch::default();
+        let mut rows = Rows::new((0..8).map(|i| i as f32).collect(), 4);
+        let middle = scratch.columns_of(&rows, 1, 2);
+        assert_eq!((&middle[..], middle.n_rows()), (&[1.0, 2.0, 5.0, 6.0][..], 2));
+        rows.keep_last(1);
+        assert_eq!((&rows[..], rows.cols(), rows.row(1)), (&[3.0, 7.0][..], 1, &[7.0][..]));
+        let mut empty = Rows::default();
+        assert_eq!((empty.n_rows(), empty.cols()), (0, 0));
+        empty.set(&rows);
+        assert_eq!((&empty[..], empty.n_rows()), (&[3.0, 7.0][..], 2));
+    }
+
+    /// A product that follows a change reads the new values, in whatever form.
+    #[test]
+    fn forms_of_old_values_are_forgotten() {
+        use crate::kernels::{Compute, MatmulJob, PackedMatrix, select};
+        use crate::quant::GgmlType;
+        let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+        let weights: Vec<u8> = [[0, 0x3c], [1; 2]].concat().repeat(16)[..34].to_vec();
+        let w = PackedMatrix::pack(&compute, GgmlType::Q8_0, 1, 32, &weights).unwrap();
+        let product = |rows: &Rows| {
+            let mut out = [f32::NAN];
+            let job = MatmulJob { w: &w, x: rows.act(), rows: 0..1, out: &mut out };
+            compute.matmul(&mut [job]);
+            out[0]
+        };
+        let mut rows = Rows::new(vec![1.0; 32], 32);
+        let first = product(&rows);
+        rows.iter_mut().for_each(|x| *x *= 2.0);
+        assert_eq!(product(&rows), 2.0 * first);
+        assert!(first != 0.0);
+    }
+}
