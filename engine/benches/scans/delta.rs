@@ -93,17 +93,10 @@ impl Recurrence for Delta {
 
     fn forms(&self) -> Vec<Form<'_>> {
         let (shape, x) = (&self.shape, self.rows());
-        let mut forms: Vec<Form<'_>> = vec![
+        vec![
             ("blocked".into(), Box::new(move |c, p, s, o| c.delta_scan(shape, p, s, x, o))),
             ("plain".into(), Box::new(move |c, p, s, o| c.delta_plain(shape, p, s, x, o))),
-        ];
-        for chunk in [16, 32, 64] {
-            forms.push((
-                format!("chunks of {chunk}"),
-                Box::new(move |c, p, s, o| c.delta_chunked(shape, chunk, p, s, x, o)),
-            ));
-        }
-        forms
+        ]
     }
 
     fn exact(&self) -> Vec<f64> {

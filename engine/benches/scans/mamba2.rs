@@ -71,17 +71,10 @@ impl Recurrence for Mamba2 {
 
     fn forms(&self) -> Vec<Form<'_>> {
         let (layer, input) = (&self.layer, self.input());
-        let mut forms: Vec<Form<'_>> = vec![
+        vec![
             ("blocked".into(), Box::new(move |c, p, s, o| c.ssd(layer, p, s, input, o))),
             ("plain".into(), Box::new(move |c, p, s, o| c.ssd_plain(layer, p, s, input, o))),
-        ];
-        for chunk in [16, 64, 256] {
-            forms.push((
-                format!("chunks of {chunk}"),
-                Box::new(move |c, p, s, o| c.ssd_chunked(layer, chunk, p, s, input, o)),
-            ));
-        }
-        forms
+        ]
     }
 
     fn exact(&self) -> Vec<f64> {

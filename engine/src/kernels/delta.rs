@@ -150,12 +150,6 @@ impl<'a> DeltaTile<'a> {
         self.x.beta.at(row, self.head, 1)[0]
     }
 
-    /// The same columns for some of the part's rows; `state` is the tile's.
-    pub(super) fn piece<'b>(&'b self, part: &'b ScanPart, state: &'b mut [f32]) -> DeltaTile<'b> {
-        let Self { shape, head, start, x, out, .. } = *self;
-        DeltaTile { shape, part, head, start, state, x, out }
-    }
-
     /// Where `n` values of a row from column `start` of the tile on go.
     #[inline(always)]
     pub(super) fn out(&mut self, row: usize, start: usize, n: usize) -> &mut [f32] {
@@ -183,26 +177,6 @@ impl Compute {
     ) {
         let tile = STRIPS * LANES;
         self.delta_tiles(shape, parts, states, x, out, tile, self.kernels().delta);
-    }
-    /// [`Compute::delta_scan`] by matrix products over whole chunks of `chunk` rows (16, 32 or 64) at
-    /// multiples of that position, row by row before the first and after the last. It pays where
-    /// there are units for matrix products; its results differ from the recurrence's in the last
-    /// bits, and depend on where a prompt is cut unless that is at a chunk's border.
-    ///
-    /// # Panics
-    /// If shapes disagree, two parts share a slot, or for another `chunk`.
-    pub fn delta_chunked(
-        &self,
-        shape: &DeltaShape,
-        chunk: usize,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        x: DeltaRows<'_>,
-        out: &mut [f32],
-    ) {
-        assert!([16, 32, 64].contains(&chunk), "delta: chunks of {chunk} rows");
-        let kernel = self.kernels().delta_chunked;
-        self.delta_tiles(shape, parts, states, x, out, shape.d_v, |tile| kernel(tile, chunk));
     }
 
     /// The delta rule token by token with lanes along the keys, which [`Compute::delta_scan`] is

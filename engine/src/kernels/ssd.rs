@@ -10,8 +10,6 @@ use super::scan::{ScanPart, States};
 
 /// Heads of a group that one unit of work takes: they share its packed B and C.
 const HEADS_PER_UNIT: usize = 4;
-/// The same for chunks, whose products of C and B are worth more.
-const HEADS_PER_CHUNK: usize = 16;
 
 /// Sizes of the recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,28 +154,6 @@ impl Compute {
     ) {
         let kernel = self.kernels().ssd_plain;
         self.ssd_with(&kernel, HEADS_PER_UNIT, ssd, (parts, states), input, out);
-    }
-
-    /// [`Compute::ssd`] by chunks of `chunk` tokens, as matrix products; chunks start at multiples of
-    /// `chunk`, what is not a whole one goes through the recurrence. It is equal but for rounding, so cuts of
-    /// a prompt show in the last bits. No block on a CPU calls it. It is for machines with fast matrix
-    /// products (`cargo bench --bench scans` compares the forms).
-    ///
-    /// # Panics
-    /// As [`Compute::ssd`], and if `chunk` is not a power of two of at least 16.
-    pub fn ssd_chunked(
-        &self,
-        ssd: &Ssd,
-        chunk: usize,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        input: SsdInput<'_>,
-        out: &mut [f32],
-    ) {
-        assert!(chunk >= 16 && chunk.is_power_of_two(), "ssd: chunks of {chunk}");
-        let kernel = self.kernels().ssd_chunked;
-        let kernel = |tile: SsdTile<'_>| kernel(tile, chunk);
-        self.ssd_with(&kernel, HEADS_PER_CHUNK, ssd, (parts, states), input, out);
     }
 
     fn ssd_with(

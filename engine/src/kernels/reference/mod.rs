@@ -6,6 +6,8 @@ pub(super) mod attention;
 #[cfg(test)]
 pub(super) mod block_index;
 #[cfg(test)]
+pub(super) mod chunked;
+#[cfg(test)]
 pub(super) mod conv;
 #[cfg(test)]
 pub(super) mod delta;

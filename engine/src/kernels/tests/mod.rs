@@ -4,9 +4,9 @@
 mod attention;
 mod block_index;
 mod bounded_gate;
+mod chunked;
 mod conv;
 mod delta;
-mod delta_chunked;
 mod depth_attention;
 mod entries;
 mod gates;

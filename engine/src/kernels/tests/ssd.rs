@@ -176,29 +176,3 @@ fn states_that_decay_to_nothing_become_zero() {
         assert!(state.contains(&0.0), "{}: nothing decayed", kernels.name);
     }
 }
-
-#[test]
-fn chunks_of_any_size_match_f64() {
-    let (n, first_pos) = (333, 27);
-    for (shape, decay) in [
-        (shape(4, 20, 7, 2), 0.01),
-        (shape(6, 32, 16, 1), 1.0),
-        (shape(4, 64, 24, 4), 30.0),
-        (shape(2, 16, 16, 1), 300.0),
-    ] {
-        let case = Case::new(shape, n, decay, 95);
-        let (y, state) = case.exact();
-        for chunk in [16, 64, 128, 256] {
-            let got = same_bits_everywhere("chunked", |compute| {
-                let (mut states, mut out) = (case.state.clone(), vec![0.0; case.x.len()]);
-                let part = ScanPart { slot: 0, first_pos, first_row: 0, n_rows: n };
-                compute.ssd_chunked(&case.ssd, chunk, &[part], &mut states, case.input(), &mut out);
-                out.extend(states);
-                out
-            });
-            let what = format!("chunks of {chunk}, decay {decay}");
-            near(&what, &got[..y.len()], &y, LIMIT);
-            near(&what, &got[y.len()..], &state, LIMIT);
-        }
-    }
-}
