@@ -36,13 +36,6 @@ const UNSAFE_ALLOWED: [&str; 3] =
 /// Folders that hold no source of ours.
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 
-/// Files that need each other in circles and are let be for now: folder or file beginnings that hold a whole
-/// circle, and why.
-const CIRCLES_LET_BE: [(&[&str], &str); 1] = [(
-    &["engine/src/kernels/"],
-    "the op table names every kernel and every op calls the table: the seam for devices parts them",
-)];
-
 /// For each crate folder: packages that its `[dependencies]` must not name, by exact name.
 const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 3] = [
     ("proto", &["brigade-engine", "brigade-worker", "brigade-coordinator", "brigade-tests"]),
@@ -246,33 +239,21 @@ fn crates_depend_in_one_direction() {
 fn modules_point_in_one_direction() {
     let sources = sources();
     let mut wrong = Vec::new();
-    let mut let_be = vec![false; CIRCLES_LET_BE.len()];
     for krate in ["proto", "engine", "worker", "coordinator", "tests"] {
         let start = format!("{krate}/src/");
         let own: Vec<_> = sources.iter().filter(|(n, _)| n.starts_with(&start)).cloned().collect();
         let needs = modules::needs(&own);
         assert!(needs.values().any(|needed| !needed.is_empty()), "{krate}: no file needs another?");
         for circle in modules::cycles(&own) {
-            let excuse = CIRCLES_LET_BE.iter().position(|(starts, _)| {
-                circle.iter().all(|file| starts.iter().any(|start| file.starts_with(start)))
-            });
-            match excuse {
-                Some(i) => let_be[i] = true,
-                None => {
-                    wrong.push(format!("{krate}: {} files need each other:", circle.len()));
-                    for file in &circle {
-                        let back = needs[file].iter().filter(|other| circle.contains(other));
-                        let back: Vec<_> = back.map(String::as_str).collect();
-                        wrong.push(format!("    {file} needs {}", back.join(", ")));
-                    }
-                }
+            wrong.push(format!("{krate}: {} files need each other:", circle.len()));
+            for file in &circle {
+                let back = needs[file].iter().filter(|other| circle.contains(other));
+                let back: Vec<_> = back.map(String::as_str).collect();
+                wrong.push(format!("    {file} needs {}", back.join(", ")));
             }
         }
     }
     none("part these files", &wrong);
-    let idle = CIRCLES_LET_BE.iter().zip(let_be).filter(|(_, used)| !used);
-    let idle: Vec<_> = idle.map(|((starts, _), _)| starts.join(", ")).collect();
-    none("no circle is left here: take it off CIRCLES_LET_BE", &idle);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! What every op runs on: one kernel table and one thread pool. Each stage has one such pair.
 
-use super::act::SpareRows;
 use super::error::KernelError;
 use super::pool::Pool;
 use super::table::Kernels;
+use crate::kernels::tiles::act::SpareRows;
 
 /// An op table with the threads to run it on. Ops are methods, spread over the files of this module
 /// by what they do; each spreads its rows over the pool when they are worth it.

@@ -8,80 +8,62 @@
 //!
 //! Nothing here knows models, layers or files, only slices, shapes and packed matrices.
 //!
-//! Reading order: [`simd`] has the lanes, [`pool`] the threads, [`act`] and [`pack`] the operands. A block
-//! calls [`matmul`], [`ops`], [`rope`] and [`attention`]. [`cpu`] has the kernels behind them.
+//! Each layer knows only those before it:
+//!
+//! 1. [`simd`], the lanes; [`pool`], the threads; memory and errors.
+//! 2. [`tiles`], operands and what kernels see of them; [`format`], how packed weights lie.
+//! 3. [`cpu`], the kernels, with a file for each instruction set; [`reference`], what they mean.
+//! 4. [`table`], the kernels of one instruction set; [`compute`], a table with its threads.
+//! 5. [`ops`], what blocks call; [`probe`], the limits of the machine.
 
-mod act;
 mod aligned;
-mod attend_entries;
-mod attention;
-mod block_index;
-mod bounded_gate;
-mod choose_entries;
-mod chosen;
-mod chosen_blocks;
-mod column_slices;
 mod compute;
-mod conv;
 mod cpu;
-mod delta;
-mod depth_attention;
-mod entries;
 mod error;
 mod format;
-mod gates;
-mod head_columns;
-mod index;
-mod kv;
-mod mamba;
-mod matmul;
-mod mean_index;
 mod ops;
-mod pack;
 mod pool;
-mod pooling;
 pub mod probe;
 mod reference;
-mod rope;
-mod scan;
 mod simd;
-mod ssd;
 mod table;
-mod wkv6;
-mod wkv7;
+mod tiles;
 
-pub use act::{ActForms, ActRows};
-pub use attend_entries::{AttendEntries, Entries, EntryRow};
-pub use attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
-pub use block_index::{BlockIndex, BlockSizes};
-pub use bounded_gate::GateBounds;
-pub use choose_entries::{EntryIndex, IndexedRow};
-pub use chosen::Chosen;
-pub use chosen_blocks::{ChosenBlocks, NO_BLOCK};
 pub use compute::Compute;
-pub use conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
-pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
-pub use entries::{EntryLayout, NewEntries};
 pub use error::KernelError;
-pub use gates::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
-pub use head_columns::HeadColumns;
-pub use index::{Index, PoolSizes};
-pub use kv::{KvLayout, KvRows, KvType, ValuePlace};
-pub use mamba::{MambaRows, MambaScan};
-pub use matmul::MatmulJob;
-pub use mean_index::MeanIndex;
-pub use pack::PackedMatrix;
+pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
+pub use ops::block_index::BlockIndex;
+pub use ops::choose_entries::{EntryIndex, IndexedRow};
+pub use ops::chosen::Chosen;
+pub use ops::entries::{EntryLayout, NewEntries};
+pub use ops::head_columns::HeadColumns;
+pub use ops::index::Index;
+pub use ops::kv::KvRows;
+pub use ops::matmul::MatmulJob;
+pub use ops::mean_index::MeanIndex;
+pub use ops::pooling::Pooling;
 pub use pool::{MAX_THREADS, Pool};
-pub use pooling::{GatedRow, Pooling};
-pub use rope::{RopeLayout, RopeParams, RopeTable, Yarn};
-pub use scan::{FLUSH_EVERY, ScanPart};
-pub use ssd::{Ssd, SsdInput, SsdShape};
 pub use table::{Kernels, NUMERICS, available, select};
-pub use wkv6::Wkv6Rows;
-pub use wkv7::{Wkv7Rows, Wkv7Weights};
+pub use tiles::act::{ActForms, ActRows};
+pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
+pub use tiles::block_index::BlockSizes;
+pub use tiles::bounded_gate::GateBounds;
+pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
+pub use tiles::conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
+pub use tiles::delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
+pub use tiles::gates::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
+pub use tiles::index::PoolSizes;
+pub use tiles::kv::{KvLayout, KvType, ValuePlace};
+pub use tiles::mamba::{MambaRows, MambaScan};
+pub use tiles::pack::PackedMatrix;
+pub use tiles::pooling::GatedRow;
+pub use tiles::rope::{RopeLayout, RopeParams, RopeTable, Yarn};
+pub use tiles::scan::{FLUSH_EVERY, ScanPart};
+pub use tiles::ssd::{Ssd, SsdInput, SsdShape};
+pub use tiles::wkv6::Wkv6Rows;
+pub use tiles::wkv7::{Wkv7Rows, Wkv7Weights};
 
-/// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.
-pub const KV_PAGE: usize = 64;
+pub use tiles::kv::KV_PAGE;
 
 #[cfg(test)]
 mod tests;

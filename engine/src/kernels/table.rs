@@ -1,27 +1,27 @@
 //! The op table: one function pointer for each op. A table holds the same generic kernels compiled for one
 //! instruction set. It is chosen once, at start.
 
-use super::act::ActBlock;
-use super::attention::{AttendMerge, AttendTile};
-use super::block_index::ProductTile;
-use super::bounded_gate::GateBounds;
-use super::conv::ConvTile;
 use super::cpu;
-use super::delta::DeltaTile;
-use super::depth_attention::DepthRow;
 use super::error::KernelError;
-use super::gates::{SwiGluClamp, SwiGluLimit, Xielu};
-use super::index::IndexTile;
-use super::kv::KvRow;
-use super::mamba::MambaTile;
-use super::matmul::MatmulChunk;
-use super::pooling::{GatedPool, PoolTile};
 use super::reference::lanes::Scalar;
-use super::rope::RopeRow;
 use super::simd::Simd;
-use super::ssd::SsdTile;
-use super::wkv6::Wkv6Tile;
-use super::wkv7::{Wkv7Head, Wkv7Tile};
+use crate::kernels::tiles::act::ActBlock;
+use crate::kernels::tiles::attention::{AttendMerge, AttendTile};
+use crate::kernels::tiles::block_index::ProductTile;
+use crate::kernels::tiles::bounded_gate::GateBounds;
+use crate::kernels::tiles::conv::ConvTile;
+use crate::kernels::tiles::delta::DeltaTile;
+use crate::kernels::tiles::depth_attention::DepthRow;
+use crate::kernels::tiles::gates::{SwiGluClamp, SwiGluLimit, Xielu};
+use crate::kernels::tiles::index::IndexTile;
+use crate::kernels::tiles::kv::KvRow;
+use crate::kernels::tiles::mamba::MambaTile;
+use crate::kernels::tiles::matmul::MatmulChunk;
+use crate::kernels::tiles::pooling::{GatedPool, PoolTile};
+use crate::kernels::tiles::rope::RopeRow;
+use crate::kernels::tiles::ssd::SsdTile;
+use crate::kernels::tiles::wkv6::Wkv6Tile;
+use crate::kernels::tiles::wkv7::{Wkv7Head, Wkv7Tile};
 
 /// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
 /// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.

@@ -1,8 +1,8 @@
 //! Quantises one row of activations to 8 bits, by the rule in [`crate::kernels::act`].
 
 use super::run;
-use crate::kernels::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::act::{ACT_BLOCK, ActBlock};
 
 /// Below this a block counts as zero: its reciprocal scale would not be finite.
 pub(crate) const SMALLEST_AMAX: f32 = 1e-30;

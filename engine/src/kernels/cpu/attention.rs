@@ -16,10 +16,10 @@ use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32};
 use super::run;
 use crate::kernels::KV_PAGE;
-use crate::kernels::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
-use crate::kernels::chosen_blocks::SeenPage;
-use crate::kernels::kv::{KvType, ValuePlace};
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
+use crate::kernels::tiles::chosen_blocks::SeenPage;
+use crate::kernels::tiles::kv::{KvType, ValuePlace};
 
 /// Vectors of positions in a page.
 const VECTORS: usize = KV_PAGE / LANES;

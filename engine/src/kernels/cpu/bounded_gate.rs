@@ -3,8 +3,8 @@
 use super::elementwise::zip;
 use super::exp::{sigmoid, tanh};
 use super::run;
-use crate::kernels::bounded_gate::GateBounds;
 use crate::kernels::simd::{Op, Simd};
+use crate::kernels::tiles::bounded_gate::GateBounds;
 
 /// See [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
 pub(crate) fn bounded_gate_mul<S: Simd>(x: &mut [f32], gates: &[f32], bounds: GateBounds) {

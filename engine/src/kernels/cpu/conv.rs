@@ -3,8 +3,8 @@
 
 use super::exp::silu;
 use super::run;
-use crate::kernels::conv::ConvTile;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::conv::ConvTile;
 
 /// Runs one tile of channels over its part's rows.
 pub(crate) fn conv<S: Simd>(tile: &mut ConvTile<'_>) {

@@ -14,9 +14,9 @@
 use super::exp::{exp, sigmoid, softplus};
 use super::ssd::{lanes, put};
 use super::{flush_subnormals, run};
-use crate::kernels::delta::{Decay, DeltaTile};
-use crate::kernels::scan::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::delta::{Decay, DeltaTile};
+use crate::kernels::tiles::scan::FLUSH_EVERY;
 
 /// Rows of a block: their keys, queries and decays (for keys of 128: 24 KiB) stay close. Divides
 /// [`FLUSH_EVERY`].

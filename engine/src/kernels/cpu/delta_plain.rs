@@ -2,8 +2,8 @@
 //! each prediction and each output is a sum over lanes. The bench compares [`super::delta`] with it.
 
 use super::run;
-use crate::kernels::delta::DeltaTile;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::delta::DeltaTile;
 
 /// Runs a whole head over its part's rows; its state is `[d_v, d_k]`, `d_k` a multiple of the lanes.
 pub(crate) fn delta_plain<S: Simd>(tile: DeltaTile<'_>) {

@@ -3,8 +3,8 @@
 
 use super::elementwise::Softmax;
 use super::run;
-use crate::kernels::depth_attention::DepthRow;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::depth_attention::DepthRow;
 
 /// See [`Compute::attend_depth`](crate::kernels::Compute::attend_depth).
 pub(crate) fn attend_depth<S: Simd>(row: DepthRow<'_>) {

@@ -3,8 +3,10 @@
 use super::elementwise::{map, zip};
 use super::exp::{exp, sigmoid, silu, tanh};
 use super::run;
-use crate::kernels::gates::{GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit, Xielu};
 use crate::kernels::simd::{Op, Simd};
+use crate::kernels::tiles::gates::{
+    GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit, Xielu,
+};
 
 /// See [`Compute::gelu`](crate::kernels::Compute::gelu).
 pub(crate) fn gelu<S: Simd>(x: &mut [f32]) {

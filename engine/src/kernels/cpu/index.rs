@@ -13,11 +13,11 @@ use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
 use crate::kernels::KV_PAGE;
-use crate::kernels::attention::TILE_QUERIES;
-use crate::kernels::block_index::ProductTile;
-use crate::kernels::index::IndexTile;
-use crate::kernels::kv::KvType;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::attention::TILE_QUERIES;
+use crate::kernels::tiles::block_index::ProductTile;
+use crate::kernels::tiles::index::IndexTile;
+use crate::kernels::tiles::kv::KvType;
 
 /// See [`Compute::choose`](crate::kernels::Compute::choose).
 pub(crate) fn index_scores<S: Simd>(tile: &mut IndexTile<'_>) {

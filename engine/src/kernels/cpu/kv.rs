@@ -9,8 +9,8 @@ use std::marker::PhantomData;
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
 use crate::kernels::KV_PAGE;
-use crate::kernels::kv::{KvLayout, KvRow, KvType, SCALE_ELEMS, ValuePlace};
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::kv::{KvLayout, KvRow, KvType, SCALE_ELEMS, ValuePlace};
 
 /// Vectors of a block of elements with one scale.
 const SCALE_VECTORS: usize = SCALE_ELEMS / LANES;

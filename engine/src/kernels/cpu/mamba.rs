@@ -5,8 +5,8 @@ use super::conv::lanes;
 use super::exp::{exp, silu, softplus};
 use super::{flush_subnormals, run};
 use crate::kernels::FLUSH_EVERY;
-use crate::kernels::mamba::MambaTile;
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::mamba::MambaTile;
 
 /// Runs one tile of channels over its part's rows.
 pub(crate) fn mamba_scan<S: Simd>(tile: &mut MambaTile<'_>) {

@@ -5,11 +5,11 @@
 
 use std::marker::PhantomData;
 
-use super::matmul::{PREFETCH, Tile};
+use super::matmul_few::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
-use crate::kernels::act::{FLOAT_SLICE, FloatSlice};
-use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::{LANES, Simd};
+use crate::kernels::tiles::act::{FLOAT_SLICE, FloatSlice};
+use crate::kernels::tiles::matmul::MatmulChunk;
 
 /// Columns summed on their own.
 pub(crate) const RUN: usize = FLOAT_SLICE;

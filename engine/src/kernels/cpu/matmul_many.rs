@@ -6,14 +6,14 @@
 //! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile. Between slices,
 //! a row's sums wait in memory.
 //!
-//! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul`]). Neither
+//! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul_few`]). Neither
 //! slices nor tiles show in it.
 
 use std::marker::PhantomData;
 
-use super::matmul::Tile;
-use crate::kernels::matmul::MatmulChunk;
+use super::matmul_few::Tile;
 use crate::kernels::simd::{LANES, MAX_TILE, Op, Simd};
+use crate::kernels::tiles::matmul::MatmulChunk;
 
 /// Rows from which on unpacking a slice for all of them beats unpacking it for every tile.
 pub(crate) const MANY_ROWS: usize = 48;

@@ -8,12 +8,12 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use super::matmul::{PREFETCH, Tile};
+use super::matmul_few::{PREFETCH, Tile};
 use super::matmul_many::Sliced;
-use crate::kernels::act::{ActBlock, BlockSlice, SLICE};
 use crate::kernels::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
-use crate::kernels::matmul::MatmulChunk;
 use crate::kernels::simd::Simd;
+use crate::kernels::tiles::act::{ActBlock, BlockSlice, SLICE};
+use crate::kernels::tiles::matmul::MatmulChunk;
 
 /// Vectors of half a block.
 const HALF: usize = VECTORS / 2;

@@ -23,6 +23,7 @@ pub(super) mod kv;
 pub(super) mod mamba;
 pub(super) mod matmul;
 pub(super) mod matmul_f32;
+pub(super) mod matmul_few;
 pub(super) mod matmul_many;
 pub(super) mod matmul_q8;
 #[cfg(target_arch = "aarch64")]

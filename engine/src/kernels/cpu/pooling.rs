@@ -7,9 +7,9 @@ use super::exp::exp;
 use super::kv::{PageType, Q8};
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
-use crate::kernels::kv::KvType;
-use crate::kernels::pooling::{GatedPool, GatedRow, PoolTile};
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::kv::KvType;
+use crate::kernels::tiles::pooling::{GatedPool, GatedRow, PoolTile};
 
 /// See [`Compute::pool_gated`](crate::kernels::Compute::pool_gated).
 pub(crate) fn pool_gated<S: Simd>(pool: GatedPool<'_>) {

@@ -2,8 +2,8 @@
 //! fused step, the same for both layouts of pairs.
 
 use super::run;
-use crate::kernels::rope::{RopeLayout, RopeRow};
 use crate::kernels::simd::{LANES, Op, Simd};
+use crate::kernels::tiles::rope::{RopeLayout, RopeRow};
 
 struct Rotate<'a, 'b>(&'a mut RopeRow<'b>);
 

@@ -8,9 +8,9 @@
 
 use super::exp::{exp, softplus};
 use super::run;
-use crate::kernels::scan::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
-use crate::kernels::ssd::SsdTile;
+use crate::kernels::tiles::scan::FLUSH_EVERY;
+use crate::kernels::tiles::ssd::SsdTile;
 
 /// Tokens of a block: their B and C (for a state of 128: 32 KiB) and one head's inputs and outputs
 /// stay close. Divides [`FLUSH_EVERY`].

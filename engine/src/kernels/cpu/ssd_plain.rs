@@ -4,9 +4,9 @@
 use super::exp::{exp, softplus};
 use super::run;
 use super::ssd::{lanes, put, without_subnormals};
-use crate::kernels::scan::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
-use crate::kernels::ssd::SsdTile;
+use crate::kernels::tiles::scan::FLUSH_EVERY;
+use crate::kernels::tiles::ssd::SsdTile;
 
 /// Runs some heads over their part's rows; a head's state is `[head_dim, n_state]`.
 pub(crate) fn ssd_plain<S: Simd>(tile: SsdTile<'_>) {

@@ -5,7 +5,7 @@ use super::exp::exp;
 use super::{flush_subnormals, run};
 use crate::kernels::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
-use crate::kernels::wkv6::Wkv6Tile;
+use crate::kernels::tiles::wkv6::Wkv6Tile;
 
 /// Runs one tile over its part's rows.
 pub(crate) fn wkv6<S: Simd>(tile: &mut Wkv6Tile<'_>) {

@@ -5,7 +5,7 @@ use super::exp::{exp, sigmoid};
 use super::{flush_subnormals, run};
 use crate::kernels::FLUSH_EVERY;
 use crate::kernels::simd::{LANES, Op, Simd};
-use crate::kernels::wkv7::{Wkv7Head, Wkv7Tile};
+use crate::kernels::tiles::wkv7::{Wkv7Head, Wkv7Tile};
 
 /// `e^-½`, to the digits that models are trained with.
 const DECAY_SCALE: f32 = 0.606_531;

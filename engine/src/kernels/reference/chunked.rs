@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::delta::Delta;
 use crate::kernels::Ssd;
-use crate::kernels::delta::{Decay, DeltaShape};
+use crate::kernels::tiles::delta::{Decay, DeltaShape};
 
 /// Rows `0..n` in the pieces that chunks of `chunk` rows make of them, where row 0 is at position `first_pos`.
 fn pieces(n: usize, chunk: usize, first_pos: usize) -> impl Iterator<Item = Range<usize>> {

@@ -1,6 +1,6 @@
 //! The delta rule, row by row, in plain f64. Tests compare the kernels with it.
 
-use crate::kernels::delta::{Decay, DeltaShape};
+use crate::kernels::tiles::delta::{Decay, DeltaShape};
 
 /// One sequence's operands in f64, laid out as [`crate::kernels::DeltaRows`] says.
 pub(crate) struct Delta<'a> {

@@ -3,10 +3,10 @@
 use bytemuck::Zeroable;
 
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
-use crate::kernels::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::cpu::matmul_f32::RUN;
 use crate::kernels::cpu::matmul_many::MANY_ROWS;
 use crate::kernels::reference::matmul::{matmul_row, quantize_block, through_8_bits};
+use crate::kernels::tiles::act::{ACT_BLOCK, ActBlock};
 use crate::kernels::{
     ActForms, ActRows, Compute, KernelError, MatmulJob, PackedMatrix, available, select,
 };

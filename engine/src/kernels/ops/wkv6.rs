@@ -1,0 +1,54 @@
+//! The time mixing of RWKV-6, tiles of heads spread over the threads.
+
+use crate::kernels::compute::Compute;
+use crate::kernels::simd::LANES;
+use crate::kernels::tiles::out_rows::Rows;
+use crate::kernels::tiles::scan::{ScanPart, States};
+use crate::kernels::tiles::wkv6::{Wkv6Rows, Wkv6Tile};
+
+impl Compute {
+    /// `w = exp(-exp(w + bias))`, row by row: decays from what projections give. `bias` is one row.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a row is no multiple of 16.
+    pub fn wkv6_decay(&self, w: &mut [f32], bias: &[f32]) {
+        assert!(bias.len().is_multiple_of(LANES), "wkv6: rows of {}", bias.len());
+        let decay = self.kernels().wkv6_decay;
+        self.each_row(w, bias.len(), "wkv6_decay", &|_, row| decay(row, bias));
+    }
+
+    /// Runs the recurrence over the rows of `parts`, from their states (`[n_slots, n_heads * d * d]`), which
+    /// follow. `out` is `[n_rows, n_heads * d]`.
+    ///
+    /// # Panics
+    /// If shapes disagree, `d` is no multiple of 16, or two parts share a slot.
+    pub fn wkv6(
+        &self,
+        (n_heads, d): (usize, usize),
+        parts: &[ScanPart],
+        states: &mut [f32],
+        rows: Wkv6Rows<'_>,
+        out: &mut [f32],
+    ) {
+        let width = n_heads * d;
+        assert!(d > 0 && d.is_multiple_of(LANES), "wkv6: heads of {d}");
+        let n_rows = out.len() / width;
+        assert_eq!(out.len(), n_rows * width, "wkv6: length of out");
+        for x in [rows.r, rows.w, rows.k, rows.v] {
+            assert_eq!(x.len(), out.len(), "wkv6: lengths");
+        }
+        assert!(rows.own.is_none_or(|own| own.len() == width), "wkv6: one row of own");
+        ScanPart::check(parts, n_rows, states.len() / (width * d), "wkv6");
+        let states = States::new(states, width * d);
+        let out = Rows::new(out, 1);
+        self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {
+            let value = tile * LANES;
+            let head = value / d * d;
+            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
+            let state = unsafe { states.part(part.slot, value * d..(value + LANES) * d) };
+            let state = state.as_chunks_mut().0;
+            let out = &out;
+            (self.kernels().wkv6)(&mut Wkv6Tile { part, state, rows, width, d, head, value, out });
+        });
+    }
+}

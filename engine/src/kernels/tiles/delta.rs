@@ -1,0 +1,157 @@
+//! The gated delta rule: linear attention whose state decays, is corrected towards each new value, and is
+//! read by the query. With one decay for each key channel it is KDA (Kimi Linear, arXiv 2510.26692). With one
+//! decay for each head it is the gated delta net (arXiv 2412.06464).
+//!
+//! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S =
+//! diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
+//!
+//! States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head. Columns of `S` never meet. So
+//! a strip can stay in the first-level cache over all rows of a part, and no sum runs over lanes.
+
+use super::conv::Columns;
+use super::out_rows::Rows;
+use super::scan::ScanPart;
+
+/// Which key head a value head uses where there are fewer of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyHeads {
+    /// Value head `h` uses key head `h / (n_head / n_key_head)`.
+    Grouped,
+    /// Value head `h` uses key head `h % n_key_head`.
+    Tiled,
+}
+
+/// Which values of the state decay together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// Each key channel by a factor of its own.
+    PerChannel,
+    /// A whole head by one factor.
+    PerHead,
+}
+
+/// Sizes of a delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Value heads, each with a state.
+    pub n_head: usize,
+    /// Query and key heads; divides `n_head`.
+    pub n_key_head: usize,
+    /// Which of them a value head uses.
+    pub key_heads: KeyHeads,
+    /// Width of a query or key head.
+    pub d_k: usize,
+    /// Width of a value head.
+    pub d_v: usize,
+    /// Granularity of the decay.
+    pub decay: Decay,
+}
+
+/// The operands of a delta rule, a row a token.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRows<'a> {
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub q: Columns<'a>,
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub k: Columns<'a>,
+    /// `[n, n_head, d_v]`.
+    pub v: Columns<'a>,
+    /// Decay factors in 0..=1, `[n, n_head, d_k]` or `[n, n_head]`.
+    pub decay: Columns<'a>,
+    /// `[n, n_head]`, in 0..=1.
+    pub beta: Columns<'a>,
+}
+
+/// Strips of one head's state and the rows of one part.
+pub(in crate::kernels) struct DeltaTile<'a> {
+    pub(in crate::kernels) shape: &'a DeltaShape,
+    pub(in crate::kernels) part: &'a ScanPart,
+    /// Value head.
+    pub(in crate::kernels) head: usize,
+    /// First value column within the head.
+    pub(in crate::kernels) start: usize,
+    /// `[strips, d_k, 16]`, or one narrower strip.
+    pub(in crate::kernels) state: &'a mut [f32],
+    pub(in crate::kernels) x: DeltaRows<'a>,
+    /// All values of the output, `[n, n_head, d_v]`.
+    pub(in crate::kernels) out: &'a Rows<'a, f32>,
+}
+
+impl DeltaShape {
+    /// Values of a sequence's state.
+    pub fn state_len(&self) -> usize {
+        self.n_head * self.d_k * self.d_v
+    }
+
+    /// Values of a row of decay factors.
+    pub fn decay_len(&self) -> usize {
+        match self.decay {
+            Decay::PerChannel => self.n_head * self.d_k,
+            Decay::PerHead => self.n_head,
+        }
+    }
+
+    /// The key head of value head `head`.
+    pub(in crate::kernels) fn key_head(&self, head: usize) -> usize {
+        match self.key_heads {
+            KeyHeads::Grouped => head / (self.n_head / self.n_key_head),
+            KeyHeads::Tiled => head % self.n_key_head,
+        }
+    }
+
+    pub(in crate::kernels) fn check(&self, x: &DeltaRows<'_>, n_rows: usize) {
+        let Self { n_head, n_key_head, d_k, d_v, .. } = *self;
+        assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {self:?}");
+        assert!(d_k > 0 && d_v > 0, "delta: {self:?}");
+        x.q.check(n_rows, n_key_head * d_k, "delta: q");
+        x.k.check(n_rows, n_key_head * d_k, "delta: k");
+        x.v.check(n_rows, n_head * d_v, "delta: v");
+        x.decay.check(n_rows, self.decay_len(), "delta: decay");
+        x.beta.check(n_rows, n_head, "delta: beta");
+    }
+}
+
+impl<'a> DeltaTile<'a> {
+    /// Query of a row.
+    #[inline(always)]
+    pub(in crate::kernels) fn q(&self, row: usize) -> &'a [f32] {
+        self.x.q.at(row, self.shape.key_head(self.head) * self.shape.d_k, self.shape.d_k)
+    }
+
+    /// Key of a row.
+    #[inline(always)]
+    pub(in crate::kernels) fn k(&self, row: usize) -> &'a [f32] {
+        self.x.k.at(row, self.shape.key_head(self.head) * self.shape.d_k, self.shape.d_k)
+    }
+
+    /// `n` values of a row from column `start` of the tile on.
+    #[inline(always)]
+    pub(in crate::kernels) fn v(&self, row: usize, start: usize, n: usize) -> &'a [f32] {
+        self.x.v.at(row, self.head * self.shape.d_v + self.start + start, n)
+    }
+
+    /// Decay factors of a row: `d_k` of them, or one.
+    #[inline(always)]
+    pub(in crate::kernels) fn decay(&self, row: usize) -> &'a [f32] {
+        match self.shape.decay {
+            Decay::PerChannel => self.x.decay.at(row, self.head * self.shape.d_k, self.shape.d_k),
+            Decay::PerHead => self.x.decay.at(row, self.head, 1),
+        }
+    }
+
+    /// Correction rate of a row.
+    #[inline(always)]
+    pub(in crate::kernels) fn beta(&self, row: usize) -> f32 {
+        self.x.beta.at(row, self.head, 1)[0]
+    }
+
+    /// Where `n` values of a row from column `start` of the tile on go.
+    #[inline(always)]
+    pub(in crate::kernels) fn out(&mut self, row: usize, start: usize, n: usize) -> &mut [f32] {
+        let head = row * self.shape.n_head + self.head;
+        let start = head * self.shape.d_v + self.start + start;
+        // SAFETY: tiles have disjoint columns or, being of different parts, disjoint rows, and the
+        // mutable borrow of the tile keeps its own rows apart.
+        unsafe { self.out.rows(start..start + n) }
+    }
+}

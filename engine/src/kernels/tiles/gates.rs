@@ -1,0 +1,48 @@
+//! Constants and bounds of FFNs' activations.
+
+/// `gelu x = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³)))` (arXiv 1606.08415) is `x sigmoid(x (LINEAR +
+/// CUBIC x²))` with these two: twice the factors inside the hyperbolic tangent.
+pub(in crate::kernels) const GELU_LINEAR: f32 = 1.595_769;
+
+/// See [`GELU_LINEAR`].
+pub(in crate::kernels) const GELU_CUBIC: f32 = 0.071_354_814;
+
+/// Constants of [`Compute::clamped_swiglu_mul`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiGluClamp {
+    /// Factor on the gate inside the sigmoid.
+    pub alpha: f32,
+    /// Bound of the gate from above, and of what is gated from both sides.
+    pub limit: f32,
+}
+
+/// Bounds of [`Compute::limited_swiglu_mul`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiGluLimit {
+    /// Of the gate from above, and of what is gated from both sides.
+    pub limit: f32,
+    /// Where the gate meets its bound.
+    pub gate: GateBound,
+}
+
+/// Constants of [`Compute::xielu`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Factor below 0.
+    pub alpha_n: f32,
+    /// Factor of the square above 0.
+    pub alpha_p: f32,
+    /// Slope at 0.
+    pub beta: f32,
+    /// What the exponential's argument is at most.
+    pub eps: f32,
+}
+
+/// Which value of a gate is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateBound {
+    /// What goes into its activation.
+    Before,
+    /// What its activation gives.
+    After,
+}

@@ -1,0 +1,78 @@
+//! Weights in the order in which the kernels read them, prepared once when they are loaded.
+//!
+//! A packed matrix is a series of panels. Each holds sixteen weight rows; the last one is filled up with zero
+//! rows. A panel is contiguous, and a product streams it from its first byte to its last. Panels of integer
+//! formats are described in [`super::format`]. Panels of floats hold, column after column, sixteen values of
+//! the source's own type.
+
+use crate::quant::GgmlType;
+
+use crate::kernels::aligned::AlignedBytes;
+use crate::kernels::simd::LANES;
+
+/// Weights `[rows, cols]`, packed.
+pub struct PackedMatrix {
+    pub(in crate::kernels) ty: GgmlType,
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) cols: usize,
+    pub(in crate::kernels) panel_bytes: usize,
+    pub(in crate::kernels) data: AlignedBytes,
+    /// What products are multiplied with.
+    pub(in crate::kernels) scale: f32,
+}
+
+impl PackedMatrix {
+    /// The same weights times `scale`: products are multiplied with it, once, when they are complete.
+    #[must_use]
+    pub fn scaled(self, scale: f32) -> Self {
+        Self { scale: self.scale * scale, ..self }
+    }
+
+    pub(in crate::kernels) fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The source type.
+    pub fn ty(&self) -> GgmlType {
+        self.ty
+    }
+
+    /// Bytes held, which a product with one row reads once.
+    pub fn nbytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Panels of sixteen rows.
+    pub(in crate::kernels) fn n_panels(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    pub(in crate::kernels) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
+    /// Panel `p`.
+    pub(in crate::kernels) fn panel(&self, p: usize) -> &[u8] {
+        &self.data[p * self.panel_bytes..][..self.panel_bytes]
+    }
+
+    /// Whether products read the 8-bit form of the activations.
+    pub(in crate::kernels) fn wants_blocks(&self) -> bool {
+        !is_float(self.ty)
+    }
+}
+
+/// Whether products with this type are taken in f32.
+pub(in crate::kernels) fn is_float(ty: GgmlType) -> bool {
+    matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)
+}

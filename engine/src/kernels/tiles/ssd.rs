@@ -1,0 +1,126 @@
+//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token,
+//! and each head has a state `[n_state, head_dim]`.
+
+use std::ops::Range;
+
+use super::conv::Columns;
+use super::out_rows::Rows;
+use super::scan::ScanPart;
+
+/// Sizes of the recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SsdShape {
+    /// Heads.
+    pub n_head: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Width of B and C: state values of a channel.
+    pub n_state: usize,
+    /// Groups of neighbouring heads that share B and C; divides `n_head`.
+    pub n_group: usize,
+}
+
+impl SsdShape {
+    /// Channels of all heads.
+    pub fn n_inner(&self) -> usize {
+        self.n_head * self.head_dim
+    }
+
+    /// Width of B, and of C, over all groups.
+    pub fn n_bc(&self) -> usize {
+        self.n_group * self.n_state
+    }
+
+    /// Values of a sequence's state, `[n_head, n_state, head_dim]`.
+    pub fn state_len(&self) -> usize {
+        self.n_head * self.head_state()
+    }
+
+    /// Values of a head's state.
+    pub(in crate::kernels) fn head_state(&self) -> usize {
+        self.n_state * self.head_dim
+    }
+}
+
+/// The recurrence of one layer. For each token, with `delta = softplus(dt + dt_bias)` and the group
+/// `g = h / (n_head / n_group)` of head `h`:
+/// `S[n][p] = exp(delta a) S[n][p] + B[g][n] (delta x[p])`, then
+/// `y[p] = d x[p] + Σ_n C[g][n] S[n][p]`, `n` in ascending order.
+#[derive(Clone, Debug)]
+pub struct Ssd {
+    pub(in crate::kernels) shape: SsdShape,
+    /// `[n_head]`: logarithmic decay of a unit of time, negative.
+    pub(in crate::kernels) a: Vec<f32>,
+    /// `[n_head]`: weight of the way past the state.
+    pub(in crate::kernels) d: Vec<f32>,
+    /// `[n_head]`: added to the time step before its softplus.
+    pub(in crate::kernels) dt_bias: Vec<f32>,
+}
+
+/// The operands of a ubatch, columns of `[n_rows, ..]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct SsdInput<'a> {
+    /// `[n_rows, n_head * head_dim]`.
+    pub x: Columns<'a>,
+    /// `[n_rows, n_group * n_state]`.
+    pub b: Columns<'a>,
+    /// `[n_rows, n_group * n_state]`.
+    pub c: Columns<'a>,
+    /// `[n_rows, n_head]`: time steps before bias and softplus.
+    pub dt: Columns<'a>,
+}
+
+/// Some heads of one group over the rows of a part.
+pub(in crate::kernels) struct SsdTile<'a> {
+    pub(in crate::kernels) ssd: &'a Ssd,
+    pub(in crate::kernels) heads: Range<usize>,
+    pub(in crate::kernels) part: &'a ScanPart,
+    /// `[heads, n_state, head_dim]`.
+    pub(in crate::kernels) state: &'a mut [f32],
+    pub(in crate::kernels) input: SsdInput<'a>,
+    /// All values of the output, `[n_rows, n_head * head_dim]`.
+    pub(in crate::kernels) out: &'a Rows<'a, f32>,
+}
+
+impl SsdTile<'_> {
+    /// The group of the tile's heads.
+    pub(in crate::kernels) fn group(&self) -> usize {
+        self.heads.start / (self.ssd.shape.n_head / self.ssd.shape.n_group)
+    }
+
+    /// Where channels `start ..` of head `head` of a row go.
+    #[inline(always)]
+    pub(in crate::kernels) fn out(
+        &mut self,
+        row: usize,
+        head: usize,
+        start: usize,
+        n: usize,
+    ) -> &mut [f32] {
+        let at = row * self.ssd.shape.n_inner() + head * self.ssd.shape.head_dim + start;
+        // SAFETY: tiles have disjoint heads or, being of different parts, disjoint rows, and the
+        // mutable borrow of the tile keeps its own values apart; callers stay within the tile's
+        // heads and rows.
+        unsafe { self.out.rows(at..at + n) }
+    }
+}
+
+impl Ssd {
+    /// `a`, `d` and `dt_bias` are `[n_head]`.
+    ///
+    /// # Panics
+    /// If lengths disagree, a size is 0 or the groups do not divide the heads.
+    pub fn new(shape: SsdShape, a: Vec<f32>, d: Vec<f32>, dt_bias: Vec<f32>) -> Self {
+        assert!(shape.state_len() > 0 && shape.n_group > 0, "ssd: {shape:?}");
+        assert!(shape.n_head.is_multiple_of(shape.n_group), "ssd: {shape:?}");
+        for values in [&a, &d, &dt_bias] {
+            assert_eq!(values.len(), shape.n_head, "ssd: a value for each head");
+        }
+        Self { shape, a, d, dt_bias }
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &SsdShape {
+        &self.shape
+    }
+}
