@@ -138,8 +138,8 @@ impl Block for Kda {
         let n_head = self.shape.n_head;
         let inner = n_head * self.shape.d_k;
         let [to_q, to_k, to_v] = &self.qkv;
-        let gates = [self.forget.input(), self.gate.input()];
-        let weights = [to_q, to_k, to_v, gates[0], gates[1], &self.beta];
+        let (to_forget, to_gate) = (self.forget.input(), self.gate.input());
+        let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];
         let [q, k, v, forget, gate, mut beta] = cx.project(x, weights);
         let raw = [q, k, v];
         let [q, k, v] = self.convolve(cx, states, &raw);

@@ -3,10 +3,10 @@
 //! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
 //! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
-use crate::batch::BlockId;
 use std::ops::Range;
 
 use super::entries::{EntryLayout, put_record};
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::{Attend, AttendPart, AttendVariant};
 use crate::kernels::tiles::kv::{KV_PAGE, KvLayout, KvRow};

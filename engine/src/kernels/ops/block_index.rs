@@ -5,10 +5,10 @@
 //! positions that the row sees, whatever the order in which they come. So no bit depends on how rows and pages are spread
 //! over threads, or on what is in the ubatch besides. Of blocks with the same score the lower ones are chosen.
 
-use crate::batch::BlockId;
 use std::ops::Range;
 
 use super::index::{best_places, ordered};
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::{AttendPart, TILE_QUERIES};
 use crate::kernels::tiles::block_index::{BlockSizes, ProductTile};

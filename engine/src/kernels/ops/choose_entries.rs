@@ -1,10 +1,9 @@
 //! The index over entries: it scores all that a row sees, and the row attends to the best of them. Scores and choice are
 //! those of [`index`](super::index), with an entry in the place of a position.
 
-use crate::batch::BlockId;
-
 use super::entries::{EntryLayout, put_record};
 use super::index::{best_places, ordered};
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::LANES;
 use crate::kernels::tiles::index::IndexTile;

@@ -1,9 +1,8 @@
 //! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of
 //! their positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
 
-use crate::batch::BlockId;
-
 use super::index::{FarRow, far_rows};
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::{Attend, AttendPart};
 use crate::kernels::tiles::index::PoolSizes;

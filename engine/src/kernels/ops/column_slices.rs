@@ -1,8 +1,9 @@
 //! Laying rows out in slices, on all threads.
 
-use bytemuck::Zeroable;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
+
+use bytemuck::Zeroable;
 
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::MAX_TILE;

@@ -5,9 +5,9 @@
 //! its content. An entry's elements lie side by side, and behind them in `Q8_0` its scales. Nothing computes on entries
 //! where they lie: they are copied to pages of keys first, some at a time.
 
-use crate::batch::BlockId;
 use std::ops::Range;
 
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::LANES;
 use crate::kernels::tiles::kv::{KV_PAGE, KvLayout, KvRow, KvType, ValuePlace};

@@ -9,7 +9,6 @@
 //! position or before it; to the positions behind the last of them it attends in any case.
 
 use crate::batch::BlockId;
-
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::LANES;
 use crate::kernels::tiles::attention::AttendPart;

@@ -7,9 +7,8 @@
 //!
 //! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
 
-use crate::batch::BlockId;
-
 use super::index::Index;
+use crate::batch::BlockId;
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::AttendPart;
 use crate::kernels::tiles::block_index::BlockSizes;

@@ -1,6 +1,5 @@
 //! Packing weights when they are loaded, and what that takes.
 
-use crate::quant::GgmlType;
 use bytemuck::Zeroable;
 
 use crate::kernels::aligned::AlignedBytes;
@@ -10,6 +9,7 @@ use crate::kernels::format::{FormatVisitor, PanelFormat, with_format};
 use crate::kernels::simd::LANES;
 use crate::kernels::tiles::out_rows::Rows;
 use crate::kernels::tiles::pack::{PackedMatrix, is_float};
+use crate::quant::GgmlType;
 
 impl PackedMatrix {
     /// Packs `bytes`, the row-major weights `[rows, cols]` of a GGUF tensor of type `ty`.

@@ -8,7 +8,6 @@
 //! made once.
 
 use crate::batch::BlockId;
-
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::AttendPart;
 use crate::kernels::tiles::kv::{KV_PAGE, KvLayout, KvRow, ValuePlace};

@@ -69,7 +69,7 @@ impl Compute {
 }
 
 /// Panics where operands do not have the shape's sizes.
-pub(super) fn check(
+fn check(
     shape: &SsdShape,
     parts: &[ScanPart],
     n_states: usize,

@@ -2,8 +2,7 @@
 
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::LANES;
-use crate::kernels::tiles::out_rows::Rows;
-use crate::kernels::tiles::scan::{ScanPart, States};
+use crate::kernels::tiles::scan::ScanPart;
 use crate::kernels::tiles::wkv6::{Wkv6Rows, Wkv6Tile};
 
 impl Compute {
@@ -31,23 +30,12 @@ impl Compute {
         out: &mut [f32],
     ) {
         let width = n_heads * d;
-        assert!(d > 0 && d.is_multiple_of(LANES), "wkv6: heads of {d}");
-        let n_rows = out.len() / width;
-        assert_eq!(out.len(), n_rows * width, "wkv6: length of out");
         for x in [rows.r, rows.w, rows.k, rows.v] {
             assert_eq!(x.len(), out.len(), "wkv6: lengths");
         }
         assert!(rows.own.is_none_or(|own| own.len() == width), "wkv6: one row of own");
-        ScanPart::check(parts, n_rows, states.len() / (width * d), "wkv6");
-        let states = States::new(states, width * d);
-        let out = Rows::new(out, 1);
-        self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {
-            let value = tile * LANES;
+        self.for_values("wkv6", (n_heads, d), parts, (states, out), &|part, value, state, out| {
             let head = value / d * d;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, value * d..(value + LANES) * d) };
-            let state = state.as_chunks_mut().0;
-            let out = &out;
             (self.kernels().wkv6)(&mut Wkv6Tile { part, state, rows, width, d, head, value, out });
         });
     }

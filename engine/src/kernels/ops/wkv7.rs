@@ -3,7 +3,7 @@
 use crate::kernels::compute::Compute;
 use crate::kernels::simd::LANES;
 use crate::kernels::tiles::out_rows::Rows;
-use crate::kernels::tiles::scan::{ScanPart, States};
+use crate::kernels::tiles::scan::ScanPart;
 use crate::kernels::tiles::wkv7::{Wkv7Head, Wkv7Rows, Wkv7Tile, Wkv7Weights, head_of};
 
 impl Compute {
@@ -47,31 +47,12 @@ impl Compute {
         out: &mut [f32],
     ) {
         let width = n_heads * d;
-        assert!(d > 0 && d.is_multiple_of(LANES), "wkv7: heads of {d}");
-        let n_rows = out.len() / width;
-        assert_eq!(out.len(), n_rows * width, "wkv7: length of out");
         for x in [rows.r, rows.w, rows.k, rows.v, rows.kappa, rows.kappa_a] {
             assert_eq!(x.len(), out.len(), "wkv7: lengths");
         }
-        ScanPart::check(parts, n_rows, states.len() / (width * d), "wkv7");
-        let states = States::new(states, width * d);
-        let out = Rows::new(out, 1);
-        self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {
-            let value = tile * LANES;
+        self.for_values("wkv7", (n_heads, d), parts, (states, out), &|part, value, state, out| {
             let head = value / d * d;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, value * d..(value + LANES) * d) };
-            let state = state.as_chunks_mut().0;
-            (self.kernels().wkv7)(&mut Wkv7Tile {
-                part,
-                state,
-                rows,
-                width,
-                d,
-                head,
-                value,
-                out: &out,
-            });
+            (self.kernels().wkv7)(&mut Wkv7Tile { part, state, rows, width, d, head, value, out });
         });
     }
 

@@ -5,8 +5,9 @@
 //! row alone. A block that holds an infinity or a NaN gets a NaN as its scale, so that the damage shows in
 //! every product and does not vanish in an integer.
 
-use bytemuck::Zeroable;
 use std::sync::OnceLock;
+
+use bytemuck::Zeroable;
 
 use super::column_slices::{SlicedRows, Spare};
 

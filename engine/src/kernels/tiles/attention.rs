@@ -1,11 +1,11 @@
 //! What attention takes, and the tiles that its kernels see. How rows, heads and spans are spread over threads changes no
 //! bit: `ops/attention` says why.
 
-use crate::batch::BlockId;
 use std::ops::Range;
 
 use super::chosen_blocks::{ChosenBlocks, SeenPage};
 use super::kv::KvLayout;
+use crate::batch::BlockId;
 use crate::kernels::simd::LANES;
 
 /// Consecutive positions of one sequence, and where its pages are.

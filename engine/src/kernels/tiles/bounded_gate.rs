@@ -1,6 +1,6 @@
 //! The bounds of an FFN's gate, as in Kimi K3.
 
-/// Bounds of [`Compute::bounded_gate_mul`], above 0.
+/// Bounds of [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul), above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateBounds {
     /// Of the gate's linear part (`beta`).

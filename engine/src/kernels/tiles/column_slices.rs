@@ -4,8 +4,9 @@
 //! these lie in memory. Where a row's length is a power of two, equal columns of all rows share a few sets of
 //! the cache, which holds only a few of them at once.
 
-use bytemuck::Zeroable;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::Zeroable;
 
 /// Buffers of rows that are gone, kept for the next ones.
 pub(in crate::kernels) type Spare<R> = Arc<Mutex<Vec<Vec<R>>>>;

@@ -1,6 +1,6 @@
 //! The tile of attention over depth.
 
-/// One row of [`Compute::attend_depth`].
+/// One row of [`Compute::attend_depth`](crate::kernels::Compute::attend_depth).
 pub(in crate::kernels) struct DepthRow<'a> {
     /// Rows of `d` values.
     pub(in crate::kernels) sources: &'a [&'a [f32]],

@@ -7,7 +7,7 @@ pub(in crate::kernels) const GELU_LINEAR: f32 = 1.595_769;
 /// See [`GELU_LINEAR`].
 pub(in crate::kernels) const GELU_CUBIC: f32 = 0.071_354_814;
 
-/// Constants of [`Compute::clamped_swiglu_mul`].
+/// Constants of [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwiGluClamp {
     /// Factor on the gate inside the sigmoid.
@@ -16,7 +16,7 @@ pub struct SwiGluClamp {
     pub limit: f32,
 }
 
-/// Bounds of [`Compute::limited_swiglu_mul`].
+/// Bounds of [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwiGluLimit {
     /// Of the gate from above, and of what is gated from both sides.
@@ -25,7 +25,7 @@ pub struct SwiGluLimit {
     pub gate: GateBound,
 }
 
-/// Constants of [`Compute::xielu`].
+/// Constants of [`Compute::xielu`](crate::kernels::Compute::xielu).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xielu {
     /// Factor below 0.

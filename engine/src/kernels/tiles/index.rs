@@ -1,8 +1,7 @@
 //! Sizes of an index of positions or pools, and the tile of its scores.
 
-use crate::batch::BlockId;
-
 use super::kv::{KV_PAGE, KvLayout};
+use crate::batch::BlockId;
 use crate::kernels::simd::LANES;
 
 /// How many positions a row attends to.

@@ -11,8 +11,9 @@
 //! with a scale each, and its value likewise. The last block is shorter where a head is no multiple of that.
 //! The scales follow the elements in f16, as `[blocks, KV_PAGE]` for the keys and then for the values.
 
-use half::f16;
 use std::ops::Range;
+
+use half::f16;
 
 use crate::kernels::simd::LANES;
 
@@ -157,7 +158,7 @@ impl KvLayout {
         }
     }
 
-    /// Elements of a head that a position brings into [`Compute::kv_write`] beside its key.
+    /// Elements of a head that a position brings into [`Compute::kv_write`](crate::kernels::Compute::kv_write) beside its key.
     pub(in crate::kernels) fn v_width(&self) -> usize {
         match self.values {
             ValuePlace::Apart => self.head_dim_v,

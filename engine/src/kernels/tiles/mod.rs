@@ -1,5 +1,5 @@
-//! Operands of ops, and the tiles that kernels see of them. Nothing here computes, and nothing here knows a table or a
-//! thread: kernels stand on these types, and ops on both.
+//! Operands of ops, and the tiles that kernels see of them. Nothing here runs an op, and nothing here knows a table or
+//! its threads: kernels stand on these types, and ops on both.
 pub(in crate::kernels) mod act;
 pub(in crate::kernels) mod attention;
 pub(in crate::kernels) mod block_index;

@@ -2,13 +2,12 @@
 //!
 //! A packed matrix is a series of panels. Each holds sixteen weight rows; the last one is filled up with zero
 //! rows. A panel is contiguous, and a product streams it from its first byte to its last. Panels of integer
-//! formats are described in [`super::format`]. Panels of floats hold, column after column, sixteen values of
+//! formats are described in [`crate::kernels::format`]. Panels of floats hold, column after column, sixteen values of
 //! the source's own type.
-
-use crate::quant::GgmlType;
 
 use crate::kernels::aligned::AlignedBytes;
 use crate::kernels::simd::LANES;
+use crate::quant::GgmlType;
 
 /// Weights `[rows, cols]`, packed.
 pub struct PackedMatrix {

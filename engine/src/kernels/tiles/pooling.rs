@@ -11,7 +11,7 @@ pub struct GatedRow<'a> {
     pub gates: &'a [f32],
 }
 
-/// One pool of [`Compute::pool_gated`].
+/// One pool of [`Compute::pool_gated`](crate::kernels::Compute::pool_gated).
 pub(in crate::kernels) struct GatedPool<'a> {
     pub(in crate::kernels) rows: &'a [GatedRow<'a>],
     /// `[width]`.
