@@ -2,7 +2,8 @@
 //! registers of the machine.
 //!
 //! Each operation gives the same bits on every implementation. Floats are IEEE single precision, rounded to
-//! nearest even, with fused multiply-add, and subnormals are not flushed. Integers wrap. So a kernel that is
+//! nearest even, with fused multiply-add (or without any, see [`NUMERICS_UNFUSED`](super::table::NUMERICS_UNFUSED)), and
+//! subnormals are not flushed. Integers wrap. So a kernel that is
 //! written once in these operations gives the same bits on every table. NaN payloads are the one exception.
 //!
 //! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
@@ -68,6 +69,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// [`Simd::fma`] of single values.
+    #[inline(always)]
+    fn fma_one(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
     /// `if a > b { x } else { y }`; false where either is NaN.
     fn select_gt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
     /// Lanes 2i and 2i+1 exchanged.

@@ -27,12 +27,15 @@ use crate::kernels::tiles::wkv7::{Wkv7Head, Wkv7Tile};
 /// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
 pub const NUMERICS: u32 = 1;
 
+/// As [`NUMERICS`], of kernels without fused steps: the numerics of GPUs.
+pub const NUMERICS_UNFUSED: u32 = 1 << 16 | NUMERICS;
+
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
 /// instructions that this machine has.
 pub struct Kernels {
-    /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`.
+    /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
-    /// [`NUMERICS`], unless its bits are others.
+    /// [`NUMERICS`], or [`NUMERICS_UNFUSED`].
     pub numerics: u32,
     detected: fn() -> bool,
     pub(super) quantize: fn(&[f32], &mut [ActBlock]),
@@ -168,7 +171,16 @@ static TABLES: &[Kernels] = &[
     Kernels::of::<Scalar>(),
 ];
 
-/// The tables that this machine can run, fastest first; the last one is `reference`.
+/// What GPUs compute, in plain lanes.
+static UNFUSED: Kernels =
+    Kernels { numerics: NUMERICS_UNFUSED, ..Kernels::of::<cpu::unfused::Unfused<Scalar>>() };
+
+/// The table of what GPUs compute. It is used where it is asked for by name, and beside a GPU.
+pub fn unfused() -> &'static Kernels {
+    &UNFUSED
+}
+
+/// The tables of [`NUMERICS`] that this machine can run, fastest first; the last one is `reference`.
 pub fn available() -> Vec<&'static Kernels> {
     TABLES.iter().filter(|table| (table.detected)()).collect()
 }
@@ -179,13 +191,16 @@ pub fn available() -> Vec<&'static Kernels> {
 /// [`KernelError::UnknownTable`] when this machine has none of that name.
 pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
     let tables = available();
-    let found = match name {
-        None => tables.first(),
-        Some(name) => tables.iter().find(|table| table.name == name),
+    let named = |name: &str| {
+        tables.iter().copied().chain([unfused()]).find(|table| table.name == name)
     };
-    found.copied().ok_or_else(|| KernelError::UnknownTable {
+    let found = match name {
+        None => tables.first().copied(),
+        Some(name) => named(name),
+    };
+    found.ok_or_else(|| KernelError::UnknownTable {
         name: name.unwrap_or_default().to_owned(),
-        available: tables.iter().map(|table| table.name).collect(),
+        available: tables.iter().chain([&unfused()]).map(|table| table.name).collect(),
     })
 }
 

@@ -477,7 +477,7 @@ fn soften<S: Simd>(
     }
     let sum = s.add(s.add(weights[0], weights[1]), s.add(weights[2], weights[3]));
     let correction = first_lane(s, exp(s, s.splat(m_old - m)));
-    (m, l_old.mul_add(correction, s.sum(sum)), correction)
+    (m, s.fma_one(l_old, correction, s.sum(sum)), correction)
 }
 
 #[inline(always)]
@@ -507,7 +507,7 @@ impl Op for Merge<'_, '_> {
         let mut total = 0.0f32;
         for (i, weight) in weights.iter_mut().enumerate() {
             *weight = first_lane(s, exp(s, s.splat(span(i)[0] - m)));
-            total = span(i)[1].mul_add(*weight, total);
+            total = s.fma_one(span(i)[1], *weight, total);
         }
         if let Some(sink) = *sink {
             total += first_lane(s, exp(s, s.splat(sink - m)));

@@ -34,6 +34,7 @@ pub(super) mod probe;
 pub(super) mod rope;
 pub(super) mod ssd;
 pub(super) mod ssd_plain;
+pub(super) mod unfused;
 pub(super) mod wkv6;
 pub(super) mod wkv7;
 #[cfg(target_arch = "x86_64")]

@@ -27,7 +27,8 @@ impl PackedMatrix {
         Self { scale: self.scale * scale, ..self }
     }
 
-    pub(in crate::kernels) fn scale(&self) -> f32 {
+    /// What products are multiplied with when they are complete.
+    pub fn scale(&self) -> f32 {
         self.scale
     }
 
@@ -49,6 +50,11 @@ impl PackedMatrix {
     /// Bytes held, which a product with one row reads once.
     pub fn nbytes(&self) -> usize {
         self.data.len()
+    }
+
+    /// The panels, one after the other.
+    pub fn bytes(&self) -> &[u8] {
+        &self.data
     }
 
     /// Panels of sixteen rows.
