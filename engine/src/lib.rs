@@ -16,6 +16,7 @@ pub mod batch;
 pub mod block;
 pub mod constraint;
 pub mod control_vectors;
+pub mod device;
 pub mod error;
 pub mod gguf;
 pub mod heads;

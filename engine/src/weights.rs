@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::error::ModelError;
 use crate::gguf::adapters::{self, Pair};
 use crate::gguf::{Gguf, GgufError, TensorInfo};
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 
 /// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
@@ -71,7 +72,7 @@ pub struct WeightLoader<'a> {
     source: &'a dyn TensorSource,
     /// The same, for who reads rows of it later.
     shared: Option<Arc<dyn TensorSource>>,
-    compute: &'a Compute,
+    device: &'a Device,
     taken: BTreeSet<String>,
     /// Places and rank of adapters inside the file, where projections have such.
     switched: Option<(usize, usize)>,
@@ -84,11 +85,11 @@ impl<'a> WeightLoader<'a> {
     pub fn new(
         model: &'a Gguf,
         source: &'a dyn TensorSource,
-        compute: &'a Compute,
+        device: &'a Device,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         let (shared, taken, switched) = (None, BTreeSet::new(), None);
-        Self { model, source, shared, compute, taken, switched, progress }
+        Self { model, source, shared, device, taken, switched, progress }
     }
 
     /// Blocks may keep `source`, which is the one that is loaded from, to read rows of a tensor later.
@@ -157,7 +158,7 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        Ok(PackedMatrix::pack(self.compute, ty, rows, cols, bytes)?)
+        Ok(PackedMatrix::pack(self.device, ty, rows, cols, bytes)?)
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -276,7 +277,8 @@ impl<'a> WeightLoader<'a> {
         if is_nvfp4 && self.has(&of_inputs) {
             self.taken.insert(of_inputs);
         }
-        Ok(self.opt_vector(&format!("{stem}.scale"), n)?.unwrap_or_else(|| vec![1.0; n]))
+        let scales = self.opt_vector(&format!("{stem}.scale"), n)?;
+        Ok(scales.map_or_else(|| vec![1.0; n], Vector::into_vec))
     }
 
     /// What each adapter has for tensor `name`; those that have nothing for it are left out.
@@ -319,16 +321,16 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// A vector of `n` values, in f32 whatever the file's type.
-    pub fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<Vector, ModelError> {
         self.values(name, &[n])
     }
 
     /// All values of a tensor with dimensions `dims`, as the file orders them, in f32.
-    pub fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+    pub fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vector, ModelError> {
         let (ty, bytes) = self.raw(name, dims)?;
         let mut values = vec![0.0; dims.iter().product()];
         quant::require_format(ty, name)?.dequantize_row(&bytes, &mut values)?;
-        Ok(values)
+        Ok(values.into())
     }
 
     /// As [`Self::values`], of a tensor that has one of two shapes with as many values.
@@ -336,14 +338,14 @@ impl<'a> WeightLoader<'a> {
         &mut self,
         name: &str,
         [one, other]: [&[usize]; 2],
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Vector, ModelError> {
         let is_other = |tensor: &TensorInfo| same_shape(tensor.dims(), other);
         let dims = if self.model.tensor(name).is_some_and(is_other) { other } else { one };
         self.values(name, dims)
     }
 
     /// As [`Self::vector`], `None` where the model lacks it.
-    pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
+    pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Vector>, ModelError> {
         self.has(name).then(|| self.vector(name, n)).transpose()
     }
 

@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex};
 
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::device::Device;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
-use brigade_engine::kernels::{Compute, KvType, select};
+use brigade_engine::kernels::{KvType, select};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 use brigade_engine::weights::TensorSource;
@@ -75,9 +76,9 @@ fn model(arch: &str, name: &str) -> (Arc<Gguf>, PathBuf) {
 }
 
 fn load(source: &Arc<Watched>, layers: Range<usize>, kept: &mut KeptWeights) -> Option<Stage> {
-    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     let model = source.model.clone();
-    Stage::load_keeping(&model, source.clone(), layers, CONFIG, compute, kept, &mut |_| ()).ok()
+    Stage::load_keeping(&model, source.clone(), layers, CONFIG, device, kept, &mut |_| ()).ok()
 }
 
 /// What a stage makes of some tokens, or of rows that could have come from the stage before.
@@ -127,13 +128,13 @@ fn only_layers_that_are_not_in_memory_are_read() {
 
 /// A stage goes from `before` to `layers`; what it lacks was loaded while it was still there.
 fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
-    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     let mut stage =
         load(&Watched::new(model), before.clone(), &mut KeptWeights::default()).unwrap();
     let source = Watched::new(model);
     let (wanted, has) = (layers.clone(), before.clone());
     let ahead =
-        KeptWeights::load_ahead(model, source.clone(), wanted, has, &compute, &mut |_| ()).unwrap();
+        KeptWeights::load_ahead(model, source.clone(), wanted, has, &device, &mut |_| ()).unwrap();
     let (read, others) = source.layers_read();
     let lacks: BTreeSet<usize> = layers.clone().filter(|l| !before.contains(l)).collect();
     let gets_an_end = layers.start == 0 && before.start > 0 || layers.end == 6 && before.end < 6;
@@ -234,13 +235,13 @@ fn passes_through_a_layer_share_its_weights() {
 #[test]
 fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
     let (model, path) = looped("passes-ahead");
-    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     for (before, layers) in [(0..4, 0..12), (4..8, 4..12), (0..4, 2..9)] {
         let both = before.start.max(layers.start)..before.end.min(layers.end);
         let source = Watched::new(&model);
         let (wanted, has) = (layers.clone(), both.clone());
         let ahead =
-            KeptWeights::load_ahead(&model, source.clone(), wanted, has, &compute, &mut |_| ());
+            KeptWeights::load_ahead(&model, source.clone(), wanted, has, &device, &mut |_| ());
         let lacks: BTreeSet<_> = in_file(&layers).difference(&in_file(&both)).copied().collect();
         assert_eq!(source.layers_read().0, lacks, "{before:?} to {layers:?}");
         let stage = load(&Watched::new(&model), before.clone(), &mut KeptWeights::default());

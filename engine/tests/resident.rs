@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use brigade_engine::device::Device;
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{Compute, KvType, select};
+use brigade_engine::kernels::{KvType, select};
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 
@@ -47,9 +48,9 @@ fn a_loaded_stage_holds_its_weights_once() {
         windows: false,
         control_vectors: None,
     };
-    let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+    let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     let stage =
-        Stage::load(&model, model.clone(), 0..n_layer, config, compute, &mut |_| ()).unwrap();
+        Stage::load(&model, model.clone(), 0..n_layer, config, device, &mut |_| ()).unwrap();
     let held = resident_bytes().unwrap().saturating_sub(before);
     std::fs::remove_file(&path).unwrap();
 

@@ -9,8 +9,9 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
+use brigade_engine::device::Device;
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{self, Compute, KV_PAGE, Kernels, KvType};
+use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 
 /// Positions that one slot of a test line may hold.
@@ -101,7 +102,7 @@ pub fn compared_tables() -> Vec<&'static Kernels> {
         .collect()
 }
 
-/// What makes a command of the program compute on the table that is forced: nothing where none is.
+/// What makes a command of the program device on the table that is forced: nothing where none is.
 pub fn kernels_option() -> Vec<&'static str> {
     if forced().is_some() { vec!["--kernels", serving().name] } else { Vec::new() }
 }
@@ -276,7 +277,7 @@ fn load(
     config: &LineConfig,
 ) -> Stage {
     let kernels = table.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
-    let compute = Compute::new(kernels, config.threads, None).unwrap();
+    let device = Device::cpu(kernels, config.threads, None).unwrap();
     let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,
@@ -287,5 +288,5 @@ fn load(
         windows: config.windows,
         control_vectors: stage_vectors(config, model, &layers),
     };
-    Stage::load(model, model.clone(), layers, stage, compute, &mut |_| {}).unwrap()
+    Stage::load(model, model.clone(), layers, stage, device, &mut |_| {}).unwrap()
 }

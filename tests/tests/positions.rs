@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use brigade_coordinator::model::Model;
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
+use brigade_engine::device::Device;
 use brigade_engine::error::BatchError;
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{Compute, KvType};
+use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
@@ -38,7 +39,7 @@ fn a_context_beyond_the_table_is_refused_before_a_worker_starts() {
 fn a_stage_is_not_loaded_for_a_longer_context() {
     let model = Arc::new(Gguf::open(gpt2()).unwrap());
     let load = |n_ctx| {
-        let compute = Compute::new(line::serving(), 1, None).unwrap();
+        let device = Device::cpu(line::serving(), 1, None).unwrap();
         let (n_slots, n_blocks, kv_type) = (1, 1, KvType::F32);
         let config = StageConfig {
             n_slots,
@@ -49,7 +50,7 @@ fn a_stage_is_not_loaded_for_a_longer_context() {
             windows: false,
             control_vectors: None,
         };
-        Stage::load(&model, model.clone(), 0..2, config, compute, &mut |_| {}).map(|_| ())
+        Stage::load(&model, model.clone(), 0..2, config, device, &mut |_| {}).map(|_| ())
     };
     load(LEARNED).unwrap();
     let message = load(LEARNED + 1).unwrap_err().to_string();

@@ -7,6 +7,7 @@ use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
+use brigade_engine::device::Device;
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
@@ -85,12 +86,12 @@ impl CpuBackend {
         }
     }
 
-    fn compute(&self, spec: &StageSpec) -> Result<Compute, KernelError> {
+    fn device(&self, spec: &StageSpec) -> Result<Device, KernelError> {
         let kernels = self.table(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
-        let compute = Compute::new(kernels, threads, cpu_list(&self.cpus))?;
-        compute.pool().pin_caller();
-        Ok(compute)
+        let device = Device::cpu(kernels, threads, cpu_list(&self.cpus))?;
+        device.pool().pin_caller();
+        Ok(device)
     }
 }
 
@@ -167,7 +168,7 @@ impl StageBackend for CpuBackend {
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
-        let compute = self.compute(&spec).map_err(|e| model_failure(e.into()))?;
+        let compute = self.device(&spec).map_err(|e| model_failure(e.into()))?;
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
             n_blocks: spec.n_blocks,
@@ -213,15 +214,15 @@ impl StageBackend for CpuBackend {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let kernels = self.table(&spec).map_err(|e| model_failure(e.into()))?;
         // The stage's own thread is on the first CPU.
-        let compute = Compute::new(kernels, 1, self.cpus.last().map(std::slice::from_ref));
-        let compute = compute.map_err(|e| model_failure(e.into()))?;
-        compute.pool().pin_caller();
+        let device = Device::cpu(kernels, 1, self.cpus.last().map(std::slice::from_ref));
+        let device = device.map_err(|e| model_failure(e.into()))?;
+        device.pool().pin_caller();
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !has.contains(&0) {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
         let kept =
-            KeptWeights::load_ahead(&model, weights.clone(), layers, has, &compute, &mut *progress)
+            KeptWeights::load_ahead(&model, weights.clone(), layers, has, &device, &mut *progress)
                 .map_err(model_failure)?;
         weights.loaded();
         Ok(kept)

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, RowValue, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::device::Device;
 use brigade_engine::gguf::Gguf;
-use brigade_engine::kernels::{self, Compute, KvType};
+use brigade_engine::kernels::{self, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_proto::control::{PrepareRequest, WeightSource};
 use brigade_proto::failure::FailureKind;
@@ -34,10 +35,10 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         windows: false,
         control_vectors: None,
     };
-    let compute = Compute::new(kernels::select(None).unwrap(), 1, None).unwrap();
+    let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
     let layers = 0..arch::describe(&model).unwrap().n_layer();
     let mut stage =
-        Stage::load(&model, model.clone(), layers, config, compute, &mut |_| ()).unwrap();
+        Stage::load(&model, model.clone(), layers, config, device, &mut |_| ()).unwrap();
     let blocks = vec![BlockId(0)];
     let slot = SlotId(0);
     let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits, mu: None };

@@ -28,7 +28,7 @@ pub fn granite() -> Mamba2 {
     let width = shape.n_inner() + 2 * shape.n_bc();
     Mamba2 {
         shape,
-        layer: Ssd::new(shape, a, d, bias),
+        layer: Ssd::new(shape, a.into(), d.into(), bias.into()),
         weights,
         xbc: values(LONGEST * width, 4),
         dt: values(LONGEST * shape.n_head, 5),

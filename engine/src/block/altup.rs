@@ -7,22 +7,23 @@
 //! - Behind it ([`Correct`]), with `c = correct_coef m` and the difference `d` between the first stream and its prediction:
 //!   stream `j` becomes `prediction_j + (1 + c_j) d`.
 
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::AltUpSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::PackedMatrix;
+use crate::kernels::{PackedMatrix, Vector};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Makes a row's few numbers, and of these the weights of streams.
 struct Router {
     /// `[n_embd]`.
-    norm: Vec<f32>,
+    norm: Vector,
     eps: f32,
     /// `[n, n_embd]`.
     router: PackedMatrix,
     /// `[n_coefs, n]`.
-    coefs: Vec<f32>,
+    coefs: Vector,
 }
 
 impl Router {
@@ -47,10 +48,10 @@ impl Router {
         let (n, n_embd) = (self.router.rows(), self.router.cols());
         let n_rows = x.n_rows();
         let mut normed = cx.scratch.take(n_rows, n_embd);
-        cx.compute.rms_norm(x, &self.norm, self.eps, &mut normed);
-        cx.compute.scale(&mut normed, 1.0 / n_embd as f32);
+        cx.device.rms_norm(x, &self.norm, self.eps, &mut normed);
+        cx.device.scale(&mut normed, 1.0 / n_embd as f32);
         let mut numbers = cx.scratch.take(n_rows, n);
-        cx.compute.multiply(&self.router, &normed, &mut numbers);
+        cx.device.multiply(&self.router, &normed, &mut numbers);
         numbers.iter_mut().for_each(|number| *number = libm::tanhf(*number));
         let mut weights = cx.scratch.take(n_rows, self.coefs.len() / n);
         let rows = weights.chunks_exact_mut(self.coefs.len() / n);
@@ -101,7 +102,7 @@ impl Block for Predict {
         let streams: Vec<&Rows> = std::iter::once(x).chain(others).collect();
         let all = std::iter::once(&mut out).chain(&mut gains);
         for (j, gain) in all.enumerate() {
-            cx.compute.fill_rows(gain, n_embd, &|row, gain| {
+            cx.device.fill_rows(gain, n_embd, &|row, gain| {
                 let weights = &weights[(row * n + j) * n..][..n];
                 gain.fill(0.0);
                 for (stream, weight) in streams.iter().zip(weights) {
@@ -110,7 +111,7 @@ impl Block for Predict {
             });
         }
         for (stream, gain) in cx.beside[self.spec.others()].iter_mut().zip(&gains) {
-            cx.compute.add(stream, gain);
+            cx.device.add(stream, gain);
         }
         let at = self.spec.prediction();
         if cx.beside.len() <= at {
@@ -118,7 +119,7 @@ impl Block for Predict {
         }
         let prediction = &mut cx.beside[at];
         prediction.set(x);
-        cx.compute.add(prediction, &out);
+        cx.device.add(prediction, &out);
         out
     }
 }
@@ -154,19 +155,19 @@ impl Block for Correct {
         let weights = self.router.weights(cx, x);
         let mut difference = cx.scratch.take(x.n_rows(), n_embd);
         let prediction = &cx.beside[self.spec.prediction()];
-        cx.compute.fill_rows(&mut difference, n_embd, &|row, difference| {
+        cx.device.fill_rows(&mut difference, n_embd, &|row, difference| {
             let both = x.row(row).iter().zip(prediction.row(row));
             difference.iter_mut().zip(both).for_each(|(d, (x, p))| *d = x - p);
         });
         let others = cx.beside[self.spec.others()].iter_mut().enumerate();
         for (i, stream) in others {
-            cx.compute.fill_rows(stream, n_embd, &|row, stream| {
+            cx.device.fill_rows(stream, n_embd, &|row, stream| {
                 let weight = 1.0 + weights[row * n + i + 1];
                 stream.iter_mut().zip(difference.row(row)).for_each(|(s, d)| *s += weight * d);
             });
         }
         let mut out = cx.scratch.take(x.n_rows(), n_embd);
-        cx.compute.fill_rows(&mut out, n_embd, &|row, out| {
+        cx.device.fill_rows(&mut out, n_embd, &|row, out| {
             out.iter_mut().zip(difference.row(row)).for_each(|(o, d)| *o = weights[row * n] * d);
         });
         out

@@ -6,10 +6,11 @@
 use super::block_index::{BlockIndex, IndexRows};
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, KvRows};
+use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, KvRows, Vector};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 
@@ -24,17 +25,17 @@ pub struct Attention {
     /// `None` there too, and where values are what the keys' projection gives.
     v: Option<Linear>,
     /// Weights of 1 and epsilon of a norm of each value.
-    value_norm: Option<(Vec<f32>, f32)>,
+    value_norm: Option<(Vector, f32)>,
     /// Weight and epsilon of a norm of the heads' outputs.
-    sub_norm: Option<(Vec<f32>, f32)>,
+    sub_norm: Option<(Vector, f32)>,
     output: Linear,
     qk_norms: Option<QkNorms>,
     /// A score without a value for each query head.
-    sinks: Option<Vec<f32>>,
+    sinks: Option<Vector>,
     /// What scores lose with the distance, for each query head.
-    slopes: Option<Vec<f32>>,
+    slopes: Option<Vector>,
     /// What scores gain by the distance, `[n_head, 2 * reach + 1]`.
-    biases: Option<Vec<f32>>,
+    biases: Option<Vector>,
     /// Chooses the blocks of positions that heads attend to.
     index: Option<Box<BlockIndex>>,
 }
@@ -75,7 +76,7 @@ impl Attention {
             None => None,
         };
         let qk_norms = QkNorms::load(spec, stem, loader)?;
-        let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v], eps));
+        let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v].into(), eps));
         Ok(Self {
             q,
             gate,
@@ -86,8 +87,8 @@ impl Attention {
             output,
             qk_norms,
             sinks,
-            slopes,
-            biases,
+            slopes: slopes.map(Vector::from),
+            biases: biases.map(Vector::from),
             index,
             spec: spec.clone(),
         })
@@ -121,10 +122,10 @@ impl Block for Attention {
         let mut v = v.unwrap_or_else(|| cx.scratch.copy_of(&k));
         let mut of_index = index_q.zip(index_k).map(|(query, key)| IndexRows { query, key });
         if let Some(bound) = spec.clamp {
-            [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.compute.clamp(x, bound));
+            [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.device.clamp(x, bound));
         }
         if let Some((weights, eps)) = self.value_norm.as_ref().filter(|_| !v.is_empty()) {
-            cx.compute.rms_norm_inplace(&mut v, weights, *eps);
+            cx.device.rms_norm_inplace(&mut v, weights, *eps);
         }
         self.norm_and_rotate(cx, &mut q, &mut k);
         if let (Some(index), Some(rows)) = (index, &mut of_index) {
@@ -137,12 +138,12 @@ impl Block for Attention {
         let chosen =
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let variant = (spec.scale, self.variant(chosen.as_deref()));
-        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut heads);
+        kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut heads);
         if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
         }
         if let Some((weight, eps)) = &self.sub_norm {
-            cx.compute.rms_norm_inplace(&mut heads, weight, *eps);
+            cx.device.rms_norm_inplace(&mut heads, weight, *eps);
         }
         self.output.forward(cx, &heads)
     }
@@ -189,21 +190,21 @@ impl Attention {
                 (&cx.beside[at], &cx.beside[at + 1])
             }
         };
-        kv.append(cx.compute, cx.parts, cx.sequences, &KvRows { k, v, index });
+        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k, v, index });
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
     fn apply_gate(&self, cx: &BlockCx<'_>, by: HeadGate, gate: &mut [f32], heads: &mut [f32]) {
         match by.activation {
             GateActivation::Sigmoid if by.source != GateSource::EachHead => {
-                return cx.compute.sigmoid_mul(heads, gate);
+                return cx.device.sigmoid_mul(heads, gate);
             }
-            GateActivation::Sigmoid => cx.compute.sigmoid(gate),
-            GateActivation::Softplus => cx.compute.softplus(gate),
+            GateActivation::Sigmoid => cx.device.sigmoid(gate),
+            GateActivation::Softplus => cx.device.softplus(gate),
         }
         match by.source {
-            GateSource::EachHead => cx.compute.scale_rows(heads, self.spec.head_dim_v, gate),
-            _ => cx.compute.mul(heads, gate),
+            GateSource::EachHead => cx.device.scale_rows(heads, self.spec.head_dim_v, gate),
+            _ => cx.device.mul(heads, gate),
         }
     }
 
@@ -216,9 +217,9 @@ impl Attention {
             norms.apply(cx, spec, q, k);
         }
         if let Some(rope) = cx.rope_of(spec.rotation) {
-            cx.compute.rope(q, spec.head_dim_k, rope);
+            cx.device.rope(q, spec.head_dim_k, rope);
             if !k.is_empty() {
-                cx.compute.rope(k, spec.head_dim_k, rope);
+                cx.device.rope(k, spec.head_dim_k, rope);
             }
         }
         if let Some(norms) = norms.filter(|_| after_rotation) {
@@ -226,7 +227,7 @@ impl Attention {
         }
         if let Some(temperature) = spec.temperature {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
-            cx.compute.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
+            cx.device.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
 //! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
 
+use super::BlockCx;
 use super::linear::Linear;
-use super::{BlockCx, Rows};
 use crate::arch::{BlockIndexSpec, BlockScoring};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::RopeTable;
+use crate::kernels::{RopeTable, Vector};
 use crate::state::{IndexOfMeans, KvCache};
 use crate::weights::WeightLoader;
 
@@ -14,10 +15,10 @@ pub(super) struct BlockIndex {
     spec: BlockIndexSpec,
     /// From the block's input, `[n_queries * head_dim, n_embd]`.
     pub(super) query: Linear,
-    query_norm: Vec<f32>,
+    query_norm: Vector,
     /// From the block's input, `[head_dim, n_embd]`.
     pub(super) key: Linear,
-    key_norm: Vec<f32>,
+    key_norm: Vector,
 }
 
 /// What an index makes of rows.
@@ -55,9 +56,9 @@ impl BlockIndex {
     pub(super) fn finish(&self, cx: &BlockCx<'_>, rope: Option<&RopeTable>, rows: &mut IndexRows) {
         let BlockIndexSpec { head_dim, eps, scoring, .. } = self.spec;
         let finish = |x: &mut [f32], norm: &[f32]| {
-            cx.compute.rms_norm_inplace(x, norm, eps);
+            cx.device.rms_norm_inplace(x, norm, eps);
             if let Some(rope) = rope {
-                cx.compute.rope(x, head_dim, rope);
+                cx.device.rope(x, head_dim, rope);
             }
         };
         finish(&mut rows.query, &self.query_norm);
@@ -76,7 +77,7 @@ impl BlockIndex {
         rope: Option<&RopeTable>,
         rows: &IndexRows,
     ) -> Option<Vec<u32>> {
-        let of = (cx.compute, cx.parts, cx.sequences);
+        let of = (cx.device, cx.parts, cx.sequences);
         let BlockIndexSpec { sizes, eps, scoring, .. } = self.spec;
         match scoring {
             BlockScoring::BestPosition => kv.choose_blocks(of, sizes, &rows.query),

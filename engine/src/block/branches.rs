@@ -2,16 +2,17 @@
 //! reads and what it gives, and the router norms what it reads as well.
 
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::weights::WeightLoader;
 
 /// Weights of these norms, `[n_embd]` each.
 pub(super) struct Branches {
     /// Before the shared expert and behind it.
-    pub shared: [Vec<f32>; 2],
+    pub shared: [Vector; 2],
     /// Before the other experts and behind their sum.
-    pub experts: [Vec<f32>; 2],
+    pub experts: [Vector; 2],
     /// Before the router.
-    pub router: Vec<f32>,
+    pub router: Vector,
     /// Epsilon of them all.
     pub eps: f32,
 }
@@ -28,9 +29,8 @@ impl Branches {
         let mut norm = |name: &str| loader.vector(&format!("{stem}.{name}"), n_embd);
         let shared = [norm("ffn_norm.weight")?, norm("post_ffw_norm_1.weight")?];
         let experts = [norm("pre_ffw_norm_2.weight")?, norm("post_ffw_norm_2.weight")?];
-        let mut router = norm("ffn_gate_inp.scale")?;
         let root = (n_embd as f32).sqrt();
-        router.iter_mut().for_each(|weight| *weight /= root);
+        let router = norm("ffn_gate_inp.scale")?.into_iter().map(|weight| weight / root).collect();
         Ok(Self { shared, experts, router, eps })
     }
 }

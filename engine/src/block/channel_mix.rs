@@ -2,20 +2,22 @@
 //! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows, TokenShift};
+use super::{Block, BlockCx, TokenShift};
 use crate::arch::ChannelMixSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Weights of one channel mixing block.
 pub struct ChannelMix {
     shift: TokenShift,
-    lerp: Vec<f32>,
+    lerp: Vector,
     key: Linear,
     value: Linear,
     /// How far its input leans to the row before, and its matrix, where the block has a gate.
-    gate: Option<(Vec<f32>, Linear)>,
+    gate: Option<(Vector, Linear)>,
 }
 
 impl ChannelMix {
@@ -55,15 +57,15 @@ impl Block for ChannelMix {
         let parts = SlotStates::parts(cx.parts);
         let before = self.shift.before(cx, &parts, states.split().0, x);
         let mut lean = cx.scratch.copy_of(x);
-        cx.compute.lerp(&mut lean, &before, &self.lerp);
+        cx.device.lerp(&mut lean, &before, &self.lerp);
         let mut k = self.key.forward(cx, &lean);
-        cx.compute.relu_squared(&mut k);
+        cx.device.relu_squared(&mut k);
         let mut out = self.value.forward(cx, &k);
         if let Some((lerp, matrix)) = &self.gate {
             lean.copy_from_slice(x);
-            cx.compute.lerp(&mut lean, &before, lerp);
+            cx.device.lerp(&mut lean, &before, lerp);
             let gate = matrix.forward(cx, &lean);
-            cx.compute.sigmoid_mul(&mut out, &gate);
+            cx.device.sigmoid_mul(&mut out, &gate);
         }
         out
     }

@@ -11,11 +11,13 @@ use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};
 use super::linear::Linear;
 use super::mla::per_head;
-use super::{Block, BlockCx, Rows, rotate_last};
+use super::{Block, BlockCx, rotate_last};
 use crate::arch::CompressedSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
 use crate::kernels::{
     AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType, PackedMatrix,
+    Vector,
 };
 use crate::state::{BlockState, EntryPages, PartRows, SlotStates};
 use crate::weights::WeightLoader;
@@ -25,15 +27,15 @@ pub struct Compressed {
     spec: CompressedSpec,
     /// `[q_rank, n_embd]`, normed before `q_b` `[n_head * head_dim, q_rank]`.
     q_a: Linear,
-    q_norm: Vec<f32>,
+    q_norm: Vector,
     q_b: Linear,
     /// `[head_dim, n_embd]`.
     key: Linear,
-    key_norm: Vec<f32>,
+    key_norm: Vector,
     /// Weights of a norm that weighs all alike, `[head_dim]`.
-    ones: Vec<f32>,
+    ones: Vector,
     /// `[n_head]`.
-    sinks: Vec<f32>,
+    sinks: Vector,
     /// For each group of heads `[group_rank, heads of the group * head_dim]`.
     out_a: Vec<PackedMatrix>,
     /// `[n_embd, n_group * group_rank]`.
@@ -76,7 +78,7 @@ impl Compressed {
             q_b: Linear::matrix(loader, &name("q_b"), n_head * head_dim, q_rank)?,
             key: Linear::matrix(loader, &name("kv"), head_dim, n_embd)?,
             key_norm: loader.vector(&name("kv_a_norm"), head_dim)?,
-            ones: vec![1.0; head_dim],
+            ones: vec![1.0; head_dim].into(),
             sinks: loader.vector(&name("sinks"), n_head)?,
             out_a: loader.stacked(&name("output_a"), n_group, group_rank, group_width)?,
             out_b: Linear::matrix(loader, &name("output_b"), n_embd, n_group * group_rank)?,
@@ -132,10 +134,10 @@ impl Compressed {
         ];
         let [narrow, key, of_maker @ ..] = cx.project_some(x, weights);
         let [mut narrow, mut key] = [narrow, key].map(Option::unwrap_or_default);
-        cx.compute.rms_norm_inplace(&mut narrow, &self.q_norm, eps);
+        cx.device.rms_norm_inplace(&mut narrow, &self.q_norm, eps);
         let mut q = self.q_b.forward(cx, &narrow);
-        cx.compute.rms_norm_inplace(&mut q, &self.ones, eps);
-        cx.compute.rms_norm_inplace(&mut key, &self.key_norm, eps);
+        cx.device.rms_norm_inplace(&mut q, &self.ones, eps);
+        cx.device.rms_norm_inplace(&mut key, &self.key_norm, eps);
         let table = cx.rope_of(rotation);
         if let Some(table) = table {
             rotate_last(cx, &mut q, [head_dim, n_rot], table);
@@ -223,7 +225,7 @@ impl Compressed {
         };
         let mut room = cx.scratch.take(1, attend.room_len());
         let mut out = cx.scratch.take(rows.q.n_rows(), rows.q.cols());
-        cx.compute.attend_entries(&attend, &mut room, &rows.q, &mut out);
+        cx.device.attend_entries(&attend, &mut room, &rows.q, &mut out);
         out
     }
 
@@ -233,10 +235,10 @@ impl Compressed {
         let whole = |width| HeadColumns { stride: width, first: 0, width };
         let (n, of_group) = (heads.n_rows(), heads.cols() / n_group);
         let mut by_group = cx.scratch.take(n_group * n, of_group);
-        cx.compute.heads_apart(heads, n_group, whole(of_group), &mut by_group);
+        cx.device.heads_apart(heads, n_group, whole(of_group), &mut by_group);
         let narrow = per_head(cx, &self.out_a, &by_group);
         let mut together = cx.scratch.take(n, n_group * group_rank);
-        cx.compute.heads_together(&narrow, n_group, whole(group_rank), &mut together);
+        cx.device.heads_together(&narrow, n_group, whole(group_rank), &mut together);
         self.out_b.forward(cx, &together)
     }
 }

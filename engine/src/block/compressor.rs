@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 
+use super::BlockCx;
 use super::linear::Linear;
-use super::{BlockCx, Rows};
 use crate::arch::EntriesSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::GatedRow;
+use crate::kernels::{GatedRow, Vector};
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
 
@@ -25,8 +26,8 @@ pub(super) struct Compressor {
     /// `[input width, n_embd]`.
     gates: Linear,
     /// `[every, input width]`.
-    gates_by_place: Vec<f32>,
-    norm: Vec<f32>,
+    gates_by_place: Vector,
+    norm: Vector,
     eps: f32,
     /// Where a sequence's last inputs are.
     recent: Ring,
@@ -150,8 +151,8 @@ impl Compressor {
             pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
         }
         let mut made = cx.scratch.take(pools.len(), self.width);
-        cx.compute.pool_gated(&pools, self.width, &mut made);
-        cx.compute.rms_norm_inplace(&mut made, &self.norm, self.eps);
+        cx.device.pool_gated(&pools, self.width, &mut made);
+        cx.device.rms_norm_inplace(&mut made, &self.norm, self.eps);
         made
     }
 

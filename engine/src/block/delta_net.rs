@@ -5,10 +5,11 @@
 //! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{DeltaNetSpec, OutputGate};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -31,11 +32,11 @@ pub struct DeltaNet {
     /// Over values.
     conv_v: Conv,
     /// Added to the forget gate, `[n_head]`.
-    forget_bias: Vec<f32>,
+    forget_bias: Vector,
     /// Log decay of a unit of forget gate, below 0, `[n_head]`.
-    rates: Vec<f32>,
+    rates: Vector,
     /// Weight of the norm of a head's output, `[d]`.
-    norm: Vec<f32>,
+    norm: Vector,
     output: Linear,
 }
 
@@ -110,8 +111,8 @@ impl Block for DeltaNet {
         let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
         let (qk, v) = self.convolve(cx, states, &raw);
-        cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates);
-        cx.compute.sigmoid(&mut beta);
+        cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
+        cx.device.sigmoid(&mut beta);
         let keys = 2 * n_key_head * d;
         let rows = DeltaRows {
             q: Columns { data: &qk, stride: keys, first_col: 0 },
@@ -123,11 +124,11 @@ impl Block for DeltaNet {
         let mut y = cx.scratch.take(v.n_rows(), v.cols());
         let (_, scan_states) = states.split();
         let parts = SlotStates::parts(cx.parts);
-        cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
-        cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
+        cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
+        cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         match self.output_gate {
-            OutputGate::Silu => cx.compute.silu_mul_inplace(&mut y, &gate),
-            OutputGate::Sigmoid => cx.compute.sigmoid_mul(&mut y, &gate),
+            OutputGate::Silu => cx.device.silu_mul_inplace(&mut y, &gate),
+            OutputGate::Sigmoid => cx.device.sigmoid_mul(&mut y, &gate),
         }
         self.output.forward(cx, &y)
     }
@@ -143,13 +144,13 @@ impl DeltaNet {
             let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
             let x = Columns { data: raw, stride: raw.cols(), first_col };
             let at = StateAt { per_slot, first };
-            cx.compute.conv_at(conv, &parts, conv_states, at, x, &mut out);
+            cx.device.conv_at(conv, &parts, conv_states, at, x, &mut out);
             out
         };
         let mut qk = convolve(&self.conv_qk, 0, 0);
         let first = self.conv_qk.state_len();
         let v = convolve(&self.conv_v, self.conv_qk.channels(), first);
-        cx.compute.l2_norm(&mut qk, self.shape.d_k, self.eps);
+        cx.device.l2_norm(&mut qk, self.shape.d_k, self.eps);
         (qk, v)
     }
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::error::ModelError;
 use crate::gguf::TensorInfo;
-use crate::kernels::Compute;
 use crate::quant::{self, Format};
 use crate::weights::TensorSource;
 
@@ -41,9 +41,9 @@ impl Embedding {
 
     /// The rows of `tokens`, `[tokens.len(), n_embd]`, times `scale`; made by the stage's threads. They are known to
     /// be in the vocabulary.
-    pub fn rows(&self, compute: &Compute, tokens: &[u32], scale: f32) -> Vec<f32> {
+    pub fn rows(&self, device: &Device, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
-        compute.fill_rows(&mut hidden, self.n_embd, &|i, row| {
+        device.fill_rows(&mut hidden, self.n_embd, &|i, row| {
             self.row(tokens[i] as usize, row).expect("a row was read when loading");
             if scale != 1.0 {
                 row.iter_mut().for_each(|x| *x *= scale);
@@ -106,9 +106,9 @@ mod tests {
         let embedding = Embedding::new(source.clone(), tensor, N_EMBD, N_VOCAB).unwrap();
         let tokens: Vec<u32> = (0..4096).map(|i| i % N_VOCAB as u32).collect();
         for threads in [1, 3] {
-            let compute = Compute::new(kernels::select(None).unwrap(), threads, None).unwrap();
+            let device = Device::cpu(kernels::select(None).unwrap(), threads, None).unwrap();
             source.seen.lock().unwrap().clear();
-            let rows = embedding.rows(&compute, &tokens, 2.0);
+            let rows = embedding.rows(&device, &tokens, 2.0);
             for (row, token) in rows.chunks_exact(N_EMBD).zip(&tokens) {
                 assert_eq!(row[1], 2.0 * (*token as usize * N_EMBD + 1) as f32);
             }

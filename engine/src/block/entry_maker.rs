@@ -2,8 +2,9 @@
 
 use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::Linear;
-use super::{BlockCx, Rows, rotate_last};
+use super::{BlockCx, rotate_last};
 use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
 use crate::kernels::{EntryIndex, IndexedRow, NewEntries, RopeTable};
 use crate::state::EntryPages;
@@ -97,7 +98,7 @@ impl EntryMaker {
         let inputs = self.keys.finish(cx, values, gates);
         let index = self.index.as_ref().map(|index| {
             let EntryIndexSpec { n_head, head_dim, .. } = index.spec;
-            cx.compute.scale(&mut weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
+            cx.device.scale(&mut weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
             let mut query = index.query.forward(cx, narrow);
             if let Some(table) = table {
                 rotate_last(cx, &mut query, [head_dim, self.n_rot], table);
@@ -132,7 +133,7 @@ impl EntryMaker {
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {
-            let table = rope.at(cx.compute, &positions);
+            let table = rope.at(cx.device, &positions);
             rotate_last(cx, &mut keys, [width, self.n_rot], &table);
             if index_dim > 0 {
                 rotate_last(cx, &mut of_index, [index_dim, self.n_rot], &table);
@@ -150,7 +151,7 @@ impl EntryMaker {
                 keys: &keys[made.start * width..made.end * width],
                 index: &of_index[made.start * index_dim..made.end * index_dim],
             };
-            pages.write(cx.compute, &new);
+            pages.write(cx.device, &new);
         }
     }
 
@@ -183,7 +184,7 @@ impl EntryMaker {
         }
         let (layout, pool) = (pages.layout(), pages.pool());
         let index = EntryIndex { layout, pool, rows: &far, n_head, per_row };
-        let chosen = cx.compute.choose_entries(&index, &rows.query, &rows.weights);
+        let chosen = cx.device.choose_entries(&index, &rows.query, &rows.weights);
         far.iter().map(|far| far.row).zip(chosen).collect()
     }
 

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use super::BlockCx;
 use super::linear::{Linear, Projection, project_all};
 use super::mlp::activate;
 use super::routing::Routing;
-use super::{BlockCx, Rows};
 use crate::arch::Activation;
+use crate::device::Rows;
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::weights::WeightLoader;
 
 /// Experts of one size.
@@ -21,7 +23,7 @@ pub(super) struct Experts {
     up: Vec<Linear>,
     down: Vec<Linear>,
     /// Of gates, ways up and ways down, `[n_expert, rows]` each, where the file has them.
-    biases: [Option<Vec<f32>>; 3],
+    biases: [Option<Vector>; 3],
 }
 
 impl Experts {
@@ -63,7 +65,7 @@ impl Experts {
             out.copy_from_slice(x.row(*row as usize));
         }
         if self.weigh_input {
-            cx.compute.scale_rows(&mut gathered, width, &routing.weights());
+            cx.device.scale_rows(&mut gathered, width, &routing.weights());
         }
         let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
         let mut up = cx.scratch.take(n_pairs, self.n_ff);
@@ -72,22 +74,22 @@ impl Experts {
         if !self.gate.is_empty() {
             both.extend(jobs(&self.gate, &gathered, &routing.spans, &mut gate));
         }
-        project_all((cx.compute, cx.scratch), &adapters, &mut both);
+        project_all((cx.device, cx.scratch), &adapters, &mut both);
         drop(both);
         let [gate_bias, up_bias, down_bias] = &self.biases;
         add_biases(cx, gate_bias.as_deref(), &routing.spans, self.n_ff, &mut gate);
         add_biases(cx, up_bias.as_deref(), &routing.spans, self.n_ff, &mut up);
-        activate(cx.compute, self.activation, &gate, &mut up);
+        activate(cx.device, self.activation, &gate, &mut up);
         let mut expert_out = cx.scratch.take(n_pairs, width);
         let mut down = jobs(&self.down, &up, &routing.spans, &mut expert_out);
-        project_all((cx.compute, cx.scratch), &adapters, &mut down);
+        project_all((cx.device, cx.scratch), &adapters, &mut down);
         drop(down);
         add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
         for (row, out) in out.chunks_exact_mut(width).enumerate() {
             for choice in routing.choices(row) {
                 let from = &expert_out[choice.pair * width..][..width];
                 let weight = if self.weigh_input { 1.0 } else { choice.weight };
-                cx.compute.add_scaled(out, from, weight);
+                cx.device.add_scaled(out, from, weight);
             }
         }
     }
@@ -109,7 +111,7 @@ fn add_biases(
     let Some(biases) = biases else { return };
     for (expert, pairs) in spans {
         let rows = &mut out[pairs.start * width..pairs.end * width];
-        cx.compute.add_bias(rows, &biases[expert * width..][..width]);
+        cx.device.add_bias(rows, &biases[expert * width..][..width]);
     }
 }
 

@@ -2,11 +2,12 @@
 //! of each row, and chooses the positions that the block attends to. In GLM-5.3 it chooses pools of positions, whose keys it
 //! makes of those of their positions.
 
+use super::BlockCx;
 use super::linear::Linear;
-use super::{BlockCx, Rows};
 use crate::arch::{ChosenSpec, IndexSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{HeadColumns, PoolSizes, Pooling};
+use crate::kernels::{HeadColumns, PoolSizes, Pooling, Vector};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -24,7 +25,7 @@ pub(super) struct Index {
     /// From the block's input, `[head_dim, n_embd]`.
     pub(super) key: Linear,
     /// Weight and bias.
-    key_norm: [Vec<f32>; 2],
+    key_norm: [Vector; 2],
     /// From the block's input, `[n_head, n_embd]`.
     pub(super) weights: Linear,
     /// Where keys are pooled.
@@ -36,7 +37,7 @@ pub(super) struct Gates {
     /// From the block's input, `[head_dim, n_embd]`.
     pub(super) matrix: Linear,
     /// For each position of a pool, `[positions, head_dim]`.
-    bias: Vec<f32>,
+    bias: Vector,
 }
 
 impl Index {
@@ -81,13 +82,13 @@ impl Index {
     /// behind them, `[n, 2 * head_dim]`.
     pub(super) fn finish_keys(&self, cx: &BlockCx<'_>, keys: &mut Rows, gates: &[f32]) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
-        cx.compute.group_layer_norm(keys, weight, bias, head_dim, eps);
+        cx.device.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
         if self.gates.is_some() {
             let mut both = cx.scratch.take(keys.n_rows(), 2 * head_dim);
             for (part, first) in [(&keys[..], 0), (gates, head_dim)] {
                 let columns = HeadColumns { stride: 2 * head_dim, first, width: head_dim };
-                cx.compute.heads_together(part, 1, columns, &mut both);
+                cx.device.heads_together(part, 1, columns, &mut both);
             }
             *keys = both;
         }
@@ -97,7 +98,7 @@ impl Index {
     pub(super) fn pool_keys(&self, cx: &BlockCx<'_>, kv: &mut KvCache) {
         if let Some(gates) = &self.gates {
             let pooling = Pooling { positions: self.sizes.positions, bias: &gates.bias };
-            kv.pool_keys((cx.compute, cx.parts, cx.sequences), pooling);
+            kv.pool_keys((cx.device, cx.parts, cx.sequences), pooling);
         }
     }
 
@@ -113,7 +114,7 @@ impl Index {
     ) -> Rows {
         self.rotate(cx, q);
         let mut chosen = cx.scratch.take(weights.n_rows(), self.sizes.per_row);
-        kv.choose((cx.compute, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
+        kv.choose((cx.device, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
         if self.spec.shared {
             cx.beside.truncate(self.place);
             cx.beside.push(cx.scratch.copy_of(&chosen));
@@ -127,17 +128,17 @@ impl Index {
         let IndexSpec { head_dim: stride, rotates_last, halves, .. } = self.spec;
         let Some(table) = table else { return };
         if !rotates_last && !halves {
-            return cx.compute.rope(heads, stride, table);
+            return cx.device.rope(heads, stride, table);
         }
         let first = if rotates_last { stride - self.n_pe } else { 0 };
         let columns = HeadColumns { stride, first, width: self.n_pe };
         let mut pe = cx.scratch.take(heads.len() / stride, self.n_pe);
-        cx.compute.heads_apart(heads, 1, columns, &mut pe);
+        cx.device.heads_apart(heads, 1, columns, &mut pe);
         if halves {
             self.pairs_side_by_side(cx, &mut pe);
         }
-        cx.compute.rope(&mut pe, self.n_pe, table);
-        cx.compute.heads_together(&pe, 1, columns, heads);
+        cx.device.rope(&mut pe, self.n_pe, table);
+        cx.device.heads_together(&pe, 1, columns, heads);
     }
 
     /// Puts the pairs of rows of `n_pe` elements side by side. They stay so: queries and keys are in the same order, and no

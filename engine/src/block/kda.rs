@@ -2,10 +2,11 @@
 //! convolutions. The forget gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{KdaGates, KdaSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt};
+use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -20,16 +21,16 @@ pub struct Kda {
     convs: [Conv; 3],
     forget: Gate,
     /// Added to the forget gate, `[inner]`.
-    forget_bias: Vec<f32>,
+    forget_bias: Vector,
     /// Log decay of a unit of forget gate, below 0, `[inner]`.
-    rates: Vec<f32>,
+    rates: Vector,
     /// To the rate of correction, `[n_head, n_embd]`.
     beta: Linear,
     /// Least log decay of a step, where there is one.
     decay_bound: Option<f32>,
     gate: Gate,
     /// Weight of the norm of a head's output, `[d]`.
-    norm: Vec<f32>,
+    norm: Vector,
     output: Linear,
 }
 
@@ -105,7 +106,7 @@ impl Kda {
             }
         };
         let sign = if spec.gates == KdaGates::Full { -1.0 } else { 1.0 };
-        let rates = |per_head: Vec<f32>| {
+        let rates = |per_head: Vector| {
             per_head.into_iter().flat_map(|rate| std::iter::repeat_n(sign * rate, d)).collect()
         };
         Ok(Self {
@@ -144,7 +145,7 @@ impl Block for Kda {
         let raw = [q, k, v];
         let [q, k, v] = self.convolve(cx, states, &raw);
         let [decay, gate] = self.gates(cx, [forget, gate]);
-        cx.compute.sigmoid(&mut beta);
+        cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
             q: Columns::whole(&q, inner),
             k: Columns::whole(&k, inner),
@@ -155,9 +156,9 @@ impl Block for Kda {
         let [mut y, ..] = raw;
         let (_, scan_states) = states.split();
         let parts = SlotStates::parts(cx.parts);
-        cx.compute.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
-        cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
-        cx.compute.sigmoid_mul(&mut y, &gate);
+        cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
+        cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
+        cx.device.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y)
     }
 }
@@ -173,11 +174,11 @@ impl Kda {
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
             let x = Columns::whole(raw, conv.channels());
             let at = StateAt { per_slot, first };
-            cx.compute.conv_at(conv, &parts, conv_states, at, x, out);
+            cx.device.conv_at(conv, &parts, conv_states, at, x, out);
             first += conv.state_len();
         }
         for x in &mut out[..2] {
-            cx.compute.l2_norm(x, self.shape.d_k, self.unit_eps);
+            cx.device.l2_norm(x, self.shape.d_k, self.unit_eps);
         }
         out
     }
@@ -193,10 +194,10 @@ impl Kda {
             (None, None) => [forget, gate],
         };
         match self.decay_bound {
-            None => cx.compute.decay_factors(&mut decay, &self.forget_bias, &self.rates),
+            None => cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates),
             Some(bound) => {
                 let (bias, rates) = (&self.forget_bias, &self.rates);
-                cx.compute.bounded_decay_factors(&mut decay, bias, rates, bound);
+                cx.device.bounded_decay_factors(&mut decay, bias, rates, bound);
             }
         }
         [decay, gate]

@@ -2,9 +2,11 @@
 //! attention reads.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::LaurelSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -15,7 +17,7 @@ pub struct Laurel {
     /// `[n_embd, rank]`.
     wide: Linear,
     /// `[n_embd]`.
-    norm: Vec<f32>,
+    norm: Vector,
     eps: f32,
 }
 
@@ -45,8 +47,8 @@ impl Block for Laurel {
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
         let narrow = self.narrow.forward(cx, x);
         let mut out = self.wide.forward(cx, &narrow);
-        cx.compute.rms_norm_inplace(&mut out, &self.norm, self.eps);
-        cx.compute.add(&mut out, x);
+        cx.device.rms_norm_inplace(&mut out, &self.norm, self.eps);
+        cx.device.add(&mut out, x);
         out
     }
 }

@@ -3,9 +3,11 @@
 
 use super::linear::Linear;
 use super::mlp::activate;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{Activation, Beside, LayerRowSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -13,13 +15,13 @@ use crate::weights::WeightLoader;
 pub struct LayerRow {
     spec: LayerRowSpec,
     /// `[n_embd]`, what the gate reads times; `None` where it reads the stream as it is.
-    scale: Option<Vec<f32>>,
+    scale: Option<Vector>,
     /// `[width, n_embd]`.
     gate: Linear,
     /// `[n_embd, width]`.
     back: Linear,
     /// `[n_embd]`.
-    norm: Vec<f32>,
+    norm: Vector,
 }
 
 impl LayerRow {
@@ -57,7 +59,7 @@ impl Block for LayerRow {
             None => self.gate.forward(cx, x),
             Some(scale) => {
                 let mut scaled = cx.scratch.copy_of(x);
-                cx.compute.fill_rows(&mut scaled, scale.len(), &|_, row| {
+                cx.device.fill_rows(&mut scaled, scale.len(), &|_, row| {
                     row.iter_mut().zip(scale).for_each(|(x, scale)| *x *= scale);
                 });
                 self.gate.forward(cx, &scaled)
@@ -67,12 +69,12 @@ impl Block for LayerRow {
         let (rows, width) = (&cx.beside[Beside::ROWS], self.spec.width);
         let first = rows.cols() - self.spec.n_left * width;
         let mut row = cx.scratch.columns_of(rows, first, width);
-        activate(cx.compute, Activation::GeGlu, &gate, &mut row);
+        activate(cx.device, Activation::GeGlu, &gate, &mut row);
         let mut out = self.back.forward(cx, &row);
-        cx.compute.rms_norm_inplace(&mut out, &self.norm, self.spec.eps);
+        cx.device.rms_norm_inplace(&mut out, &self.norm, self.spec.eps);
         if let Some(altup) = &self.spec.altup {
             for stream in &mut cx.beside[altup.others()] {
-                cx.compute.add(stream, &out);
+                cx.device.add(stream, &out);
             }
             out.fill(0.0);
         }

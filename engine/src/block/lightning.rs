@@ -5,10 +5,11 @@
 //! That is Mamba-2's recurrence with time steps of one, where each head has keys and queries of its own.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::LightningSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Ssd, SsdInput};
+use crate::kernels::{Columns, Ssd, SsdInput, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -23,7 +24,7 @@ pub struct Lightning {
     gate: Linear,
     ssd: Ssd,
     /// `[n_head * head_dim]`.
-    norm: Vec<f32>,
+    norm: Vector,
     eps: f32,
     output: Linear,
 }
@@ -48,7 +49,7 @@ impl Lightning {
         Ok(Self {
             qkv: Linear::split(loader, &name("qkv"), 3 * n_inner, n_embd, rows)?,
             gate: Linear::matrix(loader, &name("gate"), n_inner, n_embd)?,
-            ssd: Ssd::new(spec.shape(), spec.log_decays(), none, steps),
+            ssd: Ssd::new(spec.shape(), spec.log_decays().into(), none.into(), steps.into()),
             norm: loader.vector(&name("norm_2"), n_inner)?,
             eps: spec.eps,
             output: Linear::matrix(loader, &name("output"), n_embd, n_inner)?,
@@ -69,7 +70,7 @@ impl Block for Lightning {
         let [mut q, mut k, mut v, gate] = cx.project(x, [to_q, to_k, to_v, &self.gate]);
         let mut y = cx.scratch.take(n, n_inner);
         for x in [&mut q, &mut k, &mut v] {
-            cx.compute.silu(x);
+            cx.device.silu(x);
         }
         let columns = |data, stride| Columns { data, stride, first_col: 0 };
         let input = SsdInput {
@@ -79,9 +80,9 @@ impl Block for Lightning {
             dt: columns(&steps, n_head),
         };
         let (_, states) = slots.split();
-        cx.compute.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);
-        cx.compute.rms_norm_inplace(&mut y, &self.norm, self.eps);
-        cx.compute.sigmoid_mul(&mut y, &gate);
+        cx.device.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);
+        cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
+        cx.device.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y)
     }
 }

@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use super::lora::{self, Lora, RowAdapters};
-use super::{Block, BlockCx, Rows, Scratch};
+use super::{Block, BlockCx};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, Compute, MatmulJob, PackedMatrix};
+use crate::kernels::{ActRows, MatmulJob, PackedMatrix, Vector};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -15,7 +16,7 @@ pub struct Linear {
     /// `[out features, in features]`.
     pub(super) weight: PackedMatrix,
     /// `[out features]`.
-    pub(super) bias: Option<Vec<f32>>,
+    pub(super) bias: Option<Vector>,
     adapters: Vec<Lora>,
 }
 
@@ -29,7 +30,7 @@ pub struct Projection<'a> {
 
 /// Computes several projections, whose products run in one fork-join. `adapters` are those of the rows of each `x`.
 pub fn project_all(
-    (compute, scratch): (&Compute, &Scratch),
+    (device, scratch): (&Device, &Scratch),
     adapters: &RowAdapters,
     projections: &mut [Projection<'_>],
 ) {
@@ -37,13 +38,13 @@ pub fn project_all(
     for Projection { linear, x, rows, out } in projections.iter_mut() {
         jobs.push(MatmulJob { w: &linear.weight, x: *x, rows: rows.clone(), out });
     }
-    compute.matmul(&mut jobs);
+    device.matmul(&mut jobs);
     drop(jobs);
     for Projection { linear, x, rows, out } in projections {
         let x = (x.values(), rows.clone());
-        lora::add((compute, scratch), adapters, &linear.adapters, x, out);
+        lora::add((device, scratch), adapters, &linear.adapters, x, out);
         if let Some(bias) = &linear.bias {
-            compute.add_bias(out, bias);
+            device.add_bias(*out, bias);
         }
     }
 }
@@ -99,7 +100,7 @@ impl Linear {
     }
 
     /// The same with a bias.
-    pub(super) fn with_bias(self, bias: Option<Vec<f32>>) -> Self {
+    pub(super) fn with_bias(self, bias: Option<Vector>) -> Self {
         Self { bias, ..self }
     }
 

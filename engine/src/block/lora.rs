@@ -6,11 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Scratch;
 use crate::arch::MAX_ADAPTERS;
 use crate::batch::AdapterUse;
+use crate::device::{Device, Scratch};
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::PackedMatrix;
 use crate::state::{PartRows, Sequences};
 use crate::weights::{AdapterTensors, WeightLoader};
 
@@ -100,7 +100,7 @@ pub fn scale_of(alpha: f32, rank: usize, scale: f32) -> f32 {
 /// Adds to `out[rows.len(), out features]` what `loras` add for the rows `rows` of `x`, `[_, in features]`. Several
 /// adapters of a row add in the order in which the row names them.
 pub(super) fn add(
-    (compute, scratch): (&Compute, &Scratch),
+    (device, scratch): (&Device, &Scratch),
     adapters: &RowAdapters,
     loras: &[Lora],
     (x, rows): (&[f32], Range<usize>),
@@ -116,11 +116,11 @@ pub(super) fn add(
             };
             let (cols, width) = (lora.a.cols(), lora.b.rows());
             let mut low = scratch.take(run.len(), lora.a.rows());
-            compute.multiply(&lora.a, &x[run.start * cols..run.end * cols], &mut low);
+            device.multiply(&lora.a, &x[run.start * cols..run.end * cols], &mut low);
             let mut change = scratch.take(run.len(), width);
-            compute.multiply(&lora.b, &low, &mut change);
+            device.multiply(&lora.b, &low, &mut change);
             let to = (run.start - rows.start) * width..(run.end - rows.start) * width;
-            compute.add_scaled(&mut out[to], &change, lora.scale(used.scale));
+            device.add_scaled(&mut out[to], &change, lora.scale(used.scale));
         }
     }
 }

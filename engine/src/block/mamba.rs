@@ -3,10 +3,11 @@
 //! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::MambaSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, MambaRows, MambaScan};
+use crate::kernels::{Columns, Conv, MambaRows, MambaScan, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -21,7 +22,7 @@ pub struct Mamba {
     /// To Δ, `[d, dt_rank]`.
     dt: Linear,
     /// Weights of the norms of Δ, B and C.
-    norms: Option<([Vec<f32>; 3], f32)>,
+    norms: Option<([Vector; 3], f32)>,
     scan: MambaScan,
     output: Linear,
 }
@@ -40,7 +41,7 @@ impl Mamba {
         let bias = loader.vector(&name("conv1d.bias"), d_inner)?;
         let mut norm = |part: &str, n: usize, weighted: bool| match weighted {
             true => loader.vector(&name(&format!("{part}_norm.weight")), n),
-            false => Ok(vec![1.0; n]),
+            false => Ok(vec![1.0; n].into()),
         };
         let norms = match &spec.norms {
             None => None,
@@ -83,11 +84,11 @@ impl Block for Mamba {
         let parts = SlotStates::parts(cx.parts);
         let (conv_state, scan_state) = states.split();
         let mut u = cx.scratch.take(n, d_inner);
-        cx.compute.conv(&self.conv, &parts, conv_state, columns(0), &mut u);
+        cx.device.conv(&self.conv, &parts, conv_state, columns(0), &mut u);
         let [dt, b, c] = self.select(cx, &u);
         let mut y = cx.scratch.take(n, d_inner);
         let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
-        cx.compute.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
+        cx.device.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
         self.output.forward(cx, &y)
     }
 }
@@ -102,7 +103,7 @@ impl Mamba {
         let mut c = cx.scratch.columns_of(&all, dt_rank + n_state, n_state);
         if let Some((weights, eps)) = &self.norms {
             for (part, weight) in [&mut low, &mut b, &mut c].into_iter().zip(weights) {
-                cx.compute.rms_norm_inplace(part, weight, *eps);
+                cx.device.rms_norm_inplace(part, weight, *eps);
             }
         }
         [self.dt.forward(cx, &low), b, c]

@@ -4,10 +4,11 @@
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::Mamba2Spec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, Ssd, SsdInput};
+use crate::kernels::{Columns, Conv, Ssd, SsdInput, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -21,7 +22,7 @@ pub struct Mamba2 {
     conv: Conv,
     ssd: Ssd,
     /// Weights `[n_group, n_inner / n_group]` and epsilon of the norm after the gate.
-    norm: Option<(Vec<f32>, f32)>,
+    norm: Option<(Vector, f32)>,
     output: Linear,
 }
 
@@ -34,7 +35,7 @@ enum Steps {
         /// To B, C and narrow rows, `[2 * n_state + width, n_inner]`.
         select: Linear,
         /// Weights of their norms.
-        norms: [Vec<f32>; 3],
+        norms: [Vector; 3],
         eps: f32,
         /// From narrow rows to time steps, `[n_head, width]`.
         up: Linear,
@@ -96,7 +97,7 @@ impl Block for Mamba2 {
         let (conv_states, scan_states) = slots.split();
         let mut xbc = cx.scratch.take(x.n_rows(), channels);
         let raw_columns = Columns { data: &raw, stride: channels, first_col: 0 };
-        cx.compute.conv(&self.conv, &parts, conv_states, raw_columns, &mut xbc);
+        cx.device.conv(&self.conv, &parts, conv_states, raw_columns, &mut xbc);
         let of_x = self.steps.of_x(cx, &xbc, shape.n_bc());
         let columns = |first_col| Columns { data: &xbc, stride: channels, first_col };
         let apart = |data| Columns { data, stride: shape.n_bc(), first_col: 0 };
@@ -108,10 +109,10 @@ impl Block for Mamba2 {
         let dt = Columns::whole(dt.expect("steps come from the input or from x"), shape.n_head);
         let input = SsdInput { x: columns(0), b, c, dt };
         let mut y = cx.scratch.take(x.n_rows(), n_inner);
-        cx.compute.ssd(&self.ssd, &parts, scan_states, input, &mut y);
-        cx.compute.silu_mul_inplace(&mut y, &z);
+        cx.device.ssd(&self.ssd, &parts, scan_states, input, &mut y);
+        cx.device.silu_mul_inplace(&mut y, &z);
         if let Some((weights, eps)) = &self.norm {
-            cx.compute.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
+            cx.device.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);
         }
         self.output.forward(cx, &y)
     }
@@ -139,7 +140,7 @@ impl Steps {
         let all = select.forward(cx, x);
         let part = |i: usize, width: usize| {
             let mut part = cx.scratch.columns_of(&all, i * n_bc, width);
-            cx.compute.rms_norm_inplace(&mut part, &norms[i], *eps);
+            cx.device.rms_norm_inplace(&mut part, &norms[i], *eps);
             part
         };
         let [b, c, low] = [part(0, n_bc), part(1, n_bc), part(2, up.cols())];

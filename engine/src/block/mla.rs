@@ -14,10 +14,11 @@
 
 use super::index::Index;
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix};
+use crate::kernels::{AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
@@ -28,9 +29,9 @@ pub struct Mla {
     query: Query,
     /// Compressed keys and values, and the keys' pe part.
     kv_a: Linear,
-    kv_norm: Vec<f32>,
+    kv_norm: Vector,
     /// `[n_pe]`, where the block norms them.
-    pe_norm: Option<Vec<f32>>,
+    pe_norm: Option<Vector>,
     /// For each head `[kv_rank, n_nope]`.
     k_b: Vec<PackedMatrix>,
     /// For each head `[head_dim_v, kv_rank]`.
@@ -38,7 +39,7 @@ pub struct Mla {
     /// `[n_head * head_dim_v, n_embd]` or `[n_head, n_embd]`, where the block has a gate.
     gate: Option<Linear>,
     /// `[n_head]`, where the block has sinks.
-    sinks: Option<Vec<f32>>,
+    sinks: Option<Vector>,
     output: Linear,
     index: Option<Index>,
 }
@@ -61,7 +62,7 @@ enum Query {
     /// Through normed rows of a smaller width.
     LowRank {
         a: Linear,
-        norm: Vec<f32>,
+        norm: Vector,
         b: Linear,
     },
 }
@@ -157,10 +158,10 @@ impl Block for Mla {
         let mut q_hat = self.absorb(cx, &q);
         if let Some(temperature) = spec.temperature {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
-            cx.compute.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
+            cx.device.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
         let rows = KvRows { k: &key, v: &[], index: &index_key };
-        kv.append(cx.compute, cx.parts, cx.sequences, &rows);
+        kv.append(cx.device, cx.parts, cx.sequences, &rows);
         if let Some(index) = &self.index {
             index.pool_keys(cx, kv);
         }
@@ -168,10 +169,10 @@ impl Block for Mla {
         let latent = self.attend(cx, kv, own.as_ref(), &q_hat);
         let mut heads = self.values(cx, &latent);
         match spec.gate {
-            Some(MlaGate::EachValue) => cx.compute.sigmoid_mul(&mut heads, &gate),
+            Some(MlaGate::EachValue) => cx.device.sigmoid_mul(&mut heads, &gate),
             Some(MlaGate::EachHead) => {
-                cx.compute.sigmoid(&mut gate);
-                cx.compute.scale_rows(&mut heads, spec.head_dim_v, &gate);
+                cx.device.sigmoid(&mut gate);
+                cx.device.scale_rows(&mut heads, spec.head_dim_v, &gate);
             }
             None => {}
         }
@@ -196,7 +197,7 @@ impl Mla {
             projected.map(Option::unwrap_or_default);
         let mut index_q = Rows::default();
         if let Query::LowRank { norm, b, .. } = &self.query {
-            cx.compute.rms_norm_inplace(&mut q, norm, self.spec.eps);
+            cx.device.rms_norm_inplace(&mut q, norm, self.spec.eps);
             let wide = cx.project_some(&q, [Some(b), index.map(|index| &index.query)]);
             [q, index_q] = wide.map(Option::unwrap_or_default);
         }
@@ -212,12 +213,12 @@ impl Mla {
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
         let variant = (spec.scale, variant);
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
-            kv.attend(cx.compute, cx.parts, cx.sequences, variant, q_hat, &mut latent);
+            kv.attend(cx.device, cx.parts, cx.sequences, variant, q_hat, &mut latent);
             return latent;
         };
         let mut room = cx.scratch.take(1, Chosen::room_len(kv.layout(), sizes, q_hat.n_rows()));
         let pools = own.unwrap_or_else(|| &cx.beside[place]);
-        let of = (cx.compute, cx.parts, cx.sequences);
+        let of = (cx.device, cx.parts, cx.sequences);
         kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, &mut latent));
         latent
     }
@@ -227,20 +228,20 @@ impl Mla {
         let (n, spec, stride) = (key.n_rows(), &self.spec, self.spec.key_width());
         let compressed = HeadColumns { stride, first: 0, width: spec.kv_rank };
         let mut c = cx.scratch.take(n, spec.kv_rank);
-        cx.compute.heads_apart(key, 1, compressed, &mut c);
-        cx.compute.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
-        cx.compute.heads_together(&c, 1, compressed, key);
+        cx.device.heads_apart(key, 1, compressed, &mut c);
+        cx.device.rms_norm_inplace(&mut c, &self.kv_norm, spec.eps);
+        cx.device.heads_together(&c, 1, compressed, key);
         if spec.n_pe == 0 {
             return;
         }
         let rotated = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
         let mut pe = cx.scratch.take(n, spec.n_pe);
-        cx.compute.heads_apart(key, 1, rotated, &mut pe);
+        cx.device.heads_apart(key, 1, rotated, &mut pe);
         if let Some(norm) = &self.pe_norm {
-            cx.compute.rms_norm_inplace(&mut pe, norm, spec.eps);
+            cx.device.rms_norm_inplace(&mut pe, norm, spec.eps);
         }
         self.rotate(cx, &mut pe);
-        cx.compute.heads_together(&pe, 1, rotated, key);
+        cx.device.heads_together(&pe, 1, rotated, key);
     }
 
     /// From `q[n, n_head * (n_nope + n_pe)]` the queries `[n, n_head * (kv_rank + n_pe)]`.
@@ -249,23 +250,23 @@ impl Mla {
         let (heads, stride, q_stride) = (spec.n_head, spec.key_width(), spec.n_nope + spec.n_pe);
         let mut nope = cx.scratch.take(heads * n, spec.n_nope);
         let columns = HeadColumns { stride: q_stride, first: 0, width: spec.n_nope };
-        cx.compute.heads_apart(q, heads, columns, &mut nope);
+        cx.device.heads_apart(q, heads, columns, &mut nope);
         let absorbed = per_head(cx, &self.k_b, &nope);
         let mut q_hat = cx.scratch.take(n, heads * stride);
         if spec.n_pe == 0 {
             let columns = HeadColumns { stride, first: 0, width: stride };
-            cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
+            cx.device.heads_together(&absorbed, heads, columns, &mut q_hat);
             return q_hat;
         }
         // Rotated row by row: heads need not be apart.
         let mut pe = cx.scratch.take(n * heads, spec.n_pe);
         let columns = HeadColumns { stride: q_stride, first: spec.n_nope, width: spec.n_pe };
-        cx.compute.heads_apart(q, 1, columns, &mut pe);
+        cx.device.heads_apart(q, 1, columns, &mut pe);
         self.rotate(cx, &mut pe);
         let columns = HeadColumns { stride, first: 0, width: spec.kv_rank };
-        cx.compute.heads_together(&absorbed, heads, columns, &mut q_hat);
+        cx.device.heads_together(&absorbed, heads, columns, &mut q_hat);
         let columns = HeadColumns { stride, first: spec.kv_rank, width: spec.n_pe };
-        cx.compute.heads_together(&pe, 1, columns, &mut q_hat);
+        cx.device.heads_together(&pe, 1, columns, &mut q_hat);
         q_hat
     }
 
@@ -275,17 +276,17 @@ impl Mla {
         let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
         let whole = |width| HeadColumns { stride: width, first: 0, width };
         let mut by_head = cx.scratch.take(heads * n, rank);
-        cx.compute.heads_apart(latent, heads, whole(rank), &mut by_head);
+        cx.device.heads_apart(latent, heads, whole(rank), &mut by_head);
         let values = per_head(cx, &self.v_b, &by_head);
         let mut out = cx.scratch.take(n, heads * dim);
-        cx.compute.heads_together(&values, heads, whole(dim), &mut out);
+        cx.device.heads_together(&values, heads, whole(dim), &mut out);
         out
     }
 
     /// Rotates rows of pe parts, where the block rotates.
     fn rotate(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
         if let Some(table) = cx.rope_of(self.spec.rotation) {
-            cx.compute.rope(pe, self.spec.n_pe, table);
+            cx.device.rope(pe, self.spec.n_pe, table);
         }
     }
 }
@@ -308,7 +309,7 @@ pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Ro
     let jobs = heads.iter().zip(outs).enumerate();
     let mut jobs: Vec<_> =
         jobs.map(|(h, (w, out))| MatmulJob { w, x, rows: h * n..(h + 1) * n, out }).collect();
-    cx.compute.matmul(&mut jobs);
+    cx.device.matmul(&mut jobs);
     drop(jobs);
     out
 }

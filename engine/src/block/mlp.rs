@@ -2,10 +2,11 @@
 //! matrix may have a bias.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{Activation, MlpSpec};
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
-use crate::kernels::Compute;
+use crate::kernels::Vector;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -16,7 +17,7 @@ pub struct Mlp {
     gate: Option<Linear>,
     up: Linear,
     /// Weight and epsilon of a norm before the way down.
-    sub_norm: Option<(Vec<f32>, f32)>,
+    sub_norm: Option<(Vector, f32)>,
     /// See [`MlpSpec::gate_above`].
     gate_above: Option<f32>,
     down: Linear,
@@ -36,7 +37,8 @@ impl Mlp {
             let both = format!("{}.weight", name("up"));
             let [gate, up] = Linear::row_blocks(loader, &both, [spec.n_ff; 2], n_embd)?;
             let bias = loader.opt_vector(&format!("{}.bias", name("up")), 2 * spec.n_ff)?;
-            let halves = bias.map(|bias| (bias[..spec.n_ff].to_vec(), bias[spec.n_ff..].to_vec()));
+            let halves = bias
+                .map(|bias| (bias[..spec.n_ff].to_vec().into(), bias[spec.n_ff..].to_vec().into()));
             let (gate_bias, up_bias) = halves.unzip();
             (Some(gate.with_bias(gate_bias)), up.with_bias(up_bias))
         } else {
@@ -72,36 +74,36 @@ impl Block for Mlp {
         let [up, gate] = cx.project_some(x, [Some(&self.up), self.gate.as_ref()]);
         let [mut up, mut gate] = [up, gate].map(Option::unwrap_or_default);
         if let Some(deviations) = self.gate_above {
-            keep_above(cx.compute, &mut gate, self.up.rows(), deviations);
+            keep_above(cx.device, &mut gate, self.up.rows(), deviations);
         }
-        activate(cx.compute, self.activation, &gate, &mut up);
+        activate(cx.device, self.activation, &gate, &mut up);
         if let Some((weight, eps)) = &self.sub_norm {
-            cx.compute.rms_norm_inplace(&mut up, weight, *eps);
+            cx.device.rms_norm_inplace(&mut up, weight, *eps);
         }
         self.down.forward(cx, &up)
     }
 }
 
 /// Replaces `up` by what goes down. `gate` is as long where the activation has one, else empty.
-pub(super) fn activate(compute: &Compute, activation: Activation, gate: &[f32], up: &mut [f32]) {
+pub(super) fn activate(device: &Device, activation: Activation, gate: &[f32], up: &mut [f32]) {
     match activation {
-        Activation::SwiGlu => compute.silu_mul_inplace(up, gate),
-        Activation::BoundedSilu(bounds) => compute.bounded_gate_mul(up, gate, bounds),
-        Activation::ReluSquared => compute.relu_squared(up),
-        Activation::GeGlu => compute.gelu_mul(up, gate),
-        Activation::ReGlu => compute.relu_mul(up, gate),
-        Activation::Gelu => compute.gelu(up),
-        Activation::Xielu(shape) => compute.xielu(up, shape),
-        Activation::LimitedSwiGlu(limit) => compute.limited_swiglu_mul(up, gate, limit),
+        Activation::SwiGlu => device.silu_mul_inplace(up, gate),
+        Activation::BoundedSilu(bounds) => device.bounded_gate_mul(up, gate, bounds),
+        Activation::ReluSquared => device.relu_squared(up),
+        Activation::GeGlu => device.gelu_mul(up, gate),
+        Activation::ReGlu => device.relu_mul(up, gate),
+        Activation::Gelu => device.gelu(up),
+        Activation::Xielu(shape) => device.xielu(up, shape),
+        Activation::LimitedSwiGlu(limit) => device.limited_swiglu_mul(up, gate, limit),
         Activation::Relu => up.iter_mut().for_each(|x| *x = x.max(0.0)),
-        Activation::ClampedSwiGlu(clamp) => compute.clamped_swiglu_mul(up, gate, clamp),
+        Activation::ClampedSwiGlu(clamp) => device.clamped_swiglu_mul(up, gate, clamp),
     }
 }
 
 /// Takes off each value of rows `x` `[n, d]` the row's mean and so many of its standard deviations; what is below 0 then
 /// becomes 0.
-fn keep_above(compute: &Compute, x: &mut [f32], d: usize, deviations: f32) {
-    compute.fill_rows(x, d, &|_, row| {
+fn keep_above(device: &Device, x: &mut [f32], d: usize, deviations: f32) {
+    device.fill_rows(x, d, &|_, row| {
         let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / d as f64;
         let square = |x: &f32| (f64::from(*x) - mean) * (f64::from(*x) - mean);
         let deviation = (row.iter().map(square).sum::<f64>() / (d as f64 - 1.0)).sqrt();

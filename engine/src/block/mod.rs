@@ -30,7 +30,6 @@ mod moe;
 mod ngram;
 mod qkv;
 mod routing;
-mod rows;
 mod short_conv;
 mod switch;
 mod time_mix;
@@ -41,11 +40,11 @@ mod token_shift;
 pub use embedding::Embedding;
 pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
-pub use rows::{Rows, Scratch};
 
 use crate::arch::{BlockKind, Rotation};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
-use crate::kernels::{Compute, HeadColumns, RopeTable};
+use crate::kernels::{HeadColumns, RopeTable};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use altup::{Correct, Predict};
@@ -121,7 +120,7 @@ pub fn load_block(
 /// What a block may look at besides its own weights and state.
 pub struct BlockCx<'a> {
     /// Kernels and threads.
-    pub compute: &'a Compute,
+    pub device: &'a Device,
     /// Parts of the ubatch with their rows.
     pub parts: &'a [PartRows],
     /// Lengths and pages of the sequences.
@@ -162,7 +161,7 @@ impl BlockCx<'_> {
         let mut outs = weights.map(|w| Some(self.scratch.take(x.n_rows(), w?.rows())));
         let jobs = weights.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.filter_map(|(w, out)| Some(w?.job(x, out.as_mut()?))).collect();
-        project_all((self.compute, self.scratch), self.adapters, &mut jobs);
+        project_all((self.device, self.scratch), self.adapters, &mut jobs);
         outs
     }
 
@@ -171,7 +170,7 @@ impl BlockCx<'_> {
         let mut outs = pairs.map(|(w, x)| self.scratch.take(x.n_rows(), w.rows()));
         let jobs = pairs.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.map(|((w, x), out)| w.job(x, out)).collect();
-        project_all((self.compute, self.scratch), self.adapters, &mut jobs);
+        project_all((self.device, self.scratch), self.adapters, &mut jobs);
         outs
     }
 }
@@ -197,9 +196,9 @@ fn rotate_last(
     let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
     let mut pe = cx.scratch.take(heads.len() / stride, n_rot);
     // Rotated row by row: heads need not be apart.
-    cx.compute.heads_apart(heads, 1, columns, &mut pe);
-    cx.compute.rope(&mut pe, n_rot, table);
-    cx.compute.heads_together(&pe, 1, columns, heads);
+    cx.device.heads_apart(heads, 1, columns, &mut pe);
+    cx.device.rope(&mut pe, n_rot, table);
+    cx.device.heads_together(&pe, 1, columns, heads);
 }
 
 #[cfg(test)]

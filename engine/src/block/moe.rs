@@ -9,9 +9,11 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::routing::{Routing, choose, choose_adjugates, weigh};
 use super::token_experts::TokenExperts;
-use super::{Block, BlockCx, Mlp, Rows};
+use super::{Block, BlockCx, Mlp};
 use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
+use crate::device::Rows;
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -23,7 +25,7 @@ pub struct Moe {
     spec: MoeSpec,
     /// To the experts' logits.
     router: Linear,
-    selection_bias: Option<Vec<f32>>,
+    selection_bias: Option<Vector>,
     /// Where tokens have experts of their own.
     by_token: Option<TokenExperts>,
     /// Where experts work in another width.
@@ -39,7 +41,7 @@ pub struct Moe {
 struct Latent {
     narrow: Linear,
     /// Weight and epsilon of a norm of the experts' sum.
-    norm: Option<(Vec<f32>, f32)>,
+    norm: Option<(Vector, f32)>,
     widen: Linear,
 }
 
@@ -156,7 +158,7 @@ impl Block for Moe {
             self.add_adjugates(cx, adjugates, &probs, &mut out);
         }
         if self.spec.output_scale != 1.0 {
-            cx.compute.scale(&mut out, self.spec.output_scale);
+            cx.device.scale(&mut out, self.spec.output_scale);
         }
         out
     }
@@ -168,7 +170,7 @@ impl Moe {
         let eps = branches.eps;
         let normed = |cx: &BlockCx<'_>, weight: &[f32]| {
             let mut normed = cx.scratch.take(x.n_rows(), x.cols());
-            cx.compute.rms_norm(x, weight, eps, &mut normed);
+            cx.device.rms_norm(x, weight, eps, &mut normed);
             normed
         };
         let mut out = match &self.shared {
@@ -176,7 +178,7 @@ impl Moe {
                 let [before, behind] = &branches.shared;
                 let rows = normed(cx, before);
                 let mut out = shared.forward(cx, &rows);
-                cx.compute.rms_norm_inplace(&mut out, behind, eps);
+                cx.device.rms_norm_inplace(&mut out, behind, eps);
                 out
             }
             None => cx.scratch.zeros(x.n_rows(), x.cols()),
@@ -186,8 +188,8 @@ impl Moe {
         let [before, behind] = &branches.experts;
         let mut sum = cx.scratch.zeros(x.n_rows(), x.cols());
         self.experts.add(cx, &normed(cx, before), &routing, &mut sum);
-        cx.compute.rms_norm_inplace(&mut sum, behind, eps);
-        cx.compute.add(&mut out, &sum);
+        cx.device.rms_norm_inplace(&mut sum, behind, eps);
+        cx.device.add(&mut out, &sum);
         out
     }
 
@@ -206,7 +208,7 @@ impl Moe {
         let routing = Routing::new(picks, n_expert / spec.per_group, n_used);
         let mut sum = cx.scratch.zeros(out.n_rows(), out.cols());
         experts.add(cx, out, &routing, &mut sum);
-        cx.compute.add_scaled(out, &sum, spec.scale);
+        cx.device.add_scaled(out, &sum, spec.scale);
     }
 
     /// [`Experts::add`] through the experts' own width.
@@ -222,20 +224,20 @@ impl Moe {
         let mut sum = cx.scratch.zeros(input.n_rows(), input.cols());
         self.experts.add(cx, &input, routing, &mut sum);
         if let Some((weight, eps)) = norm {
-            cx.compute.rms_norm_inplace(&mut sum, weight, *eps);
+            cx.device.rms_norm_inplace(&mut sum, weight, *eps);
         }
-        cx.compute.add(out, &widen.forward(cx, &sum));
+        cx.device.add(out, &widen.forward(cx, &sum));
     }
 
     /// What the router gives each expert, `[n_rows, n_expert]`.
     fn probs(&self, cx: &BlockCx<'_>, x: &Rows) -> Rows {
         let mut probs = self.router.forward(cx, x);
         match self.spec.router {
-            Router::Softmax => cx.compute.softmax(&mut probs, self.spec.n_expert),
-            Router::Sigmoid => cx.compute.sigmoid(&mut probs),
+            Router::Softmax => cx.device.softmax(&mut probs, self.spec.n_expert),
+            Router::Sigmoid => cx.device.sigmoid(&mut probs),
             Router::SoftmaxOfChosen => {}
             Router::SqrtSoftplus => {
-                cx.compute.softplus(&mut probs);
+                cx.device.softplus(&mut probs);
                 probs.iter_mut().for_each(|p| *p = p.sqrt());
             }
         }
@@ -254,7 +256,7 @@ impl Moe {
         }
         if self.spec.router == Router::SoftmaxOfChosen {
             let mut weights: Vec<f32> = picks.iter().map(|pick| pick.1).collect();
-            cx.compute.softmax(&mut weights, self.spec.n_used);
+            cx.device.softmax(&mut weights, self.spec.n_used);
             for (pick, weight) in picks.iter_mut().zip(weights) {
                 pick.1 = weight * self.spec.weights_scale;
             }
@@ -305,8 +307,8 @@ impl Shared {
         let mut out = self.mlp.forward(cx, &mut BlockState::None, x);
         if let Some(w) = &self.gate {
             let mut weights = w.forward(cx, x);
-            cx.compute.sigmoid(&mut weights);
-            cx.compute.scale_rows(&mut out, x.cols(), &weights);
+            cx.device.sigmoid(&mut weights);
+            cx.device.scale_rows(&mut out, x.cols(), &weights);
         }
         out
     }

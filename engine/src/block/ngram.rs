@@ -1,10 +1,11 @@
 //! Embeddings of the last few tokens together, which every stream takes as much of as it has use for: see [`NgramSpec`]
 //! for the formulas.
 
-use super::{Block, BlockCx, Embedding, Rows};
+use super::{Block, BlockCx, Embedding};
 use crate::arch::{LAYER_ROW_TABLE, NgramSpec};
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::state::{BlockState, PartRows};
 use crate::weights::WeightLoader;
 
@@ -21,9 +22,9 @@ pub struct Ngram {
     /// `[n_embd, n_embd]`.
     value: PackedMatrix,
     /// `[width]` each, as the next two.
-    key_norm: Vec<f32>,
-    query_norm: Vec<f32>,
-    conv_norm: Vec<f32>,
+    key_norm: Vector,
+    query_norm: Vector,
+    conv_norm: Vector,
     /// `[conv_taps, width]`.
     taps: Vec<f32>,
 }
@@ -72,19 +73,19 @@ impl Block for Ngram {
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (n_rows, n_embd, width) = (x.n_rows(), x.cols(), self.spec.width());
         let (eps, states) = (self.spec.eps, state.slots().split().0);
-        let embedded = self.table.rows(cx.compute, &self.rows_of_table(cx, states), 1.0);
+        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, states), 1.0);
         let mut gated = self.gated(cx, x, &embedded);
         let mut inputs = cx.scratch.copy_of(&gated);
-        cx.compute.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
+        cx.device.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
         let mut convolved = cx.scratch.take(n_rows, width);
-        self.convolve(cx.compute, cx.parts, states, &inputs, &mut convolved);
-        cx.compute.silu(&mut convolved);
-        cx.compute.add(&mut gated, &convolved);
+        self.convolve(cx.device, cx.parts, states, &inputs, &mut convolved);
+        cx.device.silu(&mut convolved);
+        cx.device.add(&mut gated, &convolved);
         self.remember(cx, states, &inputs);
         let mut out = cx.scratch.zeros(n_rows, n_embd);
         let gains = std::iter::once(&mut out).chain(&mut cx.beside[..self.spec.n_streams - 1]);
         for (i, stream) in gains.enumerate() {
-            cx.compute.fill_rows(stream, n_embd, &|row, stream| {
+            cx.device.fill_rows(stream, n_embd, &|row, stream| {
                 let gain = &gated[row * width + i * n_embd..][..n_embd];
                 stream.iter_mut().zip(gain).for_each(|(x, gain)| *x += gain);
             });
@@ -115,16 +116,16 @@ impl Ngram {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
         let n_rows = x.n_rows();
         let mut keys = cx.scratch.take(n_rows, width);
-        cx.compute.multiply(&self.key, embedded, &mut keys);
-        cx.compute.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
+        cx.device.multiply(&self.key, embedded, &mut keys);
+        cx.device.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
         let mut queries = cx.scratch.take(n_rows, width);
         let streams: Vec<&Rows> = std::iter::once(x).chain(&cx.beside[..n - 1]).collect();
-        cx.compute.fill_rows(&mut queries, width, &|row, queries| {
+        cx.device.fill_rows(&mut queries, width, &|row, queries| {
             for (query, stream) in queries.chunks_exact_mut(n_embd).zip(&streams) {
                 query.copy_from_slice(stream.row(row));
             }
         });
-        cx.compute.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
+        cx.device.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
         let mut gates = cx.scratch.take(n_rows, n);
         let heads = keys.chunks_exact(n_embd).zip(queries.chunks_exact(n_embd));
         for (gate, (key, query)) in gates.iter_mut().zip(heads) {
@@ -134,11 +135,11 @@ impl Ngram {
             let root = score.abs().max(LEAST_SCORE).sqrt();
             *gate = if score == 0.0 { 0.0 } else { root.copysign(score) };
         }
-        cx.compute.sigmoid(&mut gates);
+        cx.device.sigmoid(&mut gates);
         let mut values = cx.scratch.take(n_rows, n_embd);
-        cx.compute.multiply(&self.value, embedded, &mut values);
+        cx.device.multiply(&self.value, embedded, &mut values);
         let mut gated = queries;
-        cx.compute.fill_rows(&mut gated, width, &|row, gated| {
+        cx.device.fill_rows(&mut gated, width, &|row, gated| {
             let value = values.row(row);
             for (gated, gate) in gated.chunks_exact_mut(n_embd).zip(&gates[row * n..]) {
                 gated.iter_mut().zip(value).for_each(|(gated, value)| *gated = value * gate);
@@ -150,7 +151,7 @@ impl Ngram {
     /// The convolution of `inputs` `[n_rows, width]`: a sum over taps in order, the oldest first.
     fn convolve(
         &self,
-        compute: &Compute,
+        device: &Device,
         parts: &[PartRows],
         states: &[f32],
         inputs: &[f32],
@@ -158,7 +159,7 @@ impl Ngram {
     ) {
         let (width, n_before) = (self.spec.width(), self.spec.n_before());
         let part_of = |row: usize| parts.iter().find(|part| part.rows.contains(&row));
-        compute.fill_rows(out, width, &|row, out| {
+        device.fill_rows(out, width, &|row, out| {
             let Some(part) = part_of(row) else { return };
             let state = self.state_of(part, states);
             out.fill(0.0);

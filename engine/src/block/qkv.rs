@@ -5,6 +5,7 @@ use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{AttentionSpec, KvFrom, NormOver};
 use crate::error::ModelError;
+use crate::kernels::Vector;
 use crate::weights::WeightLoader;
 
 /// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
@@ -30,7 +31,7 @@ pub(super) fn load_qkv(
     let mut start = 0;
     for (part, (bias, rows)) in ["q", "k", "v"].iter().zip(biases.iter_mut().zip(rows)) {
         *bias = match &fused {
-            Some(fused) => Some(fused[start..start + rows].to_vec()),
+            Some(fused) => Some(fused[start..start + rows].to_vec().into()),
             None => loader.opt_vector(&format!("{}.bias", name(part)), rows)?,
         };
         start += rows;
@@ -53,9 +54,9 @@ pub(super) struct QkNorms {
 
 /// Of one of them.
 struct Weights {
-    weight: Vec<f32>,
+    weight: Vector,
     /// Zeros where the file has none and the norm needs one; else empty.
-    bias: Vec<f32>,
+    bias: Vector,
 }
 
 impl QkNorms {
@@ -72,8 +73,8 @@ impl QkNorms {
             let name = format!("{stem}.weight");
             let weight = match norm.over {
                 NormOver::Head => loader.vector(&name, d)?,
-                NormOver::HeadUnweighted => vec![1.0; d],
-                NormOver::HeadFactor if part == "k" => vec![1.0; n_head * d],
+                NormOver::HeadUnweighted => vec![1.0; d].into(),
+                NormOver::HeadFactor if part == "k" => vec![1.0; n_head * d].into(),
                 NormOver::HeadFactor => {
                     let factors = loader.values(&name, &[1, n_head])?;
                     factors.into_iter().flat_map(|factor| vec![factor; d]).collect()
@@ -86,11 +87,11 @@ impl QkNorms {
                     let bias = format!("{stem}.bias");
                     match loader.has(&bias) {
                         true => loader.values(&bias, &[d, n_head])?,
-                        false => vec![0.0; weight.len()],
+                        false => vec![0.0; weight.len()].into(),
                     }
                 }
                 NormOver::AllHeadsLayer => loader.vector(&format!("{stem}.bias"), n_head * d)?,
-                _ => Vec::new(),
+                _ => Vector::default(),
             };
             Ok::<_, ModelError>(Weights { weight, bias })
         };
@@ -115,15 +116,15 @@ impl QkNorms {
         for (x, Weights { weight, bias }) in [(q, &self.q)].into_iter().chain(of_keys) {
             match norm.over {
                 NormOver::HeadLayer => {
-                    cx.compute.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);
+                    cx.device.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);
                 }
                 NormOver::AllHeadsLayer => {
-                    cx.compute.group_layer_norm(x, weight, bias, weight.len(), norm.eps);
+                    cx.device.group_layer_norm(x, weight, bias, weight.len(), norm.eps);
                 }
                 NormOver::HeadOwn | NormOver::HeadFactor => {
-                    cx.compute.group_rms_norm(x, weight, spec.head_dim_k, norm.eps);
+                    cx.device.group_rms_norm(x, weight, spec.head_dim_k, norm.eps);
                 }
-                _ => cx.compute.rms_norm_inplace(x, weight, norm.eps),
+                _ => cx.device.rms_norm_inplace(x, weight, norm.eps),
             }
         }
     }

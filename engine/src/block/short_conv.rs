@@ -2,8 +2,9 @@
 //! `c` and `x`.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::ShortConvSpec;
+use crate::device::Rows;
 use crate::error::ModelError;
 use crate::kernels::{Columns, Conv};
 use crate::state::{BlockState, SlotStates};
@@ -45,12 +46,12 @@ impl Block for ShortConv {
         let d = x.cols();
         let all = self.input.forward(cx, x);
         let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
-        cx.compute.mul(&mut b, &x);
+        cx.device.mul(&mut b, &x);
         let (conv_state, _) = states.split();
         let columns = Columns { data: &b, stride: d, first_col: 0 };
         let parts = SlotStates::parts(cx.parts);
-        cx.compute.conv(&self.conv, &parts, conv_state, columns, &mut x);
-        cx.compute.mul(&mut c, &x);
+        cx.device.conv(&self.conv, &parts, conv_state, columns, &mut x);
+        cx.device.mul(&mut c, &x);
         self.output.forward(cx, &c)
     }
 }

@@ -2,8 +2,9 @@
 //! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
 //! place of that adapter.
 
-use super::{Block, BlockCx, Rows};
+use super::{Block, BlockCx};
 use crate::arch::{Beside, SwitchRouterSpec};
+use crate::device::Rows;
 use crate::kernels::{AttendVariant, KvRows};
 use crate::state::BlockState;
 
@@ -38,9 +39,9 @@ impl Block for Switch {
             k[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
             v[at] = *place;
         }
-        kv.append(cx.compute, cx.parts, cx.sequences, &KvRows { k: &k, v: &v, index: &[] });
+        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: &v, index: &[] });
         let variant = (1.0, AttendVariant::default());
-        kv.attend(cx.compute, cx.parts, cx.sequences, variant, &q, &mut found);
+        kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
         let mut of_rows = places;
         for (place, found) in of_rows.iter_mut().zip(found.chunks_exact(WIDTH)) {

@@ -3,10 +3,11 @@
 //! state.
 
 use super::linear::Linear;
-use super::{Block, BlockCx, Rows, TokenShift};
+use super::{Block, BlockCx, TokenShift};
 use crate::arch::TimeMixSpec;
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
-use crate::kernels::{Compute, Wkv7Rows, Wkv7Weights};
+use crate::kernels::{Vector, Wkv7Rows, Wkv7Weights};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -18,20 +19,20 @@ pub struct TimeMix {
     spec: TimeMixSpec,
     shift: TokenShift,
     /// How far each of r, w, k, v, a and g (where there are gates) leans to the row before, `[n_embd]` each.
-    lerp: Vec<Vec<f32>>,
+    lerp: Vec<Vector>,
     receptance: Linear,
     key: Linear,
     value: Linear,
     decay: LowRank,
     rate: LowRank,
     /// Towards the first layer's values, with its bias; the first layer has none.
-    value_mix: Option<(LowRank, Vec<f32>)>,
+    value_mix: Option<(LowRank, Vector)>,
     /// Where the block has gates.
     gate: Option<LowRank>,
     weights: Wkv7Weights,
-    r_k: Vec<f32>,
+    r_k: Vector,
     /// Weight and bias of the norm over heads, `[n_embd]` each, where there is one.
-    norm: Option<[Vec<f32>; 2]>,
+    norm: Option<[Vector; 2]>,
     output: Linear,
 }
 
@@ -60,10 +61,10 @@ impl LowRank {
         &self,
         cx: &BlockCx<'_>,
         x: &Rows,
-        between: impl FnOnce(&Compute, &mut [f32]),
+        between: impl FnOnce(&Device, &mut [f32]),
     ) -> Rows {
         let mut low = self.down.forward(cx, x);
-        between(cx.compute, &mut low);
+        between(cx.device, &mut low);
         self.up.forward(cx, &low)
     }
 
@@ -117,7 +118,7 @@ impl TimeMix {
             |part: &str, rank| LowRank::load(loader, &format!("{stem}_{part}"), n_embd, rank);
         Ok(Self {
             shift: TokenShift::new(n_embd),
-            lerp: lerp.chunks_exact(n_embd).map(<[f32]>::to_vec).collect(),
+            lerp: lerp.chunks_exact(n_embd).map(|share| share.to_vec().into()).collect(),
             receptance,
             key,
             value,
@@ -151,31 +152,31 @@ impl Block for TimeMix {
         let before = self.shift.before(cx, &parts, shift_state, x);
         let mixed = |cx: &BlockCx<'_>, i: usize| {
             let mut lean = cx.scratch.copy_of(x);
-            cx.compute.lerp(&mut lean, &before, &self.lerp[i]);
+            cx.device.lerp(&mut lean, &before, &self.lerp[i]);
             lean
         };
         let r = self.receptance.forward(cx, &mixed(cx, 0));
-        let mut w = self.decay.forward(cx, &mixed(cx, 1), Compute::tanh);
+        let mut w = self.decay.forward(cx, &mixed(cx, 1), |device, x| device.tanh(x));
         let mut k = self.key.forward(cx, &mixed(cx, 2));
         let lean = mixed(cx, 3);
         let v = self.values(cx, &lean);
         drop(lean);
         let mut a = self.rate.forward(cx, &mixed(cx, 4), |_, _| ());
         let gate = self.gate.as_ref();
-        let gate = gate.map(|gate| gate.forward(cx, &mixed(cx, 5), Compute::sigmoid));
+        let gate = gate.map(|gate| gate.forward(cx, &mixed(cx, 5), |device, x| device.sigmoid(x)));
         let mut kappa = cx.scratch.take(x.n_rows(), x.cols());
         let d = self.spec.head_dim;
-        cx.compute.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
+        cx.device.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
         let rows = Wkv7Rows { r: &r, w: &w, k: &k, v: &v, kappa: &kappa, kappa_a: &a };
         let mut y = cx.scratch.take(x.n_rows(), x.cols());
         let n_heads = self.r_k.len() / d;
-        cx.compute.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
+        cx.device.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
         if let Some([weight, bias]) = &self.norm {
-            cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+            cx.device.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
         }
-        cx.compute.wkv7_bonus(&mut y, d, rows, &self.r_k);
+        cx.device.wkv7_bonus(&mut y, d, rows, &self.r_k);
         if let Some(gate) = gate {
-            cx.compute.mul(&mut y, &gate);
+            cx.device.mul(&mut y, &gate);
         }
         self.output.forward(cx, &y)
     }
@@ -191,13 +192,13 @@ impl TimeMix {
             return v;
         };
         let mut share = mix.forward(cx, x, |_, _| ());
-        cx.compute.add_bias(&mut share, bias);
-        cx.compute.sigmoid(&mut share);
+        cx.device.add_bias(&mut share, bias);
+        cx.device.sigmoid(&mut share);
         // v += (first - v) * share
         let mut step = cx.scratch.copy_of(&cx.beside[0]);
-        cx.compute.add_scaled(&mut step, &v, -1.0);
-        cx.compute.mul(&mut step, &share);
-        cx.compute.add(&mut v, &step);
+        cx.device.add_scaled(&mut step, &v, -1.0);
+        cx.device.mul(&mut step, &share);
+        cx.device.add(&mut v, &step);
         v
     }
 }

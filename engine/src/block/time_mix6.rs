@@ -6,10 +6,11 @@
 
 use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
-use super::{Block, BlockCx, Rows, TokenShift};
+use super::{Block, BlockCx, TokenShift};
 use crate::arch::TimeMix6Spec;
+use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Compute, Wkv6Rows};
+use crate::kernels::{Vector, Wkv6Rows};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -26,22 +27,22 @@ pub struct TimeMix6 {
     value: Linear,
     gate: Linear,
     decay: LowRank,
-    decay_bias: Vec<f32>,
+    decay_bias: Vector,
     /// What RWKV-6 has and linear attention has not: how much of its own key a row reads, and weight and bias of the
     /// norm over heads; `[n_embd]` each.
-    own_and_norm: Option<[Vec<f32>; 3]>,
+    own_and_norm: Option<[Vector; 3]>,
     output: Linear,
 }
 
 /// How far each mixture leans to the row before, by a fixed share and by one that the rows give.
 struct Mix {
-    first: Vec<f32>,
+    first: Vector,
     /// `[5 * rank, n_embd]`.
     down: Linear,
     /// `[n_embd, rank]` for each mixture.
     up: Vec<Linear>,
     /// `[n_embd]` for each mixture.
-    shares: Vec<Vec<f32>>,
+    shares: Vec<Vector>,
 }
 
 impl Mix {
@@ -56,7 +57,7 @@ impl Mix {
         let shares = match loader.has(&name("lerp_fused")) {
             true => {
                 let fused = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n])?;
-                fused.chunks_exact(n_embd).map(<[f32]>::to_vec).collect()
+                fused.chunks_exact(n_embd).map(|share| share.to_vec().into()).collect()
             }
             // Older files have them apart.
             false => MIXTURES
@@ -75,18 +76,18 @@ impl Mix {
     /// The five mixtures of `x` with the rows `before`, `[n_rows, n_embd]` each.
     fn forward(&self, cx: &BlockCx<'_>, x: &Rows, before: &Rows) -> [Rows; MIXTURES.len()] {
         let mut step = cx.scratch.copy_of(before);
-        cx.compute.add_scaled(&mut step, x, -1.0);
+        cx.device.add_scaled(&mut step, x, -1.0);
         let mut lean = cx.scratch.copy_of(x);
-        cx.compute.lerp(&mut lean, before, &self.first);
+        cx.device.lerp(&mut lean, before, &self.first);
         let mut low = self.down.forward(cx, &lean);
-        cx.compute.tanh(&mut low);
+        cx.device.tanh(&mut low);
         let rank = self.up[0].cols();
         std::array::from_fn(|i| {
             let part = cx.scratch.columns_of(&low, i * rank, rank);
             let mut mixture = self.up[i].forward(cx, &part);
-            cx.compute.add_bias(&mut mixture, &self.shares[i]);
-            cx.compute.mul(&mut mixture, &step);
-            cx.compute.add(&mut mixture, x);
+            cx.device.add_bias(&mut mixture, &self.shares[i]);
+            cx.device.mul(&mut mixture, &step);
+            cx.device.add(&mut mixture, x);
             mixture
         })
     }
@@ -147,8 +148,8 @@ impl Block for TimeMix6 {
         let before = self.shift.before(cx, &parts, shift_state, x);
         let mixtures = self.mix.forward(cx, x, &before);
         let [of_w, of_k, of_v, of_r, of_g] = &mixtures;
-        let mut w = self.decay.forward(cx, of_w, Compute::tanh);
-        cx.compute.wkv6_decay(&mut w, &self.decay_bias);
+        let mut w = self.decay.forward(cx, of_w, |device, x| device.tanh(x));
+        cx.device.wkv6_decay(&mut w, &self.decay_bias);
         let mut k = self.heads(cx, &self.key, of_k);
         let v = self.heads(cx, &self.value, of_v);
         let mut r = self.receptance.forward(cx, of_r);
@@ -156,20 +157,20 @@ impl Block for TimeMix6 {
         if self.spec.linear_attention {
             // k *= 1 - w
             let mut kept = cx.scratch.copy_of(&k);
-            cx.compute.mul(&mut kept, &w);
-            cx.compute.add_scaled(&mut k, &kept, -1.0);
-            cx.compute.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
+            cx.device.mul(&mut kept, &w);
+            cx.device.add_scaled(&mut k, &kept, -1.0);
+            cx.device.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
         }
         let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| &own[..]));
         let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
         let mut y = cx.scratch.take(x.n_rows(), x.cols());
-        cx.compute.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);
+        cx.device.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);
         match &self.own_and_norm {
             Some([_, weight, bias]) => {
-                cx.compute.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
-                cx.compute.silu_mul_inplace(&mut y, &gate);
+                cx.device.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
+                cx.device.silu_mul_inplace(&mut y, &gate);
             }
-            None => cx.compute.sigmoid_mul(&mut y, &gate),
+            None => cx.device.sigmoid_mul(&mut y, &gate),
         }
         self.output.forward(cx, &y)
     }

@@ -52,8 +52,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::device::Device;
     use crate::gguf::{Gguf, GgufWriter};
-    use crate::kernels::{Compute, select};
+    use crate::kernels::select;
 
     /// A table of two experts for each of three tokens.
     fn load(ty: GgmlType, ids: [i32; 6]) -> Result<TokenExperts, String> {
@@ -62,9 +63,9 @@ mod tests {
         let mut stream = writer.start(Vec::new()).unwrap();
         stream.write(bytemuck::cast_slice(&ids)).unwrap();
         let model = Gguf::from_bytes(Arc::from(stream.finish().unwrap()), "test").unwrap();
-        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
         let mut progress = |_| ();
-        let mut loader = WeightLoader::new(&model, &model, &compute, &mut progress);
+        let mut loader = WeightLoader::new(&model, &model, &device, &mut progress);
         TokenExperts::load("blk.0", [3, 2, 8], &mut loader).map_err(|error| error.to_string())
     }
 

@@ -1,7 +1,8 @@
 //! Token shift (arXiv 2305.13048): the row before each row of a sequence. It is computed as a causal
 //! convolution of two taps, of which only the older one counts.
 
-use super::{BlockCx, Rows};
+use super::BlockCx;
+use crate::device::Rows;
 use crate::kernels::{Columns, Conv, ScanPart};
 
 /// A shift over rows of a fixed width.
@@ -25,7 +26,7 @@ impl TokenShift {
     ) -> Rows {
         let mut before = cx.scratch.take(x.n_rows(), x.cols());
         let columns = Columns { data: x, stride: self.0.channels(), first_col: 0 };
-        cx.compute.conv(&self.0, parts, states, columns, &mut before);
+        cx.device.conv(&self.0, parts, states, columns, &mut before);
         before
     }
 }

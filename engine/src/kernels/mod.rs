@@ -28,6 +28,7 @@ mod reference;
 mod simd;
 mod table;
 mod tiles;
+mod vector;
 
 pub use compute::Compute;
 pub use error::KernelError;
@@ -62,6 +63,7 @@ pub use tiles::scan::{FLUSH_EVERY, ScanPart};
 pub use tiles::ssd::{Ssd, SsdInput, SsdShape};
 pub use tiles::wkv6::Wkv6Rows;
 pub use tiles::wkv7::{Wkv7Rows, Wkv7Weights};
+pub use vector::Vector;
 
 pub use tiles::kv::KV_PAGE;
 

@@ -191,9 +191,8 @@ pub fn available() -> Vec<&'static Kernels> {
 /// [`KernelError::UnknownTable`] when this machine has none of that name.
 pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
     let tables = available();
-    let named = |name: &str| {
-        tables.iter().copied().chain([unfused()]).find(|table| table.name == name)
-    };
+    let named =
+        |name: &str| tables.iter().copied().chain([unfused()]).find(|table| table.name == name);
     let found = match name {
         None => tables.first().copied(),
         Some(name) => named(name),

@@ -6,8 +6,9 @@ use super::gated_streams::GatedConnection;
 use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
+use crate::device::Device;
 use crate::error::ModelError;
-use crate::kernels::Compute;
+use crate::kernels::Vector;
 use crate::weights::WeightLoader;
 
 /// A norm, where there is one, and what comes before it.
@@ -35,7 +36,7 @@ pub(super) enum Mix {
 /// The weights of one mixture over depth.
 pub(super) struct DepthMix {
     /// `[n_embd]`.
-    score: Vec<f32>,
+    score: Vector,
     /// Epsilon of the norm under the scores.
     eps: f32,
 }
@@ -61,13 +62,13 @@ impl BlockInput {
     /// reads it goes to the streams, where that is not the sum.
     pub(super) fn apply(
         &self,
-        compute: &Compute,
+        device: &Device,
         rows: &BoundaryRows,
         out: &mut [f32],
     ) -> Option<Spread> {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
             match &self.norm {
-                Some(norm) => norm.apply(compute, &rows.hidden, out),
+                Some(norm) => norm.apply(device, &rows.hidden, out),
                 None => out.copy_from_slice(&rows.hidden),
             }
             return None;
@@ -77,19 +78,19 @@ impl BlockInput {
             Mix::Depth(mix) => {
                 let sources: Vec<&[f32]> =
                     rows.beside.iter().chain([&rows.hidden]).map(|rows| &rows[..]).collect();
-                compute.attend_depth(&sources, &mix.score, mix.eps, out);
+                device.attend_depth(&sources, &mix.score, mix.eps, out);
             }
-            Mix::Streams(matrices, first) => matrices.merge(compute, rows, *first, out),
-            Mix::Hyper(connection) => spread = Some(connection.read(compute, rows, out)),
-            Mix::Gated(connection) => spread = connection.read(compute, rows, out),
+            Mix::Streams(matrices, first) => matrices.merge(device, rows, *first, out),
+            Mix::Hyper(connection) => spread = Some(connection.read(device, rows, out)),
+            Mix::Gated(connection) => spread = connection.read(device, rows, out),
             Mix::Mean(n) => {
                 out.copy_from_slice(&rows.hidden);
-                rows.streams(*n).skip(1).for_each(|stream| compute.add(out, stream));
-                compute.scale(out, 1.0 / *n as f32);
+                rows.streams(*n).skip(1).for_each(|stream| device.add(out, stream));
+                device.scale(out, 1.0 / *n as f32);
             }
         }
         if let Some(norm) = &self.norm {
-            norm.apply_inplace(compute, out);
+            norm.apply_inplace(device, out);
         }
         spread
     }

@@ -5,8 +5,7 @@ use super::norm::Norm;
 use super::wanted::gather_wanted;
 use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
-use crate::block::Rows;
-use crate::kernels::Compute;
+use crate::device::{Device, Rows};
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
@@ -59,13 +58,13 @@ impl BoundaryRows {
     }
 
     /// Does with the stream what becomes of it behind a pass; the row beside it is the first one.
-    pub(super) fn end_pass(&mut self, compute: &Compute, norm: &Norm, end: PassEnd) {
-        norm.apply_inplace(compute, &mut self.hidden);
+    pub(super) fn end_pass(&mut self, device: &Device, norm: &Norm, end: PassEnd) {
+        norm.apply_inplace(device, &mut self.hidden);
         match end {
             PassEnd::Normed => {}
-            PassEnd::AddsBeside => compute.add(&mut self.hidden, &self.beside[0]),
+            PassEnd::AddsBeside => device.add(&mut self.hidden, &self.beside[0]),
             PassEnd::TakesTurns => {
-                compute.add(&mut self.beside[0], &self.hidden);
+                device.add(&mut self.beside[0], &self.hidden);
                 std::mem::swap(&mut self.hidden, &mut self.beside[0]);
             }
         }
@@ -94,7 +93,7 @@ impl BoundaryRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::Scratch;
+    use crate::device::Scratch;
 
     fn beside(rows: &BoundaryRows) -> Vec<&[f32]> {
         rows.beside.iter().map(|tensor| &tensor[..]).collect()
@@ -116,12 +115,12 @@ mod tests {
 
     #[test]
     fn a_pass_ends_with_a_norm_and_a_sum() {
-        let compute = Compute::new(crate::kernels::select(None).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(crate::kernels::select(None).unwrap(), 1, None).unwrap();
         let norm = Norm::plain(2, 0.0);
         let ended = |end| {
             let mut rows = BoundaryRows::stream(Rows::new(vec![3.0, 3.0, -2.0, 2.0], 2));
             rows.beside = vec![Rows::new(vec![10.0, 20.0, 30.0, 40.0], 2)];
-            rows.end_pass(&compute, &norm, end);
+            rows.end_pass(&device, &norm, end);
             (rows.hidden.into_vec(), rows.beside.remove(0).into_vec())
         };
         let (normed, came) = (vec![1.0, 1.0, -1.0, 1.0], vec![10.0, 20.0, 30.0, 40.0]);

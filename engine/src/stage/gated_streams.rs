@@ -3,15 +3,16 @@
 use super::boundary_rows::BoundaryRows;
 use super::hyper::{Spread, side_by_side};
 use crate::arch::GatedSpec;
+use crate::device::Device;
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.
 pub(super) struct GatedConnection {
     spec: GatedSpec,
     /// `[n * n_embd]`, the weights of one stream after those of the other.
-    norm: Vec<f32>,
+    norm: Vector,
     /// `[rank, n * n_embd]`.
     down: PackedMatrix,
     /// `[n * n_embd, rank]`.
@@ -48,24 +49,24 @@ impl GatedConnection {
     /// `out[n_rows, n_embd]`: the mean of the gated streams. Returns how the output of a block goes to them.
     pub(super) fn read(
         &self,
-        compute: &Compute,
+        device: &Device,
         rows: &BoundaryRows,
         out: &mut [f32],
     ) -> Option<Spread> {
         let (n, width) = (self.spec.n, self.norm.len());
         let (n_embd, share) = (width / n, 1.0 / n as f32);
         let streams: Vec<&[f32]> = rows.streams(n).collect();
-        let mut all = side_by_side(compute, &streams, n_embd);
+        let mut all = side_by_side(device, &streams, n_embd);
         let n_rows = all.len() / width;
-        compute.group_rms_norm(&mut all, &self.norm, n_embd, self.spec.eps);
+        device.group_rms_norm(&mut all, &self.norm, n_embd, self.spec.eps);
         let mut low = vec![0.0; n_rows * self.spec.rank];
-        compute.multiply(&self.down, &all, &mut low);
-        compute.scale(&mut low, share);
-        compute.silu(&mut low);
+        device.multiply(&self.down, &all, &mut low);
+        device.scale(&mut low, share);
+        device.silu(&mut low);
         let mut gates = vec![0.0; all.len()];
-        compute.multiply(&self.up, &low, &mut gates);
-        compute.sigmoid(&mut gates);
-        compute.fill_rows(out, n_embd, &|row, out| {
+        device.multiply(&self.up, &low, &mut gates);
+        device.sigmoid(&mut gates);
+        device.fill_rows(out, n_embd, &|row, out| {
             out.fill(0.0);
             let (all, gates) = (&all[row * width..][..width], &gates[row * width..][..width]);
             for (all, gates) in all.chunks_exact(n_embd).zip(gates.chunks_exact(n_embd)) {
@@ -76,10 +77,10 @@ impl GatedConnection {
         });
         let inject = self.inject.as_ref()?;
         let mut post = vec![0.0; n_rows * n];
-        compute.multiply(inject, &all, &mut post);
-        compute.scale(&mut post, share);
-        compute.sigmoid(&mut post);
-        compute.scale(&mut post, 2.0);
+        device.multiply(inject, &all, &mut post);
+        device.scale(&mut post, share);
+        device.sigmoid(&mut post);
+        device.scale(&mut post, 2.0);
         Some(Spread::unmixed(n, post))
     }
 
@@ -93,7 +94,7 @@ impl GatedConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::Rows;
+    use crate::device::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -103,13 +104,13 @@ mod tests {
         const N: usize = 3;
         const WIDTH: usize = 6;
         const RANK: usize = 2;
-        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
         let values = |n: usize, step: usize| -> Vec<f32> {
             (0..n).map(|i| ((i * step + 3) % 11) as f32 / 4.0 - 1.25).collect()
         };
         let pack = |rows: usize, cols: usize, values: &[f32]| {
             let bytes = bytemuck::cast_slice(values);
-            PackedMatrix::pack(&compute, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let (down, up) = (values(RANK * WIDTH, 5), values(WIDTH * RANK, 7));
         let (inject, norm) = (values(N * WIDTH, 4), values(WIDTH, 3));
@@ -117,7 +118,7 @@ mod tests {
         let spec = GatedSpec { n: N, rank: RANK, eps, stems: ["a", "b"], head_stem: "c" };
         let connection = GatedConnection {
             spec,
-            norm: norm.clone(),
+            norm: norm.clone().into(),
             down: pack(RANK, WIDTH, &down),
             up: pack(WIDTH, RANK, &up),
             inject: Some(pack(N, WIDTH, &inject)),
@@ -127,7 +128,7 @@ mod tests {
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
         let mut read = vec![0.0; 2];
-        let spread = connection.read(&compute, &rows, &mut read).unwrap();
+        let spread = connection.read(&device, &rows, &mut read).unwrap();
 
         let normed: Vec<f64> = (0..WIDTH)
             .map(|i| {
@@ -149,7 +150,7 @@ mod tests {
             near(read[j], gated.sum::<f64>() / 3.0);
         }
         let y = [10.0f32, -20.0];
-        spread.add(&compute, &y, &mut rows);
+        spread.add(&device, &y, &mut rows);
         let weights = times(&inject, &normed);
         for (i, stream) in rows.streams(N).enumerate() {
             let weight = 2.0 * sigmoid(weights[i] / 3.0);
@@ -162,7 +163,7 @@ mod tests {
     /// A row reads the same whatever rows are beside it.
     #[test]
     fn rows_beside_a_row_change_no_bit() {
-        let compute = Compute::new(select(None).unwrap(), 2, None).unwrap();
+        let device = Device::cpu(select(None).unwrap(), 2, None).unwrap();
         let (n, n_embd, rank) = (4, 40, 6);
         let noise = |n: usize, seed: usize| -> Vec<f32> {
             (0..n).map(|i| ((i * 7919 + seed * 31) % 1009) as f32 / 504.5 - 1.0).collect()
@@ -170,12 +171,12 @@ mod tests {
         let pack = |rows: usize, cols: usize, seed: usize| {
             let values = noise(rows * cols, seed);
             let bytes = bytemuck::cast_slice(&values);
-            PackedMatrix::pack(&compute, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let spec = GatedSpec { n, rank, eps: 1e-5, stems: ["a", "b"], head_stem: "c" };
         let connection = GatedConnection {
             spec,
-            norm: noise(n * n_embd, 1),
+            norm: noise(n * n_embd, 1).into(),
             down: pack(rank, n * n_embd, 2),
             up: pack(n * n_embd, rank, 3),
             inject: Some(pack(n, n * n_embd, 4)),
@@ -189,8 +190,8 @@ mod tests {
             let mut rows = BoundaryRows::stream(part(&streams[0]));
             rows.beside = streams[1..].iter().map(part).collect();
             let mut read = vec![0.0; n_rows * n_embd];
-            let spread = connection.read(&compute, &rows, &mut read).unwrap();
-            spread.add(&compute, &read, &mut rows);
+            let spread = connection.read(&device, &rows, &mut read).unwrap();
+            spread.add(&device, &read, &mut rows);
             let streams: Vec<f32> = rows.streams(n).flatten().copied().collect();
             streams.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };

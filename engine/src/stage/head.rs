@@ -7,9 +7,10 @@ use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, Want};
-use crate::block::{Linear, RowAdapters, Rows, Scratch, project_all};
+use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Mask, Masks};
-use crate::kernels::Compute;
+use crate::device::{Device, Rows, Scratch};
+use crate::kernels::Vector;
 use crate::sample::{Next, Sampler};
 use crate::state::{PartRows, Sequences};
 
@@ -22,7 +23,7 @@ pub(super) struct Head {
     /// Width of a row.
     pub(super) n_embd: usize,
     /// `[n_vocab]`, where the model has one.
-    pub(super) bias: Option<Vec<f32>>,
+    pub(super) bias: Option<Vector>,
     pub(super) sampler: Sampler,
     /// Of answers that are held to a grammar.
     pub(super) masks: Masks,
@@ -32,7 +33,7 @@ impl Head {
     /// What the parts want, from their gathered rows, and the adapters that these use.
     pub(super) fn outputs(
         &mut self,
-        (compute, scratch): (&Compute, &Scratch),
+        (device, scratch): (&Device, &Scratch),
         sequences: &Sequences,
         parts: &[PartRows],
         (wanted, adapters): (&BoundaryRows, &RowAdapters),
@@ -44,11 +45,11 @@ impl Head {
             return Vec::new();
         }
         let mut normed = scratch.take(n, n_embd);
-        self.read.apply(compute, wanted, &mut normed);
+        self.read.apply(device, wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
-            Some(output) => self.logits((compute, scratch), output, &normed, adapters),
+            Some(output) => self.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
         };
         let mut outputs = Vec::with_capacity(n);
@@ -84,21 +85,21 @@ impl Head {
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     fn logits(
         &self,
-        (compute, scratch): (&Compute, &Scratch),
+        (device, scratch): (&Device, &Scratch),
         output: &Linear,
         normed: &Rows,
         adapters: &RowAdapters,
     ) -> Rows {
         let mut logits = scratch.take(normed.n_rows(), output.rows());
-        project_all((compute, scratch), adapters, &mut [output.job(normed, &mut logits)]);
+        project_all((device, scratch), adapters, &mut [output.job(normed, &mut logits)]);
         if let Some(bias) = &self.bias {
-            compute.add_bias(&mut logits, bias);
+            device.add_bias(&mut logits, bias);
         }
         if self.spec.logit_scale != 1.0 {
-            compute.scale(&mut logits, self.spec.logit_scale);
+            device.scale(&mut logits, self.spec.logit_scale);
         }
         if let Some(cap) = self.spec.softcap {
-            compute.softcap(&mut logits, cap);
+            device.softcap(&mut logits, cap);
         }
         for row in logits.chunks_exact_mut(output.rows()) {
             row[self.spec.masked.clone()].fill(f32::MIN);
@@ -161,7 +162,7 @@ mod tests {
     const N_EMBD: usize = 4;
     const N_VOCAB: usize = 3;
 
-    fn head(compute: &Compute) -> Head {
+    fn head(device: &Device) -> Head {
         // Row `i` weighs input `i` alone, so that the largest of the first inputs wins.
         let rows = (0..N_VOCAB).flat_map(|i| (0..N_EMBD).map(move |j| f32::from(u8::from(i == j))));
         let weights: Vec<f32> = rows.collect();
@@ -169,7 +170,7 @@ mod tests {
         Head {
             spec: HeadSpec::usual(1e-5),
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
-            output: PackedMatrix::pack(compute, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
+            output: PackedMatrix::pack(device, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
                 .ok()
                 .map(Linear::plain),
             n_embd: N_EMBD,
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_row_of_nan_fails_its_own_sequence_alone() {
-        let compute = Compute::new(kernels::select(None).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
         let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
         let parts = two_parts(&mut sequences);
         let mut hidden = vec![0.1, 0.9, 0.2, 0.0, 0.5, f32::NAN, 0.1, 0.0];
@@ -215,7 +216,7 @@ mod tests {
             let scratch = Scratch::default();
             let wanted = BoundaryRows::stream(Rows::new(hidden.to_vec(), N_EMBD));
             let wanted = (&wanted, &RowAdapters::default());
-            head(&compute).outputs((&compute, &scratch), &sequences, &parts, wanted)
+            head(&device).outputs((&device, &scratch), &sequences, &parts, wanted)
         };
         let rows = run(&hidden);
         let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };

@@ -3,8 +3,9 @@
 
 use super::boundary_rows::BoundaryRows;
 use crate::arch::HyperSpec;
+use crate::device::Device;
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.
@@ -13,11 +14,11 @@ pub(super) struct HyperConnection {
     /// `[n_weights, n * n_embd]`.
     matrix: PackedMatrix,
     /// `[n_weights]`.
-    base: Vec<f32>,
+    base: Vector,
     /// One for what is read, for a block also one for what is written, and one for the mixture.
-    scale: Vec<f32>,
+    scale: Vector,
     /// Weights of a norm that weighs all alike.
-    ones: Vec<f32>,
+    ones: Vector,
 }
 
 /// How the output of a block goes to the streams.
@@ -69,22 +70,22 @@ impl HyperConnection {
             matrix: loader.matrix(&name("fn"), n_weights, width)?,
             base: loader.vector(&name("base"), n_weights)?,
             scale: loader.vector(&name("scale"), n_scales)?,
-            ones: vec![1.0; width],
+            ones: vec![1.0; width].into(),
             spec: *spec,
         })
     }
 
     /// `out[n_rows, n_embd]`: the sum of the streams that a block reads. Returns how its output goes to them.
-    pub(super) fn read(&self, compute: &Compute, rows: &BoundaryRows, out: &mut [f32]) -> Spread {
+    pub(super) fn read(&self, device: &Device, rows: &BoundaryRows, out: &mut [f32]) -> Spread {
         let n = self.spec.n;
-        let weights = self.weights(compute, rows);
+        let weights = self.weights(device, rows);
         let (n_weights, eps) = (self.base.len(), self.spec.eps);
         let of_row = |row: usize| &weights[row * n_weights..][..n_weights];
         let pre =
             |row: usize, i: usize| sigmoid(self.scale[0] * of_row(row)[i] + self.base[i]) + eps;
         let streams: Vec<&[f32]> = rows.streams(n).collect();
         let n_embd = self.ones.len() / n;
-        compute.fill_rows(out, n_embd, &|row, out| {
+        device.fill_rows(out, n_embd, &|row, out| {
             out.fill(0.0);
             for (i, stream) in streams.iter().enumerate() {
                 add_times(out, &stream[row * n_embd..][..n_embd], pre(row, i));
@@ -112,14 +113,14 @@ impl HyperConnection {
     }
 
     /// `m` of all rows, `[n_rows, n_weights]`.
-    fn weights(&self, compute: &Compute, rows: &BoundaryRows) -> Vec<f32> {
+    fn weights(&self, device: &Device, rows: &BoundaryRows) -> Vec<f32> {
         let n = self.spec.n;
         let streams: Vec<&[f32]> = rows.streams(n).collect();
-        let mut all = side_by_side(compute, &streams, self.ones.len() / n);
+        let mut all = side_by_side(device, &streams, self.ones.len() / n);
         let n_rows = all.len() / self.ones.len();
-        compute.rms_norm_inplace(&mut all, &self.ones, self.spec.norm_eps);
+        device.rms_norm_inplace(&mut all, &self.ones, self.spec.norm_eps);
         let mut weights = vec![0.0; n_rows * self.matrix.rows()];
-        compute.multiply(&self.matrix, &all, &mut weights);
+        device.multiply(&self.matrix, &all, &mut weights);
         weights
     }
 
@@ -130,9 +131,9 @@ impl HyperConnection {
 }
 
 /// All streams, `[n_rows, n_embd]` each, as one row: `[n_rows, n * n_embd]`.
-pub(super) fn side_by_side(compute: &Compute, streams: &[&[f32]], n_embd: usize) -> Vec<f32> {
+pub(super) fn side_by_side(device: &Device, streams: &[&[f32]], n_embd: usize) -> Vec<f32> {
     let mut all = vec![0.0; streams.iter().map(|stream| stream.len()).sum()];
-    compute.fill_rows(&mut all, streams.len() * n_embd, &|row, all| {
+    device.fill_rows(&mut all, streams.len() * n_embd, &|row, all| {
         for (part, stream) in all.chunks_exact_mut(n_embd).zip(streams) {
             part.copy_from_slice(&stream[row * n_embd..][..n_embd]);
         }
@@ -147,7 +148,7 @@ impl Spread {
     }
 
     /// Adds a block's output `y` `[n_rows, n_embd]` to the streams, which mix where they do.
-    pub(super) fn add(&self, compute: &Compute, y: &[f32], rows: &mut BoundaryRows) {
+    pub(super) fn add(&self, device: &Device, y: &[f32], rows: &mut BoundaryRows) {
         let n = self.n;
         let n_embd = y.len() / (self.post.len() / n);
         let old: Vec<Vec<f32>> = match self.mix.is_empty() {
@@ -155,7 +156,7 @@ impl Spread {
             false => rows.streams(n).map(<[f32]>::to_vec).collect(),
         };
         for (to, stream) in rows.streams_mut(n).enumerate() {
-            compute.fill_rows(stream, n_embd, &|row, stream| {
+            device.fill_rows(stream, n_embd, &|row, stream| {
                 let at = row * n_embd..(row + 1) * n_embd;
                 if !old.is_empty() {
                     stream.fill(0.0);
@@ -204,14 +205,14 @@ fn doubly_stochastic(matrix: &mut [f32], n: usize, rounds: usize, eps: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::Rows;
+    use crate::device::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
     /// Three streams of two values, written out.
     #[test]
     fn a_block_reads_and_writes_all_streams() {
-        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
         let spec = HyperSpec {
             n: 3,
             norm_eps: 0.0,
@@ -228,17 +229,17 @@ mod tests {
         let bytes = bytemuck::cast_slice(&matrix);
         let connection = HyperConnection {
             spec,
-            matrix: PackedMatrix::pack(&compute, GgmlType::F32, 6, 6, bytes).unwrap(),
-            base: vec![0.1; 6],
-            scale: vec![0.5, 2.0],
-            ones: vec![1.0; 6],
+            matrix: PackedMatrix::pack(&device, GgmlType::F32, 6, 6, bytes).unwrap(),
+            base: vec![0.1; 6].into(),
+            scale: vec![0.5, 2.0].into(),
+            ones: vec![1.0; 6].into(),
         };
         let flat = [1.0f32, 2.0, -1.0, 0.5, 3.0, -2.0];
         let mut streams = flat.chunks_exact(2).map(|stream| Rows::new(stream.to_vec(), 2));
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
         let mut read = vec![0.0; 2];
-        let spread = connection.read(&compute, &rows, &mut read);
+        let spread = connection.read(&device, &rows, &mut read);
         let rms = (flat.iter().map(|x| x * x).sum::<f32>() / 6.0).sqrt();
         let bent = |i: usize, scale: f32| 1.0 / (1.0 + (-(scale * flat[i] / rms + 0.1)).exp());
         let want =
@@ -246,14 +247,14 @@ mod tests {
         let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} {b}");
         (0..2).for_each(|at| near(read[at], want(at)));
         let y = [10.0, -20.0];
-        spread.add(&compute, &y, &mut rows);
+        spread.add(&device, &y, &mut rows);
         for (i, stream) in rows.streams(3).enumerate() {
             let post = 2.0 * bent(3 + i, 2.0) + 0.5;
             (0..2).for_each(|at| near(stream[at], flat[2 * i + at] + post * y[at]));
         }
         let mixed = Spread { n: 3, post: vec![0.0; 3], mix: [[0.0, 1.0, 0.0]; 3].concat() };
         let sum: Vec<f32> = (0..2).map(|at| rows.streams(3).map(|s| s[at]).sum()).collect();
-        mixed.add(&compute, &y, &mut rows);
+        mixed.add(&device, &y, &mut rows);
         let streams: Vec<&[f32]> = rows.streams(3).collect();
         assert_eq!((streams[0], streams[2]), (&[0.0; 2][..], &[0.0; 2][..]));
         (0..2).for_each(|at| near(streams[1][at], sum[at]));

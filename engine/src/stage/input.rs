@@ -6,8 +6,9 @@ use super::norm::Norm;
 use super::streams::StreamMatrices;
 use crate::arch::SwitchSpec;
 use crate::batch::UBatch;
-use crate::block::{Embedding, RowAdapters, Rows, scale_of};
-use crate::kernels::{Compute, PackedMatrix};
+use crate::block::{Embedding, RowAdapters, scale_of};
+use crate::device::{Device, Rows};
+use crate::kernels::{PackedMatrix, Vector};
 
 /// What makes the first layer's rows.
 pub(super) struct Input {
@@ -15,16 +16,16 @@ pub(super) struct Input {
     /// Where tokens switch adapters on: these are embedded as others.
     pub(super) switch: Option<SwitchSpec>,
     /// `[n_embd]`, added to every token's: the row of the only token type that comes.
-    pub(super) token_type: Option<Vec<f32>>,
+    pub(super) token_type: Option<Vector>,
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
-    pub(super) positions: Option<Vec<f32>>,
+    pub(super) positions: Option<Vector>,
     pub(super) norm: Option<Norm>,
     /// What makes the rows that tokens have for each layer, where they have some.
     pub(super) layer_rows: Option<LayerRows>,
     /// What makes the other streams, where tokens have several.
     pub(super) streams: Option<StreamMatrices>,
     /// `[n_embd]`, where two stacks take turns: how the vector of the low one begins.
-    pub(super) low_start: Option<Vec<f32>>,
+    pub(super) low_start: Option<Vector>,
     /// What adapters add to the rows of tokens.
     pub(super) adapters: Vec<EmbeddingLora>,
 }
@@ -46,7 +47,7 @@ impl Input {
     /// multiplied by `scale`.
     pub(super) fn rows(
         &self,
-        compute: &Compute,
+        device: &Device,
         ub: &UBatch,
         adapters: &RowAdapters,
         scale: f32,
@@ -55,20 +56,20 @@ impl Input {
         if let Some(switch) = &self.switch {
             tokens.iter_mut().for_each(|token| *token = switch.embedded(*token));
         }
-        let mut rows = self.tokens.rows(compute, &tokens, scale);
-        self.adapt(compute, &tokens, adapters, scale, &mut rows);
+        let mut rows = self.tokens.rows(device, &tokens, scale);
+        self.adapt(device, &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {
-            compute.add_bias(&mut rows, row);
+            device.add_bias(&mut rows, row);
         }
         if let Some(table) = &self.positions {
             let n = self.tokens.n_embd();
             let positions = ub.parts.iter().flat_map(|p| (p.pos as usize..).take(p.tokens.len()));
             let of_positions: Vec<f32> =
                 positions.flat_map(|pos| &table[pos * n..][..n]).copied().collect();
-            compute.add(&mut rows, &of_positions);
+            device.add(&mut rows, &of_positions);
         }
         if let Some(norm) = &self.norm {
-            norm.apply_inplace(compute, &mut rows);
+            norm.apply_inplace(device, &mut rows);
         }
         Rows::new(rows, self.tokens.n_embd())
     }
@@ -84,7 +85,7 @@ impl Input {
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
     fn adapt(
         &self,
-        compute: &Compute,
+        device: &Device,
         tokens: &[u32],
         adapters: &RowAdapters,
         scale: f32,
@@ -102,10 +103,10 @@ impl Input {
                 let row = |token: &u32| &lora.a[*token as usize * rank..][..rank];
                 let low: Vec<f32> = tokens[run.clone()].iter().flat_map(row).copied().collect();
                 let mut change = vec![0.0; run.len() * n_embd];
-                compute.multiply(&lora.b, &low, &mut change);
+                device.multiply(&lora.b, &low, &mut change);
                 let factor = scale_of(lora.alpha, rank, used.scale) * scale;
                 let out = &mut rows[run.start * n_embd..run.end * n_embd];
-                compute.add_scaled(out, &change, factor);
+                device.add_scaled(out, &change, factor);
             }
         }
     }

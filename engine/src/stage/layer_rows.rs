@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
 use crate::batch::UBatch;
-use crate::block::{Embedding, Rows};
+use crate::block::Embedding;
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::weights::{TensorSource, WeightLoader};
 
 /// Tables and weights of the rows for all layers, which the first stage makes.
@@ -19,7 +20,7 @@ pub(super) struct LayerRows {
     /// `[n_layer * width, n_embd]`.
     projection: PackedMatrix,
     /// `[width]`, of the norm of what the projection gives for a layer.
-    norm: Vec<f32>,
+    norm: Vector,
     /// Of that norm.
     eps: f32,
 }
@@ -47,14 +48,14 @@ impl LayerRows {
     }
 
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
-    pub(super) fn rows(&self, compute: &Compute, ub: &UBatch, hidden: &[f32]) -> Rows {
-        let of_table = self.table.rows(compute, &ub.tokens(), (self.width as f32).sqrt());
+    pub(super) fn rows(&self, device: &Device, ub: &UBatch, hidden: &[f32]) -> Rows {
+        let of_table = self.table.rows(device, &ub.tokens(), (self.width as f32).sqrt());
         let mut rows = vec![0.0; of_table.len()];
-        compute.multiply(&self.projection, hidden, &mut rows);
-        compute.scale(&mut rows, 1.0 / (self.projection.cols() as f32).sqrt());
-        compute.rms_norm_inplace(&mut rows, &self.norm, self.eps);
-        compute.add(&mut rows, &of_table);
-        compute.scale(&mut rows, 1.0 / 2f32.sqrt());
+        device.multiply(&self.projection, hidden, &mut rows);
+        device.scale(&mut rows, 1.0 / (self.projection.cols() as f32).sqrt());
+        device.rms_norm_inplace(&mut rows, &self.norm, self.eps);
+        device.add(&mut rows, &of_table);
+        device.scale(&mut rows, 1.0 / 2f32.sqrt());
         Rows::new(rows, self.projection.rows())
     }
 }

@@ -19,12 +19,13 @@ use crate::arch::{
     self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, LOW_START, ModelSpec, NormKind, OUTPUT,
     POSITION_EMBD, Passes, Reads, Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
 };
-use crate::block::{Embedding, Linear, Scratch, load_block};
+use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
+use crate::device::{Device, Scratch};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
-use crate::kernels::{Compute, KvType, RopeParams, Yarn};
+use crate::kernels::{KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
 use crate::state::{BlockState, LayerPrint, Sequences, StateRoom};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
@@ -64,11 +65,11 @@ impl Stage {
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         config: StageConfig,
-        compute: Compute,
+        device: Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let mut nothing = KeptWeights::default();
-        Self::load_keeping(model, source, layers, config, compute, &mut nothing, progress)
+        Self::load_keeping(model, source, layers, config, device, &mut nothing, progress)
     }
 
     /// As [`Stage::load`], of weights that are in `kept`, and of `source` those that are not. They are known to be
@@ -82,7 +83,7 @@ impl Stage {
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         config: StageConfig,
-        compute: Compute,
+        device: Device,
         kept: &mut KeptWeights,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
@@ -90,7 +91,7 @@ impl Stage {
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for(model_hash, &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), &compute, progress)
+        let mut loader = WeightLoader::new(model, source.as_ref(), &device, progress)
             .sharing(source.clone())
             .with_switched(switched(&spec));
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
@@ -120,7 +121,7 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&spec, &blocks, head.as_ref(), &compute);
+        let facts = facts(&spec, &blocks, head.as_ref(), &device);
         let last = layers.end == spec.n_layer();
         let prefixes = spec.prefixes(config.windows);
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
@@ -133,7 +134,7 @@ impl Stage {
             layers,
             config,
             facts,
-            compute,
+            device,
             embedding,
             blocks,
             head,
@@ -182,13 +183,13 @@ impl KeptWeights {
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         has: Range<usize>,
-        compute: &Compute,
+        device: &Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let spec = arch::describe(model)?;
         let mut ahead = Self::default();
         ahead.retain_for(blake3::hash(&model.header_bytes()), &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), compute, progress)
+        let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
             .sharing(source.clone())
             .with_switched(switched(&spec));
         load_weights(model, &spec, &layers, &source, &mut loader, &mut ahead, &has)?;
@@ -254,9 +255,8 @@ fn load_embedding(
     let token_type = match spec.skeleton.token_types {
         0 => None,
         n => {
-            let mut rows = loader.values(TOKEN_TYPES, &[spec.n_embd, n])?;
-            rows.truncate(spec.n_embd);
-            Some(rows)
+            let rows = loader.values(TOKEN_TYPES, &[spec.n_embd, n])?;
+            Some(rows[..spec.n_embd].to_vec().into())
         }
     };
     let (row, n_streams) = match spec.skeleton.beside {
@@ -280,7 +280,7 @@ fn load_embedding(
         // Rows of tokens are looked up, so that the halves stand the other way round.
         let rank = b.ne[0];
         let b = loader.matrix(&b.name, spec.n_embd, rank)?;
-        let a = loader.values(&a.name, &[rank, spec.n_vocab])?;
+        let a = loader.values(&a.name, &[rank, spec.n_vocab])?.into_vec();
         adapters.push(EmbeddingLora { adapter, a, b, alpha });
     }
     let switch = spec.skeleton.switch.clone();
@@ -342,7 +342,7 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
         let row = rows.chunks_exact(n_embd).nth(last.layer - first);
         let row = row.filter(|row| row.iter().any(|value| *value != 0.0));
         others.iter_mut().for_each(|block| block.control_vector = None);
-        last.control_vector = row.map(<[f32]>::to_vec);
+        last.control_vector = row.map(|row| row.to_vec().into());
     }
 }
 
@@ -351,7 +351,7 @@ fn facts(
     spec: &ModelSpec,
     blocks: &[LoadedBlock],
     head: Option<&Head>,
-    compute: &Compute,
+    device: &Device,
 ) -> StageFacts {
     let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
     let weights: BTreeMap<_, u64> =
@@ -360,8 +360,8 @@ fn facts(
         weight_bytes: weights.values().sum::<u64>()
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
-        kernels: compute.kernels().name,
-        threads: compute.pool().threads(),
+        kernels: device.kernels().name,
+        threads: device.pool().threads(),
     }
 }
 
@@ -389,7 +389,7 @@ fn load_pass_norm(
     Ok(Some(Norm::load(loader, kind, weight, spec.n_embd, spec.head.eps)?))
 }
 
-/// The blocks of layer `layer`, which compute with `weights`; without states.
+/// The blocks of layer `layer`, which device with `weights`; without states.
 fn layer_blocks(
     spec: &ModelSpec,
     layer: usize,
@@ -573,7 +573,7 @@ fn load_rope(
                 loader.reference(other, &[rope.n_factors])?;
             }
         }
-        let mut values = loader.vector(factors.tensor(n_ctx), rope.n_factors)?;
+        let mut values = loader.vector(factors.tensor(n_ctx), rope.n_factors)?.into_vec();
         values.truncate(rope.n_rot / 2);
         freq_factors = Some(values);
     }

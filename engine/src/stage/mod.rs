@@ -31,11 +31,12 @@ pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
-use crate::block::{Block, BlockCx, RowAdapters, Rows, Scratch};
+use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
-use crate::kernels::{Compute, RopeParams, RopeTable};
+use crate::kernels::{RopeParams, RopeTable, Vector};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
 use boundary_rows::BoundaryRows;
@@ -80,7 +81,7 @@ pub struct Stage {
     layers: Range<usize>,
     config: StageConfig,
     facts: StageFacts,
-    compute: Compute,
+    device: Device,
     embedding: Option<Input>,
     blocks: Vec<LoadedBlock>,
     head: Option<Head>,
@@ -103,7 +104,7 @@ struct LoadedBlock {
     restarts: bool,
     state: BlockState,
     /// Of a layer's last block: what is added to the stream behind the layer, `[n_embd]`.
-    control_vector: Option<Vec<f32>>,
+    control_vector: Option<Vector>,
     /// Of a layer's last block: what becomes of the stream behind that.
     pass_end: Option<PassEnd>,
 }
@@ -226,7 +227,7 @@ impl Stage {
         let of_rows = (&[][..], &tokens[..], &adapters);
         self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
-        let (tools, wanted) = ((&self.compute, &self.scratch), (&wanted, &adapters));
+        let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
         Ok(StageOutput::Rows(head.outputs(tools, &self.sequences, &applied.parts, wanted)))
     }
 
@@ -234,23 +235,19 @@ impl Stage {
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
         // These rows leave with the boundary: memory of the scratch would have to be copied.
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
-        let mut rows = BoundaryRows::stream(input.rows(
-            &self.compute,
-            ub,
-            adapters,
-            self.spec.embedding_scale,
-        ));
+        let mut rows =
+            BoundaryRows::stream(input.rows(&self.device, ub, adapters, self.spec.embedding_scale));
         if let Some(low) = &input.low_start {
             rows.beside.push(rows.hidden.own_copy());
-            self.compute.add_bias(&mut rows.hidden, low);
+            self.device.add_bias(&mut rows.hidden, low);
         }
         rows.beside.extend(input.switched_on(ub));
         match self.spec.skeleton.beside {
             Beside::Embedding => rows.beside.push(rows.hidden.own_copy()),
             Beside::ForLayers { lent, .. } => {
-                let (compute, hidden) = (&self.compute, &rows.hidden);
-                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(compute, ub, hidden));
-                let streams = input.streams.as_ref().map(|s| s.of(compute, hidden));
+                let (device, hidden) = (&self.device, &rows.hidden);
+                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(device, ub, hidden));
+                let streams = input.streams.as_ref().map(|s| s.of(device, hidden));
                 rows.beside.push(of_layers.unwrap_or_default());
                 // Filled by the layers that lend them.
                 rows.beside.resize_with(Beside::streams(lent), Rows::default);
@@ -361,7 +358,7 @@ impl Stage {
         for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
             let mut input = self.scratch.take(rows.hidden.n_rows(), rows.hidden.cols());
             if let Some(read) = &block.weights.read {
-                read.apply(&self.compute, rows, &mut input);
+                read.apply(&self.device, rows, &mut input);
             }
             early.push_back(input);
         }
@@ -379,8 +376,8 @@ impl Stage {
         if n_rows == 0 {
             return;
         }
-        let rope = rope_table(&self.compute, self.rope.as_ref(), parts);
-        let local_rope = rope_table(&self.compute, self.local_rope.as_ref(), parts);
+        let rope = rope_table(&self.device, self.rope.as_ref(), parts);
+        let local_rope = rope_table(&self.device, self.local_rope.as_ref(), parts);
         let n_embd = self.spec.n_embd;
         let mut normed = self.scratch.take(n_rows, n_embd);
         // What later blocks of a layer read of its input, in their order.
@@ -404,12 +401,12 @@ impl Stage {
                 (Reads::LayerInput, _) => {
                     normed = early.pop_front().expect("made at the layer's first block");
                 }
-                (_, Some(read)) => spread = read.apply(&self.compute, rows, &mut normed),
+                (_, Some(read)) => spread = read.apply(&self.device, rows, &mut normed),
                 (_, None) => {}
             }
             let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.to_vec());
             let mut cx = BlockCx {
-                compute: &self.compute,
+                device: &self.device,
                 parts,
                 tokens,
                 sequences: &self.sequences,
@@ -422,17 +419,17 @@ impl Stage {
             };
             let mut out = weights.block.forward(&mut cx, &mut block.state, &normed);
             if let Some(norm) = &weights.post_norm {
-                norm.apply_inplace(&self.compute, &mut out);
+                norm.apply_inplace(&self.device, &mut out);
             }
             if let Some(spread) = spread {
-                spread.add(&self.compute, &out, rows);
+                spread.add(&self.device, &out, rows);
             } else if block.restarts {
                 rows.restart(out);
             } else {
-                block.add(&self.compute, (&out, &normed), came.as_deref(), rows);
+                block.add(&self.device, (&out, &normed), came.as_deref(), rows);
             }
             let n_streams = self.spec.skeleton.residual.n_streams();
-            block.end(&self.compute, (n_streams, self.pass_norm.as_ref()), rows);
+            block.end(&self.device, (n_streams, self.pass_norm.as_ref()), rows);
         }
     }
 }
@@ -448,15 +445,15 @@ impl LoadedBlock {
     /// Does with the streams, so many of them, what comes behind its layer, if it is the last block of that.
     fn end(
         &self,
-        compute: &Compute,
+        device: &Device,
         (n_streams, pass_norm): (usize, Option<&Norm>),
         rows: &mut BoundaryRows,
     ) {
         if let Some(vector) = &self.control_vector {
-            rows.streams_mut(n_streams).for_each(|stream| compute.add_bias(stream, vector));
+            rows.streams_mut(n_streams).for_each(|stream| device.add_bias(stream, vector));
         }
         if let (Some(end), Some(norm)) = (self.pass_end, pass_norm) {
-            rows.end_pass(compute, norm, end);
+            rows.end_pass(device, norm, end);
         }
     }
 
@@ -464,38 +461,38 @@ impl LoadedBlock {
     /// read the rows `normed`; the stream `came` so to it.
     fn add(
         &self,
-        compute: &Compute,
+        device: &Device,
         (out, normed): (&[f32], &[f32]),
         came: Option<&[f32]>,
         rows: &mut BoundaryRows,
     ) {
         if let Some(scale) = self.spec.goes_on_from_norm {
             rows.hidden.copy_from_slice(normed);
-            compute.scale(&mut rows.hidden, scale);
+            device.scale(&mut rows.hidden, scale);
         }
-        compute.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);
+        device.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);
         if self.spec.stream_scale != 1.0 {
-            compute.scale(&mut rows.hidden, self.spec.stream_scale);
+            device.scale(&mut rows.hidden, self.spec.stream_scale);
         }
         let weights = &self.weights;
         if let Some(factor) = weights.stream_factor {
-            compute.scale(&mut rows.hidden, factor);
+            device.scale(&mut rows.hidden, factor);
         }
         if let Some(factor) = weights.skip {
-            compute.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
+            device.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
         }
         let [stream_norm, again_norm] = &weights.stream_norms;
         if let Some(norm) = stream_norm {
-            norm.apply_inplace(compute, &mut rows.hidden);
+            norm.apply_inplace(device, &mut rows.hidden);
         }
         if let (Some(norm), Some(came)) = (again_norm, came) {
-            compute.add(&mut rows.hidden, came);
-            norm.apply_inplace(compute, &mut rows.hidden);
+            device.add(&mut rows.hidden, came);
+            norm.apply_inplace(device, &mut rows.hidden);
         }
     }
 }
 
-/// Refuses parts that an encoder cannot compute: it reads whole texts, and has no logits.
+/// Refuses parts that an encoder cannot device: it reads whole texts, and has no logits.
 fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
     if let Some(part) = ub.parts.iter().find(|part| part.pos > 0) {
         let SeqPart { slot, pos, .. } = part;
@@ -515,13 +512,9 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
 }
 
 /// Sines and cosines for the positions of a ubatch.
-fn rope_table(
-    compute: &Compute,
-    rope: Option<&RopeParams>,
-    parts: &[PartRows],
-) -> Option<RopeTable> {
+fn rope_table(device: &Device, rope: Option<&RopeParams>, parts: &[PartRows]) -> Option<RopeTable> {
     let rope = rope.filter(|_| !parts.is_empty())?;
     let positions: Vec<u32> =
         parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
-    Some(RopeTable::new(compute, rope, &positions))
+    Some(RopeTable::new(device, rope, &positions))
 }

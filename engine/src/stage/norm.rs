@@ -1,14 +1,15 @@
 //! The norms between blocks: RMS norm and layer norm, with or without weights and biases.
 
 use crate::arch::NormKind;
+use crate::device::Device;
 use crate::error::ModelError;
-use crate::kernels::Compute;
+use crate::kernels::Vector;
 use crate::weights::WeightLoader;
 
 /// A norm with its weights, `[n]` each.
 pub(super) struct Norm {
-    weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
+    weight: Vector,
+    bias: Option<Vector>,
     /// Whether the mean is taken off; such a norm always has a bias, of zeros if need be.
     centred: bool,
     eps: f32,
@@ -18,7 +19,7 @@ impl Norm {
     /// An RMS norm that weighs all `n` values alike.
     #[cfg(test)]
     pub(super) fn plain(n: usize, eps: f32) -> Self {
-        Self { weight: vec![1.0; n], bias: None, centred: false, eps }
+        Self { weight: vec![1.0; n].into(), bias: None, centred: false, eps }
     }
 
     /// Loads the tensor `weight`, and for norms that have one the bias beside it.
@@ -34,11 +35,16 @@ impl Norm {
         let bias = match kind {
             NormKind::Rms => None,
             NormKind::RmsUnweighted => {
-                return Ok(Self { weight: vec![1.0; n], bias: None, centred, eps });
+                return Ok(Self { weight: vec![1.0; n].into(), bias: None, centred, eps });
             }
-            NormKind::LayerUnbiased => Some(vec![0.0; n]),
+            NormKind::LayerUnbiased => Some(vec![0.0; n].into()),
             NormKind::LayerUnweighted => {
-                return Ok(Self { weight: vec![1.0; n], bias: Some(vec![0.0; n]), centred, eps });
+                return Ok(Self {
+                    weight: vec![1.0; n].into(),
+                    bias: Some(vec![0.0; n].into()),
+                    centred,
+                    eps,
+                });
             }
             NormKind::Layer | NormKind::RmsBiased => {
                 let stem = weight.strip_suffix(".weight").unwrap_or(weight);
@@ -54,20 +60,20 @@ impl Norm {
     }
 
     /// `out = norm(x)`, row by row.
-    pub(super) fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
+    pub(super) fn apply(&self, device: &Device, x: &[f32], out: &mut [f32]) {
         out.copy_from_slice(x);
-        self.apply_inplace(compute, out);
+        self.apply_inplace(device, out);
     }
 
     /// [`Norm::apply`] with the result in place of `x`.
-    pub(super) fn apply_inplace(&self, compute: &Compute, x: &mut [f32]) {
+    pub(super) fn apply_inplace(&self, device: &Device, x: &mut [f32]) {
         match &self.bias {
             Some(bias) if self.centred => {
-                compute.group_layer_norm(x, &self.weight, bias, self.width(), self.eps);
+                device.group_layer_norm(x, &self.weight, bias, self.width(), self.eps);
             }
             bias => {
-                compute.rms_norm_inplace(x, &self.weight, self.eps);
-                bias.iter().for_each(|bias| compute.add_bias(x, bias));
+                device.rms_norm_inplace(x, &self.weight, self.eps);
+                bias.iter().for_each(|bias| device.add_bias(x, bias));
             }
         }
     }

@@ -2,9 +2,9 @@
 //! them for the head.
 
 use super::boundary_rows::BoundaryRows;
-use crate::block::Rows;
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
-use crate::kernels::{Compute, PackedMatrix};
+use crate::kernels::PackedMatrix;
 use crate::weights::WeightLoader;
 
 /// A matrix `[n_embd, n_embd]` for each stream but the first.
@@ -25,9 +25,9 @@ impl StreamMatrices {
     }
 
     /// The other streams of rows `hidden` `[n_rows, n_embd]`, each of the same magnitude row by row.
-    pub(super) fn of(&self, compute: &Compute, hidden: &[f32]) -> Vec<Rows> {
+    pub(super) fn of(&self, device: &Device, hidden: &[f32]) -> Vec<Rows> {
         let stream = |matrix: &PackedMatrix| {
-            Rows::new(projected(compute, matrix, hidden, hidden), matrix.rows())
+            Rows::new(projected(device, matrix, hidden, hidden), matrix.rows())
         };
         self.0.iter().map(stream).collect()
     }
@@ -36,25 +36,25 @@ impl StreamMatrices {
     /// beside the stream, and get the magnitude that it has row by row.
     pub(super) fn merge(
         &self,
-        compute: &Compute,
+        device: &Device,
         rows: &BoundaryRows,
         first: usize,
         out: &mut [f32],
     ) {
         out.copy_from_slice(&rows.hidden);
         for (matrix, stream) in self.0.iter().zip(&rows.beside[first..]) {
-            compute.add(out, &projected(compute, matrix, stream, &rows.hidden));
+            device.add(out, &projected(device, matrix, stream, &rows.hidden));
         }
-        compute.scale(out, 1.0 / (1 + self.0.len()) as f32);
+        device.scale(out, 1.0 / (1 + self.0.len()) as f32);
     }
 }
 
 /// `matrix` times each row of `x`, with the magnitude that the row of `like` has.
-fn projected(compute: &Compute, matrix: &PackedMatrix, x: &[f32], like: &[f32]) -> Vec<f32> {
+fn projected(device: &Device, matrix: &PackedMatrix, x: &[f32], like: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
-    compute.multiply(matrix, x, &mut out);
+    device.multiply(matrix, x, &mut out);
     let n_embd = matrix.rows();
-    compute.fill_rows(&mut out, n_embd, &|row, out| {
+    device.fill_rows(&mut out, n_embd, &|row, out| {
         let (target, own) = (magnitude(&like[row * n_embd..][..n_embd]), magnitude(out));
         out.iter_mut().for_each(|x| *x = *x * target / own);
     });

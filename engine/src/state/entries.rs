@@ -4,8 +4,9 @@
 use super::memory::Zeroed;
 use super::{Sequence, StateRoom};
 use crate::batch::BlockId;
+use crate::device::Device;
 use crate::error::ModelError;
-use crate::kernels::{Compute, EntryLayout, KV_PAGE, NewEntries};
+use crate::kernels::{EntryLayout, KV_PAGE, NewEntries};
 
 /// Pages of entries.
 pub struct EntryPages {
@@ -77,8 +78,8 @@ impl EntryPages {
     }
 
     /// Writes entries that became complete.
-    pub fn write(&mut self, compute: &Compute, new: &NewEntries<'_>) {
-        compute.write_entries(&self.layout, &mut self.pool, new);
+    pub fn write(&mut self, device: &Device, new: &NewEntries<'_>) {
+        device.write_entries(&self.layout, &mut self.pool, new);
     }
 }
 
@@ -98,7 +99,7 @@ mod tests {
     /// What a sequence's bytes are does not depend on who had its pages before.
     #[test]
     fn bytes_hold_complete_entries_and_nothing_else() {
-        let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
         for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
             for (every, n_entries) in [(4, 25), (128, 2)] {
                 let layout = EntryLayout { every, width: 20, index_dim: 12, ty };
@@ -113,7 +114,7 @@ mod tests {
                     let index: Vec<f32> = (0..n_entries * 12).map(|i| -(i as f32)).collect();
                     let new =
                         NewEntries { blocks: &of.blocks, first: 0, keys: &keys, index: &index };
-                    pages.write(&compute, &new);
+                    pages.write(&device, &new);
                     let mut bytes = Vec::new();
                     pages.read_into(&of, (0, pages.n_kept(len)), len, &mut bytes);
                     bytes

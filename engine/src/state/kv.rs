@@ -9,10 +9,11 @@ use super::memory::Zeroed;
 use super::places::{Places, pages_kept, visible};
 use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
+use crate::device::Device;
 use crate::error::ModelError;
 use crate::kernels::{
-    Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Compute, Index, KV_PAGE,
-    KvLayout, KvRows, MeanIndex, PoolSizes, Pooling, RopeTable, Window,
+    Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Index, KV_PAGE, KvLayout,
+    KvRows, MeanIndex, PoolSizes, Pooling, RopeTable, Window,
 };
 
 /// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
@@ -146,7 +147,7 @@ impl KvCache {
     /// Writes what the ubatch's rows leave: their keys and values, and keys of an index.
     pub fn append(
         &mut self,
-        compute: &Compute,
+        device: &Device,
         parts: &[PartRows],
         sequences: &Sequences,
         rows: &KvRows<'_>,
@@ -154,19 +155,19 @@ impl KvCache {
         self.take_places(parts, sequences);
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
-        compute.kv_write(&self.layout, &mut self.pool, &parts, rows);
+        device.kv_write(&self.layout, &mut self.pool, &parts, rows);
     }
 
     /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Compute::pool_keys`]. What the rows
     /// leave must have been written.
     pub fn pool_keys(
         &mut self,
-        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         pooling: Pooling<'_>,
     ) {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
-        compute.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
+        device.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
     }
 
     /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
@@ -197,7 +198,7 @@ impl KvCache {
     /// position that the variant lets it see; `out` is `[n_rows, n_head * head_dim_v]`.
     pub fn attend(
         &self,
-        compute: &Compute,
+        device: &Device,
         parts: &[PartRows],
         sequences: &Sequences,
         (scale, variant): (f32, AttendVariant<'_>),
@@ -209,14 +210,14 @@ impl KvCache {
         let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
-        compute.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
+        device.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
     }
 
     /// The pools of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head * dim]` and
     /// weights `[n_rows, n_head]`.
     pub fn choose(
         &self,
-        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         sizes: PoolSizes,
         (queries, weights): (&[f32], &[f32]),
         out: &mut [f32],
@@ -226,27 +227,27 @@ impl KvCache {
         let (layout, pool) = (&self.layout, &self.pool[..]);
         let n_rows = out.len() / sizes.per_row;
         let index = Index { layout, pool, parts: &parts, n_head: weights.len() / n_rows, sizes };
-        compute.choose(&index, queries, weights, out);
+        device.choose(&index, queries, weights, out);
     }
 
     /// The blocks of each row's heads that an index chooses, see [`Compute::choose_blocks`]: with `queries` `[n_rows,
     /// n_kv_head * index_dim]`.
     pub fn choose_blocks(
         &self,
-        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         sizes: BlockSizes,
         queries: &[f32],
     ) -> Option<Vec<u32>> {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
         let (layout, pool) = (&self.layout, &self.pool[..]);
-        compute.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, queries)
+        device.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, queries)
     }
 
     /// The blocks of the rows of `parts` that an index of means chooses, see [`Compute::choose_by_means`], with `queries` `[n_rows, n_head * index_dim]`.
     pub fn choose_by_means(
         &self,
-        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         index: &IndexOfMeans<'_>,
         queries: &[f32],
     ) -> Option<Vec<u32>> {
@@ -255,14 +256,14 @@ impl KvCache {
         let IndexOfMeans { n_head, sizes, norm, eps, rope } = *index;
         let (layout, pool, parts) = (&self.layout, &self.pool[..], &parts[..]);
         let index = MeanIndex { layout, pool, parts, n_head, sizes, norm, eps, rope };
-        compute.choose_by_means(&index, queries)
+        device.choose_by_means(&index, queries)
     }
 
     /// As [`Self::attend`], to the positions that were chosen for each row; `room` is memory to work in
     /// ([`Chosen::room_len`]).
     pub fn attend_chosen(
         &self,
-        (compute, parts, sequences): (&Compute, &[PartRows], &Sequences),
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         (scale, variant): (f32, AttendVariant<'_>),
         chosen: Chosen<'_>,
         room: &mut [f32],
@@ -274,7 +275,7 @@ impl KvCache {
         let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
         let n_head = q.len() / n_rows / layout.head_dim_k;
         let attend = Attend { layout, pool, parts: &parts, n_head, scale, variant };
-        compute.attend_chosen(&attend, &chosen, room, q, out);
+        device.attend_chosen(&attend, &chosen, room, q, out);
     }
 }
 
@@ -320,7 +321,7 @@ mod tests {
         for width in [1, 60, 64, 65, 200] {
             let mut kv = KvCache::new(LAYOUT, &room, Some(Window::Sliding(width))).unwrap();
             let mut sequences = Sequences::new(n_slots as usize, n_blocks, Prefixes::Whole, false);
-            let compute = Compute::new(select(Some("reference")).unwrap(), 1, None).unwrap();
+            let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
             let mut state = u64::from(width);
             let mut below = |n: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -351,7 +352,7 @@ mod tests {
                 let rows = vec![0.0; n_rows * 16];
                 if n_rows > 0 {
                     let rows = KvRows { k: &rows, v: &rows, index: &[] };
-                    kv.append(&compute, &applied.parts, &sequences, &rows);
+                    kv.append(&device, &applied.parts, &sequences, &rows);
                 }
             }
             let touched = kv.places.as_ref().unwrap().n_touched();

@@ -14,11 +14,12 @@ mod switch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Block, BlockCx, RowAdapters, Rows, Scratch, load_block};
+use super::{Block, BlockCx, RowAdapters, load_block};
 use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
+use crate::device::{Device, Rows, Scratch};
 use crate::gguf::{Gguf, GgufWriter};
-use crate::kernels::{Compute, Kernels, KvType, RopeParams, RopeTable, available};
+use crate::kernels::{Kernels, KvType, RopeParams, RopeTable, available};
 use crate::quant::GgmlType;
 use crate::state::{BlockState, PartRows, Prefixes, Sequences, StateRoom};
 use crate::weights::WeightLoader;
@@ -88,7 +89,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 /// One loaded block with its state.
 struct Bench {
-    compute: Compute,
+    device: Device,
     block: Box<dyn Block>,
     state: BlockState,
     sequences: Sequences,
@@ -103,10 +104,10 @@ struct Bench {
 impl Bench {
     /// Loads the block from a file of just these tensors, all of which it must take.
     fn new(kind: &BlockKind, tensors: &Tensors, n_embd: usize, kernels: &'static Kernels) -> Self {
-        let compute = Compute::new(kernels, 2, None).unwrap();
+        let device = Device::cpu(kernels, 2, None).unwrap();
         let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
         let mut loader =
-            WeightLoader::new(&model, &*model, &compute, &mut progress).sharing(model.clone());
+            WeightLoader::new(&model, &*model, &device, &mut progress).sharing(model.clone());
         let block = load_block(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
@@ -115,7 +116,7 @@ impl Bench {
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         let (scratch, beside) = (Scratch::default(), Vec::new());
         let tokens = Vec::new();
-        Self { compute, block, state, sequences, scratch, beside, n_embd, tokens }
+        Self { device, block, state, sequences, scratch, beside, n_embd, tokens }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -143,7 +144,7 @@ impl Bench {
         }
         let ub = UBatch { id: 0, ops, parts: seq_parts };
         let applied = self.sequences.apply(&ub).unwrap();
-        let table = rope.map(|rope| RopeTable::new(&self.compute, rope, &positions));
+        let table = rope.map(|rope| RopeTable::new(&self.device, rope, &positions));
         self.tokens.resize(positions.len(), 0);
         self.forward(&applied.parts, table.as_ref(), x)
     }
@@ -151,7 +152,7 @@ impl Bench {
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
         let rows = Rows::new(x.to_vec(), self.n_embd);
         let mut cx = BlockCx {
-            compute: &self.compute,
+            device: &self.device,
             parts,
             sequences: &self.sequences,
             rope,

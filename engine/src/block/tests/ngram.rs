@@ -1,7 +1,8 @@
 //! Embedded n-grams against their definition, in one ubatch and in steps.
 
-use super::{Bench, Rows, Tensors, bits, close, noise, wide};
+use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{BlockKind, NgramHead, NgramSpec};
+use crate::device::Rows;
 use crate::kernels::available;
 
 const N_EMBD: usize = 12;

@@ -1,7 +1,8 @@
 //! Rows of layers, streams updated by turns and the way past attention, against their definitions in f64.
 
-use super::{Bench, Rows, Tensors, bits, close, noise, wide};
+use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{AltUpSpec, BlockKind, LaurelSpec, LayerRowSpec};
+use crate::device::Rows;
 use crate::kernels::available;
 
 const N_EMBD: usize = 48;

@@ -1,7 +1,8 @@
 //! The router of a model's own adapters against its definition in f64.
 
-use super::{Bench, Rows, Tensors, bits};
+use super::{Bench, Tensors, bits};
 use crate::arch::{BlockKind, SwitchRouterSpec};
+use crate::device::Rows;
 use crate::kernels::available;
 
 const N_EMBD: usize = 4;

@@ -22,37 +22,14 @@ impl RopeTable {
         if let Some(factors) = &params.freq_factors {
             assert_eq!(factors.len(), n_rot / 2, "rope: factors are one per pair");
         }
-        let mut table = Self {
-            params: params.clone(),
-            layout: params.layout,
-            n_rot,
-            n_rows: positions.len(),
-            cos: vec![0.0; positions.len() * n_rot],
-            sin: Vec::new(),
-        };
-        if params.layout == RopeLayout::Norm {
-            table.sin = vec![0.0; positions.len() * n_rot];
+        let (layout, n_rows) = (params.layout, positions.len());
+        let mut cos = vec![0.0; n_rows * n_rot];
+        let mut sin = vec![0.0; if layout == RopeLayout::Norm { n_rows * n_rot } else { 0 }];
+        if n_rot > 0 {
+            params.fill(compute, positions, [&mut cos, &mut sin]);
         }
-        if n_rot == 0 {
-            return table;
-        }
-        let (layout, ramp) = (params.layout, params.yarn.map(|yarn| yarn.ramp(params)));
-        let cos = Rows::new(&mut table.cos, n_rot);
-        let sin = Rows::new(&mut table.sin, if layout == RopeLayout::Norm { n_rot } else { 0 });
-        compute.for_rows(positions.len(), n_rot * SINCOS_COST, &|range| {
-            for r in range {
-                // SAFETY: `for_rows` hands out each row once, and the two tables are apart.
-                let (cos, sin) = unsafe { (cos.rows(r..r + 1), sin.rows(r..r + 1)) };
-                params.angles(positions[r], ramp.as_ref(), |i, c, s| match layout {
-                    RopeLayout::Norm => {
-                        (cos[2 * i], cos[2 * i + 1]) = (c, c);
-                        (sin[2 * i], sin[2 * i + 1]) = (-s, s);
-                    }
-                    RopeLayout::Neox => (cos[i], cos[n_rot / 2 + i]) = (c, s),
-                });
-            }
-        });
-        table
+        let params = params.clone();
+        Self { params, layout, n_rot, n_rows, cos: cos.into(), sin: sin.into() }
     }
 
     /// Angles of the same rotation at other positions.
@@ -91,6 +68,27 @@ impl Yarn {
 }
 
 impl RopeParams {
+    /// Fills the tables for rows at `positions`, as [`RopeTable`] has them.
+    fn fill(&self, compute: &Compute, positions: &[u32], [cos, sin]: [&mut [f32]; 2]) {
+        let (layout, n_rot) = (self.layout, self.n_rot);
+        let ramp = self.yarn.map(|yarn| yarn.ramp(self));
+        let cos = Rows::new(cos, n_rot);
+        let sin = Rows::new(sin, if layout == RopeLayout::Norm { n_rot } else { 0 });
+        compute.for_rows(positions.len(), n_rot * SINCOS_COST, &|range| {
+            for r in range {
+                // SAFETY: `for_rows` hands out each row once, and the two tables are apart.
+                let (cos, sin) = unsafe { (cos.rows(r..r + 1), sin.rows(r..r + 1)) };
+                self.angles(positions[r], ramp.as_ref(), |i, c, s| match layout {
+                    RopeLayout::Norm => {
+                        (cos[2 * i], cos[2 * i + 1]) = (c, c);
+                        (sin[2 * i], sin[2 * i + 1]) = (-s, s);
+                    }
+                    RopeLayout::Neox => (cos[i], cos[n_rot / 2 + i]) = (c, s),
+                });
+            }
+        });
+    }
+
     /// Calls `put(pair, cos, sin)` for each pair of a row at position `p`.
     fn angles(&self, p: u32, ramp: Option<&Ramp>, mut put: impl FnMut(usize, f32, f32)) {
         let step = libm::pow(f64::from(self.freq_base), f64::from(-2.0 / self.n_rot as f32)) as f32;

@@ -16,7 +16,7 @@ fn matches_f64_for_all_widths_and_taps() {
         let (n, pad) = (9, 5);
         let x = rng.values(n * (channels + pad));
         let out = same_bits_everywhere("conv", |compute| {
-            let conv = Conv::new(&weight, taps, Some(bias.clone()), silu);
+            let conv = Conv::new(&weight, taps, Some(bias.clone().into()), silu);
             let mut states = vec![0.0; 2 * conv.state_len()];
             let mut out = vec![0.0; n * channels];
             let x = Columns { data: &x, stride: channels + pad, first_col: 3 };

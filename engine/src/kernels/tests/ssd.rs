@@ -21,10 +21,10 @@ impl Case {
     /// `n` rows; decays of about `e^-decay` a token.
     pub(super) fn new(shape: SsdShape, n: usize, decay: f32, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let a = (0..shape.n_head).map(|_| -decay * (1.0 + 0.5 * rng.value())).collect();
+        let a: Vec<f32> = (0..shape.n_head).map(|_| -decay * (1.0 + 0.5 * rng.value())).collect();
         let (d, bias) = (rng.values(shape.n_head), rng.values(shape.n_head));
         Self {
-            ssd: Ssd::new(shape, a, d, bias),
+            ssd: Ssd::new(shape, a.into(), d.into(), bias.into()),
             x: rng.values(n * shape.n_inner()),
             b: rng.values(n * shape.n_bc()),
             c: rng.values(n * shape.n_bc()),

@@ -136,7 +136,7 @@ fn preparation_matches_f64() {
     let mut rng = Rng::new(92);
     let (n, n_heads, d) = (5, 3, 32);
     let width = n_heads * d;
-    let mut vector = || rng.values(width);
+    let mut vector = || rng.values(width).into();
     let weights = Wkv7Weights { w0: vector(), a0: vector(), k_k: vector(), k_a: vector() };
     let [w, k, a] = [0; 3].map(|_| rng.values(n * width));
     let len = n * width;

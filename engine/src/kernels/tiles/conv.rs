@@ -3,6 +3,7 @@
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::kernels::simd::LANES;
+use crate::kernels::vector::Vector;
 
 /// Most taps of a causal convolution; models have 3 or 4.
 pub const MAX_CONV_TAPS: usize = 8;
@@ -14,9 +15,9 @@ pub struct Conv {
     pub(in crate::kernels) channels: usize,
     pub(in crate::kernels) taps: usize,
     /// `[taps, channels]`.
-    pub(in crate::kernels) weight: Vec<f32>,
+    pub(in crate::kernels) weight: Vector,
     /// `[channels]`, zeros where the model has none.
-    pub(in crate::kernels) bias: Vec<f32>,
+    pub(in crate::kernels) bias: Vector,
     /// Whether `silu` follows.
     pub(in crate::kernels) silu: bool,
 }
@@ -114,12 +115,12 @@ impl Conv {
     ///
     /// # Panics
     /// If lengths disagree, or there are fewer than 2 or more than [`MAX_CONV_TAPS`] taps.
-    pub fn new(weight: &[f32], taps: usize, bias: Option<Vec<f32>>, silu: bool) -> Self {
+    pub fn new(weight: &[f32], taps: usize, bias: Option<Vector>, silu: bool) -> Self {
         assert!((2..=MAX_CONV_TAPS).contains(&taps), "{taps} taps");
         let channels = weight.len() / taps;
         assert_eq!(weight.len(), channels * taps, "conv: weights of {taps} taps");
         let by_tap = |i: usize| weight[(i % channels) * taps + i / channels];
-        let bias = bias.unwrap_or_else(|| vec![0.0; channels]);
+        let bias = bias.unwrap_or_else(|| vec![0.0; channels].into());
         assert_eq!(bias.len(), channels, "conv: biases");
         let weight = (0..channels * taps).map(by_tap).collect();
         Self { channels, taps, weight, bias, silu }

@@ -1,5 +1,7 @@
 //! What decides the angles of rotary positions, and their sines and cosines.
 
+use crate::kernels::vector::Vector;
+
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayout {
@@ -48,9 +50,9 @@ pub struct RopeTable {
     pub(in crate::kernels) n_rot: usize,
     pub(in crate::kernels) n_rows: usize,
     /// Per row `n_rot` values. Norm: each cosine twice. Neox: cosines, then sines.
-    pub(in crate::kernels) cos: Vec<f32>,
+    pub(in crate::kernels) cos: Vector,
     /// Per row `n_rot` values. Norm: `-sin, sin` per pair. Neox: unused and empty.
-    pub(in crate::kernels) sin: Vec<f32>,
+    pub(in crate::kernels) sin: Vector,
 }
 
 /// One row of heads to rotate.
@@ -68,18 +70,17 @@ pub(in crate::kernels) struct RopeRow<'a> {
 impl RopeTable {
     /// The table that turns back what this one turned, as far as it has no magnitude.
     pub fn backwards(&self) -> Self {
-        let (params, cos, sin) = (self.params.clone(), self.cos.clone(), self.sin.clone());
-        let mut back = Self { params, cos, sin, ..*self };
+        let (mut cos, mut sin) = (self.cos.to_vec(), self.sin.to_vec());
         match self.layout {
-            RopeLayout::Norm => back.sin.iter_mut().for_each(|sin| *sin = -*sin),
+            RopeLayout::Norm => sin.iter_mut().for_each(|sin| *sin = -*sin),
             RopeLayout::Neox => {
                 let half = self.n_rot / 2;
-                for row in back.cos.chunks_exact_mut(self.n_rot.max(1)) {
+                for row in cos.chunks_exact_mut(self.n_rot.max(1)) {
                     row[half..].iter_mut().for_each(|sin| *sin = -*sin);
                 }
             }
         }
-        back
+        Self { params: self.params.clone(), cos: cos.into(), sin: sin.into(), ..*self }
     }
 
     /// Rows of the table.

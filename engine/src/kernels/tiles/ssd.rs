@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::conv::Columns;
 use super::out_rows::Rows;
 use super::scan::ScanPart;
+use crate::kernels::vector::Vector;
 
 /// Sizes of the recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +51,11 @@ impl SsdShape {
 pub struct Ssd {
     pub(in crate::kernels) shape: SsdShape,
     /// `[n_head]`: logarithmic decay of a unit of time, negative.
-    pub(in crate::kernels) a: Vec<f32>,
+    pub(in crate::kernels) a: Vector,
     /// `[n_head]`: weight of the way past the state.
-    pub(in crate::kernels) d: Vec<f32>,
+    pub(in crate::kernels) d: Vector,
     /// `[n_head]`: added to the time step before its softplus.
-    pub(in crate::kernels) dt_bias: Vec<f32>,
+    pub(in crate::kernels) dt_bias: Vector,
 }
 
 /// The operands of a ubatch, columns of `[n_rows, ..]` each.
@@ -110,7 +111,7 @@ impl Ssd {
     ///
     /// # Panics
     /// If lengths disagree, a size is 0 or the groups do not divide the heads.
-    pub fn new(shape: SsdShape, a: Vec<f32>, d: Vec<f32>, dt_bias: Vec<f32>) -> Self {
+    pub fn new(shape: SsdShape, a: Vector, d: Vector, dt_bias: Vector) -> Self {
         assert!(shape.state_len() > 0 && shape.n_group > 0, "ssd: {shape:?}");
         assert!(shape.n_head.is_multiple_of(shape.n_group), "ssd: {shape:?}");
         for values in [&a, &d, &dt_bias] {

@@ -8,6 +8,7 @@
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::kernels::simd::LANES;
+use crate::kernels::vector::Vector;
 
 /// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
 #[derive(Clone, Copy, Debug)]
@@ -88,13 +89,13 @@ pub(in crate::kernels) fn head_of(x: &[f32], start: usize, d: usize) -> &[f32] {
 #[derive(Clone, Debug)]
 pub struct Wkv7Weights {
     /// Added to the decay before its sigmoid.
-    pub w0: Vec<f32>,
+    pub w0: Vector,
     /// Added to the learning rate before its sigmoid.
-    pub a0: Vec<f32>,
+    pub a0: Vector,
     /// Multiplies keys to make removal keys.
-    pub k_k: Vec<f32>,
+    pub k_k: Vector,
     /// How much the learning rate scales keys.
-    pub k_a: Vec<f32>,
+    pub k_a: Vector,
 }
 
 /// One head of one row on its way to the scan.

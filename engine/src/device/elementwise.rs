@@ -1,0 +1,102 @@
+//! Ops that take every value by itself, or every row.
+
+use super::{Device, Values, ValuesMut};
+use crate::kernels::Xielu;
+
+impl Device {
+    /// `out += x`.
+    pub fn add(&self, out: &mut (impl ValuesMut + ?Sized), x: &(impl Values + ?Sized)) {
+        self.compute.add(out.on_host_mut(), x.on_host());
+    }
+
+    /// `out += x * s`.
+    pub fn add_scaled(
+        &self,
+        out: &mut (impl ValuesMut + ?Sized),
+        x: &(impl Values + ?Sized),
+        s: f32,
+    ) {
+        self.compute.add_scaled(out.on_host_mut(), x.on_host(), s);
+    }
+
+    /// `x *= s`.
+    pub fn scale(&self, x: &mut (impl ValuesMut + ?Sized), s: f32) {
+        self.compute.scale(x.on_host_mut(), s);
+    }
+
+    /// Multiplies row `r` of `x` (`[n, d]`) by `factors[r]`.
+    pub fn scale_rows(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        d: usize,
+        factors: &(impl Values + ?Sized),
+    ) {
+        self.compute.scale_rows(x.on_host_mut(), d, factors.on_host());
+    }
+
+    /// `x *= y`.
+    pub fn mul(&self, x: &mut (impl ValuesMut + ?Sized), y: &(impl Values + ?Sized)) {
+        self.compute.mul(x.on_host_mut(), y.on_host());
+    }
+
+    /// Adds `bias` (`[d]`) to each row of `x` (`[n, d]`).
+    pub fn add_bias(&self, x: &mut (impl ValuesMut + ?Sized), bias: &(impl Values + ?Sized)) {
+        self.compute.add_bias(x.on_host_mut(), bias.on_host());
+    }
+
+    /// Moves each row of `x` (`[n, d]`) towards that of `to` by the `share` (`[d]`) of each column:
+    /// `x += (to - x) * share`.
+    pub fn lerp(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        to: &(impl Values + ?Sized),
+        share: &(impl Values + ?Sized),
+    ) {
+        self.compute.lerp(x.on_host_mut(), to.on_host(), share.on_host());
+    }
+
+    /// `x = silu(x)`, where `silu(x) = x / (1 + exp(-x))`.
+    pub fn silu(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.silu(x.on_host_mut());
+    }
+
+    /// `x = 1 / (1 + exp(-x))`.
+    pub fn sigmoid(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.sigmoid(x.on_host_mut());
+    }
+
+    /// `x = tanh(x)`.
+    pub fn tanh(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.tanh(x.on_host_mut());
+    }
+
+    /// `x = ln(1 + exp(x))`.
+    pub fn softplus(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.softplus(x.on_host_mut());
+    }
+
+    /// `x = max(x, 0)²`.
+    pub fn relu_squared(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.relu_squared(x.on_host_mut());
+    }
+
+    /// The exact GELU, as [`Compute::gelu`](crate::kernels::Compute::gelu) has it.
+    pub fn gelu(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        self.compute.gelu(x.on_host_mut());
+    }
+
+    /// [`Compute::xielu`](crate::kernels::Compute::xielu).
+    pub fn xielu(&self, x: &mut (impl ValuesMut + ?Sized), shape: Xielu) {
+        self.compute.xielu(x.on_host_mut(), shape);
+    }
+
+    /// `x = cap * tanh(x / cap)`.
+    pub fn softcap(&self, x: &mut (impl ValuesMut + ?Sized), cap: f32) {
+        self.compute.softcap(x.on_host_mut(), cap);
+    }
+
+    /// Keeps values within `-bound..=bound`.
+    pub fn clamp(&self, x: &mut (impl ValuesMut + ?Sized), bound: f32) {
+        self.compute.clamp(x.on_host_mut(), bound);
+    }
+}

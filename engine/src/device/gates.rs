@@ -1,0 +1,81 @@
+//! Products with what becomes of a gate.
+
+use super::{Device, Values, ValuesMut};
+use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
+
+impl Device {
+    /// `x *= silu(gate)`.
+    pub fn silu_mul_inplace(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        gate: &(impl Values + ?Sized),
+    ) {
+        self.compute.silu_mul_inplace(x.on_host_mut(), gate.on_host());
+    }
+
+    /// `x *= sigmoid(gate)`.
+    pub fn sigmoid_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
+        self.compute.sigmoid_mul(x.on_host_mut(), gate.on_host());
+    }
+
+    /// `x *= gelu(gate)`.
+    pub fn gelu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
+        self.compute.gelu_mul(x.on_host_mut(), gate.on_host());
+    }
+
+    /// `x *= max(gate, 0)`.
+    pub fn relu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
+        self.compute.relu_mul(x.on_host_mut(), gate.on_host());
+    }
+
+    /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
+    pub fn clamped_swiglu_mul(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        gates: &(impl Values + ?Sized),
+        clamp: SwiGluClamp,
+    ) {
+        self.compute.clamped_swiglu_mul(x.on_host_mut(), gates.on_host(), clamp);
+    }
+
+    /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
+    pub fn limited_swiglu_mul(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        gates: &(impl Values + ?Sized),
+        limit: SwiGluLimit,
+    ) {
+        self.compute.limited_swiglu_mul(x.on_host_mut(), gates.on_host(), limit);
+    }
+
+    /// [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
+    pub fn bounded_gate_mul(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        gates: &(impl Values + ?Sized),
+        bounds: GateBounds,
+    ) {
+        self.compute.bounded_gate_mul(x.on_host_mut(), gates.on_host(), bounds);
+    }
+
+    /// [`Compute::decay_factors`](crate::kernels::Compute::decay_factors).
+    pub fn decay_factors(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        bias: &(impl Values + ?Sized),
+        rates: &(impl Values + ?Sized),
+    ) {
+        self.compute.decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host());
+    }
+
+    /// [`Compute::bounded_decay_factors`](crate::kernels::Compute::bounded_decay_factors).
+    pub fn bounded_decay_factors(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        bias: &(impl Values + ?Sized),
+        rates: &(impl Values + ?Sized),
+        bound: f32,
+    ) {
+        self.compute.bounded_decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host(), bound);
+    }
+}
