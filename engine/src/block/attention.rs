@@ -8,9 +8,9 @@ use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use super::{Block, BlockCx};
 use crate::arch::{AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom};
-use crate::device::Rows;
+use crate::device::{KvRows, Rows};
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, KvRows, Vector};
+use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, Vector};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 
@@ -132,7 +132,7 @@ impl Block for Attention {
             index.finish(cx, cx.rope_of(spec.rotation), rows);
         }
         let mut heads = cx.scratch.take(x.n_rows(), spec.n_head * spec.head_dim_v);
-        let index_keys = of_index.as_ref().map_or(&[][..], |rows| &rows.key);
+        let index_keys = of_index.as_ref().map(|rows| &rows.key);
         self.remember(cx, kv, [&k, &v], index_keys);
         let rope = cx.rope_of(spec.rotation);
         let chosen =
@@ -156,8 +156,8 @@ impl Attention {
         AttendVariant {
             window: spec.window,
             softcap: spec.softcap,
-            sinks: self.sinks.as_deref(),
-            slopes: self.slopes.as_deref(),
+            sinks: self.sinks.as_ref(),
+            slopes: self.slopes.as_ref(),
             biases: self.biases.as_ref().map(|of_heads| DistanceBiases {
                 reach: (of_heads.len() / spec.n_head - 1) / 2,
                 of_heads,
@@ -173,7 +173,13 @@ impl Attention {
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys
     /// of an index.
-    fn remember(&self, cx: &mut BlockCx<'_>, kv: &mut KvCache, [k, v]: [&Rows; 2], index: &[f32]) {
+    fn remember(
+        &self,
+        cx: &mut BlockCx<'_>,
+        kv: &mut KvCache,
+        [k, v]: [&Rows; 2],
+        index: Option<&Rows>,
+    ) {
         let (k, v) = match self.spec.kv {
             KvFrom::Own => (k, v),
             KvFrom::Lent(pair) => {
@@ -190,11 +196,11 @@ impl Attention {
                 (&cx.beside[at], &cx.beside[at + 1])
             }
         };
-        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k, v, index });
+        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k, v: Some(v), index });
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
-    fn apply_gate(&self, cx: &BlockCx<'_>, by: HeadGate, gate: &mut [f32], heads: &mut [f32]) {
+    fn apply_gate(&self, cx: &BlockCx<'_>, by: HeadGate, gate: &mut Rows, heads: &mut Rows) {
         match by.activation {
             GateActivation::Sigmoid if by.source != GateSource::EachHead => {
                 return cx.device.sigmoid_mul(heads, gate);
@@ -209,7 +215,7 @@ impl Attention {
     }
 
     /// What happens to queries and keys between their projections and the cache.
-    fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut [f32], k: &mut [f32]) {
+    fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut Rows, k: &mut Rows) {
         let spec = &self.spec;
         let after_rotation = spec.qk_norm.is_some_and(|norm| norm.after_rotation);
         let norms = self.qk_norms.as_ref();

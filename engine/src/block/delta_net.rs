@@ -8,8 +8,9 @@ use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::{DeltaNetSpec, OutputGate};
 use crate::device::Rows;
+use crate::device::{Columns, DeltaRows};
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt, Vector};
+use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -108,18 +109,17 @@ impl Block for DeltaNet {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let DeltaShape { n_head, n_key_head, d_k: d, .. } = self.shape;
+        let DeltaShape { n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
         let (qk, v) = self.convolve(cx, states, &raw);
         cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.device.sigmoid(&mut beta);
-        let keys = 2 * n_key_head * d;
         let rows = DeltaRows {
-            q: Columns { data: &qk, stride: keys, first_col: 0 },
-            k: Columns { data: &qk, stride: keys, first_col: n_key_head * d },
-            v: Columns::whole(&v, n_head * d),
-            decay: Columns::whole(&decay, n_head),
-            beta: Columns::whole(&beta, n_head),
+            q: Columns { rows: &qk, first_col: 0 },
+            k: Columns { rows: &qk, first_col: n_key_head * d },
+            v: Columns::whole(&v),
+            decay: Columns::whole(&decay),
+            beta: Columns::whole(&beta),
         };
         let mut y = cx.scratch.take(v.n_rows(), v.cols());
         let (_, scan_states) = states.split();
@@ -142,7 +142,7 @@ impl DeltaNet {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
             let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
-            let x = Columns { data: raw, stride: raw.cols(), first_col };
+            let x = Columns { rows: &raw, first_col };
             let at = StateAt { per_slot, first };
             cx.device.conv_at(conv, &parts, conv_states, at, x, &mut out);
             out

@@ -61,9 +61,7 @@ impl Experts {
     pub(super) fn add(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing, out: &mut Rows) {
         let (width, n_pairs) = (x.cols(), routing.rows.len());
         let mut gathered = cx.scratch.take(n_pairs, width);
-        for (row, out) in routing.rows.iter().zip(gathered.chunks_exact_mut(width)) {
-            out.copy_from_slice(x.row(*row as usize));
-        }
+        cx.device.gather_rows(x, &routing.rows, &mut gathered);
         if self.weigh_input {
             cx.device.scale_rows(&mut gathered, width, &routing.weights());
         }
@@ -77,21 +75,15 @@ impl Experts {
         project_all((cx.device, cx.scratch), &adapters, &mut both);
         drop(both);
         let [gate_bias, up_bias, down_bias] = &self.biases;
-        add_biases(cx, gate_bias.as_deref(), &routing.spans, self.n_ff, &mut gate);
-        add_biases(cx, up_bias.as_deref(), &routing.spans, self.n_ff, &mut up);
+        add_biases(cx, gate_bias.as_deref(), &routing.spans, &mut gate);
+        add_biases(cx, up_bias.as_deref(), &routing.spans, &mut up);
         activate(cx.device, self.activation, &gate, &mut up);
         let mut expert_out = cx.scratch.take(n_pairs, width);
         let mut down = jobs(&self.down, &up, &routing.spans, &mut expert_out);
         project_all((cx.device, cx.scratch), &adapters, &mut down);
         drop(down);
-        add_biases(cx, down_bias.as_deref(), &routing.spans, width, &mut expert_out);
-        for (row, out) in out.chunks_exact_mut(width).enumerate() {
-            for choice in routing.choices(row) {
-                let from = &expert_out[choice.pair * width..][..width];
-                let weight = if self.weigh_input { 1.0 } else { choice.weight };
-                cx.device.add_scaled(out, from, weight);
-            }
-        }
+        add_biases(cx, down_bias.as_deref(), &routing.spans, &mut expert_out);
+        cx.device.add_shares(out, &expert_out, &routing.shares(self.weigh_input));
     }
 
     /// Bytes of all matrices.
@@ -105,13 +97,13 @@ fn add_biases(
     cx: &BlockCx<'_>,
     biases: Option<&[f32]>,
     spans: &[(usize, Range<usize>)],
-    width: usize,
-    out: &mut [f32],
+    out: &mut Rows,
 ) {
     let Some(biases) = biases else { return };
+    let width = out.cols();
+    let mut out = out.to_write();
     for (expert, pairs) in spans {
-        let rows = &mut out[pairs.start * width..pairs.end * width];
-        cx.device.add_bias(rows, &biases[expert * width..][..width]);
+        cx.device.add_bias(&mut out.part(pairs.clone()), &biases[expert * width..][..width]);
     }
 }
 
@@ -120,13 +112,14 @@ fn jobs<'a>(
     experts: &'a [Linear],
     x: &'a Rows,
     spans: &[(usize, Range<usize>)],
-    mut out: &'a mut [f32],
+    out: &'a mut Rows,
 ) -> Vec<Projection<'a>> {
+    let mut left = out.to_write();
     let mut jobs = Vec::with_capacity(spans.len());
     for (expert, pairs) in spans {
         let w = &experts[*expert];
-        let (mine, rest) = std::mem::take(&mut out).split_at_mut(pairs.len() * w.rows());
-        out = rest;
+        let (mine, rest) = left.split_at(pairs.len());
+        left = rest;
         jobs.push(w.job_of(x, pairs.clone(), mine));
     }
     jobs

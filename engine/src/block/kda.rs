@@ -5,8 +5,9 @@ use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::{KdaGates, KdaSpec};
 use crate::device::Rows;
+use crate::device::{Columns, DeltaRows};
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, DeltaRows, DeltaShape, StateAt, Vector};
+use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -136,8 +137,6 @@ impl Block for Kda {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let n_head = self.shape.n_head;
-        let inner = n_head * self.shape.d_k;
         let [to_q, to_k, to_v] = &self.qkv;
         let (to_forget, to_gate) = (self.forget.input(), self.gate.input());
         let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];
@@ -147,11 +146,11 @@ impl Block for Kda {
         let [decay, gate] = self.gates(cx, [forget, gate]);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
-            q: Columns::whole(&q, inner),
-            k: Columns::whole(&k, inner),
-            v: Columns::whole(&v, inner),
-            decay: Columns::whole(&decay, inner),
-            beta: Columns::whole(&beta, n_head),
+            q: Columns::whole(&q),
+            k: Columns::whole(&k),
+            v: Columns::whole(&v),
+            decay: Columns::whole(&decay),
+            beta: Columns::whole(&beta),
         };
         let [mut y, ..] = raw;
         let (_, scan_states) = states.split();
@@ -172,7 +171,7 @@ impl Kda {
         let per_slot = self.convs.iter().map(Conv::state_len).sum();
         let mut first = 0;
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
-            let x = Columns::whole(raw, conv.channels());
+            let x = Columns::whole(raw);
             let at = StateAt { per_slot, first };
             cx.device.conv_at(conv, &parts, conv_states, at, x, out);
             first += conv.state_len();

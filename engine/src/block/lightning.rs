@@ -8,8 +8,9 @@ use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::LightningSpec;
 use crate::device::Rows;
+use crate::device::{Columns, SsdInput};
 use crate::error::ModelError;
-use crate::kernels::{Columns, Ssd, SsdInput, Vector};
+use crate::kernels::{Ssd, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -72,12 +73,11 @@ impl Block for Lightning {
         for x in [&mut q, &mut k, &mut v] {
             cx.device.silu(x);
         }
-        let columns = |data, stride| Columns { data, stride, first_col: 0 };
         let input = SsdInput {
-            x: columns(&v, n_inner),
-            b: columns(&k, n_inner),
-            c: columns(&q, n_inner),
-            dt: columns(&steps, n_head),
+            x: Columns::whole(&v),
+            b: Columns::whole(&k),
+            c: Columns::whole(&q),
+            dt: Columns::whole(&steps),
         };
         let (_, states) = slots.split();
         cx.device.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);

@@ -6,8 +6,9 @@ use std::ops::Range;
 use super::lora::{self, Lora, RowAdapters};
 use super::{Block, BlockCx};
 use crate::device::{Device, Rows, Scratch};
+use crate::device::{Product, RowsMut};
 use crate::error::ModelError;
-use crate::kernels::{ActRows, MatmulJob, PackedMatrix, Vector};
+use crate::kernels::{PackedMatrix, Vector};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -23,9 +24,17 @@ pub struct Linear {
 /// A projection of some rows.
 pub struct Projection<'a> {
     linear: &'a Linear,
-    x: ActRows<'a>,
+    x: &'a Rows,
     rows: Range<usize>,
-    out: &'a mut [f32],
+    out: RowsMut<'a>,
+}
+
+impl Projection<'_> {
+    /// Its product, to which adapters and bias are to be added.
+    fn product(&mut self) -> Product<'_> {
+        let Self { linear, x, rows, out } = self;
+        Product { w: &linear.weight, x, rows: rows.clone(), out: out.part(0..rows.len()) }
+    }
 }
 
 /// Computes several projections, whose products run in one fork-join. `adapters` are those of the rows of each `x`.
@@ -34,17 +43,11 @@ pub fn project_all(
     adapters: &RowAdapters,
     projections: &mut [Projection<'_>],
 ) {
-    let mut jobs = Vec::with_capacity(projections.len());
-    for Projection { linear, x, rows, out } in projections.iter_mut() {
-        jobs.push(MatmulJob { w: &linear.weight, x: *x, rows: rows.clone(), out });
-    }
-    device.matmul(&mut jobs);
-    drop(jobs);
+    device.products(&mut projections.iter_mut().map(Projection::product).collect::<Vec<_>>());
     for Projection { linear, x, rows, out } in projections {
-        let x = (x.values(), rows.clone());
-        lora::add((device, scratch), adapters, &linear.adapters, x, out);
+        lora::add((device, scratch), adapters, &linear.adapters, (x, rows.clone()), out);
         if let Some(bias) = &linear.bias {
-            device.add_bias(*out, bias);
+            device.add_bias(out, bias);
         }
     }
 }
@@ -202,8 +205,8 @@ impl Linear {
     }
 
     /// The projection of all rows of `x`, to be computed with others ([`project_all`]).
-    pub fn job<'a>(&'a self, x: &'a Rows, out: &'a mut [f32]) -> Projection<'a> {
-        self.job_of(x, 0..x.n_rows(), out)
+    pub fn job<'a>(&'a self, x: &'a Rows, out: &'a mut Rows) -> Projection<'a> {
+        self.job_of(x, 0..x.n_rows(), out.to_write())
     }
 
     /// The projection of some rows of `x`.
@@ -211,9 +214,9 @@ impl Linear {
         &'a self,
         x: &'a Rows,
         rows: Range<usize>,
-        out: &'a mut [f32],
+        out: RowsMut<'a>,
     ) -> Projection<'a> {
-        Projection { linear: self, x: x.act(), rows, out }
+        Projection { linear: self, x, rows, out }
     }
 
     /// The projection `[n_rows, out features]` of rows `x[n_rows, in features]`.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::arch::MAX_ADAPTERS;
 use crate::batch::AdapterUse;
-use crate::device::{Device, Scratch};
+use crate::device::RowsMut;
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
 use crate::state::{PartRows, Sequences};
@@ -103,8 +104,8 @@ pub(super) fn add(
     (device, scratch): (&Device, &Scratch),
     adapters: &RowAdapters,
     loras: &[Lora],
-    (x, rows): (&[f32], Range<usize>),
-    out: &mut [f32],
+    (x, rows): (&Rows, Range<usize>),
+    out: &mut RowsMut<'_>,
 ) {
     if loras.is_empty() {
         return;
@@ -114,13 +115,12 @@ pub(super) fn add(
             let Some(lora) = loras.iter().find(|lora| lora.adapter == used.adapter) else {
                 continue;
             };
-            let (cols, width) = (lora.a.cols(), lora.b.rows());
             let mut low = scratch.take(run.len(), lora.a.rows());
-            device.multiply(&lora.a, &x[run.start * cols..run.end * cols], &mut low);
-            let mut change = scratch.take(run.len(), width);
+            device.multiply(&lora.a, &x.part(run.clone()), &mut low);
+            let mut change = scratch.take(run.len(), lora.b.rows());
             device.multiply(&lora.b, &low, &mut change);
-            let to = (run.start - rows.start) * width..(run.end - rows.start) * width;
-            device.add_scaled(&mut out[to], &change, lora.scale(used.scale));
+            let to = run.start - rows.start..run.end - rows.start;
+            device.add_scaled(&mut out.part(to), &change, lora.scale(used.scale));
         }
     }
 }

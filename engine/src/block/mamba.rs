@@ -6,8 +6,9 @@ use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::MambaSpec;
 use crate::device::Rows;
+use crate::device::{Columns, MambaRows};
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, MambaRows, MambaScan, Vector};
+use crate::kernels::{Conv, MambaScan, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -80,7 +81,7 @@ impl Block for Mamba {
         let states = state.slots();
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
         let both = self.input.forward(cx, x);
-        let columns = |first_col| Columns { data: &both, stride: 2 * d_inner, first_col };
+        let columns = |first_col| Columns { rows: &both, first_col };
         let parts = SlotStates::parts(cx.parts);
         let (conv_state, scan_state) = states.split();
         let mut u = cx.scratch.take(n, d_inner);

@@ -7,8 +7,9 @@ use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::Mamba2Spec;
 use crate::device::Rows;
+use crate::device::{Columns, SsdInput};
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv, Ssd, SsdInput, Vector};
+use crate::kernels::{Conv, Ssd, Vector};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -96,17 +97,16 @@ impl Block for Mamba2 {
         let parts = SlotStates::parts(cx.parts);
         let (conv_states, scan_states) = slots.split();
         let mut xbc = cx.scratch.take(x.n_rows(), channels);
-        let raw_columns = Columns { data: &raw, stride: channels, first_col: 0 };
+        let raw_columns = Columns { rows: &raw, first_col: 0 };
         cx.device.conv(&self.conv, &parts, conv_states, raw_columns, &mut xbc);
         let of_x = self.steps.of_x(cx, &xbc, shape.n_bc());
-        let columns = |first_col| Columns { data: &xbc, stride: channels, first_col };
-        let apart = |data| Columns { data, stride: shape.n_bc(), first_col: 0 };
+        let columns = |first_col| Columns { rows: &xbc, first_col };
         let (b, c) = match &of_x {
-            Some([b, c, _]) => (apart(b), apart(c)),
+            Some([b, c, _]) => (Columns::whole(b), Columns::whole(c)),
             None => (columns(n_inner), columns(n_inner + shape.n_bc())),
         };
         let dt = of_x.as_ref().map(|[_, _, dt]| dt).or(dt.as_ref());
-        let dt = Columns::whole(dt.expect("steps come from the input or from x"), shape.n_head);
+        let dt = Columns::whole(dt.expect("steps come from the input or from x"));
         let input = SsdInput { x: columns(0), b, c, dt };
         let mut y = cx.scratch.take(x.n_rows(), n_inner);
         cx.device.ssd(&self.ssd, &parts, scan_states, input, &mut y);

@@ -16,9 +16,9 @@ use super::index::Index;
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
-use crate::device::Rows;
+use crate::device::{KvRows, Product, Rows};
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, Chosen, HeadColumns, KvRows, MatmulJob, PackedMatrix, Vector};
+use crate::kernels::{AttendVariant, Chosen, HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
@@ -160,7 +160,8 @@ impl Block for Mla {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.device.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
-        let rows = KvRows { k: &key, v: &[], index: &index_key };
+        let index_rows = self.index.as_ref().map(|_| &index_key);
+        let rows = KvRows { k: &key, v: None, index: index_rows };
         kv.append(cx.device, cx.parts, cx.sequences, &rows);
         if let Some(index) = &self.index {
             index.pool_keys(cx, kv);
@@ -209,7 +210,7 @@ impl Mla {
     fn attend(&self, cx: &BlockCx<'_>, kv: &KvCache, own: Option<&Rows>, q_hat: &Rows) -> Rows {
         let spec = &self.spec;
         let mut latent = cx.scratch.take(q_hat.n_rows(), spec.n_head * spec.kv_rank);
-        let sinks = self.sinks.as_deref();
+        let sinks = self.sinks.as_ref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
         let variant = (spec.scale, variant);
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
@@ -284,7 +285,7 @@ impl Mla {
     }
 
     /// Rotates rows of pe parts, where the block rotates.
-    fn rotate(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
+    fn rotate(&self, cx: &BlockCx<'_>, pe: &mut Rows) {
         if let Some(table) = cx.rope_of(self.spec.rotation) {
             cx.device.rope(pe, self.spec.n_pe, table);
         }
@@ -304,13 +305,16 @@ impl Query {
 /// Each head's product: from `x[n_head * n, cols]` rows `[n_head * n, rows]`, those of each head together.
 pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Rows {
     let mut out = cx.scratch.take(x.n_rows(), heads[0].rows());
-    let (x, n) = (x.act(), x.n_rows() / heads.len());
-    let outs = out.chunks_exact_mut(n * heads[0].rows());
-    let jobs = heads.iter().zip(outs).enumerate();
-    let mut jobs: Vec<_> =
-        jobs.map(|(h, (w, out))| MatmulJob { w, x, rows: h * n..(h + 1) * n, out }).collect();
-    cx.device.matmul(&mut jobs);
-    drop(jobs);
+    let n = x.n_rows() / heads.len();
+    let mut left = out.to_write();
+    let mut products = Vec::with_capacity(heads.len());
+    for (h, w) in heads.iter().enumerate() {
+        let (mine, rest) = left.split_at(n);
+        left = rest;
+        products.push(Product { w, x, rows: h * n..(h + 1) * n, out: mine });
+    }
+    cx.device.products(&mut products);
+    drop(products);
     out
 }
 

@@ -85,7 +85,7 @@ impl Block for Mlp {
 }
 
 /// Replaces `up` by what goes down. `gate` is as long where the activation has one, else empty.
-pub(super) fn activate(device: &Device, activation: Activation, gate: &[f32], up: &mut [f32]) {
+pub(super) fn activate(device: &Device, activation: Activation, gate: &Rows, up: &mut Rows) {
     match activation {
         Activation::SwiGlu => device.silu_mul_inplace(up, gate),
         Activation::BoundedSilu(bounds) => device.bounded_gate_mul(up, gate, bounds),

@@ -4,6 +4,7 @@
 use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{AttentionSpec, KvFrom, NormOver};
+use crate::device::Rows;
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;
@@ -104,13 +105,7 @@ impl QkNorms {
     }
 
     /// Norms queries and keys in place.
-    pub(super) fn apply(
-        &self,
-        cx: &BlockCx<'_>,
-        spec: &AttentionSpec,
-        q: &mut [f32],
-        k: &mut [f32],
-    ) {
+    pub(super) fn apply(&self, cx: &BlockCx<'_>, spec: &AttentionSpec, q: &mut Rows, k: &mut Rows) {
         let Some(norm) = spec.qk_norm else { return };
         let of_keys = self.k.as_ref().map(|weights| (k, weights));
         for (x, Weights { weight, bias }) in [(q, &self.q)].into_iter().chain(of_keys) {

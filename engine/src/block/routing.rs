@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::arch::{ExpertGroups, MoeSpec, Router};
+use crate::device::Share;
 
 /// The smallest sum that chosen weights are divided by (the smallest normal f16).
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
@@ -76,17 +77,8 @@ pub(super) struct Routing {
     pub rows: Vec<u32>,
     /// For each expert that has rows: its id and its pairs.
     pub spans: Vec<(usize, Range<usize>)>,
-    choices: Vec<Choice>,
-    n_used: usize,
-}
-
-/// One expert of a row.
-#[derive(Clone, Copy)]
-pub(super) struct Choice {
-    /// Index of the pair.
-    pub pair: usize,
-    /// Multiplies the expert's output.
-    pub weight: f32,
+    /// Pairs of each row with their weights, in order of selection.
+    shares: Vec<Share>,
 }
 
 impl Routing {
@@ -105,26 +97,27 @@ impl Routing {
             .collect();
         let mut next = starts;
         let mut rows = vec![0u32; picks.len()];
-        let mut choices = Vec::with_capacity(picks.len());
+        let mut shares = Vec::with_capacity(picks.len());
         for (i, (expert, weight)) in picks.into_iter().enumerate() {
             let pair = next[expert];
             next[expert] += 1;
             rows[pair] = (i / n_used) as u32;
-            choices.push(Choice { pair, weight });
+            shares.push(Share { row: pair as u32, weight });
         }
-        Self { rows, spans, choices, n_used }
+        Self { rows, spans, shares }
     }
 
     /// Weight of each pair.
     pub fn weights(&self) -> Vec<f32> {
-        let mut weights = vec![0.0; self.choices.len()];
-        self.choices.iter().for_each(|choice| weights[choice.pair] = choice.weight);
+        let mut weights = vec![0.0; self.shares.len()];
+        self.shares.iter().for_each(|share| weights[share.row as usize] = share.weight);
         weights
     }
 
-    /// The choices of a row in order of selection.
-    pub fn choices(&self, row: usize) -> &[Choice] {
-        &self.choices[row * self.n_used..][..self.n_used]
+    /// What each row takes of the pairs, in order of selection; with weight 1 where pairs were weighed before.
+    pub fn shares(&self, are_weighed: bool) -> Vec<Share> {
+        let weight = |share: &Share| if are_weighed { 1.0 } else { share.weight };
+        self.shares.iter().map(|share| Share { weight: weight(share), ..*share }).collect()
     }
 }
 

@@ -4,9 +4,10 @@
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::ShortConvSpec;
+use crate::device::Columns;
 use crate::device::Rows;
 use crate::error::ModelError;
-use crate::kernels::{Columns, Conv};
+use crate::kernels::Conv;
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -48,7 +49,7 @@ impl Block for ShortConv {
         let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
         cx.device.mul(&mut b, &x);
         let (conv_state, _) = states.split();
-        let columns = Columns { data: &b, stride: d, first_col: 0 };
+        let columns = Columns { rows: &b, first_col: 0 };
         let parts = SlotStates::parts(cx.parts);
         cx.device.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.device.mul(&mut c, &x);

@@ -4,8 +4,8 @@
 
 use super::{Block, BlockCx};
 use crate::arch::{Beside, SwitchRouterSpec};
-use crate::device::Rows;
-use crate::kernels::{AttendVariant, KvRows};
+use crate::device::{KvRows, Rows};
+use crate::kernels::AttendVariant;
 use crate::state::BlockState;
 
 /// The router of a model's own adapters. It has no weights.
@@ -39,7 +39,7 @@ impl Block for Switch {
             k[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
             v[at] = *place;
         }
-        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: &v, index: &[] });
+        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: Some(&v), index: None });
         let variant = (1.0, AttendVariant::default());
         kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;

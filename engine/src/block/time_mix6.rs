@@ -9,8 +9,9 @@ use super::time_mix::{HEAD_EPS, LowRank};
 use super::{Block, BlockCx, TokenShift};
 use crate::arch::TimeMix6Spec;
 use crate::device::Rows;
+use crate::device::Wkv6Rows;
 use crate::error::ModelError;
-use crate::kernels::{Vector, Wkv6Rows};
+use crate::kernels::Vector;
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 
@@ -161,7 +162,7 @@ impl Block for TimeMix6 {
             cx.device.add_scaled(&mut k, &kept, -1.0);
             cx.device.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
         }
-        let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| &own[..]));
+        let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| own));
         let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
         let mut y = cx.scratch.take(x.n_rows(), x.cols());
         cx.device.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);

@@ -2,8 +2,8 @@
 //! convolution of two taps, of which only the older one counts.
 
 use super::BlockCx;
-use crate::device::Rows;
-use crate::kernels::{Columns, Conv, ScanPart};
+use crate::device::{Columns, Memory, Rows};
+use crate::kernels::{Conv, ScanPart};
 
 /// A shift over rows of a fixed width.
 pub(super) struct TokenShift(Conv);
@@ -21,11 +21,11 @@ impl TokenShift {
         &self,
         cx: &BlockCx<'_>,
         parts: &[ScanPart],
-        states: &mut [f32],
+        states: &mut Memory<f32>,
         x: &Rows,
     ) -> Rows {
         let mut before = cx.scratch.take(x.n_rows(), x.cols());
-        let columns = Columns { data: x, stride: self.0.channels(), first_col: 0 };
+        let columns = Columns { rows: &x, first_col: 0 };
         cx.device.conv(&self.0, parts, states, columns, &mut before);
         before
     }

@@ -2,16 +2,25 @@
 //!
 //! Blocks, stage and head call a [`Device`] and hold [`Rows`]. They know neither threads nor instruction sets.
 
+mod attention;
 mod elementwise;
 mod gates;
+mod memory;
 mod moves;
 mod norms;
+mod products;
 mod rows;
+mod scans;
 mod values;
 
 use std::ops::Deref;
 
-pub use rows::{Rows, Scratch};
+pub use attention::{AttendOver, KvRows};
+pub use memory::Memory;
+pub use moves::Share;
+pub use products::Product;
+pub use rows::{Rows, RowsMut, RowsPart, Scratch};
+pub use scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use values::{Values, ValuesMut};
 
 use crate::kernels::{Compute, KernelError, Kernels};
@@ -32,6 +41,13 @@ impl Device {
         cpus: Option<&[usize]>,
     ) -> Result<Self, KernelError> {
         Compute::new(kernels, threads, cpus).map(Self::from)
+    }
+}
+
+impl Device {
+    /// Memory for states, zero at first; `None` where there is not that much.
+    pub fn memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
+        Memory::new(len)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward pass
 //! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernels::{ActForms, ActRows};
@@ -27,6 +27,57 @@ pub struct Rows {
     cols: usize,
     forms: ActForms,
     home: Option<Scratch>,
+}
+
+/// Whole rows of others, to be written.
+pub struct RowsMut<'a> {
+    values: &'a mut [f32],
+    cols: usize,
+}
+
+impl<'a> RowsMut<'a> {
+    /// The first `n_rows` rows, and the others.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn split_at(self, n_rows: usize) -> (Self, Self) {
+        let (first, rest) = self.values.split_at_mut(n_rows * self.cols);
+        (Self { values: first, cols: self.cols }, Self { values: rest, cols: self.cols })
+    }
+
+    /// Rows `rows`, for as long as these are not used.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&mut self, rows: Range<usize>) -> RowsMut<'_> {
+        let values = &mut self.values[rows.start * self.cols..rows.end * self.cols];
+        RowsMut { values, cols: self.cols }
+    }
+
+    /// The values.
+    pub(super) fn values(&self) -> &[f32] {
+        self.values
+    }
+
+    /// The values, to be written.
+    pub(super) fn values_mut(&mut self) -> &mut [f32] {
+        self.values
+    }
+}
+
+/// Some of the rows of others.
+#[derive(Clone, Copy)]
+pub struct RowsPart<'a> {
+    rows: &'a Rows,
+    first: usize,
+    n_rows: usize,
+}
+
+impl<'a> RowsPart<'a> {
+    /// The values.
+    pub(super) fn values(&self) -> &'a [f32] {
+        &self.rows[self.first * self.rows.cols..][..self.n_rows * self.rows.cols]
+    }
 }
 
 impl Scratch {
@@ -113,8 +164,23 @@ impl Rows {
         &self[r * self.cols..(r + 1) * self.cols]
     }
 
+    /// All rows, to be written in parts.
+    pub fn to_write(&mut self) -> RowsMut<'_> {
+        let cols = self.cols;
+        RowsMut { values: self, cols }
+    }
+
+    /// Rows `rows` of them.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&self, rows: Range<usize>) -> RowsPart<'_> {
+        assert!(rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
+        RowsPart { rows: self, first: rows.start, n_rows: rows.len() }
+    }
+
     /// As products read them.
-    pub fn act(&self) -> ActRows<'_> {
+    pub(super) fn act(&self) -> ActRows<'_> {
         ActRows::new(self, self.cols, &self.forms)
     }
 

@@ -1,6 +1,6 @@
 //! What ops take: values that are rows, vectors, or slices of the host's memory.
 
-use super::rows::Rows;
+use super::rows::{Rows, RowsMut, RowsPart};
 use crate::kernels::Vector;
 
 /// Values that an op reads.
@@ -24,6 +24,24 @@ impl Values for Rows {
 impl ValuesMut for Rows {
     fn on_host_mut(&mut self) -> &mut [f32] {
         self
+    }
+}
+
+impl Values for RowsMut<'_> {
+    fn on_host(&self) -> &[f32] {
+        self.values()
+    }
+}
+
+impl ValuesMut for RowsMut<'_> {
+    fn on_host_mut(&mut self) -> &mut [f32] {
+        self.values_mut()
+    }
+}
+
+impl Values for RowsPart<'_> {
+    fn on_host(&self) -> &[f32] {
+        self.values()
     }
 }
 

@@ -103,7 +103,7 @@ impl Stage {
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
-        let states = states(&spec, &layers, &config)?;
+        let states = states(&device, &spec, &layers, &config)?;
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();
@@ -318,6 +318,7 @@ fn switched(spec: &ModelSpec) -> Option<(usize, usize)> {
 
 /// Room for the sequences of every block of `layers`, in order.
 fn states(
+    device: &Device,
     spec: &ModelSpec,
     layers: &Range<usize>,
     config: &StageConfig,
@@ -330,7 +331,7 @@ fn states(
         max_rows: config.max_rows as u32,
         windows: config.windows,
     };
-    let state = |block: &BlockSpec| BlockState::new(&block.kind, &room);
+    let state = |block: &BlockSpec| BlockState::new(device, &block.kind, &room);
     blocks.map(state).collect()
 }
 

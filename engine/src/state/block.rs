@@ -3,6 +3,7 @@
 use super::{EntryPages, KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
 use crate::arch::{BlockKind, SwitchRouterSpec};
 use crate::batch::SlotId;
+use crate::device::Device;
 use crate::error::ModelError;
 use crate::kernels::{KvLayout, KvType, ValuePlace};
 
@@ -25,21 +26,21 @@ impl BlockState {
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(kind: &BlockKind, room: &StateRoom) -> Result<Self, ModelError> {
+    pub fn new(device: &Device, kind: &BlockKind, room: &StateRoom) -> Result<Self, ModelError> {
         let n_slots = room.n_slots as usize;
         Ok(match (kind.state(), kv_layout(kind, room.kv_type)) {
             (StateSpec::Paged { window, .. }, Some(layout)) => {
-                Self::Kv(KvCache::new(layout, room, window.filter(|_| room.windows))?)
+                Self::Kv(KvCache::new(device, layout, room, window.filter(|_| room.windows))?)
             }
             (StateSpec::Paged { .. }, None) => unreachable!("pages of {kind:?} have no layout"),
             (StateSpec::Slot { conv, scan }, _) => {
-                Self::Slots(SlotStates::new(n_slots, conv, scan)?)
+                Self::Slots(SlotStates::new(device, n_slots, conv, scan)?)
             }
             (spec @ StateSpec::Entries { recent, .. }, _) => {
                 let layout = spec.entry_layout(room.kv_type);
                 let layout = layout.expect("entries have a layout");
-                let entries = Self::Entries(EntryPages::new(layout, room)?);
-                let recent = Self::Slots(SlotStates::new(n_slots, recent, 0)?);
+                let entries = Self::Entries(EntryPages::new(device, layout, room)?);
+                let recent = Self::Slots(SlotStates::new(device, n_slots, recent, 0)?);
                 Self::Both(Box::new([entries, recent]))
             }
             (StateSpec::None, _) => Self::None,

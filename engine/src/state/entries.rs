@@ -1,17 +1,17 @@
 //! The entries that a block keeps of every so many positions: a pool of pages that all sequences share, under the ids of the
 //! pages of keys and values.
 
-use super::memory::Zeroed;
 use super::{Sequence, StateRoom};
 use crate::batch::BlockId;
 use crate::device::Device;
+use crate::device::Memory;
 use crate::error::ModelError;
 use crate::kernels::{EntryLayout, KV_PAGE, NewEntries};
 
 /// Pages of entries.
 pub struct EntryPages {
     layout: EntryLayout,
-    pool: Zeroed<u8>,
+    pool: Memory<u8>,
 }
 
 impl EntryPages {
@@ -19,9 +19,9 @@ impl EntryPages {
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(layout: EntryLayout, room: &StateRoom) -> Result<Self, ModelError> {
+    pub fn new(device: &Device, layout: EntryLayout, room: &StateRoom) -> Result<Self, ModelError> {
         let bytes = layout.page_bytes() as u64 * u64::from(room.n_blocks);
-        let pool = usize::try_from(bytes).ok().and_then(Zeroed::new);
+        let pool = usize::try_from(bytes).ok().and_then(|bytes| device.memory(bytes));
         let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "pages of entries" })?;
         Ok(Self { layout, pool })
     }
@@ -105,7 +105,7 @@ mod tests {
                 let layout = EntryLayout { every, width: 20, index_dim: 12, ty };
                 let len = (n_entries * every + every / 2) as u32;
                 let read = |stale: bool| {
-                    let mut pages = EntryPages::new(layout, &ROOM).unwrap();
+                    let mut pages = EntryPages::new(&device, layout, &ROOM).unwrap();
                     let of = sequence(len, &[5, 2, 7, 0, 3]);
                     if stale {
                         pages.pool.fill(0xa5);

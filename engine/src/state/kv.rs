@@ -5,15 +5,15 @@
 
 use std::ops::Range;
 
-use super::memory::Zeroed;
 use super::places::{Places, pages_kept, visible};
 use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
-use crate::device::Device;
+use crate::device::{AttendOver, KvRows, Memory};
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
 use crate::kernels::{
     Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Index, KV_PAGE, KvLayout,
-    KvRows, MeanIndex, PoolSizes, Pooling, RopeTable, Window,
+    MeanIndex, PoolSizes, Pooling, RopeTable, Window,
 };
 
 /// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
@@ -34,7 +34,7 @@ pub struct IndexOfMeans<'a> {
 /// Pages of keys and values.
 pub struct KvCache {
     layout: KvLayout,
-    pool: Zeroed<u8>,
+    pool: Memory<u8>,
     /// Of a layer that keeps no more than its window sees: where its pages are.
     places: Option<Places>,
     /// Pages that there is memory for.
@@ -48,13 +48,14 @@ impl KvCache {
     /// # Errors
     /// The system has not that much memory.
     pub fn new(
+        device: &Device,
         layout: KvLayout,
         room: &StateRoom,
         window: Option<Window>,
     ) -> Result<Self, ModelError> {
         let StateRoom { n_slots, n_blocks, max_rows, .. } = *room;
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        let pool = usize::try_from(bytes).ok().and_then(Zeroed::new);
+        let pool = usize::try_from(bytes).ok().and_then(|bytes| device.memory(bytes));
         let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })?;
         let places = window.map(|window| Places::new(window, n_blocks));
         let kept = |window: Window| pages_kept(window.width(), n_slots, max_rows, n_blocks);
@@ -202,15 +203,13 @@ impl KvCache {
         parts: &[PartRows],
         sequences: &Sequences,
         (scale, variant): (f32, AttendVariant<'_>),
-        q: &[f32],
-        out: &mut [f32],
+        q: &Rows,
+        out: &mut Rows,
     ) {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
-        let (layout, pool) = (&self.layout, &self.pool[..]);
-        let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
-        let n_head = q.len() / n_rows / layout.head_dim_k;
-        device.attend(&Attend { layout, pool, parts: &parts, n_head, scale, variant }, q, out);
+        let (layout, pool) = (&self.layout, &self.pool);
+        device.attend(&AttendOver { layout, pool, parts: &parts, scale, variant }, q, out);
     }
 
     /// The pools of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head * dim]` and
@@ -319,9 +318,10 @@ mod tests {
         let (n_slots, n_blocks, max_rows, per_slot) = (4, 200, 128, 50);
         let room = StateRoom { kv_type: KvType::F32, n_slots, n_blocks, max_rows, windows: true };
         for width in [1, 60, 64, 65, 200] {
-            let mut kv = KvCache::new(LAYOUT, &room, Some(Window::Sliding(width))).unwrap();
             let mut sequences = Sequences::new(n_slots as usize, n_blocks, Prefixes::Whole, false);
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
+            let window = Some(Window::Sliding(width));
+            let mut kv = KvCache::new(&device, LAYOUT, &room, window).unwrap();
             let mut state = u64::from(width);
             let mut below = |n: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -349,9 +349,9 @@ mod tests {
                 }
                 let applied = sequences.apply(&UBatch { id: 0, ops, parts }).unwrap();
                 let n_rows = applied.parts.last().map_or(0, |part| part.rows.end);
-                let rows = vec![0.0; n_rows * 16];
+                let rows = Rows::new(vec![0.0; n_rows * 16], 16);
                 if n_rows > 0 {
-                    let rows = KvRows { k: &rows, v: &rows, index: &[] };
+                    let rows = KvRows { k: &rows, v: Some(&rows), index: None };
                     kv.append(&device, &applied.parts, &sequences, &rows);
                 }
             }

@@ -7,7 +7,6 @@ mod block;
 mod copies;
 mod entries;
 mod kv;
-mod memory;
 mod parts;
 mod places;
 mod sequences;

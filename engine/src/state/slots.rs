@@ -2,18 +2,19 @@
 //! its scan carries on.
 
 use crate::batch::SlotId;
+use crate::device::Device;
+use crate::device::Memory;
 use crate::error::ModelError;
 use crate::kernels::ScanPart;
 
 use super::PartRows;
-use super::memory::Zeroed;
 
 /// States of all slots, each `[n_slots, values]` in f32.
 pub struct SlotStates {
     n_conv: usize,
     n_scan: usize,
-    conv: Zeroed<f32>,
-    scan: Zeroed<f32>,
+    conv: Memory<f32>,
+    scan: Memory<f32>,
 }
 
 impl SlotStates {
@@ -21,20 +22,25 @@ impl SlotStates {
     ///
     /// # Errors
     /// The system has not that much memory.
-    pub fn new(n_slots: usize, n_conv: usize, n_scan: usize) -> Result<Self, ModelError> {
+    pub fn new(
+        device: &Device,
+        n_slots: usize,
+        n_conv: usize,
+        n_scan: usize,
+    ) -> Result<Self, ModelError> {
         let room = |values: usize| {
             let bytes = (values as u64).saturating_mul(n_slots as u64) * size_of::<f32>() as u64;
             let what = "recurrent states";
             values
                 .checked_mul(n_slots)
-                .and_then(Zeroed::new)
+                .and_then(|len| device.memory(len))
                 .ok_or(ModelError::OutOfMemory { bytes, what })
         };
         Ok(Self { n_conv, n_scan, conv: room(n_conv)?, scan: room(n_scan)? })
     }
 
     /// Inputs of the convolutions and states of the scan, `[n_slots, values]` each.
-    pub fn split(&mut self) -> (&mut [f32], &mut [f32]) {
+    pub fn split(&mut self) -> (&mut Memory<f32>, &mut Memory<f32>) {
         (&mut self.conv, &mut self.scan)
     }
 
@@ -114,7 +120,8 @@ mod tests {
 
     #[test]
     fn slots_are_copied_zeroed_and_read_alone() {
-        let mut states = SlotStates::new(3, 2, 5).unwrap();
+        let device = Device::cpu(crate::kernels::unfused(), 1, None).unwrap();
+        let mut states = SlotStates::new(&device, 3, 2, 5).unwrap();
         let (conv, scan) = states.split();
         conv.iter_mut().enumerate().for_each(|(i, v)| *v = i as f32);
         scan.iter_mut().enumerate().for_each(|(i, v)| *v = 100.0 + i as f32);

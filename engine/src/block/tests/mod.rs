@@ -112,7 +112,7 @@ impl Bench {
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
         let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };
-        let state = BlockState::new(kind, &room).unwrap();
+        let state = BlockState::new(&device, kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
         let (scratch, beside) = (Scratch::default(), Vec::new());
         let tokens = Vec::new();

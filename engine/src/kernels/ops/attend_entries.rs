@@ -11,6 +11,7 @@ use crate::kernels::compute::Compute;
 use crate::kernels::tiles::attention::{Attend, AttendPart, AttendVariant};
 use crate::kernels::tiles::kv::{KV_PAGE, KvLayout, KvRow};
 use crate::kernels::tiles::out_rows::Rows;
+use crate::kernels::vector::Vector;
 
 /// Pages of keys that are copied at once, at least those of one row.
 const PAGES_AT_ONCE: usize = 256;
@@ -68,7 +69,7 @@ pub struct AttendEntries<'a> {
     /// Factor on the scores.
     pub scale: f32,
     /// For each head a score without a value.
-    pub sinks: Option<&'a [f32]>,
+    pub sinks: Option<&'a Vector>,
 }
 
 impl AttendEntries<'_> {

@@ -7,6 +7,7 @@ use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::kv::kept;
+use crate::kernels::vector::Vector;
 use crate::kernels::{
     Attend, AttendPart, AttendVariant, Compute, DistanceBiases, KV_PAGE, KvLayout, KvRows, KvType,
     ValuePlace, Window, available,
@@ -30,10 +31,10 @@ struct Case {
     scale: f32,
     window: Option<Window>,
     softcap: Option<f32>,
-    sinks: Option<Vec<f32>>,
-    slopes: Option<Vec<f32>>,
+    sinks: Option<Vector>,
+    slopes: Option<Vector>,
     /// By distance, `[n_head, 2 * REACH + 1]`.
-    biases: Option<Vec<f32>>,
+    biases: Option<Vector>,
     both_ways: bool,
     sequences: Vec<Sequence>,
 }
@@ -86,7 +87,7 @@ impl Case {
     /// With scores that change with the distance, by a table of each head's own.
     fn biased(self) -> Self {
         let biases = Rng::new(7).values(self.n_head * (2 * REACH + 1));
-        Self { biases: Some(biases), ..self }
+        Self { biases: Some(biases.into()), ..self }
     }
 
     /// With a window, a bound on the scores, and sinks that differ.
@@ -146,11 +147,11 @@ impl Case {
             variant: AttendVariant {
                 window: self.window,
                 softcap: self.softcap,
-                sinks: self.sinks.as_deref(),
-                slopes: self.slopes.as_deref(),
+                sinks: self.sinks.as_ref(),
+                slopes: self.slopes.as_ref(),
                 biases: self
                     .biases
-                    .as_deref()
+                    .as_ref()
                     .map(|of_heads| DistanceBiases { of_heads, reach: REACH }),
                 both_ways: self.both_ways,
                 blocks: None,

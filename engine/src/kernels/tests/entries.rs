@@ -6,6 +6,7 @@ use crate::batch::BlockId;
 use crate::kernels::reference::attention::{Variant, attend as plain_attend};
 use crate::kernels::reference::index::score;
 use crate::kernels::reference::kv::kept;
+use crate::kernels::vector::Vector;
 use crate::kernels::{
     AttendEntries, Compute, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, KV_PAGE,
     KvType, NewEntries,
@@ -31,7 +32,7 @@ struct Case {
     q: Vec<f32>,
     index_q: Vec<f32>,
     weights: Vec<f32>,
-    sinks: Vec<f32>,
+    sinks: Vector,
 }
 
 impl Case {
@@ -50,7 +51,7 @@ impl Case {
             q: rng.values(n_seen.len() * HEADS * layout.width),
             index_q: rng.values(n_seen.len() * INDEX_HEADS * layout.index_dim),
             weights: rng.values(n_seen.len() * INDEX_HEADS),
-            sinks: rng.values(HEADS),
+            sinks: rng.values(HEADS).into(),
         }
     }
 

@@ -125,11 +125,6 @@ impl<'a> ActRows<'a> {
         self.cols
     }
 
-    /// All rows in f32.
-    pub(crate) fn values(&self) -> &'a [f32] {
-        self.x
-    }
-
     /// Row `r` in f32.
     #[inline]
     pub(crate) fn row(&self, r: usize) -> &[f32] {

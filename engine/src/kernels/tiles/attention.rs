@@ -7,6 +7,7 @@ use super::chosen_blocks::{ChosenBlocks, SeenPage};
 use super::kv::KvLayout;
 use crate::batch::BlockId;
 use crate::kernels::simd::LANES;
+use crate::kernels::vector::Vector;
 
 /// Consecutive positions of one sequence, and where its pages are.
 #[derive(Clone, Copy, Debug)]
@@ -55,10 +56,10 @@ pub struct AttendVariant<'a> {
     /// Bound of the scores: `cap * tanh(score / cap)` after the scale.
     pub softcap: Option<f32>,
     /// For each query head a score without a value: `exp` of it joins the sum of the weights.
-    pub sinks: Option<&'a [f32]>,
+    pub sinks: Option<&'a Vector>,
     /// For each query head what a score loses for every position between it and its row (ALiBi, arXiv
     /// 2108.12409): after the scale and the bound.
-    pub slopes: Option<&'a [f32]>,
+    pub slopes: Option<&'a Vector>,
     /// What scores gain by the distance.
     pub biases: Option<DistanceBiases<'a>>,
     /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
@@ -73,7 +74,7 @@ pub struct AttendVariant<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct DistanceBiases<'a> {
     /// `[n_head, 2 * reach + 1]`: of the distances `-reach..=reach`. Farther ones count as the farthest.
-    pub of_heads: &'a [f32],
+    pub of_heads: &'a Vector,
     /// The farthest distance that is told from others.
     pub reach: usize,
 }

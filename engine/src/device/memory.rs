@@ -11,13 +11,13 @@ use std::ops::{Deref, DerefMut};
 use memmap2::MmapMut;
 
 /// A fixed number of values, zero at first, from a page's start.
-pub(super) struct Zeroed<T> {
+pub struct Memory<T> {
     /// `None` where there are no values.
     map: Option<MmapMut>,
     values: PhantomData<T>,
 }
 
-impl<T: bytemuck::Pod> Zeroed<T> {
+impl<T: bytemuck::Pod> Memory<T> {
     /// `len` zero values; `None` where the system has no such memory.
     pub(super) fn new(len: usize) -> Option<Self> {
         let nbytes = len.checked_mul(size_of::<T>())?;
@@ -26,14 +26,14 @@ impl<T: bytemuck::Pod> Zeroed<T> {
     }
 }
 
-impl<T: bytemuck::Pod> Deref for Zeroed<T> {
+impl<T: bytemuck::Pod> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         self.map.as_deref().map_or(&[], bytemuck::cast_slice)
     }
 }
 
-impl<T: bytemuck::Pod> DerefMut for Zeroed<T> {
+impl<T: bytemuck::Pod> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.map.as_deref_mut().map_or(&mut [], bytemuck::cast_slice_mut)
     }
@@ -45,11 +45,11 @@ mod tests {
 
     #[test]
     fn values_are_zero_and_as_many_as_asked_for() {
-        let mut values = Zeroed::<f32>::new(1025).unwrap();
+        let mut values = Memory::<f32>::new(1025).unwrap();
         assert_eq!((values.len(), values.iter().copied().fold(0.0, f32::max)), (1025, 0.0));
         values[1024] = 1.0;
         assert_eq!(values[1024], 1.0);
-        assert!(Zeroed::<f32>::new(0).unwrap().is_empty());
-        assert!(Zeroed::<f32>::new(usize::MAX / 2).is_none());
+        assert!(Memory::<f32>::new(0).unwrap().is_empty());
+        assert!(Memory::<f32>::new(usize::MAX / 2).is_none());
     }
 }

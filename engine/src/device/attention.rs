@@ -1,0 +1,58 @@
+//! Keys and values of rows to their pages, and attention over pages.
+
+use super::{Device, Memory, Rows};
+use crate::kernels::{self, Attend, AttendPart, AttendVariant, KvLayout};
+
+/// What rows leave in their pages.
+#[derive(Clone, Copy)]
+pub struct KvRows<'a> {
+    /// Keys, `[n_rows, n_kv_head * head_dim_k]`.
+    pub k: &'a Rows,
+    /// Values, `[n_rows, n_kv_head * head_dim_v]`; `None` where they are in the keys.
+    pub v: Option<&'a Rows>,
+    /// Keys of an index, `[n_rows, index_dim]`, with gates behind them where they are pooled.
+    pub index: Option<&'a Rows>,
+}
+
+/// What is attended to, and how.
+pub struct AttendOver<'a> {
+    /// Shape of the pages.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other.
+    pub pool: &'a Memory<u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Factor on the scores.
+    pub scale: f32,
+    /// What few models change of the softmax.
+    pub variant: AttendVariant<'a>,
+}
+
+impl Device {
+    /// Writes keys and values of every row of `parts` into their pages, and their keys of an index.
+    ///
+    /// # Panics
+    /// If shapes disagree, a part lies outside its blocks, or a block outside the pool.
+    pub fn kv_write(
+        &self,
+        layout: &KvLayout,
+        pool: &mut Memory<u8>,
+        parts: &[AttendPart<'_>],
+        rows: &KvRows<'_>,
+    ) {
+        let [v, index] = [rows.v, rows.index].map(|rows| rows.map_or(&[][..], |rows| &rows[..]));
+        let rows = kernels::KvRows { k: rows.k, v, index };
+        self.compute.kv_write(layout, pool, parts, &rows);
+    }
+
+    /// Attention of queries `[n_rows, n_head * head_dim_k]` over the pages of their parts; `out` is
+    /// `[n_rows, n_head * head_dim_v]`.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn attend(&self, over: &AttendOver<'_>, q: &Rows, out: &mut Rows) {
+        let AttendOver { layout, pool, parts, scale, variant } = *over;
+        let n_head = q.cols() / layout.head_dim_k;
+        self.compute.attend(&Attend { layout, pool, parts, n_head, scale, variant }, q, out);
+    }
+}

@@ -1,0 +1,221 @@
+//! What goes through the rows of each sequence in order: convolutions and recurrences. States lie in slots.
+
+use super::{Device, Memory, Rows, Values};
+use crate::kernels::{
+    self, Conv, DeltaShape, MambaScan, ScanPart, Ssd, StateAt, Vector, Wkv7Weights,
+};
+
+/// Columns of rows, from `first_col` on.
+#[derive(Clone, Copy)]
+pub struct Columns<'a> {
+    /// The rows.
+    pub rows: &'a Rows,
+    /// Where the wanted columns start.
+    pub first_col: usize,
+}
+
+/// Operands of [`Device::ssd`], columns of `[n_rows, ..]` each.
+#[derive(Clone, Copy)]
+pub struct SsdInput<'a> {
+    /// `[n_rows, n_head * head_dim]`.
+    pub x: Columns<'a>,
+    /// `[n_rows, n_group * n_state]`.
+    pub b: Columns<'a>,
+    /// `[n_rows, n_group * n_state]`.
+    pub c: Columns<'a>,
+    /// `[n_rows, n_head]`: time steps before bias and softplus.
+    pub dt: Columns<'a>,
+}
+
+/// Operands of [`Device::delta_scan`].
+#[derive(Clone, Copy)]
+pub struct DeltaRows<'a> {
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub q: Columns<'a>,
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub k: Columns<'a>,
+    /// `[n, n_head, d_v]`.
+    pub v: Columns<'a>,
+    /// Decay factors in 0..=1, `[n, n_head, d_k]` or `[n, n_head]`.
+    pub decay: Columns<'a>,
+    /// `[n, n_head]`, in 0..=1.
+    pub beta: Columns<'a>,
+}
+
+/// Operands of [`Device::mamba_scan`].
+#[derive(Clone, Copy)]
+pub struct MambaRows<'a> {
+    /// Inputs `u`, `[n_rows, channels]`.
+    pub u: &'a Rows,
+    /// Step sizes before bias and softplus, `[n_rows, channels]`.
+    pub dt: &'a Rows,
+    /// `B`, `[n_rows, n_state]`.
+    pub b: &'a Rows,
+    /// `C`, `[n_rows, n_state]`.
+    pub c: &'a Rows,
+    /// `y` is multiplied by `silu` of these `channels` columns.
+    pub gate: Columns<'a>,
+}
+
+/// Operands of [`Device::wkv6`], `[n_rows, n_heads * d]` each.
+#[derive(Clone, Copy)]
+pub struct Wkv6Rows<'a> {
+    /// Receptance: reads the state out.
+    pub r: &'a Rows,
+    /// Decay of each key, in 0..=1.
+    pub w: &'a Rows,
+    /// Keys.
+    pub k: &'a Rows,
+    /// Values.
+    pub v: &'a Rows,
+    /// How much of a row's own key and value is read, `[n_heads * d]`; see [`kernels::Wkv6Rows::own`].
+    pub own: Option<&'a Vector>,
+}
+
+/// Operands of [`Device::wkv7`] and [`Device::wkv7_bonus`], `[n_rows, n_heads * d]` each.
+#[derive(Clone, Copy)]
+pub struct Wkv7Rows<'a> {
+    /// Receptance: reads the state out.
+    pub r: &'a Rows,
+    /// Decay of each key, in 0..1.
+    pub w: &'a Rows,
+    /// Keys.
+    pub k: &'a Rows,
+    /// Values.
+    pub v: &'a Rows,
+    /// Normed removal keys `κ`.
+    pub kappa: &'a Rows,
+    /// Their learning rates times themselves, `κ ⊙ a`.
+    pub kappa_a: &'a Rows,
+}
+
+impl<'a> Columns<'a> {
+    /// All columns.
+    pub fn whole(rows: &'a Rows) -> Self {
+        Self { rows, first_col: 0 }
+    }
+
+    fn on_host(self) -> kernels::Columns<'a> {
+        let Self { rows, first_col } = self;
+        kernels::Columns { data: rows, stride: rows.cols(), first_col }
+    }
+}
+
+impl Device {
+    /// A convolution over the rows of each part; states are those of the convolution alone ([`kernels::Compute::conv`]).
+    pub fn conv(
+        &self,
+        conv: &Conv,
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        x: Columns<'_>,
+        out: &mut Rows,
+    ) {
+        let at = StateAt { per_slot: conv.state_len(), first: 0 };
+        self.conv_at(conv, parts, states, at, x, out);
+    }
+
+    /// [`Device::conv`] whose state is a part of a slot's values.
+    pub fn conv_at(
+        &self,
+        conv: &Conv,
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        at: StateAt,
+        x: Columns<'_>,
+        out: &mut Rows,
+    ) {
+        self.compute.conv_at(conv, parts, states, at, x.on_host(), out);
+    }
+
+    /// The recurrence of Mamba-2 ([`kernels::Compute::ssd`]).
+    pub fn ssd(
+        &self,
+        ssd: &Ssd,
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        input: SsdInput<'_>,
+        out: &mut Rows,
+    ) {
+        let SsdInput { x, b, c, dt } = input;
+        let [x, b, c, dt] = [x, b, c, dt].map(Columns::on_host);
+        self.compute.ssd(ssd, parts, states, kernels::SsdInput { x, b, c, dt }, out);
+    }
+
+    /// The gated delta rule ([`kernels::Compute::delta_scan`]).
+    pub fn delta_scan(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        x: DeltaRows<'_>,
+        out: &mut Rows,
+    ) {
+        let DeltaRows { q, k, v, decay, beta } = x;
+        let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(Columns::on_host);
+        let x = kernels::DeltaRows { q, k, v, decay, beta };
+        self.compute.delta_scan(shape, parts, states, x, out);
+    }
+
+    /// The selective scan of Mamba ([`kernels::Compute::mamba_scan`]).
+    pub fn mamba_scan(
+        &self,
+        scan: &MambaScan,
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        rows: MambaRows<'_>,
+        out: &mut Rows,
+    ) {
+        let MambaRows { u, dt, b, c, gate } = rows;
+        let rows = kernels::MambaRows { u, dt, b, c, gate: gate.on_host() };
+        self.compute.mamba_scan(scan, parts, states, rows, out);
+    }
+
+    /// From what was projected to decays of RWKV-6 ([`kernels::Compute::wkv6_decay`]).
+    pub fn wkv6_decay(&self, w: &mut Rows, bias: &Vector) {
+        self.compute.wkv6_decay(w, bias);
+    }
+
+    /// The recurrence of RWKV-6 ([`kernels::Compute::wkv6`]) in `heads`: so many, of so many values.
+    pub fn wkv6(
+        &self,
+        heads: (usize, usize),
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        rows: Wkv6Rows<'_>,
+        out: &mut Rows,
+    ) {
+        let Wkv6Rows { r, w, k, v, own } = rows;
+        let rows = kernels::Wkv6Rows { r, w, k, v, own: own.map(Values::on_host) };
+        self.compute.wkv6(heads, parts, states, rows, out);
+    }
+
+    /// What RWKV-7 scans, in place of what was projected ([`kernels::Compute::wkv7_prepare`]).
+    pub fn wkv7_prepare(&self, weights: &Wkv7Weights, d: usize, rows: [&mut Rows; 4]) {
+        self.compute.wkv7_prepare(weights, d, rows.map(|rows| &mut rows[..]));
+    }
+
+    /// The recurrence of RWKV-7 ([`kernels::Compute::wkv7`]) in `heads`: so many, of so many values.
+    pub fn wkv7(
+        &self,
+        heads: (usize, usize),
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
+        rows: Wkv7Rows<'_>,
+        out: &mut Rows,
+    ) {
+        self.compute.wkv7(heads, parts, states, rows.on_host(), out);
+    }
+
+    /// Adds to each head what its row alone contributes ([`kernels::Compute::wkv7_bonus`]).
+    pub fn wkv7_bonus(&self, out: &mut Rows, d: usize, rows: Wkv7Rows<'_>, r_k: &Vector) {
+        self.compute.wkv7_bonus(out, d, rows.on_host(), r_k);
+    }
+}
+
+impl<'a> Wkv7Rows<'a> {
+    fn on_host(self) -> kernels::Wkv7Rows<'a> {
+        let Self { r, w, k, v, kappa, kappa_a } = self;
+        kernels::Wkv7Rows { r, w, k, v, kappa, kappa_a }
+    }
+}
