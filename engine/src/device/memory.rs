@@ -4,38 +4,81 @@
 //! from the system are zero, and cost nothing before they are touched. An allocator would hand out memory
 //! that was used before, and would have to write zeros over all of it. The second stage of a process would
 //! then take seconds to load, and would hold all the memory that it only reserves.
+//!
+//! States of a stage on a GPU lie with that.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
 use memmap2::MmapMut;
 
 /// A fixed number of values, zero at first, from a page's start.
 pub struct Memory<T> {
-    /// `None` where there are no values.
-    map: Option<MmapMut>,
+    place: Place,
     values: PhantomData<T>,
 }
 
+enum Place {
+    /// There are no values.
+    Nowhere,
+    Host(MmapMut),
+    Gpu(GpuBuffer),
+}
+
 impl<T: bytemuck::Pod> Memory<T> {
-    /// `len` zero values; `None` where the system has no such memory.
-    pub(super) fn new(len: usize) -> Option<Self> {
+    /// `len` zero values, with `gpu` if there is one; `None` where there is no such memory.
+    pub(super) fn new(gpu: Option<&Gpu>, len: usize) -> Option<Self> {
         let nbytes = len.checked_mul(size_of::<T>())?;
-        let map = if nbytes == 0 { None } else { Some(MmapMut::map_anon(nbytes).ok()?) };
-        Some(Self { map, values: PhantomData })
+        let place = match gpu {
+            _ if nbytes == 0 => Place::Nowhere,
+            None => Place::Host(MmapMut::map_anon(nbytes).ok()?),
+            Some(gpu) => match gpu.buffer(nbytes, Purpose::States) {
+                Ok(buffer) => Place::Gpu(buffer),
+                Err(reason) => {
+                    tracing::error!(%reason, "no memory for states");
+                    return None;
+                }
+            },
+        };
+        Some(Self { place, values: PhantomData })
+    }
+
+    /// The values, if they lie with a GPU.
+    pub(super) fn span(&self) -> Option<Span<'_>> {
+        match &self.place {
+            Place::Nowhere | Place::Host(_) => None,
+            Place::Gpu(buffer) => Some(buffer.span()),
+        }
+    }
+
+    /// The values to be written, if they lie with a GPU.
+    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
+        match &mut self.place {
+            Place::Nowhere | Place::Host(_) => None,
+            Place::Gpu(buffer) => Some(buffer.span_mut()),
+        }
     }
 }
 
 impl<T: bytemuck::Pod> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        self.map.as_deref().map_or(&[], bytemuck::cast_slice)
+        match &self.place {
+            Place::Nowhere => &[],
+            Place::Host(map) => bytemuck::cast_slice(map),
+            Place::Gpu(buffer) => bytemuck::cast_slice(buffer.bytes()),
+        }
     }
 }
 
 impl<T: bytemuck::Pod> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.map.as_deref_mut().map_or(&mut [], bytemuck::cast_slice_mut)
+        match &mut self.place {
+            Place::Nowhere => &mut [],
+            Place::Host(map) => bytemuck::cast_slice_mut(map),
+            Place::Gpu(buffer) => bytemuck::cast_slice_mut(buffer.bytes_mut()),
+        }
     }
 }
 
@@ -45,11 +88,11 @@ mod tests {
 
     #[test]
     fn values_are_zero_and_as_many_as_asked_for() {
-        let mut values = Memory::<f32>::new(1025).unwrap();
+        let mut values = Memory::<f32>::new(None, 1025).unwrap();
         assert_eq!((values.len(), values.iter().copied().fold(0.0, f32::max)), (1025, 0.0));
         values[1024] = 1.0;
         assert_eq!(values[1024], 1.0);
-        assert!(Memory::<f32>::new(0).unwrap().is_empty());
-        assert!(Memory::<f32>::new(usize::MAX / 2).is_none());
+        assert!(Memory::<f32>::new(None, 0).unwrap().is_empty());
+        assert!(Memory::<f32>::new(None, usize::MAX / 2).is_none());
     }
 }

@@ -11,9 +11,12 @@ mod norms;
 mod products;
 mod rows;
 mod scans;
+mod store;
 mod values;
 
 use std::ops::Deref;
+
+use brigade_gpu::{Gpu, GpuError, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
 pub use memory::Memory;
@@ -23,11 +26,12 @@ pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use values::{Values, ValuesMut};
 
-use crate::kernels::{Compute, KernelError, Kernels};
+use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};
 
 /// The kernels and threads of a stage.
 pub struct Device {
     compute: Compute,
+    gpu: Option<Gpu>,
 }
 
 impl Device {
@@ -47,13 +51,60 @@ impl Device {
 impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
     pub fn memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
-        Memory::new(len)
+        Memory::new(self.gpu.as_ref(), len)
+    }
+
+    /// Where rows come from.
+    pub fn scratch(&self) -> Scratch {
+        Scratch::new(self.gpu.clone())
+    }
+
+    /// Weights where products read them.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] where a GPU has no room for them.
+    pub fn place(&self, matrix: PackedMatrix) -> Result<PackedMatrix, KernelError> {
+        match &self.gpu {
+            None => Ok(matrix),
+            Some(gpu) => matrix.with_gpu(gpu),
+        }
+    }
+
+    /// The GPU that values lie with, and these, to be written there.
+    fn gpu_of<'a>(
+        &'a self,
+        values: &'a mut (impl ValuesMut + ?Sized),
+    ) -> Option<(&'a Gpu, SpanMut<'a>)> {
+        let gpu = self.gpu.as_ref()?;
+        Some((gpu, values.span_mut()?))
+    }
+}
+
+impl Device {
+    /// A GPU. What it has no kernel for runs on `threads` threads, on the same memory and with the same bits.
+    ///
+    /// # Errors
+    /// [`KernelError::Threads`] when the system refuses a thread.
+    pub fn vulkan(
+        gpu: Gpu,
+        threads: usize,
+        cpus: Option<&[usize]>,
+    ) -> Result<Self, KernelError> {
+        Ok(Self { compute: Compute::new(unfused(), threads, cpus)?, gpu: Some(gpu) })
+    }
+
+    /// Waits for all that the GPU was told to do.
+    ///
+    /// # Errors
+    /// The GPU failed, now or before: what it computed is lost.
+    pub fn finish(&self) -> Result<(), GpuError> {
+        self.gpu.as_ref().map_or(Ok(()), Gpu::finish)
     }
 }
 
 impl From<Compute> for Device {
     fn from(compute: Compute) -> Self {
-        Self { compute }
+        Self { compute, gpu: None }
     }
 }
 

@@ -2,18 +2,24 @@
 //! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more.
 
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use brigade_gpu::{Gpu, GpuBuffer, Span, SpanMut};
+
+use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
 
 /// Where rows come from, and go back to.
 #[derive(Clone, Default)]
-pub struct Scratch(Arc<Mutex<Spare>>);
+pub struct Scratch {
+    gpu: Option<Gpu>,
+    spare: Arc<Mutex<Spare>>,
+}
 
 /// Memory that nobody has, at the greatest length that somebody asked for.
 #[derive(Default)]
 struct Spare {
-    buffers: Vec<Vec<f32>>,
+    stores: Vec<Store>,
     n_grown: usize,
 }
 
@@ -22,47 +28,25 @@ struct Spare {
 #[derive(Default)]
 pub struct Rows {
     /// At least `len` of them, so that nothing is filled when longer rows are taken again.
-    values: Vec<f32>,
+    values: Store,
     len: usize,
     cols: usize,
     forms: ActForms,
+    /// The 8-bit form, with a GPU.
+    gpu_blocks: OnceLock<GpuBuffer>,
     home: Option<Scratch>,
 }
 
 /// Whole rows of others, to be written.
 pub struct RowsMut<'a> {
-    values: &'a mut [f32],
+    values: ValuesOf<'a>,
     cols: usize,
 }
 
-impl<'a> RowsMut<'a> {
-    /// The first `n_rows` rows, and the others.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    pub fn split_at(self, n_rows: usize) -> (Self, Self) {
-        let (first, rest) = self.values.split_at_mut(n_rows * self.cols);
-        (Self { values: first, cols: self.cols }, Self { values: rest, cols: self.cols })
-    }
-
-    /// Rows `rows`, for as long as these are not used.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    pub fn part(&mut self, rows: Range<usize>) -> RowsMut<'_> {
-        let values = &mut self.values[rows.start * self.cols..rows.end * self.cols];
-        RowsMut { values, cols: self.cols }
-    }
-
-    /// The values.
-    pub(super) fn values(&self) -> &[f32] {
-        self.values
-    }
-
-    /// The values, to be written.
-    pub(super) fn values_mut(&mut self) -> &mut [f32] {
-        self.values
-    }
+/// Where values that are to be written lie.
+enum ValuesOf<'a> {
+    Host(&'a mut [f32]),
+    Gpu(SpanMut<'a>),
 }
 
 /// Some of the rows of others.
@@ -73,55 +57,75 @@ pub struct RowsPart<'a> {
     n_rows: usize,
 }
 
-impl<'a> RowsPart<'a> {
-    /// The values.
-    pub(super) fn values(&self) -> &'a [f32] {
-        &self.rows[self.first * self.rows.cols..][..self.n_rows * self.rows.cols]
-    }
-}
-
 impl Scratch {
+    /// A scratch in the host's memory, or in a GPU's.
+    pub(super) fn new(gpu: Option<Gpu>) -> Self {
+        Self { gpu, spare: Arc::default() }
+    }
+
     /// Rows `[n_rows, cols]` of stale values.
     pub fn take(&self, n_rows: usize, cols: usize) -> Rows {
         let len = n_rows * cols;
         let spare = &mut *self.spare();
         // The tightest fit: layers that ask for the same lengths in turn get the same memory again.
-        let fits = (0..spare.buffers.len()).filter(|i| spare.buffers[*i].len() >= len);
-        let values = match fits.min_by_key(|i| spare.buffers[*i].len()) {
-            Some(i) => spare.buffers.swap_remove(i),
+        let fits = (0..spare.stores.len()).filter(|i| spare.stores[*i].len() >= len);
+        let values = match fits.min_by_key(|i| spare.stores[*i].len()) {
+            Some(i) => spare.stores.swap_remove(i),
             None => {
                 spare.n_grown += 1;
-                let mut values = spare.buffers.pop().unwrap_or_default();
-                values.clear();
-                values.reserve_exact(len);
-                values.resize(len, 0.0);
-                values
+                // Longer memory takes the place of shorter memory.
+                drop(spare.stores.pop());
+                Store::new(self.gpu.as_ref(), len)
             }
         };
-        Rows { values, len, cols, forms: ActForms::default(), home: Some(self.clone()) }
+        let home = Some(self.clone());
+        Rows { values, len, cols, home, ..Rows::default() }
     }
 
     /// Rows `[n_rows, cols]` of zeros.
     pub fn zeros(&self, n_rows: usize, cols: usize) -> Rows {
         let mut rows = self.take(n_rows, cols);
-        rows.fill(0.0);
+        match (&self.gpu, rows.span_mut()) {
+            (Some(gpu), Some(span)) => gpu.fill(span, 0.0),
+            _ => rows.fill(0.0),
+        }
         rows
     }
 
     /// Rows that begin as a copy of others.
     pub fn copy_of(&self, rows: &Rows) -> Rows {
         let mut copy = self.take(rows.n_rows(), rows.cols);
-        copy.copy_from_slice(rows);
+        copy.copy_values(rows);
         copy
     }
 
     /// Columns `first_col .. first_col + width` of rows, as rows of their own.
     pub fn columns_of(&self, rows: &Rows, first_col: usize, width: usize) -> Rows {
         let mut part = self.take(rows.n_rows(), width);
-        for (from, to) in rows.chunks_exact(rows.cols).zip(part.chunks_exact_mut(width)) {
-            to.copy_from_slice(&from[first_col..first_col + width]);
+        match (&self.gpu, rows.span(), part.span_mut()) {
+            (Some(gpu), Some(from), Some(to)) => {
+                gpu.copy_columns((from, rows.cols, first_col), (to, width, 0), width);
+            }
+            _ => {
+                for (from, to) in rows.chunks_exact(rows.cols).zip(part.chunks_exact_mut(width)) {
+                    to.copy_from_slice(&from[first_col..first_col + width]);
+                }
+            }
         }
         part
+    }
+
+    /// Rows with the values of others that may lie elsewhere: with the scratch's GPU, where it has one, else they stay as
+    /// they are.
+    pub fn adopt(&self, rows: Rows) -> Rows {
+        match self.gpu {
+            Some(_) if rows.values.span().is_none() && rows.len > 0 => {
+                let mut here = self.take(rows.n_rows(), rows.cols);
+                here.copy_from_slice(&rows);
+                here
+            }
+            _ => rows,
+        }
     }
 
     /// How often memory was asked for so far. It stays where it is once the pass is warm.
@@ -131,11 +135,11 @@ impl Scratch {
 
     /// Buffers that are here now: as many after one pass as after another, or somebody keeps one.
     pub fn n_spare(&self) -> usize {
-        self.spare().buffers.len()
+        self.spare().stores.len()
     }
 
     fn spare(&self) -> MutexGuard<'_, Spare> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +150,7 @@ impl Rows {
     /// If these are not whole rows.
     pub fn new(values: Vec<f32>, cols: usize) -> Self {
         assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
-        Self { len: values.len(), values, cols, forms: ActForms::default(), home: None }
+        Self { len: values.len(), values: Store::Host(values), cols, ..Self::default() }
     }
 
     /// Number of rows.
@@ -167,7 +171,11 @@ impl Rows {
     /// All rows, to be written in parts.
     pub fn to_write(&mut self) -> RowsMut<'_> {
         let cols = self.cols;
-        RowsMut { values: self, cols }
+        let values = match self.on_gpu() {
+            true => ValuesOf::Gpu(self.span_mut().expect("rows with a GPU have a span")),
+            false => ValuesOf::Host(self),
+        };
+        RowsMut { values, cols }
     }
 
     /// Rows `rows` of them.
@@ -179,9 +187,30 @@ impl Rows {
         RowsPart { rows: self, first: rows.start, n_rows: rows.len() }
     }
 
-    /// As products read them.
+    /// As products on the CPU read them.
     pub(super) fn act(&self) -> ActRows<'_> {
         ActRows::new(self, self.cols, &self.forms)
+    }
+
+    /// Whether they lie with a GPU.
+    pub(super) fn on_gpu(&self) -> bool {
+        self.values.span().is_some()
+    }
+
+    /// All values, if they lie with a GPU.
+    pub(super) fn span(&self) -> Option<Span<'_>> {
+        Some(self.values.span()?.part(0..self.len * size_of::<f32>()))
+    }
+
+    /// All values to be written, if they lie with a GPU.
+    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
+        self.gpu_blocks.take();
+        Some(self.values.span_mut()?.into_part(0..self.len * size_of::<f32>()))
+    }
+
+    /// The 8-bit form with a GPU; the first caller makes it.
+    pub(super) fn gpu_blocks(&self, make: impl FnOnce() -> GpuBuffer) -> &GpuBuffer {
+        self.gpu_blocks.get_or_init(make)
     }
 
     /// A copy in memory of its own.
@@ -192,10 +221,20 @@ impl Rows {
     /// Becomes a copy of `rows`.
     pub fn set(&mut self, rows: &Self) {
         if self.values.len() < rows.len {
-            self.values.resize(rows.len, 0.0);
+            *self = rows.own_copy();
+            return;
         }
         (self.len, self.cols) = (rows.len, rows.cols);
-        self.copy_from_slice(rows);
+        self.copy_values(rows);
+    }
+
+    /// Takes the values of others of as many.
+    fn copy_values(&mut self, from: &Self) {
+        let gpu = self.values.gpu().cloned();
+        match (gpu, self.span_mut(), from.span()) {
+            (Some(gpu), Some(to), Some(from)) => gpu.copy(from, to),
+            _ => self.copy_from_slice(from),
+        }
     }
 
     /// Keeps the last `width` values of each row.
@@ -213,23 +252,106 @@ impl Rows {
         }
     }
 
-    /// The values, to be kept beyond the pass: copied where the memory is the scratch's.
+    /// The values, to be kept beyond the pass: copied where the memory is the scratch's or a GPU's.
     pub fn into_vec(mut self) -> Vec<f32> {
-        match self.home {
-            Some(_) => self.to_vec(),
-            None => {
-                let mut values = std::mem::take(&mut self.values);
+        match (&self.home, std::mem::take(&mut self.values)) {
+            (None, Store::Host(mut values)) => {
                 values.truncate(self.len);
                 values
             }
+            (_, values) => {
+                self.values = values;
+                self.to_vec()
+            }
         }
+    }
+}
+
+impl<'a> RowsMut<'a> {
+    /// The first `n_rows` rows, and the others.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn split_at(self, n_rows: usize) -> (Self, Self) {
+        let (cols, n) = (self.cols, n_rows * self.cols);
+        let (first, rest) = match self.values {
+            ValuesOf::Host(values) => {
+                let (first, rest) = values.split_at_mut(n);
+                (ValuesOf::Host(first), ValuesOf::Host(rest))
+            }
+            ValuesOf::Gpu(span) => {
+                let (first, rest) = span.split_at(n * size_of::<f32>());
+                (ValuesOf::Gpu(first), ValuesOf::Gpu(rest))
+            }
+        };
+        (Self { values: first, cols }, Self { values: rest, cols })
+    }
+
+    /// Rows `rows`, for as long as these are not used.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&mut self, rows: Range<usize>) -> RowsMut<'_> {
+        let range = rows.start * self.cols..rows.end * self.cols;
+        let bytes = range.start * size_of::<f32>()..range.end * size_of::<f32>();
+        let values = match &mut self.values {
+            ValuesOf::Host(values) => ValuesOf::Host(&mut values[range]),
+            ValuesOf::Gpu(span) => ValuesOf::Gpu(span.part(bytes)),
+        };
+        RowsMut { values, cols: self.cols }
+    }
+
+    /// The values, if they lie with the host.
+    pub(super) fn host(&self) -> Option<&[f32]> {
+        match &self.values {
+            ValuesOf::Host(values) => Some(values),
+            ValuesOf::Gpu(_) => None,
+        }
+    }
+
+    /// The values to be written, if they lie with the host.
+    pub(super) fn host_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.values {
+            ValuesOf::Host(values) => Some(values),
+            ValuesOf::Gpu(_) => None,
+        }
+    }
+
+    /// The values, if they lie with a GPU.
+    pub(super) fn span(&self) -> Option<Span<'_>> {
+        match &self.values {
+            ValuesOf::Host(_) => None,
+            ValuesOf::Gpu(span) => Some(span.as_span()),
+        }
+    }
+
+    /// The values to be written, if they lie with a GPU.
+    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
+        match &mut self.values {
+            ValuesOf::Host(_) => None,
+            ValuesOf::Gpu(span) => Some(span.again()),
+        }
+    }
+}
+
+impl<'a> RowsPart<'a> {
+    /// The values.
+    pub(super) fn on_host(&self) -> &'a [f32] {
+        &self.rows[self.first * self.rows.cols..][..self.n_rows * self.rows.cols]
+    }
+
+    /// The values, if they lie with a GPU.
+    pub(super) fn span(&self) -> Option<Span<'a>> {
+        let first = self.first * self.rows.cols * size_of::<f32>();
+        let len = self.n_rows * self.rows.cols * size_of::<f32>();
+        Some(self.rows.span()?.part(first..first + len))
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.spare().buffers.push(std::mem::take(&mut self.values));
+            home.spare().stores.push(std::mem::take(&mut self.values));
         }
     }
 }
@@ -238,14 +360,15 @@ impl Deref for Rows {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        &self.values[..self.len]
+        &self.values.on_host()[..self.len]
     }
 }
 
 impl DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [f32] {
         self.forms.clear();
-        &mut self.values[..self.len]
+        self.gpu_blocks.take();
+        &mut self.values.on_host_mut()[..self.len]
     }
 }
 

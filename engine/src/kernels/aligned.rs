@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use brigade_gpu::{GpuBuffer, Span};
 use memmap2::MmapMut;
 
 use super::error::KernelError;
@@ -25,6 +26,8 @@ pub(crate) struct AlignedBytes {
 enum Memory {
     Heap(Box<[Line]>),
     Map(MmapMut),
+    /// With a GPU, which shows it to the host.
+    Gpu(GpuBuffer),
 }
 
 impl AlignedBytes {
@@ -44,6 +47,19 @@ impl AlignedBytes {
             Memory::Map(map(len)?)
         };
         Ok(Self { len, memory })
+    }
+
+    /// The bytes of a GPU's buffer.
+    pub(crate) fn with_gpu(buffer: GpuBuffer) -> Self {
+        Self { len: buffer.len(), memory: Memory::Gpu(buffer) }
+    }
+
+    /// The bytes, if they lie with a GPU.
+    pub(crate) fn span(&self) -> Option<Span<'_>> {
+        match &self.memory {
+            Memory::Heap(_) | Memory::Map(_) => None,
+            Memory::Gpu(buffer) => Some(buffer.span()),
+        }
     }
 }
 
@@ -65,6 +81,7 @@ impl Deref for AlignedBytes {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
             Memory::Map(map) => map,
+            Memory::Gpu(buffer) => buffer.bytes(),
         }
     }
 }
@@ -74,6 +91,7 @@ impl DerefMut for AlignedBytes {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
             Memory::Map(map) => map,
+            Memory::Gpu(buffer) => buffer.bytes_mut(),
         }
     }
 }

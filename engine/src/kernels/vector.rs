@@ -1,11 +1,15 @@
-//! Values that ops read and nobody changes: weights of norms, biases, tables. A device keeps its own copy of them.
+//! Values that ops read and nobody changes: weights of norms, biases, tables. A GPU keeps a copy of its own of them.
 
 use std::ops::Deref;
+use std::sync::OnceLock;
+
+use brigade_gpu::{Gpu, GpuBuffer, Span};
 
 /// Values in f32 that stay as they are.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Vector {
     values: Vec<f32>,
+    with_gpu: OnceLock<GpuBuffer>,
 }
 
 impl Vector {
@@ -13,11 +17,29 @@ impl Vector {
     pub fn into_vec(self) -> Vec<f32> {
         self.values
     }
+
+    /// The values with a GPU, always the same one. It gets them when they are first asked for.
+    ///
+    /// # Panics
+    /// If it has no memory left.
+    pub fn on_gpu<'a>(&'a self, gpu: &Gpu) -> Span<'a> {
+        let copy = || match gpu.keep(bytemuck::cast_slice(&self.values)) {
+            Ok(buffer) => buffer,
+            Err(error) => panic!("no memory for a vector of weights: {error}"),
+        };
+        self.with_gpu.get_or_init(copy).span()
+    }
+}
+
+impl Clone for Vector {
+    fn clone(&self) -> Self {
+        self.values.clone().into()
+    }
 }
 
 impl From<Vec<f32>> for Vector {
     fn from(values: Vec<f32>) -> Self {
-        Self { values }
+        Self { values, with_gpu: OnceLock::new() }
     }
 }
 

@@ -64,12 +64,12 @@ impl BlockInput {
         &self,
         device: &Device,
         rows: &BoundaryRows,
-        out: &mut [f32],
+        out: &mut Rows,
     ) -> Option<Spread> {
         let Some(mix) = self.mix.as_ref().filter(|_| !rows.beside.is_empty()) else {
             match &self.norm {
                 Some(norm) => norm.apply(device, &rows.hidden, out),
-                None => out.copy_from_slice(&rows.hidden),
+                None => out.set(&rows.hidden),
             }
             return None;
         };
@@ -84,7 +84,7 @@ impl BlockInput {
             Mix::Hyper(connection) => spread = Some(connection.read(device, rows, out)),
             Mix::Gated(connection) => spread = connection.read(device, rows, out),
             Mix::Mean(n) => {
-                out.copy_from_slice(&rows.hidden);
+                out.set(&rows.hidden);
                 rows.streams(*n).skip(1).for_each(|stream| device.add(out, stream));
                 device.scale(out, 1.0 / *n as f32);
             }

@@ -2,10 +2,10 @@
 //! beside it for later layers, oldest first. All of them cross a cut, tensor after tensor.
 
 use super::norm::Norm;
-use super::wanted::gather_wanted;
+use super::wanted::wanted_rows;
 use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Scratch};
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
@@ -43,8 +43,8 @@ impl BoundaryRows {
     }
 
     /// The first `n` streams of a model that has several, each `[n_rows, n_embd]`.
-    pub(super) fn streams(&self, n: usize) -> impl Iterator<Item = &[f32]> {
-        std::iter::once(&self.hidden).chain(&self.beside[..n - 1]).map(|stream| &stream[..])
+    pub(super) fn streams(&self, n: usize) -> impl Iterator<Item = &Rows> {
+        std::iter::once(&self.hidden).chain(&self.beside[..n - 1])
     }
 
     /// As [`Self::streams`], to be written.
@@ -79,11 +79,19 @@ impl BoundaryRows {
         Boundary { n_rows, data }
     }
 
+    /// Moves all of them to the scratch's memory, where they are not in the host's anyway.
+    pub(super) fn adopted(self, scratch: &Scratch) -> Self {
+        let beside = self.beside.into_iter().map(|rows| scratch.adopt(rows)).collect();
+        Self { hidden: scratch.adopt(self.hidden), beside }
+    }
+
     /// The rows of `parts` that pass through the head.
-    pub(super) fn wanted(&self, parts: &[PartRows]) -> Self {
+    pub(super) fn wanted(&self, device: &Device, scratch: &Scratch, parts: &[PartRows]) -> Self {
+        let picked: Vec<u32> = parts.iter().flat_map(wanted_rows).map(|row| row as u32).collect();
         let gather = |tensor: &Rows| {
-            let width = tensor.cols();
-            Rows::new(gather_wanted(parts, width, tensor), width)
+            let mut rows = scratch.take(picked.len(), tensor.cols());
+            device.gather_rows(tensor, &picked, &mut rows);
+            rows
         };
         let beside = self.beside.iter().map(gather).collect();
         Self { hidden: gather(&self.hidden), beside }

@@ -55,7 +55,7 @@ impl GatedConnection {
     ) -> Option<Spread> {
         let (n, width) = (self.spec.n, self.norm.len());
         let (n_embd, share) = (width / n, 1.0 / n as f32);
-        let streams: Vec<&[f32]> = rows.streams(n).collect();
+        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
         let mut all = side_by_side(device, &streams, n_embd);
         let n_rows = all.len() / width;
         device.group_rms_norm(&mut all, &self.norm, n_embd, self.spec.eps);
@@ -192,7 +192,7 @@ mod tests {
             let mut read = vec![0.0; n_rows * n_embd];
             let spread = connection.read(&device, &rows, &mut read).unwrap();
             spread.add(&device, &read, &mut rows);
-            let streams: Vec<f32> = rows.streams(n).flatten().copied().collect();
+            let streams: Vec<f32> = rows.streams(n).flat_map(|stream| stream.to_vec()).collect();
             streams.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
         let all = run(0, n_rows);

@@ -101,8 +101,10 @@ impl Head {
         if let Some(cap) = self.spec.softcap {
             device.softcap(&mut logits, cap);
         }
-        for row in logits.chunks_exact_mut(output.rows()) {
-            row[self.spec.masked.clone()].fill(f32::MIN);
+        if !self.spec.masked.is_empty() {
+            for row in logits.chunks_exact_mut(output.rows()) {
+                row[self.spec.masked.clone()].fill(f32::MIN);
+            }
         }
         logits
     }

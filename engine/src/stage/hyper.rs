@@ -83,7 +83,7 @@ impl HyperConnection {
         let of_row = |row: usize| &weights[row * n_weights..][..n_weights];
         let pre =
             |row: usize, i: usize| sigmoid(self.scale[0] * of_row(row)[i] + self.base[i]) + eps;
-        let streams: Vec<&[f32]> = rows.streams(n).collect();
+        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
         let n_embd = self.ones.len() / n;
         device.fill_rows(out, n_embd, &|row, out| {
             out.fill(0.0);
@@ -115,7 +115,7 @@ impl HyperConnection {
     /// `m` of all rows, `[n_rows, n_weights]`.
     fn weights(&self, device: &Device, rows: &BoundaryRows) -> Vec<f32> {
         let n = self.spec.n;
-        let streams: Vec<&[f32]> = rows.streams(n).collect();
+        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
         let mut all = side_by_side(device, &streams, self.ones.len() / n);
         let n_rows = all.len() / self.ones.len();
         device.rms_norm_inplace(&mut all, &self.ones, self.spec.norm_eps);
@@ -153,7 +153,7 @@ impl Spread {
         let n_embd = y.len() / (self.post.len() / n);
         let old: Vec<Vec<f32>> = match self.mix.is_empty() {
             true => Vec::new(),
-            false => rows.streams(n).map(<[f32]>::to_vec).collect(),
+            false => rows.streams(n).map(|stream| stream.to_vec()).collect(),
         };
         for (to, stream) in rows.streams_mut(n).enumerate() {
             device.fill_rows(stream, n_embd, &|row, stream| {

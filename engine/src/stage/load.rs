@@ -125,6 +125,7 @@ impl Stage {
         let last = layers.end == spec.n_layer();
         let prefixes = spec.prefixes(config.windows);
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
+        let scratch = device.scratch();
         Ok(Self {
             n_adapters: model.adapters().len(),
             spec,
@@ -142,7 +143,7 @@ impl Stage {
             local_rope,
             pass_norm,
             sequences,
-            scratch: Scratch::default(),
+            scratch,
         })
     }
 }

@@ -209,6 +209,7 @@ impl Stage {
             }
             None => self.embed(ub, &adapters),
         };
+        rows = rows.adopted(&self.scratch);
         if self.head.is_none() {
             let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
@@ -218,7 +219,7 @@ impl Stage {
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
         self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
-        let mut wanted = rows.wanted(&applied.parts);
+        let mut wanted = rows.wanted(&self.device, &self.scratch, &applied.parts);
         drop(rows);
         let n_wanted = wanted.hidden.n_rows();
         let picked = || applied.parts.iter().flat_map(wanted_rows);
@@ -390,7 +391,7 @@ impl Stage {
             if self.blocks[i].index == 0 {
                 self.read_early(i, rows, &mut early);
                 if keeps_input {
-                    layer_input.copy_from_slice(&rows.hidden);
+                    layer_input.set(&rows.hidden);
                 }
             }
             let block = &mut self.blocks[i];
@@ -404,7 +405,7 @@ impl Stage {
                 (_, Some(read)) => spread = read.apply(&self.device, rows, &mut normed),
                 (_, None) => {}
             }
-            let came = weights.stream_norms[1].as_ref().map(|_| rows.hidden.to_vec());
+            let came = weights.stream_norms[1].as_ref().map(|_| self.scratch.copy_of(&rows.hidden));
             let mut cx = BlockCx {
                 device: &self.device,
                 parts,
@@ -426,7 +427,7 @@ impl Stage {
             } else if block.restarts {
                 rows.restart(out);
             } else {
-                block.add(&self.device, (&out, &normed), came.as_deref(), rows);
+                block.add(&self.device, (&out, &normed), came.as_ref(), rows);
             }
             let n_streams = self.spec.skeleton.residual.n_streams();
             block.end(&self.device, (n_streams, self.pass_norm.as_ref()), rows);
@@ -462,12 +463,12 @@ impl LoadedBlock {
     fn add(
         &self,
         device: &Device,
-        (out, normed): (&[f32], &[f32]),
-        came: Option<&[f32]>,
+        (out, normed): (&Rows, &Rows),
+        came: Option<&Rows>,
         rows: &mut BoundaryRows,
     ) {
         if let Some(scale) = self.spec.goes_on_from_norm {
-            rows.hidden.copy_from_slice(normed);
+            rows.hidden.set(normed);
             device.scale(&mut rows.hidden, scale);
         }
         device.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);

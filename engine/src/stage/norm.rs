@@ -60,13 +60,18 @@ impl Norm {
     }
 
     /// `out = norm(x)`, row by row.
-    pub(super) fn apply(&self, device: &Device, x: &[f32], out: &mut [f32]) {
-        out.copy_from_slice(x);
-        self.apply_inplace(device, out);
+    pub(super) fn apply(&self, device: &Device, x: &Rows, out: &mut Rows) {
+        match &self.bias {
+            None => device.rms_norm(x, &self.weight, self.eps, out),
+            Some(_) => {
+                out.set(x);
+                self.apply_inplace(device, out);
+            }
+        }
     }
 
     /// [`Norm::apply`] with the result in place of `x`.
-    pub(super) fn apply_inplace(&self, device: &Device, x: &mut [f32]) {
+    pub(super) fn apply_inplace(&self, device: &Device, x: &mut (impl ValuesMut + ?Sized)) {
         match &self.bias {
             Some(bias) if self.centred => {
                 device.group_layer_norm(x, &self.weight, bias, self.width(), self.eps);

@@ -13,13 +13,3 @@ pub(super) fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
         Want::Logits | Want::Hidden => part.rows.clone(),
     }
 }
-
-/// The wanted rows of `hidden[n_rows, n_embd]`, in the order of the parts.
-pub(super) fn gather_wanted(parts: &[PartRows], n_embd: usize, hidden: &[f32]) -> Vec<f32> {
-    let mut wanted = Vec::new();
-    for part in parts {
-        let rows = wanted_rows(part);
-        wanted.extend_from_slice(&hidden[rows.start * n_embd..rows.end * n_embd]);
-    }
-    wanted
-}

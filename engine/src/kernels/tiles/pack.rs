@@ -5,7 +5,10 @@
 //! formats are described in [`crate::kernels::format`]. Panels of floats hold, column after column, sixteen values of
 //! the source's own type.
 
+use brigade_gpu::{Gpu, Span};
+
 use crate::kernels::aligned::AlignedBytes;
+use crate::kernels::error::KernelError;
 use crate::kernels::simd::LANES;
 use crate::quant::GgmlType;
 
@@ -25,6 +28,19 @@ impl PackedMatrix {
     #[must_use]
     pub fn scaled(self, scale: f32) -> Self {
         Self { scale: self.scale * scale, ..self }
+    }
+
+    /// The same weights in a GPU's memory.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] where it has not that much.
+    pub fn with_gpu(self, gpu: &Gpu) -> Result<Self, KernelError> {
+        Ok(Self { data: AlignedBytes::with_gpu(gpu.keep(&self.data)?), ..self })
+    }
+
+    /// The panels, if they lie with a GPU.
+    pub fn span(&self) -> Option<Span<'_>> {
+        self.data.span()
     }
 
     /// What products are multiplied with when they are complete.
