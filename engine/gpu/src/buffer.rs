@@ -1,0 +1,92 @@
+//! Buffers: memory that is the device's and, between its works, the host's.
+
+use crate::device::Gpu;
+use crate::error::GpuError;
+use crate::memory::{Purpose, Region};
+use crate::span::{Span, SpanMut};
+
+/// Bytes on a device, at an address that is a multiple of 256.
+///
+/// Its memory goes back when it is dropped. Commands that were recorded before may still use it: they run before those of its next
+/// owner.
+pub struct GpuBuffer {
+    gpu: Gpu,
+    region: Region,
+    len: usize,
+}
+
+// SAFETY: the region's pointer is to memory that this buffer alone owns; access follows the borrows of the buffer.
+unsafe impl Send for GpuBuffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for GpuBuffer {}
+
+impl Gpu {
+    /// A buffer of `len` bytes. They are zero, except that those of recycled [`Purpose::Activations`] are anything.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where the device or the limit has no room.
+    pub fn buffer(&self, len: usize, purpose: Purpose) -> Result<GpuBuffer, GpuError> {
+        let region = self.take_region(len as u64, purpose)?;
+        let start = match purpose {
+            Purpose::Activations => region.untouched,
+            Purpose::Weights | Purpose::States => region.offset,
+        };
+        self.record_zeros(region.buffer, start..region.offset + region.len);
+        Ok(GpuBuffer { gpu: self.clone(), region, len })
+    }
+}
+
+impl GpuBuffer {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that it is on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The bytes, for the host: waits for every command that was recorded. Where the device is lost they are anything, and
+    /// [`Gpu::check`] says so.
+    pub fn bytes(&self) -> &[u8] {
+        self.gpu.wait();
+        // SAFETY: the region has `len` bytes and is this buffer's. No command is pending, and one that writes here can only be
+        // recorded with the buffer borrowed mutably.
+        unsafe { std::slice::from_raw_parts(self.region.host.as_ptr(), self.len) }
+    }
+
+    /// The bytes, for the host to change: waits for every command that was recorded.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.gpu.wait();
+        // SAFETY: as in `bytes`, and no other command can be recorded with the buffer while it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.region.host.as_ptr(), self.len) }
+    }
+
+    /// All of it, for ops that read.
+    pub fn span(&self) -> Span<'_> {
+        Span::new(self.region.address, self.len)
+    }
+
+    /// All of it, for ops that write.
+    pub fn span_mut(&mut self) -> SpanMut<'_> {
+        SpanMut::new(self.region.address, self.len)
+    }
+}
+
+impl std::fmt::Debug for GpuBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Drop for GpuBuffer {
+    fn drop(&mut self) {
+        self.gpu.give_region(&self.region);
+    }
+}

@@ -1,0 +1,281 @@
+//! A GPU in use: its memory, its kernels, its queue.
+
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use ash::vk;
+
+use crate::commands::{Order, Recorder, Run};
+use crate::error::GpuError;
+use crate::facts::GpuFacts;
+use crate::instance::Instance;
+use crate::logical::Device;
+use crate::memory::{Memory, Purpose, Region};
+use crate::pipelines::Pipelines;
+use crate::shader::{MAX_PUSH, Shader};
+use crate::span::Span;
+
+/// How a GPU is used.
+#[derive(Clone, Debug)]
+pub struct GpuOptions {
+    /// Folder that keeps compiled kernels from one run to the next; `None`: they are compiled in each.
+    pub pipeline_cache: Option<PathBuf>,
+    /// Most bytes of device memory to take; `None`: what there is.
+    pub memory_limit: Option<u64>,
+    /// How long the device may make no progress before it counts as hanging.
+    pub patience: Duration,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self { pipeline_cache: None, memory_limit: None, patience: Duration::from_secs(300) }
+    }
+}
+
+/// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
+/// done, and return at once.
+///
+/// Errors stick: after the first, ops do nothing, and [`Gpu::check`] and [`Gpu::finish`] tell it.
+#[derive(Clone)]
+pub struct Gpu(Arc<Open>);
+
+struct Open {
+    facts: GpuFacts,
+    recorder: Mutex<Recorder>,
+    pipelines: Mutex<Pipelines>,
+    memory: Mutex<Memory>,
+    /// Whether something was recorded that was not waited for.
+    pending: AtomicBool,
+    failure: OnceLock<GpuError>,
+    /// The others are of it.
+    device: ManuallyDrop<Device>,
+}
+
+impl Gpu {
+    /// What each device of this machine says of itself, in the order of their indices.
+    ///
+    /// # Errors
+    /// Where there is no Vulkan or no driver: what to install.
+    pub fn devices() -> Result<Vec<GpuFacts>, GpuError> {
+        let instance = Instance::new()?;
+        instance.devices()?.into_iter().map(|device| GpuFacts::of(&instance, device)).collect()
+    }
+
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature.
+    pub fn open(index: usize, options: &GpuOptions) -> Result<Self, GpuError> {
+        let instance = Instance::new()?;
+        let devices = instance.devices()?;
+        let none = GpuError::NoDevice { index, count: devices.len() };
+        let physical = *devices.get(index).ok_or(none)?;
+        let facts = GpuFacts::of(&instance, physical)?;
+        let device = Device::open(instance, physical, &facts)?;
+        let recorder = Recorder::new(&device, options.patience)?;
+        let folder = options.pipeline_cache.as_deref();
+        let pipelines = Pipelines::new(&device, facts.limits, folder)?;
+        let memory = Memory::new(options.memory_limit, facts.limits.allocation);
+        tracing::info!(
+            device = facts.name,
+            driver = facts.driver,
+            version = facts.driver_version,
+            bytes = facts.device_bytes,
+            visible = facts.visible_bytes,
+            "GPU"
+        );
+        Ok(Self(Arc::new(Open {
+            facts,
+            recorder: Mutex::new(recorder),
+            pipelines: Mutex::new(pipelines),
+            memory: Mutex::new(memory),
+            pending: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            device: ManuallyDrop::new(device),
+        })))
+    }
+
+    /// What the device says of itself.
+    pub fn facts(&self) -> &GpuFacts {
+        &self.0.facts
+    }
+
+    /// Bytes that buffers take, with what is kept for further ones.
+    pub fn used_bytes(&self) -> u64 {
+        lock(&self.0.memory).used()
+    }
+
+    /// The first error that there was.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn check(&self) -> Result<(), GpuError> {
+        self.0.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// Waits until all that was recorded is done. The tables of [`Gpu::upload`] are gone then.
+    ///
+    /// # Errors
+    /// The first error that there was, in this or anything before.
+    pub fn finish(&self) -> Result<(), GpuError> {
+        self.wait();
+        lock(&self.0.recorder).uploads.restart();
+        self.check()
+    }
+
+    /// Copies a small table, such as positions or page lists, to where ops read it. It is there until the next
+    /// [`Gpu::finish`].
+    pub fn upload(&self, bytes: &[u8]) -> Span<'_> {
+        let put = |recorder: &mut Recorder| recorder.uploads.put(&self.0.device, bytes);
+        Span::new(self.record(put).unwrap_or_default(), bytes.len())
+    }
+
+    /// Keeps the compiled kernels for the next run. This is also done when the last handle goes.
+    pub fn save_pipelines(&self) {
+        lock(&self.0.pipelines).save(&self.0.device);
+    }
+
+    /// Records a run of a kernel: `constants` are its specialization constants from `constant_id` 0 on, `push` is its push
+    /// constants, `groups` how many workgroups there are (see [`lines`]).
+    ///
+    /// # Panics
+    /// If `push` has more than 128 bytes.
+    ///
+    /// # Safety
+    /// Told these constants and this `push`, the kernel reads and writes nothing but what the caller has borrowed for that: the
+    /// operands of its op.
+    pub(crate) unsafe fn dispatch<P: bytemuck::Pod>(
+        &self,
+        order: Order,
+        shader: &'static Shader,
+        constants: &[u32],
+        push: &P,
+        groups: [u32; 3],
+    ) {
+        let push = bytemuck::bytes_of(push);
+        assert!(push.len() <= MAX_PUSH && push.len().is_multiple_of(4), "push of {}", shader.name);
+        self.record(|recorder| {
+            let (device, layout) = (&self.0.device, recorder.layout());
+            let pipeline = lock(&self.0.pipelines).get(device, layout, shader, constants)?;
+            recorder.run(device, &Run { order, pipeline, push, groups })
+        });
+    }
+
+    /// Records that bytes of a slab become zero.
+    pub(crate) fn record_zeros(&self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
+        if !range.is_empty() {
+            self.record(|recorder| recorder.zeros(&self.0.device, buffer, range));
+        }
+    }
+
+    /// Waits until all that was recorded is done, or the device failed.
+    pub(crate) fn wait(&self) {
+        if !self.0.pending.load(Ordering::Acquire) {
+            return;
+        }
+        let mut recorder = lock(&self.0.recorder);
+        if self.0.failure.get().is_none() {
+            match recorder.wait(&self.0.device) {
+                Ok(()) => self.0.pending.store(false, Ordering::Release),
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    /// Memory from a slab.
+    pub(crate) fn take_region(&self, len: u64, purpose: Purpose) -> Result<Region, GpuError> {
+        self.check()?;
+        let device = &self.0.device;
+        let refused = match lock(&self.0.memory).take(device, len, purpose) {
+            Ok(region) => return Ok(region),
+            Err(error) => error,
+        };
+        // What other purposes keep may make room.
+        let idle = lock(&self.0.memory).drain_idle();
+        if idle.is_empty() {
+            return Err(refused);
+        }
+        idle.into_iter().for_each(|slab| self.destroy(slab));
+        lock(&self.0.memory).take(device, len, purpose)
+    }
+
+    /// Gives memory back.
+    pub(crate) fn give_region(&self, region: &Region) {
+        let slab = lock(&self.0.memory).give(region);
+        if let Some(slab) = slab {
+            self.destroy(slab);
+        }
+    }
+
+    /// Frees a slab that no buffer is in.
+    fn destroy(&self, slab: crate::slab::Slab) {
+        self.wait();
+        // A device that failed may still write: its memory stays until it is closed.
+        if self.check().is_ok() {
+            // SAFETY: it was taken out of the memory with no buffer in it, and no command is pending.
+            unsafe { slab.destroy(&self.0.device) };
+        }
+    }
+
+    /// Runs `task` on the recorder, unless the device failed; an error of it sticks.
+    fn record<T>(&self, task: impl FnOnce(&mut Recorder) -> Result<T, GpuError>) -> Option<T> {
+        let mut recorder = lock(&self.0.recorder);
+        if self.0.failure.get().is_some() {
+            return None;
+        }
+        self.0.pending.store(true, Ordering::Release);
+        task(&mut recorder).inspect_err(|error| self.fail(error.clone())).ok()
+    }
+
+    fn fail(&self, error: GpuError) {
+        tracing::error!(%error, device = self.0.facts.name, "the GPU failed");
+        // The first error is the one that tells something.
+        let _ = self.0.failure.set(error);
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu").field("facts", &self.0.facts).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Who hangs cannot be waited for, and is left to the driver.
+        if matches!(self.failure.get(), Some(GpuError::TimedOut { .. })) {
+            return;
+        }
+        let device = &*self.device;
+        let pipelines = self.pipelines.get_mut().unwrap_or_else(PoisonError::into_inner);
+        pipelines.save(device);
+        // SAFETY: nobody else uses the queue: this is the last handle. Once it is idle, or lost, nothing is used any more.
+        unsafe {
+            let _ = device.raw.device_wait_idle();
+            pipelines.destroy(device);
+            let memory = self.memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+            memory.drain().for_each(|slab| slab.destroy(device));
+            self.recorder.get_mut().unwrap_or_else(PoisonError::into_inner).destroy(device);
+            ManuallyDrop::drop(&mut self.device);
+        }
+    }
+}
+
+/// Workgroups in a grid of at least `n` that every device takes; `line()` of the shader counts them through.
+///
+/// # Panics
+/// If there are more than 2^30.
+pub(crate) fn lines(n: usize) -> [u32; 3] {
+    const WIDTH: usize = 32768;
+    assert!(n <= WIDTH * WIDTH, "{n} workgroups");
+    let x = n.clamp(1, WIDTH);
+    [x as u32, n.div_ceil(x) as u32, 1]
+}
+
+/// A lock that outlives a panic of its holder: what it guards stays consistent between calls.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

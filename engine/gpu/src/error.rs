@@ -1,0 +1,82 @@
+//! What goes wrong on a GPU, in words for operators.
+
+use ash::vk;
+
+/// Why a device, its memory or its work is not to be had.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum GpuError {
+    /// The machine has no Vulkan loader.
+    #[error(
+        "no Vulkan on this machine ({0}): install the GPU's driver and the Vulkan loader \
+         (package libvulkan1 on Debian and Ubuntu, vulkan-loader on Fedora, vulkan-icd-loader on Arch)"
+    )]
+    NoLoader(String),
+    /// There is a loader, and no driver that it can use.
+    #[error(
+        "Vulkan finds no driver ({0}): install the GPU's driver with its Vulkan part \
+         (mesa-vulkan-drivers for AMD and Intel, the vendor's for NVIDIA)"
+    )]
+    NoDriver(vk::Result),
+    /// The index is beyond the devices that there are.
+    #[error("there is no GPU {index}: Vulkan finds {count} (the first is 0)")]
+    NoDevice {
+        /// What was asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The device or its driver lacks what the kernels need.
+    #[error("GPU {device} lacks {}: a newer driver may have it", missing.join(", "))]
+    Missing {
+        /// Name of the device.
+        device: String,
+        /// Names of features, as Vulkan has them.
+        missing: Vec<&'static str>,
+    },
+    /// The device or the limit has no room for a buffer.
+    #[error(
+        "no room for {wanted} bytes on the GPU, {used} are in use{}: \
+         give it fewer layers or a smaller context",
+        limit.map_or(String::new(), |limit| format!(" of the {limit} allowed"))
+    )]
+    OutOfMemory {
+        /// Bytes of the buffer.
+        wanted: u64,
+        /// Bytes taken before.
+        used: u64,
+        /// The limit of [`GpuOptions`](crate::GpuOptions).
+        limit: Option<u64>,
+    },
+    /// The driver gave up on the device.
+    #[error(
+        "the GPU was lost: its driver reset it or it was unplugged. Restart the worker; if it happens again, see the system's log \
+         for the driver's reason"
+    )]
+    Lost,
+    /// Work did not come to an end.
+    #[error(
+        "the GPU did not finish its work in {seconds} s: it hangs, or it is far too slow for this model. Restart the worker"
+    )]
+    TimedOut {
+        /// How long it was waited for without any progress.
+        seconds: u64,
+    },
+    /// Another refusal of the driver.
+    #[error("the GPU's driver refuses {doing}: {result}")]
+    Vulkan {
+        /// What was asked of it.
+        doing: &'static str,
+        /// Its answer.
+        result: vk::Result,
+    },
+}
+
+impl GpuError {
+    /// For `map_err`: what the driver answered to `doing`.
+    pub(crate) fn of(doing: &'static str) -> impl Fn(vk::Result) -> Self {
+        move |result| match result {
+            vk::Result::ERROR_DEVICE_LOST => Self::Lost,
+            _ => Self::Vulkan { doing, result },
+        }
+    }
+}

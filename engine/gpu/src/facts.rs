@@ -1,0 +1,244 @@
+//! What a device says of itself.
+
+use std::ffi::CStr;
+
+use ash::{khr, vk};
+
+use crate::error::GpuError;
+use crate::instance::Instance;
+
+/// What a device is and can do.
+#[derive(Clone, Debug)]
+pub struct GpuFacts {
+    /// The device's name.
+    pub name: String,
+    /// The driver's name.
+    pub driver: String,
+    /// The driver's version, in its own words.
+    pub driver_version: String,
+    /// The Vulkan version, as `1.3.230`.
+    pub api_version: String,
+    /// What sort of device it is.
+    pub kind: GpuKind,
+    /// Bytes of its own memory.
+    pub device_bytes: u64,
+    /// Bytes of its own memory that the host can write: all of it, or a small window.
+    pub visible_bytes: u64,
+    /// Invocations that run together.
+    pub subgroup_size: u32,
+    /// Whether dot products of four bytes have an instruction.
+    pub integer_dot: bool,
+    /// Whether kernels keep subnormal numbers; otherwise the driver may flush them.
+    pub keeps_subnormals: bool,
+    /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
+    pub matrices: Vec<MatrixShape>,
+    pub(crate) limits: Limits,
+}
+
+/// The sort of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// A part of the processor, with its memory.
+    Integrated,
+    /// Lent by a virtual machine's host.
+    Virtual,
+    /// The processor itself.
+    Software,
+    /// Another sort.
+    Other,
+}
+
+/// One product of matrix units: `[m, k]` times `[k, n]`, added to `[m, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Rows of the result.
+    pub m: u32,
+    /// Columns of the result.
+    pub n: u32,
+    /// What is summed over.
+    pub k: u32,
+    /// Type of both factors.
+    pub factors: MatrixType,
+    /// Type of the sums.
+    pub sums: MatrixType,
+}
+
+/// Type of a matrix unit's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixType {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+    /// Signed bytes.
+    I8,
+    /// Unsigned bytes.
+    U8,
+    /// Signed words.
+    I32,
+    /// Any other.
+    Other,
+}
+
+/// What the runtime asks before it creates something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Most bytes of one allocation.
+    pub(crate) allocation: u64,
+    /// Ways of rounding and of subnormals that kernels can be told to keep.
+    pub(crate) controls: FloatControls,
+    /// Who made the device, which it is, and its driver: what compiled kernels depend on.
+    pub(crate) identity: Identity,
+}
+
+/// Modes of arithmetic that can be asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FloatControls {
+    pub(crate) keep_subnormals: bool,
+    pub(crate) keep_signs_and_infinities: bool,
+    pub(crate) round_to_even: bool,
+}
+
+/// What compiled kernels depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) vendor: u32,
+    pub(crate) device: u32,
+    pub(crate) device_uuid: [u8; 16],
+    pub(crate) driver_uuid: [u8; 16],
+    pub(crate) cache_uuid: [u8; 16],
+}
+
+impl GpuFacts {
+    /// Asks a device.
+    pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Self, GpuError> {
+        let mut driver = vk::PhysicalDeviceVulkan12Properties::default();
+        let mut sizes = vk::PhysicalDeviceVulkan13Properties::default();
+        let mut ids = vk::PhysicalDeviceVulkan11Properties::default();
+        let mut all = vk::PhysicalDeviceProperties2::default();
+        // SAFETY: the device is one of this instance.
+        let version = unsafe { instance.raw.get_physical_device_properties(device) }.api_version;
+        // Older devices do not know these structures.
+        if version >= vk::API_VERSION_1_2 {
+            all = all.push_next(&mut driver).push_next(&mut ids);
+        }
+        if version >= vk::API_VERSION_1_3 {
+            all = all.push_next(&mut sizes);
+        }
+        // SAFETY: as above, and the chained structures are of the device's version.
+        unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
+        let base = all.properties;
+        let heaps = Heaps::of(instance, device);
+        let keeps = driver.shader_denorm_preserve_float32 == vk::TRUE;
+        Ok(Self {
+            name: text(base.device_name_as_c_str().unwrap_or_default()),
+            driver: text(driver.driver_name_as_c_str().unwrap_or_default()),
+            driver_version: text(driver.driver_info_as_c_str().unwrap_or_default()),
+            api_version: format!(
+                "{}.{}.{}",
+                vk::api_version_major(version),
+                vk::api_version_minor(version),
+                vk::api_version_patch(version)
+            ),
+            kind: kind(base.device_type),
+            device_bytes: heaps.device,
+            visible_bytes: heaps.visible,
+            subgroup_size: ids.subgroup_size,
+            integer_dot: sizes.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
+            keeps_subnormals: keeps,
+            matrices: matrices(instance, device),
+            limits: Limits {
+                allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),
+                controls: FloatControls {
+                    keep_subnormals: keeps,
+                    keep_signs_and_infinities: driver.shader_signed_zero_inf_nan_preserve_float32
+                        == vk::TRUE,
+                    round_to_even: driver.shader_rounding_mode_rte_float32 == vk::TRUE,
+                },
+                identity: Identity {
+                    vendor: base.vendor_id,
+                    device: base.device_id,
+                    device_uuid: ids.device_uuid,
+                    driver_uuid: ids.driver_uuid,
+                    cache_uuid: base.pipeline_cache_uuid,
+                },
+            },
+        })
+    }
+}
+
+/// Sizes of a device's memories.
+struct Heaps {
+    device: u64,
+    visible: u64,
+}
+
+impl Heaps {
+    fn of(instance: &Instance, device: vk::PhysicalDevice) -> Self {
+        // SAFETY: the device is one of this instance.
+        let memory = unsafe { instance.raw.get_physical_device_memory_properties(device) };
+        let mut heaps = Self { device: 0, visible: 0 };
+        for kind in memory.memory_types_as_slice() {
+            let size = memory.memory_heaps[kind.heap_index as usize].size;
+            if kind.property_flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL) {
+                heaps.device = heaps.device.max(size);
+                if kind.property_flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE) {
+                    heaps.visible = heaps.visible.max(size);
+                }
+            }
+        }
+        heaps
+    }
+}
+
+/// The shapes of matrix units over subgroups.
+fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
+    if !instance.device_has(device, khr::cooperative_matrix::NAME) {
+        return Vec::new();
+    }
+    let units = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
+    // SAFETY: the device is one of this instance and has the extension.
+    let found = unsafe { units.get_physical_device_cooperative_matrix_properties(device) };
+    let shapes = found.unwrap_or_default();
+    let shapes = shapes.iter().filter(|shape| {
+        shape.scope == vk::ScopeKHR::SUBGROUP
+            && shape.a_type == shape.b_type
+            && shape.c_type == shape.result_type
+            && shape.saturating_accumulation == vk::FALSE
+    });
+    let shapes = shapes.map(|shape| MatrixShape {
+        m: shape.m_size,
+        n: shape.n_size,
+        k: shape.k_size,
+        factors: matrix_type(shape.a_type),
+        sums: matrix_type(shape.c_type),
+    });
+    shapes.collect()
+}
+
+fn matrix_type(of: vk::ComponentTypeKHR) -> MatrixType {
+    match of {
+        vk::ComponentTypeKHR::FLOAT16 => MatrixType::F16,
+        vk::ComponentTypeKHR::FLOAT32 => MatrixType::F32,
+        vk::ComponentTypeKHR::SINT8 => MatrixType::I8,
+        vk::ComponentTypeKHR::UINT8 => MatrixType::U8,
+        vk::ComponentTypeKHR::SINT32 => MatrixType::I32,
+        _ => MatrixType::Other,
+    }
+}
+
+fn kind(of: vk::PhysicalDeviceType) -> GpuKind {
+    match of {
+        vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
+        vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
+        vk::PhysicalDeviceType::VIRTUAL_GPU => GpuKind::Virtual,
+        vk::PhysicalDeviceType::CPU => GpuKind::Software,
+        _ => GpuKind::Other,
+    }
+}
+
+fn text(name: &CStr) -> String {
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,31 @@
+//! The GPU side of the engine: ops on device memory through Vulkan 1.3, which is loaded at run time.
+//!
+//! A [`Gpu`] hands out memory ([`GpuBuffer`]) and records ops, which are its methods. They run in the order in which they were
+//! recorded. Whoever reads memory on the host waits for them first, without having to ask for it. The bits of every op are those of
+//! the engine's kernel table `unfused`.
+//!
+//! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
+
+mod buffer;
+mod commands;
+mod device;
+mod error;
+mod facts;
+mod free;
+mod instance;
+mod logical;
+mod memory;
+mod ops;
+mod pipeline_cache;
+mod pipelines;
+mod shader;
+mod slab;
+mod span;
+mod upload;
+
+pub use buffer::GpuBuffer;
+pub use device::{Gpu, GpuOptions};
+pub use error::GpuError;
+pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
+pub use memory::Purpose;
+pub use span::{Span, SpanMut};

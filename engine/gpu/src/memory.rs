@@ -1,0 +1,155 @@
+//! Device memory, cut from slabs by what it is for.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use ash::vk;
+
+use crate::error::GpuError;
+use crate::free::FreeParts;
+use crate::logical::Device;
+use crate::slab::Slab;
+
+/// What memory is for. Each has slabs of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Lives as long as a model.
+    Weights,
+    /// Lives as long as sequences: KV pages, recurrent states.
+    States,
+    /// Lives for a ubatch.
+    Activations,
+}
+
+/// Every buffer starts at a multiple of this.
+pub(crate) const ALIGNMENT: u64 = 256;
+
+/// Bytes of the largest slab that several buffers share.
+const LARGEST: u64 = 1 << 30;
+
+/// All slabs of a device.
+pub(crate) struct Memory {
+    slabs: BTreeMap<u32, Shared>,
+    next: u32,
+    used: u64,
+    limit: Option<u64>,
+    /// Most bytes of one allocation.
+    largest: u64,
+}
+
+/// A slab that buffers share.
+struct Shared {
+    slab: Slab,
+    free: FreeParts,
+    purpose: Purpose,
+    /// Up to here it was in use at some time.
+    touched: u64,
+}
+
+/// Part of a slab.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) slab: u32,
+    pub(crate) buffer: vk::Buffer,
+    pub(crate) host: NonNull<u8>,
+    pub(crate) address: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// From here on, nobody has used it.
+    pub(crate) untouched: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(limit: Option<u64>, largest: u64) -> Self {
+        Self { slabs: BTreeMap::new(), next: 0, used: 0, limit, largest }
+    }
+
+    /// Bytes of all slabs.
+    pub(crate) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Finds `len` bytes.
+    pub(crate) fn take(
+        &mut self,
+        device: &Device,
+        len: u64,
+        purpose: Purpose,
+    ) -> Result<Region, GpuError> {
+        let len = len.max(1).next_multiple_of(ALIGNMENT);
+        let mut mine = self.slabs.iter_mut().filter(|(_, shared)| shared.purpose == purpose);
+        if let Some(region) = mine.find_map(|(id, shared)| shared.take(*id, len)) {
+            return Ok(region);
+        }
+        let id = self.grow(device, len, purpose)?;
+        let shared = self.slabs.get_mut(&id).expect("it was just inserted");
+        Ok(shared.take(id, len).expect("it was made as large as that"))
+    }
+
+    /// Adds a slab that has `len` bytes: a large one, or just that where a large one finds no room.
+    fn grow(&mut self, device: &Device, len: u64, purpose: Purpose) -> Result<u32, GpuError> {
+        let first: u64 = match purpose {
+            Purpose::Weights => 256 << 20,
+            Purpose::States => 64 << 20,
+            Purpose::Activations => 32 << 20,
+        };
+        let have = self.slabs.values().filter(|shared| shared.purpose == purpose).count();
+        let wanted = (first << have.min(5)).min(LARGEST).min(self.largest).max(len);
+        let allowed = |size: u64| self.limit.is_none_or(|limit| self.used + size <= limit);
+        let no_room = GpuError::OutOfMemory { wanted: len, used: self.used, limit: self.limit };
+        let sizes = [wanted, len];
+        let slab = sizes.into_iter().filter(|size| allowed(*size)).find_map(|size| {
+            Slab::new(device, size)
+                .inspect_err(|error| tracing::debug!(size, %error, "no slab of this size"))
+                .ok()
+        });
+        let slab = slab.ok_or(no_room)?;
+        self.used += slab.len;
+        let (id, free) = (self.next, FreeParts::new(slab.len));
+        self.next += 1;
+        self.slabs.insert(id, Shared { slab, free, purpose, touched: 0 });
+        Ok(id)
+    }
+
+    /// Gives a part back. Returns its slab, if that is to be destroyed: the caller waits for the device first.
+    pub(crate) fn give(&mut self, region: &Region) -> Option<Slab> {
+        let shared = self.slabs.get_mut(&region.slab)?;
+        shared.free.give(region.offset, region.len);
+        let keep = shared.purpose == Purpose::Activations || !shared.free.is_whole(shared.slab.len);
+        if keep {
+            return None;
+        }
+        let shared = self.slabs.remove(&region.slab)?;
+        self.used -= shared.slab.len;
+        Some(shared.slab)
+    }
+
+    /// Takes out every slab, used or not.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
+        self.used = 0;
+        std::mem::take(&mut self.slabs).into_values().map(|shared| shared.slab)
+    }
+
+    /// Takes out the slabs that no buffer uses.
+    pub(crate) fn drain_idle(&mut self) -> Vec<Slab> {
+        let whole = |shared: &Shared| shared.free.is_whole(shared.slab.len);
+        let ids: Vec<u32> =
+            self.slabs.iter().filter(|(_, shared)| whole(shared)).map(|(id, _)| *id).collect();
+        let idle = ids.iter().filter_map(|id| self.slabs.remove(id));
+        let idle: Vec<Slab> = idle.map(|shared| shared.slab).collect();
+        self.used -= idle.iter().map(|slab| slab.len).sum::<u64>();
+        idle
+    }
+}
+
+impl Shared {
+    fn take(&mut self, id: u32, len: u64) -> Option<Region> {
+        let offset = self.free.take(len)?;
+        let untouched = self.touched.clamp(offset, offset + len);
+        self.touched = self.touched.max(offset + len);
+        // SAFETY: the part lies in the slab.
+        let host = unsafe { self.slab.host.add(offset as usize) };
+        let (buffer, address) = (self.slab.buffer, self.slab.address + offset);
+        Some(Region { slab: id, buffer, host, address, offset, len, untouched })
+    }
+}

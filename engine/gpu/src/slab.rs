@@ -1,0 +1,119 @@
+//! One piece of memory, as the driver gives it: addressed by the device, mapped for the host.
+
+use std::ptr::NonNull;
+
+use ash::vk;
+
+use crate::error::GpuError;
+use crate::logical::Device;
+
+/// Memory with a buffer over all of it.
+pub(crate) struct Slab {
+    pub(crate) buffer: vk::Buffer,
+    memory: vk::DeviceMemory,
+    /// The first byte, for the host.
+    pub(crate) host: NonNull<u8>,
+    /// The first byte, for the device.
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+}
+
+// SAFETY: the pointer is to mapped memory, which any thread may access; who accesses it when is decided by the owners.
+unsafe impl Send for Slab {}
+// SAFETY: as above; nothing is changed through a shared slab itself.
+unsafe impl Sync for Slab {}
+
+/// What the host needs of memory.
+const HOST: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
+    vk::MemoryPropertyFlags::HOST_VISIBLE.as_raw()
+        | vk::MemoryPropertyFlags::HOST_COHERENT.as_raw(),
+);
+
+impl Slab {
+    /// Allocates `len` bytes, on the device where it has room that the host can see.
+    pub(crate) fn new(device: &Device, len: u64) -> Result<Self, GpuError> {
+        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
+            | vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST;
+        let info = vk::BufferCreateInfo::default().size(len).usage(usage);
+        // SAFETY: the device is open; `info` is complete.
+        let buffer =
+            unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;
+        let result = allocate(device, buffer).and_then(|memory| {
+            Self::bind(device, buffer, memory, len).inspect_err(|_| {
+                // SAFETY: nothing uses the memory yet.
+                unsafe { device.raw.free_memory(memory, None) };
+            })
+        });
+        result.inspect_err(|_| {
+            // SAFETY: nothing uses the buffer yet.
+            unsafe { device.raw.destroy_buffer(buffer, None) };
+        })
+    }
+
+    fn bind(
+        device: &Device,
+        buffer: vk::Buffer,
+        memory: vk::DeviceMemory,
+        len: u64,
+    ) -> Result<Self, GpuError> {
+        // SAFETY: both are new, and the memory is as large as the buffer asks.
+        unsafe { device.raw.bind_buffer_memory(buffer, memory, 0) }
+            .map_err(GpuError::of("to bind memory"))?;
+        let flags = vk::MemoryMapFlags::empty();
+        // SAFETY: the memory can be mapped (`HOST`) and is not mapped yet.
+        let host = unsafe { device.raw.map_memory(memory, 0, vk::WHOLE_SIZE, flags) }
+            .map_err(GpuError::of("to map memory"))?;
+        let host = NonNull::new(host.cast::<u8>()).ok_or(GpuError::Vulkan {
+            doing: "to map memory",
+            result: vk::Result::ERROR_MEMORY_MAP_FAILED,
+        })?;
+        let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
+        // SAFETY: the buffer is bound and was made for this.
+        let address = unsafe { device.raw.get_buffer_device_address(&info) };
+        Ok(Self { buffer, memory, host, address, len })
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// No command that uses it is pending, and the host does not use it any more.
+    pub(crate) unsafe fn destroy(self, device: &Device) {
+        // SAFETY: promised by the caller. Freeing unmaps.
+        unsafe {
+            device.raw.destroy_buffer(self.buffer, None);
+            device.raw.free_memory(self.memory, None);
+        }
+    }
+}
+
+/// Memory for a buffer, from the first kind that has room: kinds on the device come first.
+fn allocate(device: &Device, buffer: vk::Buffer) -> Result<vk::DeviceMemory, GpuError> {
+    // SAFETY: the buffer is of this device.
+    let needs = unsafe { device.raw.get_buffer_memory_requirements(buffer) };
+    // SAFETY: the device is one of its instance.
+    let kinds =
+        unsafe { device.instance.raw.get_physical_device_memory_properties(device.physical) };
+    let kinds = kinds.memory_types_as_slice().iter().enumerate();
+    let fitting = kinds.filter(|(i, kind)| {
+        needs.memory_type_bits >> i & 1 == 1 && kind.property_flags.contains(HOST)
+    });
+    let (near, far): (Vec<_>, Vec<_>) = fitting
+        .partition(|(_, kind)| kind.property_flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL));
+    let mut result = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
+    for (index, _) in near.into_iter().chain(far) {
+        let mut addressed =
+            vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+        let info = vk::MemoryAllocateInfo::default()
+            .allocation_size(needs.size)
+            .memory_type_index(index as u32)
+            .push_next(&mut addressed);
+        // SAFETY: the device is open; the kind is one that the buffer can have.
+        match unsafe { device.raw.allocate_memory(&info, None) } {
+            Ok(memory) => return Ok(memory),
+            Err(refused) => result = refused,
+        }
+    }
+    Err(GpuError::of("memory")(result))
+}

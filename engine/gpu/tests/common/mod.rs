@@ -1,0 +1,81 @@
+//! What the tests of all families share.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use brigade_engine::kernels::{Compute, select};
+use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose};
+
+/// The first device, or a line that says that there is none.
+pub fn gpu() -> Option<Gpu> {
+    match Gpu::open(0, &GpuOptions::default()) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            println!("skipped: no Vulkan device ({error})");
+            None
+        }
+    }
+}
+
+/// The CPU's kernels whose bits those of the GPU are.
+pub fn compute() -> Compute {
+    let table = select(Some("unfused")).expect("it is always there");
+    Compute::new(table, 1, None).expect("no further thread")
+}
+
+/// A buffer with these values.
+pub fn on(gpu: &Gpu, values: &[f32]) -> GpuBuffer {
+    words_on(gpu, bytemuck::cast_slice(values))
+}
+
+/// A buffer with these words.
+pub fn words_on(gpu: &Gpu, words: &[u32]) -> GpuBuffer {
+    let bytes: &[u8] = bytemuck::cast_slice(words);
+    let mut buffer = gpu.buffer(bytes.len(), Purpose::Activations).expect("room");
+    buffer.bytes_mut().copy_from_slice(bytes);
+    buffer
+}
+
+/// The values of a buffer.
+pub fn values_of(buffer: &GpuBuffer) -> Vec<f32> {
+    let bytes = buffer.bytes();
+    buffer.gpu().check().expect("no failure");
+    bytemuck::cast_slice(bytes).to_vec()
+}
+
+/// Holds every value to the bits of the CPU's; a NaN is any NaN.
+#[track_caller]
+pub fn assert_same(what: &str, gpu: &[f32], cpu: &[f32]) {
+    assert_eq!(gpu.len(), cpu.len(), "{what}: lengths");
+    let differs = |(g, c): (&f32, &f32)| g.to_bits() != c.to_bits() && !(g.is_nan() && c.is_nan());
+    let wrong: Vec<usize> = (0..gpu.len()).filter(|&i| differs((&gpu[i], &cpu[i]))).collect();
+    let first = wrong.first().map(|&i| (i, gpu[i], cpu[i]));
+    assert!(wrong.is_empty(), "{what}: {} of {} differ, first {first:?}", wrong.len(), gpu.len());
+}
+
+/// Numbers that are the same in every run.
+pub struct Random(pub u64);
+
+impl Random {
+    /// Any 64 bits (splitmix64).
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// A value in -1..1.
+    pub fn value(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    /// `n` values in -scale..scale.
+    pub fn values(&mut self, n: usize, scale: f32) -> Vec<f32> {
+        (0..n).map(|_| self.value() * scale).collect()
+    }
+}
