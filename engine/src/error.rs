@@ -1,5 +1,7 @@
 //! Errors of loading and running layers, sorted by what the caller can do.
 
+use brigade_gpu::GpuError;
+
 use crate::batch::SlotId;
 use crate::gguf::GgufError;
 use crate::kernels::KernelError;
@@ -116,6 +118,15 @@ pub enum BatchError {
     /// A sequence wants a token but was opened without a sampler.
     #[error("slot {} wants a sample but was opened without a sampler", .0.0)]
     NoSampler(SlotId),
+    /// The device failed in the middle, and with it the states of all sequences: the stage has to be loaded again.
+    #[error("the device failed: {0}")]
+    Device(String),
+}
+
+impl From<GpuError> for BatchError {
+    fn from(error: GpuError) -> Self {
+        Self::Device(error.to_string())
+    }
 }
 
 impl BatchError {

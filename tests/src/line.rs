@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::Device;
+use brigade_engine::device::{Device, DeviceName};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
@@ -81,9 +81,17 @@ impl Default for LineConfig {
 /// # Panics
 /// If this machine has no table of that name; the message lists those that it has.
 pub fn serving() -> &'static Kernels {
-    let forced = forced();
-    kernels::select(forced.as_deref())
-        .unwrap_or_else(|problem| panic!("{FORCE_KERNELS}: {problem}"))
+    match device_name() {
+        DeviceName::Vulkan(_) => kernels::unfused(),
+        DeviceName::Cpu(table) => kernels::select(table.as_deref())
+            .unwrap_or_else(|problem| panic!("{FORCE_KERNELS}: {problem}")),
+    }
+}
+
+/// The device that tests run on unless they name one: the table of [`serving`], or the GPU that `BRIGADE_TEST_KERNELS` names.
+pub fn device_name() -> DeviceName {
+    let forced = forced().map(|name| name.parse());
+    forced.transpose().unwrap_or_else(|problem| panic!("{problem}")).unwrap_or(DeviceName::Cpu(None))
 }
 
 /// Op tables to test one by one: all that this machine has, or the one that is forced.
@@ -276,8 +284,8 @@ fn load(
     table: Option<&str>,
     config: &LineConfig,
 ) -> Stage {
-    let kernels = table.map_or_else(serving, |name| kernels::select(Some(name)).unwrap());
-    let device = Device::cpu(kernels, config.threads, None).unwrap();
+    let name = table.map_or_else(device_name, |name| name.parse().unwrap());
+    let device = Device::open(&name, config.threads, None).unwrap();
     let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,

@@ -36,6 +36,19 @@ impl Gpu {
     }
 }
 
+impl Gpu {
+    /// A buffer for as long as a model lives, with these bytes.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    pub fn keep(&self, bytes: &[u8]) -> Result<GpuBuffer, GpuError> {
+        let region = self.take_region(bytes.len() as u64, Purpose::Weights)?;
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len() };
+        buffer.bytes_mut().copy_from_slice(bytes);
+        Ok(buffer)
+    }
+}
+
 impl GpuBuffer {
     /// How many bytes there are.
     pub fn len(&self) -> usize {

@@ -6,7 +6,10 @@ use crate::kernels::Xielu;
 impl Device {
     /// `out += x`.
     pub fn add(&self, out: &mut (impl ValuesMut + ?Sized), x: &(impl Values + ?Sized)) {
-        self.compute.add(out.on_host_mut(), x.on_host());
+        match self.gpu_of(out) {
+            Some((gpu, out)) => gpu.add(out, x.on_gpu(gpu)),
+            None => self.compute.add(out.on_host_mut(), x.on_host()),
+        }
     }
 
     /// `out += x * s`.
@@ -16,12 +19,18 @@ impl Device {
         x: &(impl Values + ?Sized),
         s: f32,
     ) {
-        self.compute.add_scaled(out.on_host_mut(), x.on_host(), s);
+        match self.gpu_of(out) {
+            Some((gpu, out)) => gpu.add_scaled(out, x.on_gpu(gpu), s),
+            None => self.compute.add_scaled(out.on_host_mut(), x.on_host(), s),
+        }
     }
 
     /// `x *= s`.
     pub fn scale(&self, x: &mut (impl ValuesMut + ?Sized), s: f32) {
-        self.compute.scale(x.on_host_mut(), s);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.scale(x, s),
+            None => self.compute.scale(x.on_host_mut(), s),
+        }
     }
 
     /// Multiplies row `r` of `x` (`[n, d]`) by `factors[r]`.
@@ -31,17 +40,26 @@ impl Device {
         d: usize,
         factors: &(impl Values + ?Sized),
     ) {
-        self.compute.scale_rows(x.on_host_mut(), d, factors.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.scale_rows(x, d, factors.on_gpu(gpu)),
+            None => self.compute.scale_rows(x.on_host_mut(), d, factors.on_host()),
+        }
     }
 
     /// `x *= y`.
     pub fn mul(&self, x: &mut (impl ValuesMut + ?Sized), y: &(impl Values + ?Sized)) {
-        self.compute.mul(x.on_host_mut(), y.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.mul(x, y.on_gpu(gpu)),
+            None => self.compute.mul(x.on_host_mut(), y.on_host()),
+        }
     }
 
     /// Adds `bias` (`[d]`) to each row of `x` (`[n, d]`).
     pub fn add_bias(&self, x: &mut (impl ValuesMut + ?Sized), bias: &(impl Values + ?Sized)) {
-        self.compute.add_bias(x.on_host_mut(), bias.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.add_bias(x, bias.on_gpu(gpu)),
+            None => self.compute.add_bias(x.on_host_mut(), bias.on_host()),
+        }
     }
 
     /// Moves each row of `x` (`[n, d]`) towards that of `to` by the `share` (`[d]`) of each column:
@@ -52,32 +70,50 @@ impl Device {
         to: &(impl Values + ?Sized),
         share: &(impl Values + ?Sized),
     ) {
-        self.compute.lerp(x.on_host_mut(), to.on_host(), share.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.lerp(x, to.on_gpu(gpu), share.on_gpu(gpu)),
+            None => self.compute.lerp(x.on_host_mut(), to.on_host(), share.on_host()),
+        }
     }
 
     /// `x = silu(x)`, where `silu(x) = x / (1 + exp(-x))`.
     pub fn silu(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.silu(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.silu(x),
+            None => self.compute.silu(x.on_host_mut()),
+        }
     }
 
     /// `x = 1 / (1 + exp(-x))`.
     pub fn sigmoid(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.sigmoid(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.sigmoid(x),
+            None => self.compute.sigmoid(x.on_host_mut()),
+        }
     }
 
     /// `x = tanh(x)`.
     pub fn tanh(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.tanh(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.tanh(x),
+            None => self.compute.tanh(x.on_host_mut()),
+        }
     }
 
     /// `x = ln(1 + exp(x))`.
     pub fn softplus(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.softplus(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.softplus(x),
+            None => self.compute.softplus(x.on_host_mut()),
+        }
     }
 
     /// `x = max(x, 0)²`.
     pub fn relu_squared(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.relu_squared(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.relu_squared(x),
+            None => self.compute.relu_squared(x.on_host_mut()),
+        }
     }
 
     /// The exact GELU, as [`Compute::gelu`](crate::kernels::Compute::gelu) has it.

@@ -10,12 +10,18 @@ impl Device {
         x: &mut (impl ValuesMut + ?Sized),
         gate: &(impl Values + ?Sized),
     ) {
-        self.compute.silu_mul_inplace(x.on_host_mut(), gate.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.silu_mul_inplace(x, gate.on_gpu(gpu)),
+            None => self.compute.silu_mul_inplace(x.on_host_mut(), gate.on_host()),
+        }
     }
 
     /// `x *= sigmoid(gate)`.
     pub fn sigmoid_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        self.compute.sigmoid_mul(x.on_host_mut(), gate.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.sigmoid_mul(x, gate.on_gpu(gpu)),
+            None => self.compute.sigmoid_mul(x.on_host_mut(), gate.on_host()),
+        }
     }
 
     /// `x *= gelu(gate)`.

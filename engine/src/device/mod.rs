@@ -7,6 +7,7 @@ mod elementwise;
 mod gates;
 mod memory;
 mod moves;
+mod name;
 mod norms;
 mod products;
 mod rows;
@@ -21,6 +22,7 @@ use brigade_gpu::{Gpu, GpuError, SpanMut};
 pub use attention::{AttendOver, KvRows};
 pub use memory::Memory;
 pub use moves::Share;
+pub use name::DeviceName;
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
@@ -85,11 +87,7 @@ impl Device {
     ///
     /// # Errors
     /// [`KernelError::Threads`] when the system refuses a thread.
-    pub fn vulkan(
-        gpu: Gpu,
-        threads: usize,
-        cpus: Option<&[usize]>,
-    ) -> Result<Self, KernelError> {
+    pub fn vulkan(gpu: Gpu, threads: usize, cpus: Option<&[usize]>) -> Result<Self, KernelError> {
         Ok(Self { compute: Compute::new(unfused(), threads, cpus)?, gpu: Some(gpu) })
     }
 

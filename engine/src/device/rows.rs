@@ -31,10 +31,16 @@ pub struct Rows {
     values: Store,
     len: usize,
     cols: usize,
-    forms: ActForms,
-    /// The 8-bit form, with a GPU.
-    gpu_blocks: OnceLock<GpuBuffer>,
+    forms: Forms,
     home: Option<Scratch>,
+}
+
+/// What products made of rows for themselves.
+#[derive(Default)]
+struct Forms {
+    cpu: ActForms,
+    /// The 8-bit form, with a GPU.
+    gpu: OnceLock<GpuBuffer>,
 }
 
 /// Whole rows of others, to be written.
@@ -79,7 +85,7 @@ impl Scratch {
             }
         };
         let home = Some(self.clone());
-        Rows { values, len, cols, home, ..Rows::default() }
+        Rows { values, len, cols, forms: Forms::default(), home }
     }
 
     /// Rows `[n_rows, cols]` of zeros.
@@ -150,7 +156,8 @@ impl Rows {
     /// If these are not whole rows.
     pub fn new(values: Vec<f32>, cols: usize) -> Self {
         assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
-        Self { len: values.len(), values: Store::Host(values), cols, ..Self::default() }
+        let len = values.len();
+        Self { values: Store::Host(values), len, cols, forms: Forms::default(), home: None }
     }
 
     /// Number of rows.
@@ -189,7 +196,7 @@ impl Rows {
 
     /// As products on the CPU read them.
     pub(super) fn act(&self) -> ActRows<'_> {
-        ActRows::new(self, self.cols, &self.forms)
+        ActRows::new(self, self.cols, &self.forms.cpu)
     }
 
     /// Whether they lie with a GPU.
@@ -204,13 +211,13 @@ impl Rows {
 
     /// All values to be written, if they lie with a GPU.
     pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        self.gpu_blocks.take();
-        Some(self.values.span_mut()?.into_part(0..self.len * size_of::<f32>()))
+        self.forms.gpu.take();
+        Some(self.values.span_mut()?.split_at(self.len * size_of::<f32>()).0)
     }
 
     /// The 8-bit form with a GPU; the first caller makes it.
     pub(super) fn gpu_blocks(&self, make: impl FnOnce() -> GpuBuffer) -> &GpuBuffer {
-        self.gpu_blocks.get_or_init(make)
+        self.forms.gpu.get_or_init(make)
     }
 
     /// A copy in memory of its own.
@@ -366,8 +373,7 @@ impl Deref for Rows {
 
 impl DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [f32] {
-        self.forms.clear();
-        self.gpu_blocks.take();
+        self.forms = Forms::default();
         &mut self.values.on_host_mut()[..self.len]
     }
 }

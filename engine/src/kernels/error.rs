@@ -46,6 +46,9 @@ pub enum KernelError {
         /// Bytes given.
         bytes: usize,
     },
+    /// A GPU refused. Its text says what to do.
+    #[error(transparent)]
+    Gpu(#[from] brigade_gpu::GpuError),
     /// No memory for packed weights. Give the worker fewer layers.
     #[error("no memory for {bytes} bytes of packed weights: {source}")]
     Memory {

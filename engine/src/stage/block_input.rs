@@ -6,7 +6,7 @@ use super::gated_streams::GatedConnection;
 use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
-use crate::device::Device;
+use crate::device::{Device, Rows};
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;

@@ -22,7 +22,7 @@ use crate::arch::{
 use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
-use crate::device::{Device, Scratch};
+use crate::device::Device;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{KvType, RopeParams, Yarn};

@@ -214,7 +214,9 @@ impl Stage {
             let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             rows.leave_behind(&self.spec.boundary(self.layers.end));
-            return Ok(StageOutput::Boundary(rows.into_boundary(n_rows)));
+            let boundary = rows.into_boundary(n_rows);
+            self.device.finish()?;
+            return Ok(StageOutput::Boundary(boundary));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
@@ -229,7 +231,9 @@ impl Stage {
         self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &mut self.head else { unreachable!("checked above") };
         let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
-        Ok(StageOutput::Rows(head.outputs(tools, &self.sequences, &applied.parts, wanted)))
+        let outputs = head.outputs(tools, &self.sequences, &applied.parts, wanted);
+        self.device.finish()?;
+        Ok(StageOutput::Rows(outputs))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.

@@ -1,7 +1,7 @@
 //! The norms between blocks: RMS norm and layer norm, with or without weights and biases.
 
 use crate::arch::NormKind;
-use crate::device::Device;
+use crate::device::{Device, Rows, ValuesMut};
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;
