@@ -28,4 +28,5 @@ pub use device::{Gpu, GpuOptions};
 pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
+pub use ops::{GateBound, Xielu};
 pub use span::{Span, SpanMut};

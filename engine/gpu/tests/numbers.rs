@@ -2,6 +2,8 @@
 
 mod common;
 
+use brigade_engine::kernels::Compute;
+use brigade_gpu::{Gpu, SpanMut};
 use common::{Random, compute, gpu, on, values_of, words_on};
 
 const DIV: u32 = 0;
@@ -68,7 +70,7 @@ fn differing(
     let gpu = gpu()?;
     let (a_on, b_on, mut y) = (words_on(&gpu, a), words_on(&gpu, b), words_on(&gpu, a));
     gpu.probe_numbers(function, a_on.span(), b_on.span(), y.span_mut());
-    gpu.finish().unwrap();
+    gpu.finish().expect("no failure");
     let y: &[u32] = bytemuck::cast_slice(y.bytes());
     let all = a.iter().zip(b).zip(y).map(|((&a, &b), &y)| (a, b, y, wanted(a, b)));
     Some(all.filter(|&(a, b, y, w)| y != w && counts(a, b, w)).collect())
@@ -146,8 +148,8 @@ fn integers_are_rounded_half_to_even() {
 fn sums_and_products_are_those_of_the_cpu_where_nothing_is_subnormal() {
     let pairs = pairs(2_000_000);
     let subnormal = |bits: u32| f32::from_bits(bits).is_subnormal();
-    let ops: [(u32, fn(f32, f32) -> f32); 3] =
-        [(ADD, |a, b| a + b), (MUL, |a, b| a * b), (MUL_ADD, |a, b| a * a + b)];
+    type Op = (u32, fn(f32, f32) -> f32);
+    let ops: [Op; 3] = [(ADD, |a, b| a + b), (MUL, |a, b| a * b), (MUL_ADD, |a, b| a * a + b)];
     for (function, op) in ops {
         let Some(wrong) = differing(function, &pairs, float(op), |_, _, w| !nan(w)) else { return };
         let flushed = |&(a, b, _, w): &(u32, u32, u32, u32)| {
@@ -171,11 +173,9 @@ fn activations_have_the_bits_of_the_cpu_over_their_whole_range() {
         .flat_map(|bits| [f32::from_bits(bits), -f32::from_bits(bits)])
         .chain([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 88.37, -87.33, -87.4])
         .collect();
-    let ops: [(
-        &str,
-        fn(&brigade_gpu::Gpu, brigade_gpu::SpanMut<'_>),
-        fn(&brigade_engine::kernels::Compute, &mut [f32]),
-    ); 4] = [
+    type OnGpu = fn(&Gpu, SpanMut<'_>);
+    type OnCpu = fn(&Compute, &mut [f32]);
+    let ops: [(&str, OnGpu, OnCpu); 4] = [
         ("silu", |gpu, x| gpu.silu(x), |cpu, x| cpu.silu(x)),
         ("sigmoid", |gpu, x| gpu.sigmoid(x), |cpu, x| cpu.sigmoid(x)),
         ("tanh", |gpu, x| gpu.tanh(x), |cpu, x| cpu.tanh(x)),

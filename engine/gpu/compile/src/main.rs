@@ -30,7 +30,7 @@ fn run() -> Result<()> {
             _ => bail!("usage: brigade-gpu-compile [--check] [NAME OF A SHADER]..."),
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root()?;
     let (shaders, spirv) = (root.join("shaders"), root.join("spirv"));
     std::fs::create_dir_all(&spirv).context("the folder of SPIR-V")?;
     let sources = files(&shaders, "comp")?;
@@ -51,6 +51,16 @@ fn run() -> Result<()> {
         true => Ok(()),
         false => Err(anyhow!("{}", failures.join("\n"))),
     }
+}
+
+/// The crate of the kernels, in the checkout that this is run in.
+fn root() -> Result<PathBuf> {
+    let here = std::env::current_dir()?;
+    let crates = here.ancestors().map(|folder| folder.join("engine/gpu"));
+    crates
+        .into_iter()
+        .find(|root| root.join("shaders").is_dir())
+        .context("run this in a checkout: there is no engine/gpu/shaders here")
 }
 
 /// Compiles one shader, and writes or compares it.

@@ -2,4 +2,7 @@
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
 mod elementwise;
+mod gates;
 mod probe;
+
+pub use gates::{GateBound, Xielu};

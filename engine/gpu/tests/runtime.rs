@@ -1,0 +1,167 @@
+//! Memory, order, kept kernels and errors of the runtime.
+
+mod common;
+
+use std::path::PathBuf;
+
+use brigade_gpu::{Gpu, GpuError, GpuOptions, Purpose};
+use common::{gpu, on, values_of};
+
+#[test]
+fn devices_tell_what_they_are() {
+    match Gpu::devices() {
+        Ok(devices) => devices.iter().for_each(|facts| println!("{facts:?}")),
+        Err(error) => println!("skipped: no Vulkan device ({error})"),
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    if let Ok(devices) = Gpu::devices() {
+        let error = Gpu::open(devices.len(), &GpuOptions::default()).unwrap_err();
+        assert!(matches!(error, GpuError::NoDevice { .. }), "{error}");
+    }
+}
+
+#[test]
+fn new_memory_is_zero_and_recycled_memory_is_again() {
+    let Some(gpu) = gpu() else { return };
+    for purpose in [Purpose::Weights, Purpose::States] {
+        for _ in 0..3 {
+            let mut buffers: Vec<_> =
+                [1, 255, 4096, 100_000].map(|len| gpu.buffer(len, purpose).unwrap()).into();
+            for buffer in &mut buffers {
+                assert!(buffer.bytes().iter().all(|b| *b == 0), "{purpose:?} of {}", buffer.len());
+                buffer.bytes_mut().fill(0xa5);
+            }
+        }
+    }
+    let fresh = gpu.buffer(5000, Purpose::Activations).unwrap();
+    assert!(fresh.bytes().iter().all(|b| *b == 0));
+}
+
+#[test]
+fn every_dispatch_sees_what_those_before_it_wrote() {
+    let Some(gpu) = gpu() else { return };
+    // More than a batch, so that some were handed over already when the host waits.
+    let (mut x, one) = (on(&gpu, &[0.0; 1000]), on(&gpu, &[1.0; 1000]));
+    for _ in 0..1000 {
+        gpu.add(x.span_mut(), one.span());
+    }
+    assert!(values_of(&x).iter().all(|x| *x == 1000.0));
+}
+
+#[test]
+fn memory_goes_to_its_next_owner_behind_the_commands_of_the_last() {
+    let Some(gpu) = gpu() else { return };
+    for i in 0..200 {
+        let mut first = gpu.buffer(40_000, Purpose::Activations).unwrap();
+        let ones = on(&gpu, &[1.0; 10_000]);
+        gpu.scale(first.span_mut(), 0.0);
+        gpu.add(first.span_mut(), ones.span());
+        drop(first);
+        drop(ones);
+        let mut second = gpu.buffer(40_000, Purpose::States).unwrap();
+        let mut third = gpu.buffer(40_000, Purpose::Activations).unwrap();
+        gpu.scale(third.span_mut(), 0.0);
+        gpu.add(second.span_mut(), third.span());
+        assert!(values_of(&second).iter().all(|x| *x == 0.0), "round {i}");
+    }
+}
+
+#[test]
+fn uploads_stay_until_the_next_finish() {
+    let Some(gpu) = gpu() else { return };
+    for round in 0..3 {
+        let mut sums = on(&gpu, &[0.0; 5000]);
+        for i in 0..200 {
+            let table = vec![i as f32; 5000];
+            gpu.add(sums.span_mut(), gpu.upload(bytemuck::cast_slice(&table)));
+            if i % 50 == 0 {
+                let _ = sums.bytes();
+            }
+        }
+        assert!(values_of(&sums).iter().all(|x| *x == 19_900.0), "round {round}");
+        gpu.finish().unwrap();
+    }
+}
+
+#[test]
+fn threads_may_share_a_device() {
+    let Some(gpu) = gpu() else { return };
+    std::thread::scope(|scope| {
+        for t in 0..4 {
+            let gpu = gpu.clone();
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let (mut x, y) = (on(&gpu, &[t as f32; 777]), on(&gpu, &[i as f32; 777]));
+                    gpu.mul(x.span_mut(), y.span());
+                    assert!(values_of(&x).iter().all(|x| *x == (t * i) as f32));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_limit_on_memory_is_kept_and_what_is_idle_makes_room() {
+    let limit = Some(96 << 20);
+    let options = GpuOptions { memory_limit: limit, ..GpuOptions::default() };
+    let Ok(gpu) = Gpu::open(0, &options) else { return };
+    let error = gpu.buffer(200 << 20, Purpose::Weights).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { limit: Some(_), .. }), "{error}");
+    let half = gpu.buffer(60 << 20, Purpose::Activations).unwrap();
+    assert!(gpu.buffer(60 << 20, Purpose::Weights).is_err());
+    drop(half);
+    let weights = gpu.buffer(60 << 20, Purpose::Weights).unwrap();
+    assert!(gpu.used_bytes() <= 96 << 20);
+    drop(weights);
+    assert_eq!(gpu.used_bytes(), 0);
+}
+
+/// A folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("brigade-gpu-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    folder
+}
+
+#[test]
+fn kernels_are_kept_and_a_damaged_file_is_made_anew() {
+    let folder = folder("cache");
+    let options = GpuOptions { pipeline_cache: Some(folder.clone()), ..GpuOptions::default() };
+    let work = || {
+        let gpu = Gpu::open(0, &options).ok()?;
+        let mut x = on(&gpu, &[4.0; 100]);
+        gpu.sqrt(x.span_mut());
+        assert!(values_of(&x).iter().all(|x| *x == 2.0));
+        Some(())
+    };
+    if work().is_none() {
+        println!("skipped: no Vulkan device");
+        return;
+    }
+    let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read(&file).unwrap();
+    let cut = whole[..whole.len() / 2].to_vec();
+    let flip = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        bytes
+    };
+    for damaged in [Vec::new(), cut, flip(3), flip(30), flip(whole.len() - 1)] {
+        std::fs::write(&file, &damaged).unwrap();
+        work().unwrap();
+        let again = std::fs::read(&file).unwrap();
+        assert!(again != damaged && again.starts_with(&whole[..8]), "the file is whole again");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+#[should_panic(expected = "bytes 8..20 of 16")]
+fn a_part_ends_within_its_span() {
+    let Some(gpu) = gpu() else { panic!("bytes 8..20 of 16") };
+    let buffer = gpu.buffer(16, Purpose::Activations).unwrap();
+    let _ = buffer.span().part(8..20);
+}
