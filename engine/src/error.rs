@@ -142,7 +142,8 @@ impl BatchError {
             Self::NoSuchBlock { .. }
             | Self::Malformed(_)
             | Self::NoSuchToken { .. }
-            | Self::Boundary(_) => None,
+            | Self::Boundary(_)
+            | Self::Device(_) => None,
         }
     }
 }

@@ -91,7 +91,10 @@ pub fn serving() -> &'static Kernels {
 /// The device that tests run on unless they name one: the table of [`serving`], or the GPU that `BRIGADE_TEST_KERNELS` names.
 pub fn device_name() -> DeviceName {
     let forced = forced().map(|name| name.parse());
-    forced.transpose().unwrap_or_else(|problem| panic!("{problem}")).unwrap_or(DeviceName::Cpu(None))
+    forced
+        .transpose()
+        .unwrap_or_else(|problem| panic!("{problem}"))
+        .unwrap_or(DeviceName::Cpu(None))
 }
 
 /// Op tables to test one by one: all that this machine has, or the one that is forced.

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use brigade_engine::device::{DeviceName, DeviceWish};
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
@@ -31,6 +32,8 @@ pub struct RawConfig {
     pub memory: Option<String>,
     /// `--threads`.
     pub threads: Option<usize>,
+    /// `--device`.
+    pub device: Option<String>,
     /// `--kernels`.
     pub kernels: Option<String>,
     /// `--cpus`: a list as in 0-3,8.
@@ -92,8 +95,8 @@ pub struct Config {
     pub memory_bytes: Option<u64>,
     /// Compute threads; `None`: one a CPU of `cpus`, or one a core.
     pub threads: Option<usize>,
-    /// Kernel table; `None`: the best this CPU runs.
-    pub kernels: Option<String>,
+    /// What computes.
+    pub device: DeviceWish,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,
     /// Speeds to tell the planner; `None`: those measured at start.
@@ -188,7 +191,7 @@ impl Config {
             advertise,
             memory_bytes: bytes("--memory", &raw.memory)?,
             threads: raw.threads,
-            kernels: raw.kernels,
+            device: device(raw.device, raw.kernels)?,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
             cache_dir: match raw.cache_dir {
@@ -201,6 +204,25 @@ impl Config {
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,
         })
+    }
+}
+
+/// What computes: a device, or the CPU with the kernel table that was named.
+fn device(device: Option<String>, kernels: Option<String>) -> Result<DeviceWish, ConfigError> {
+    let wrong = |value: &str, problem: String| ConfigError::Value {
+        option: "--device",
+        value: value.to_owned(),
+        problem,
+    };
+    let wish = device.as_deref().map(str::parse::<DeviceWish>).transpose();
+    let wish = wish.map_err(|problem| wrong(device.as_deref().unwrap_or_default(), problem))?;
+    match (wish, kernels) {
+        (Some(DeviceWish::Named(name @ DeviceName::Vulkan(_))), Some(kernels)) => {
+            let problem = format!("has its own kernels: leave out --kernels {kernels}");
+            Err(wrong(&name.to_string(), problem))
+        }
+        (_, Some(kernels)) => Ok(DeviceWish::Named(DeviceName::Cpu(Some(kernels)))),
+        (wish, None) => Ok(wish.unwrap_or_default()),
     }
 }
 

@@ -7,11 +7,11 @@ use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::Device;
+use brigade_engine::device::{Device, DeviceName};
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
-use brigade_engine::kernels::{self, Compute, KV_PAGE, KernelError, Kernels, PackedMatrix};
+use brigade_engine::kernels::{self, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_engine::state::{CopyRoom, StageCopy, StateRoom};
@@ -32,22 +32,22 @@ use crate::weights::Weights;
 /// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
 const SCRATCH_ROWS: u64 = 24;
 
-/// The engine on this machine's CPU.
-pub struct CpuBackend {
+/// The engine on a device of this machine.
+pub struct EngineBackend {
     abilities: Abilities,
-    kernels: &'static Kernels,
+    device: DeviceName,
     threads: usize,
     cpus: Vec<usize>,
 }
 
-impl CpuBackend {
-    /// Chooses the op table and the threads, and measures both unless the settings say their speeds. Blocks for
+impl EngineBackend {
+    /// Chooses the device and the threads, and measures them unless the settings say their speeds. Blocks for
     /// some tens of milliseconds.
     ///
     /// # Errors
-    /// The op table named in the settings does not run here; the system refuses threads.
+    /// The device or the op table named in the settings does not run here; the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
-        let kernels = kernels::select(config.kernels.as_deref())?;
+        let device = config.device.choose();
         let threads = match (config.threads, config.cpus.len()) {
             (Some(threads), _) => threads,
             (None, 0) => host::cores(),
@@ -55,10 +55,15 @@ impl CpuBackend {
         };
         let Speeds { gb_per_second, gop_per_second } = match config.speeds {
             Some(told) => told,
-            None => measure_apart(kernels, threads, &config.cpus)?,
+            None => measure_apart(&device, threads, &config.cpus)?,
+        };
+        let tables = tables(&device);
+        let kernels = match &device {
+            DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
+            DeviceName::Vulkan(_) => device.to_string(),
         };
         tracing::info!(
-            kernels = kernels.name,
+            device = kernels,
             threads,
             cpus = host::cpu_ranges(&config.cpus),
             gb_per_second = rounded(gb_per_second),
@@ -69,30 +74,43 @@ impl CpuBackend {
             architectures: arch::supported().into_iter().map(str::to_owned).collect(),
             quant_types: quant_types(),
             kv_types: vec![KvType::F32, KvType::F16, KvType::Q80],
-            kernel_tables: kernels::available().iter().map(|k| k.name.to_owned()).collect(),
-            kernel_numerics: kernels::available().iter().map(|k| k.numerics).collect(),
-            kernels: kernels.name.to_owned(),
+            kernel_tables: tables.iter().map(|(name, _)| name.clone()).collect(),
+            kernel_numerics: tables.iter().map(|(_, numerics)| *numerics).collect(),
+            kernels,
             threads: threads as u32,
             gb_per_second,
             gop_per_second,
         };
-        Ok(Self { abilities, kernels, threads, cpus: config.cpus.clone() })
+        Ok(Self { abilities, device, threads, cpus: config.cpus.clone() })
     }
 
-    fn table(&self, spec: &StageSpec) -> Result<&'static Kernels, KernelError> {
+    fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
         match spec.kernels.as_str() {
-            "" => Ok(self.kernels),
-            name => kernels::select(Some(name)),
+            "" => Ok(self.device.clone()),
+            name => {
+                name.parse().map_err(|why: String| Failure::refusal(FailureKind::Unsupported, why))
+            }
         }
     }
 
-    fn device(&self, spec: &StageSpec) -> Result<Device, KernelError> {
-        let kernels = self.table(spec)?;
+    fn device(&self, spec: &StageSpec) -> Result<Device, Failure> {
+        let name = self.name(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
-        let device = Device::cpu(kernels, threads, cpu_list(&self.cpus))?;
+        let device = Device::open(&name, threads, cpu_list(&self.cpus));
+        let device = device.map_err(|e| model_failure(e.into()))?;
         device.pool().pin_caller();
         Ok(device)
     }
+}
+
+/// What can be asked for here, best first, each with the number of what it computes.
+fn tables(device: &DeviceName) -> Vec<(String, u32)> {
+    let gpu = match device {
+        DeviceName::Cpu(_) => None,
+        DeviceName::Vulkan(_) => Some((device.to_string(), kernels::NUMERICS_UNFUSED)),
+    };
+    let of_cpu = kernels::available().into_iter().chain([kernels::unfused()]);
+    gpu.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect()
 }
 
 /// For people: tenths say enough of a speed.
@@ -106,14 +124,14 @@ fn cpu_list(cpus: &[usize]) -> Option<&[usize]> {
 
 /// Measures on a thread of its own, which is pinned as the stage's will be and then gone.
 fn measure_apart(
-    kernels: &'static Kernels,
+    device: &DeviceName,
     threads: usize,
     cpus: &[usize],
 ) -> Result<Speeds, KernelError> {
     let work = || {
-        let compute = Compute::new(kernels, threads, cpu_list(cpus))?;
-        compute.pool().pin_caller();
-        measure(&compute)
+        let device = Device::open(device, threads, cpu_list(cpus))?;
+        device.pool().pin_caller();
+        measure(&device)
     };
     std::thread::scope(|scope| match scope.spawn(work).join() {
         Ok(speeds) => speeds,
@@ -128,7 +146,7 @@ fn quant_types() -> Vec<String> {
     GgmlType::ALL.iter().filter(is_known).map(|ty| ty.name().to_owned()).collect()
 }
 
-impl StageBackend for CpuBackend {
+impl StageBackend for EngineBackend {
     fn abilities(&self) -> &Abilities {
         &self.abilities
     }
@@ -168,7 +186,7 @@ impl StageBackend for CpuBackend {
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
-        let compute = self.device(&spec).map_err(|e| model_failure(e.into()))?;
+        let device = self.device(&spec)?;
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
             n_blocks: spec.n_blocks,
@@ -188,7 +206,7 @@ impl StageBackend for CpuBackend {
             weights.clone(),
             range,
             config,
-            compute,
+            device,
             kept,
             &mut *progress,
         )
@@ -203,18 +221,18 @@ impl StageBackend for CpuBackend {
             weight_bytes: facts.weight_bytes,
             state_bytes: facts.state_bytes,
             sequence_bytes,
-            kernels: facts.kernels.to_owned(),
+            kernels: facts.device.clone(),
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
         };
-        Ok((Box::new(CpuStage { stage }), facts))
+        Ok((Box::new(EngineStage { stage }), facts))
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
-        let kernels = self.table(&spec).map_err(|e| model_failure(e.into()))?;
+        let name = self.name(&spec)?;
         // The stage's own thread is on the first CPU.
-        let device = Device::cpu(kernels, 1, self.cpus.last().map(std::slice::from_ref));
+        let device = Device::open(&name, 1, self.cpus.last().map(std::slice::from_ref));
         let device = device.map_err(|e| model_failure(e.into()))?;
         device.pool().pin_caller();
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
@@ -308,11 +326,11 @@ fn model_failure(error: ModelError) -> Failure {
 }
 
 /// A loaded stage.
-struct CpuStage {
+struct EngineStage {
     stage: Stage,
 }
 
-impl StageRunner for CpuStage {
+impl StageRunner for EngineStage {
     fn shape(&self) -> StageShape {
         let (spec, layers) = (self.stage.spec(), self.stage.layers());
         let width = |cut: usize| spec.boundary(cut).width() as u32;
@@ -388,7 +406,7 @@ impl StageRunner for CpuStage {
 /// The engine's backend, ready to be shared.
 ///
 /// # Errors
-/// As [`CpuBackend::new`].
+/// As [`EngineBackend::new`].
 pub fn cpu_backend(config: &Config) -> Result<Arc<dyn StageBackend>, KernelError> {
-    Ok(Arc::new(CpuBackend::new(config)?))
+    Ok(Arc::new(EngineBackend::new(config)?))
 }

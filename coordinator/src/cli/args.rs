@@ -10,6 +10,7 @@ use brigade_proto::control::WireType;
 use clap::{Args, ValueEnum};
 
 use super::data_dir::DataDirArgs;
+use super::devices::DeviceList;
 use super::units::{self, CpuLists};
 use super::{demo, input};
 use crate::adapters::{AdapterFile, LayerSpan};
@@ -172,6 +173,10 @@ pub struct LineArgs {
     /// Memory each local worker may use, e.g. 12G [default: its share of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,
+    /// What local workers compute with, in turn: auto, cpu, or GPUs as `brigade devices` lists them: vulkan:0,1
+    /// [default: auto, the first GPU that there is, else the CPU]
+    #[arg(long, value_name = "DEVICES", conflicts_with = "worker")]
+    pub device: Option<DeviceList>,
     /// Kernel table all stages must use, e.g. reference, avx2, avx512 [default: each its best]
     #[arg(long, value_name = "NAME")]
     pub kernels: Option<String>,

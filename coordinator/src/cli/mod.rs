@@ -12,6 +12,7 @@ mod completions;
 mod data_dir;
 mod demo;
 mod detokenize;
+mod devices;
 mod embed;
 mod input;
 mod inspect;
@@ -77,6 +78,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Measure prefill and decode beside the machine's limits
     Bench(bench::BenchArgs),
+    /// Show what this machine can compute with
+    Devices(devices::DevicesArgs),
     /// Make vectors of texts
     Embed(embed::EmbedArgs),
     /// Write the logits at every position of a prompt
@@ -128,6 +131,7 @@ impl Command {
             Self::Plan(args) => plan::execute(args).await,
             Self::Inspect(args) => inspect::execute(args),
             Self::Bench(args) => bench::execute(args).await,
+            Self::Devices(args) => devices::execute(args),
             Self::Embed(args) => embed::execute(args).await,
             Self::Logits(args) => logits::execute(args).await,
             Self::Tokenize(args) => tokenize::execute(args),

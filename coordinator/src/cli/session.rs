@@ -446,6 +446,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         cpus,
         threads,
         memory: line.memory.or(free.map(share)),
+        devices: line.device.clone().unwrap_or_default().0,
         kernels: line.kernels.clone(),
         log_format: LogFormat::of_this_process().name(),
         log_level,

@@ -63,6 +63,10 @@ pub struct WorkerArgs {
     /// Compute threads [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// What computes: auto, cpu, or a GPU as `brigade devices` lists them: vulkan:0 [default: auto, the first GPU that
+    /// there is, else the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
     /// Kernel table, e.g. reference, avx2, avx512 [default: the best this CPU runs]
     #[arg(long, value_name = "NAME")]
     kernels: Option<String>,
@@ -139,6 +143,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         advertise: args.advertise,
         memory: args.memory,
         threads: args.threads,
+        device: args.device,
         kernels: args.kernels,
         cpus: args.cpus,
         speed: args.speed,

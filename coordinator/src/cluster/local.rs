@@ -43,6 +43,8 @@ pub struct LocalOptions {
     pub threads: Option<usize>,
     /// Bytes each may use.
     pub memory: Option<u64>,
+    /// Devices, which workers take in turn; empty: what each finds.
+    pub devices: Vec<String>,
     /// Kernel table.
     pub kernels: Option<String>,
     /// `--log-format` of this process, passed on.
@@ -173,6 +175,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(memory) = options.memory {
         command.arg("--memory").arg(memory.to_string());
     }
+    if let Some(device) = options.devices.iter().cycle().nth(index) {
+        command.arg("--device").arg(device);
+    }
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
@@ -203,6 +208,7 @@ mod tests {
             cpus: Vec::new(),
             threads: None,
             memory: None,
+            devices: Vec::new(),
             kernels: None,
             log_format: "text",
             log_level: "error",

@@ -116,23 +116,40 @@ impl Device {
         }
     }
 
-    /// The exact GELU, as [`Compute::gelu`](crate::kernels::Compute::gelu) has it.
+    /// [`Compute::gelu`](crate::kernels::Compute::gelu).
     pub fn gelu(&self, x: &mut (impl ValuesMut + ?Sized)) {
-        self.compute.gelu(x.on_host_mut());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.gelu(x),
+            None => self.compute.gelu(x.on_host_mut()),
+        }
     }
 
     /// [`Compute::xielu`](crate::kernels::Compute::xielu).
     pub fn xielu(&self, x: &mut (impl ValuesMut + ?Sized), shape: Xielu) {
-        self.compute.xielu(x.on_host_mut(), shape);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.xielu(x, xielu(shape)),
+            None => self.compute.xielu(x.on_host_mut(), shape),
+        }
     }
 
     /// `x = cap * tanh(x / cap)`.
     pub fn softcap(&self, x: &mut (impl ValuesMut + ?Sized), cap: f32) {
-        self.compute.softcap(x.on_host_mut(), cap);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.softcap(x, cap),
+            None => self.compute.softcap(x.on_host_mut(), cap),
+        }
     }
 
     /// Keeps values within `-bound..=bound`.
     pub fn clamp(&self, x: &mut (impl ValuesMut + ?Sized), bound: f32) {
-        self.compute.clamp(x.on_host_mut(), bound);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.clamp(x, bound),
+            None => self.compute.clamp(x.on_host_mut(), bound),
+        }
     }
+}
+
+fn xielu(shape: Xielu) -> brigade_gpu::Xielu {
+    let Xielu { alpha_n, alpha_p, beta, eps } = shape;
+    brigade_gpu::Xielu { alpha_n, alpha_p, beta, eps }
 }

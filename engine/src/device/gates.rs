@@ -1,7 +1,7 @@
 //! Products with what becomes of a gate.
 
 use super::{Device, Values, ValuesMut};
-use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
+use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit};
 
 impl Device {
     /// `x *= silu(gate)`.
@@ -26,12 +26,18 @@ impl Device {
 
     /// `x *= gelu(gate)`.
     pub fn gelu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        self.compute.gelu_mul(x.on_host_mut(), gate.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.gelu_mul(x, gate.on_gpu(gpu)),
+            None => self.compute.gelu_mul(x.on_host_mut(), gate.on_host()),
+        }
     }
 
     /// `x *= max(gate, 0)`.
     pub fn relu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        self.compute.relu_mul(x.on_host_mut(), gate.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.relu_mul(x, gate.on_gpu(gpu)),
+            None => self.compute.relu_mul(x.on_host_mut(), gate.on_host()),
+        }
     }
 
     /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
@@ -41,7 +47,12 @@ impl Device {
         gates: &(impl Values + ?Sized),
         clamp: SwiGluClamp,
     ) {
-        self.compute.clamped_swiglu_mul(x.on_host_mut(), gates.on_host(), clamp);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                gpu.clamped_swiglu_mul(x, gates.on_gpu(gpu), clamp.alpha, clamp.limit)
+            }
+            None => self.compute.clamped_swiglu_mul(x.on_host_mut(), gates.on_host(), clamp),
+        }
     }
 
     /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
@@ -51,7 +62,12 @@ impl Device {
         gates: &(impl Values + ?Sized),
         limit: SwiGluLimit,
     ) {
-        self.compute.limited_swiglu_mul(x.on_host_mut(), gates.on_host(), limit);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                gpu.limited_swiglu_mul(x, gates.on_gpu(gpu), limit.limit, bound(limit.gate))
+            }
+            None => self.compute.limited_swiglu_mul(x.on_host_mut(), gates.on_host(), limit),
+        }
     }
 
     /// [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
@@ -61,7 +77,12 @@ impl Device {
         gates: &(impl Values + ?Sized),
         bounds: GateBounds,
     ) {
-        self.compute.bounded_gate_mul(x.on_host_mut(), gates.on_host(), bounds);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                gpu.bounded_gate_mul(x, gates.on_gpu(gpu), bounds.gate, bounds.linear)
+            }
+            None => self.compute.bounded_gate_mul(x.on_host_mut(), gates.on_host(), bounds),
+        }
     }
 
     /// [`Compute::decay_factors`](crate::kernels::Compute::decay_factors).
@@ -71,7 +92,10 @@ impl Device {
         bias: &(impl Values + ?Sized),
         rates: &(impl Values + ?Sized),
     ) {
-        self.compute.decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host());
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.decay_factors(x, bias.on_gpu(gpu), rates.on_gpu(gpu)),
+            None => self.compute.decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host()),
+        }
     }
 
     /// [`Compute::bounded_decay_factors`](crate::kernels::Compute::bounded_decay_factors).
@@ -82,6 +106,23 @@ impl Device {
         rates: &(impl Values + ?Sized),
         bound: f32,
     ) {
-        self.compute.bounded_decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host(), bound);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                gpu.bounded_decay_factors(x, bias.on_gpu(gpu), rates.on_gpu(gpu), bound)
+            }
+            None => self.compute.bounded_decay_factors(
+                x.on_host_mut(),
+                bias.on_host(),
+                rates.on_host(),
+                bound,
+            ),
+        }
+    }
+}
+
+fn bound(gate: GateBound) -> brigade_gpu::GateBound {
+    match gate {
+        GateBound::Before => brigade_gpu::GateBound::Before,
+        GateBound::After => brigade_gpu::GateBound::After,
     }
 }

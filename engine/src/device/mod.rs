@@ -17,12 +17,13 @@ mod values;
 
 use std::ops::Deref;
 
-use brigade_gpu::{Gpu, GpuError, SpanMut};
+use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
 pub use memory::Memory;
 pub use moves::Share;
-pub use name::DeviceName;
+pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
+pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
@@ -34,6 +35,7 @@ use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};
 pub struct Device {
     compute: Compute,
     gpu: Option<Gpu>,
+    name: String,
 }
 
 impl Device {
@@ -87,8 +89,22 @@ impl Device {
     ///
     /// # Errors
     /// [`KernelError::Threads`] when the system refuses a thread.
-    pub fn vulkan(gpu: Gpu, threads: usize, cpus: Option<&[usize]>) -> Result<Self, KernelError> {
-        Ok(Self { compute: Compute::new(unfused(), threads, cpus)?, gpu: Some(gpu) })
+    fn vulkan(
+        gpu: Gpu,
+        name: &DeviceName,
+        threads: usize, cpus: Option<&[usize]>) -> Result<Self, KernelError> {
+        let compute = Compute::new(unfused(), threads, cpus)?;
+        Ok(Self { compute, gpu: Some(gpu), name: name.to_string() })
+    }
+
+    /// Whether a GPU computes.
+    pub fn has_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// Its name: that of a kernel table, or `vulkan:0`.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Waits for all that the GPU was told to do.
@@ -102,8 +118,17 @@ impl Device {
 
 impl From<Compute> for Device {
     fn from(compute: Compute) -> Self {
-        Self { compute, gpu: None }
+        let name = compute.kernels().name.to_owned();
+        Self { compute, gpu: None, name }
     }
+}
+
+/// What each GPU of this machine says of itself, in the order of their indices.
+///
+/// # Errors
+/// Where there is no Vulkan or no driver: what to install.
+pub fn gpus() -> Result<Vec<GpuFacts>, GpuError> {
+    Gpu::devices()
 }
 
 /// Ops that run on the host, wherever rows lie.

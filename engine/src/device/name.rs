@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-use brigade_gpu::{Gpu, GpuError, GpuOptions};
+use brigade_gpu::{Gpu, GpuError, GpuFacts, GpuKind, GpuOptions};
 
 use super::Device;
 use crate::kernels::{KernelError, select};
@@ -52,6 +52,60 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// What is asked for: `auto`, or a device by its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceWish {
+    /// The first GPU that is one and that can be used, else the CPU.
+    #[default]
+    Auto,
+    /// This one.
+    Named(DeviceName),
+}
+
+impl FromStr for DeviceWish {
+    type Err = String;
+
+    fn from_str(wish: &str) -> Result<Self, String> {
+        match wish {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Named(DeviceName::Cpu(None))),
+            name if name.starts_with(VULKAN) => name.parse().map(Self::Named),
+            _ => Err(format!("\"{wish}\" is none of auto, cpu, vulkan:0, vulkan:1 and so on")),
+        }
+    }
+}
+
+impl DeviceWish {
+    /// The device that it comes to here. A driver that computes in software is used only where it is named.
+    pub fn choose(&self) -> DeviceName {
+        match self {
+            Self::Named(name) => name.clone(),
+            Self::Auto => first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan),
+        }
+    }
+}
+
+/// The index of the first GPU that is no software and that opens.
+fn first_gpu() -> Option<usize> {
+    let all = match Gpu::devices() {
+        Ok(all) => all,
+        Err(reason) => {
+            tracing::debug!(%reason, "no GPU: the CPU computes");
+            return None;
+        }
+    };
+    let hardware = |(index, facts): (usize, GpuFacts)| {
+        (facts.kind != GpuKind::Software).then_some(index)
+    };
+    all.into_iter().enumerate().filter_map(hardware).find(|index| match shared(*index) {
+        Ok(_) => true,
+        Err(reason) => {
+            tracing::warn!(index, %reason, "this GPU is not used");
+            false
+        }
+    })
+}
+
 impl Device {
     /// The device of that name, with `threads` threads of the host, pinned to `cpus` if given.
     ///
@@ -64,7 +118,7 @@ impl Device {
     ) -> Result<Self, KernelError> {
         match name {
             DeviceName::Cpu(table) => Self::cpu(select(table.as_deref())?, threads, cpus),
-            DeviceName::Vulkan(index) => Self::vulkan(shared(*index)?, threads, cpus),
+            DeviceName::Vulkan(index) => Self::vulkan(shared(*index)?, name, threads, cpus),
         }
     }
 }

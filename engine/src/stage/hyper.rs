@@ -255,7 +255,7 @@ mod tests {
         let mixed = Spread { n: 3, post: vec![0.0; 3], mix: [[0.0, 1.0, 0.0]; 3].concat() };
         let sum: Vec<f32> = (0..2).map(|at| rows.streams(3).map(|s| s[at]).sum()).collect();
         mixed.add(&device, &y, &mut rows);
-        let streams: Vec<&[f32]> = rows.streams(3).collect();
+        let streams: Vec<&Rows> = rows.streams(3).collect();
         assert_eq!((streams[0], streams[2]), (&[0.0; 2][..], &[0.0; 2][..]));
         (0..2).for_each(|at| near(streams[1][at], sum[at]));
     }

@@ -362,7 +362,7 @@ fn facts(
         weight_bytes: weights.values().sum::<u64>()
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
-        kernels: device.kernels().name,
+        device: device.name().to_owned(),
         threads: device.pool().threads(),
     }
 }

@@ -62,8 +62,8 @@ pub struct StageFacts {
     pub weight_bytes: u64,
     /// Bytes of KV pages and recurrent slots.
     pub state_bytes: u64,
-    /// The op table's name.
-    pub kernels: &'static str,
+    /// Name of the device that computes.
+    pub device: String,
     /// Compute threads.
     pub threads: usize,
 }

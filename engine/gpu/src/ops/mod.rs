@@ -3,6 +3,7 @@
 
 mod elementwise;
 mod gates;
+mod moves;
 mod probe;
 
 pub use gates::{GateBound, Xielu};

@@ -1,0 +1,109 @@
+//! `brigade devices` prints what this machine can compute with.
+
+use anyhow::Result;
+use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, gpus};
+use brigade_engine::kernels;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::output;
+use crate::plan::format_bytes;
+
+/// Show what this machine can compute with.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade devices
+  brigade serve -m model.gguf --device vulkan:0,1")]
+pub struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Devices that local workers take in turn, as `--device` names them: `auto`, `cpu`, `vulkan:0`, `vulkan:0,1`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceList(pub Vec<String>);
+
+impl std::str::FromStr for DeviceList {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Self, String> {
+        let prefix = match list.starts_with("vulkan:") {
+            true => "vulkan:",
+            false => "",
+        };
+        let with_prefix = |item: &str| match item.chars().all(|c| c.is_ascii_digit()) {
+            true => format!("{prefix}{item}"),
+            false => item.to_owned(),
+        };
+        let names: Vec<String> = list.split(',').map(with_prefix).collect();
+        names.iter().try_for_each(|name| name.parse::<DeviceWish>().map(|_| ()))?;
+        Ok(Self(names))
+    }
+}
+
+/// Runs the command.
+pub fn execute(args: DevicesArgs) -> Result<()> {
+    let tables: Vec<&str> = kernels::available().iter().map(|table| table.name).collect();
+    let (found, missing) = match gpus() {
+        Ok(found) => (found, None),
+        Err(reason) => (Vec::new(), Some(reason.to_string())),
+    };
+    let auto = DeviceWish::Auto.choose();
+    if args.json {
+        let gpus: Vec<Value> = found.iter().enumerate().map(in_json).collect();
+        let all = json!({
+            "cpu": { "kernels": tables },
+            "gpus": gpus,
+            "no_gpus": missing,
+            "auto": auto.to_string(),
+        });
+        return output::json(&all);
+    }
+    output::line(format_args!("cpu        kernels {}", tables.join(", ")))?;
+    for (index, facts) in found.iter().enumerate() {
+        let name = DeviceName::Vulkan(index).to_string();
+        output::line(format_args!(
+            "{name:<10} {} ({}), {}, {} {}, Vulkan {}",
+            facts.name,
+            facts.kind,
+            format_bytes(facts.device_bytes),
+            facts.driver,
+            facts.driver_version,
+            facts.api_version,
+        ))?;
+    }
+    if let Some(reason) = missing {
+        output::line(format_args!("no GPU: {reason}"))?;
+    }
+    output::line(format_args!("--device auto takes {auto}"))
+}
+
+fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
+    json!({
+        "device": DeviceName::Vulkan(index).to_string(),
+        "name": facts.name,
+        "kind": facts.kind.to_string(),
+        "memory_bytes": facts.device_bytes,
+        "driver": facts.driver,
+        "driver_version": facts.driver_version,
+        "vulkan": facts.api_version,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_name_each_device() {
+        let list = |text: &str| text.parse::<DeviceList>().map(|list| list.0);
+        assert_eq!(list("auto").unwrap(), ["auto"]);
+        assert_eq!(list("vulkan:0,2").unwrap(), ["vulkan:0", "vulkan:2"]);
+        assert_eq!(list("cpu,vulkan:1").unwrap(), ["cpu", "vulkan:1"]);
+        for wrong in ["", "0", "cuda", "vulkan:0,", "avx2"] {
+            assert!(list(wrong).is_err(), "{wrong}");
+        }
+    }
+}
