@@ -4,5 +4,6 @@
 mod elementwise;
 mod gates;
 mod probe;
+mod rows;
 
 pub use gates::{GateBound, Xielu};
