@@ -20,9 +20,9 @@ use std::ops::Deref;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
+pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
 pub use memory::Memory;
 pub use moves::Share;
-pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
@@ -92,7 +92,9 @@ impl Device {
     fn vulkan(
         gpu: Gpu,
         name: &DeviceName,
-        threads: usize, cpus: Option<&[usize]>) -> Result<Self, KernelError> {
+        threads: usize,
+        cpus: Option<&[usize]>,
+    ) -> Result<Self, KernelError> {
         let compute = Compute::new(unfused(), threads, cpus)?;
         Ok(Self { compute, gpu: Some(gpu), name: name.to_string() })
     }

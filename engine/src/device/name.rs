@@ -94,9 +94,8 @@ fn first_gpu() -> Option<usize> {
             return None;
         }
     };
-    let hardware = |(index, facts): (usize, GpuFacts)| {
-        (facts.kind != GpuKind::Software).then_some(index)
-    };
+    let hardware =
+        |(index, facts): (usize, GpuFacts)| (facts.kind != GpuKind::Software).then_some(index);
     all.into_iter().enumerate().filter_map(hardware).find(|index| match shared(*index) {
         Ok(_) => true,
         Err(reason) => {

@@ -12,7 +12,10 @@ impl Device {
         eps: f32,
         out: &mut (impl ValuesMut + ?Sized),
     ) {
-        self.compute.rms_norm(x.on_host(), weight.on_host(), eps, out.on_host_mut());
+        match self.gpu_of(out) {
+            Some((gpu, out)) => gpu.rms_norm(x.on_gpu(gpu), weight.on_gpu(gpu), eps, out),
+            None => self.compute.rms_norm(x.on_host(), weight.on_host(), eps, out.on_host_mut()),
+        }
     }
 
     /// [`Device::rms_norm`] with the result in place of `x`.
@@ -22,7 +25,10 @@ impl Device {
         weight: &(impl Values + ?Sized),
         eps: f32,
     ) {
-        self.compute.rms_norm_inplace(x.on_host_mut(), weight.on_host(), eps);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.rms_norm_inplace(x, weight.on_gpu(gpu), eps),
+            None => self.compute.rms_norm_inplace(x.on_host_mut(), weight.on_host(), eps),
+        }
     }
 
     /// [`Device::rms_norm_inplace`] with a weight of its own for each group: `x` is `[n, n_groups, d]`, `weights` is
@@ -34,7 +40,10 @@ impl Device {
         d: usize,
         eps: f32,
     ) {
-        self.compute.group_rms_norm(x.on_host_mut(), weights.on_host(), d, eps);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.group_rms_norm(x, weights.on_gpu(gpu), d, eps),
+            None => self.compute.group_rms_norm(x.on_host_mut(), weights.on_host(), d, eps),
+        }
     }
 
     /// Layer norm by group, in place: `x` is `[n, n_groups, d]`, `weights` and `biases` are `[n_groups, d]`. Each row of `d`
@@ -47,16 +56,33 @@ impl Device {
         d: usize,
         eps: f32,
     ) {
-        self.compute.group_layer_norm(x.on_host_mut(), weights.on_host(), biases.on_host(), d, eps);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                gpu.group_layer_norm(x, weights.on_gpu(gpu), biases.on_gpu(gpu), d, eps)
+            }
+            None => self.compute.group_layer_norm(
+                x.on_host_mut(),
+                weights.on_host(),
+                biases.on_host(),
+                d,
+                eps,
+            ),
+        }
     }
 
     /// L2 norm of each row of `x` (`[n, d]`; heads are rows too), in place: `x / sqrt(sum(x²) + eps)`.
     pub fn l2_norm(&self, x: &mut (impl ValuesMut + ?Sized), d: usize, eps: f32) {
-        self.compute.l2_norm(x.on_host_mut(), d, eps);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.l2_norm(x, d, eps),
+            None => self.compute.l2_norm(x.on_host_mut(), d, eps),
+        }
     }
 
     /// Softmax of each row of `x` (`[n, d]`), in place.
     pub fn softmax(&self, x: &mut (impl ValuesMut + ?Sized), d: usize) {
-        self.compute.softmax(x.on_host_mut(), d);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.softmax(x, d),
+            None => self.compute.softmax(x.on_host_mut(), d),
+        }
     }
 }

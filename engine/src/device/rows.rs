@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use brigade_gpu::{Gpu, GpuBuffer, Span, SpanMut};
+use brigade_gpu::{Columns, Gpu, GpuBuffer, Span, SpanMut};
 
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
@@ -110,7 +110,8 @@ impl Scratch {
         let mut part = self.take(rows.n_rows(), width);
         match (&self.gpu, rows.span(), part.span_mut()) {
             (Some(gpu), Some(from), Some(to)) => {
-                gpu.copy_columns((from, rows.cols, first_col), (to, width, 0), width);
+                let columns = Columns { stride: rows.cols, first: first_col, width };
+                gpu.columns_of(from, columns, to);
             }
             _ => {
                 for (from, to) in rows.chunks_exact(rows.cols).zip(part.chunks_exact_mut(width)) {

@@ -1,0 +1,149 @@
+//! Writing keys and values to pages, and copying pages.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static WRITE: Shader = shader!("kv_write");
+static COPY: Shader = shader!("kv_copy");
+
+/// Invocations of a workgroup.
+const GROUP: usize = 64;
+
+/// Stands for the place of a row that is in no part.
+const NO_PLACE: u32 = u32::MAX;
+
+/// What rows leave in their pages.
+#[derive(Clone, Copy, Debug)]
+pub struct KvSpans<'a> {
+    /// Keys, `[n_rows, n_kv_head * head_dim_k]`.
+    pub k: Span<'a>,
+    /// Values, `[n_rows, n_kv_head * head_dim_v]`; none where they are in the keys.
+    pub v: Option<Span<'a>>,
+    /// Keys of an index, `[n_rows, index_dim]`; none without one.
+    pub index: Option<Span<'a>>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct WritePush {
+    pool: u64,
+    places: u64,
+    k: u64,
+    v: u64,
+    index: u64,
+    page_bytes: u32,
+    n_rows: u32,
+    n_head: u32,
+    dk: u32,
+    dv: u32,
+    index_dim: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct CopyPush {
+    pool: u64,
+    pairs: u64,
+    n_pairs: u32,
+    lines: u32,
+}
+
+impl Gpu {
+    /// Writes keys and values of every row of `parts` into their pages, and their keys of an index.
+    ///
+    /// `pool` holds a layer's pages one after the other and starts on a multiple of 64 bytes. Rows are as the parts number them.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a part lies outside its pages, or a page outside the pool.
+    pub fn kv_write(
+        &self,
+        layout: &PageLayout,
+        pool: SpanMut<'_>,
+        parts: &[PagePart<'_>],
+        rows: &KvSpans<'_>,
+    ) {
+        layout.check_pool("kv_write", pool.address(), pool.len());
+        let n_rows = rows.k.values() / (layout.n_kv_head * layout.head_dim_k).max(1);
+        let fits = |width: usize, of: Option<Span<'_>>| {
+            of.map_or(0, |span| span.values()) == n_rows * width
+        };
+        assert!(fits(layout.n_kv_head * layout.head_dim_k, Some(rows.k)), "kv_write: keys");
+        assert!(fits(layout.n_kv_head * layout.v_width(), rows.v), "kv_write: values");
+        assert!(fits(layout.index_dim, rows.index), "kv_write: keys of an index");
+        let places = places(parts, n_rows, pool.len() / layout.page_bytes());
+        if n_rows == 0 {
+            return;
+        }
+        let address = |of: Option<Span<'_>>| of.map_or(0, |span| span.address());
+        let push = WritePush {
+            pool: pool.address(),
+            places: self.upload(bytemuck::cast_slice(&places)).address(),
+            k: rows.k.address(),
+            v: address(rows.v),
+            index: address(rows.index),
+            page_bytes: count(layout.page_bytes()),
+            n_rows: count(n_rows),
+            n_head: layout.n_kv_head as u32,
+            dk: layout.head_dim_k as u32,
+            dv: layout.v_width() as u32,
+            index_dim: layout.index_dim as u32,
+        };
+        let constants = [layout.ty.code(), u32::from(layout.values == ValuePlace::InKeys)];
+        let unit = if layout.ty == KvType::Q8_0 { 32 } else { 4 };
+        let groups = lines(count(n_rows * layout.units(unit)).div_ceil(GROUP as u32) as usize);
+        // SAFETY: the kernel reads the `n_rows` rows of keys, of values and of an index (checked), and writes to the pages that
+        // parts name: they are in the pool (`places` checks that).
+        unsafe { self.dispatch(Order::After, &WRITE, &constants, &push, groups) };
+    }
+
+    /// Copies page `from` of a pool onto page `to`, for each pair `[from, to]`. No page is in two pairs, unless both read it.
+    ///
+    /// # Panics
+    /// If a page lies outside the pool, or one that is written is in another pair, or in its own twice.
+    pub fn copy_pages(&self, layout: &PageLayout, pool: SpanMut<'_>, pairs: &[[u32; 2]]) {
+        layout.check_pool("copy_pages", pool.address(), pool.len());
+        let bytes = layout.page_bytes();
+        let n_pages = pool.len() / bytes;
+        let inside = |page: &u32| (*page as usize) < n_pages;
+        assert!(pairs.as_flattened().iter().all(inside), "copy_pages: a page outside the pool");
+        let mut written: Vec<u32> = pairs.iter().map(|[_, to]| *to).collect();
+        written.sort_unstable();
+        let twice = written.windows(2).any(|two| two[0] == two[1]);
+        let read = pairs.iter().any(|[from, _]| written.binary_search(from).is_ok());
+        assert!(!twice && !read, "copy_pages: a page is written and used otherwise");
+        if pairs.is_empty() {
+            return;
+        }
+        let lines_of_page = bytes / size_of::<[u32; 4]>();
+        let push = CopyPush {
+            pool: pool.address(),
+            pairs: self.upload(bytemuck::cast_slice(pairs)).address(),
+            n_pairs: count(pairs.len()),
+            lines: count(lines_of_page),
+        };
+        let groups = lines(count(pairs.len() * lines_of_page).div_ceil(GROUP as u32) as usize);
+        // SAFETY: the kernel reads and writes the pages of the pairs, which are in the pool (checked).
+        unsafe { self.dispatch(Order::After, &COPY, &[], &push, groups) };
+    }
+}
+
+/// Of each row its page times [`KV_PAGE`] and its position there.
+fn places(parts: &[PagePart<'_>], n_rows: usize, n_pages: usize) -> Vec<u32> {
+    assert!(n_pages <= 1 << 25, "kv_write: {n_pages} pages");
+    let mut places = vec![NO_PLACE; n_rows];
+    for part in parts {
+        part.check("kv_write", n_pages);
+        let rows = part.first_row..part.first_row + part.n_rows;
+        assert!(rows.end <= n_rows, "kv_write: rows {rows:?} of {n_rows}");
+        for (pos, place) in (part.first_pos..).zip(&mut places[rows]) {
+            *place = part.pages[pos / KV_PAGE] * KV_PAGE as u32 + (pos % KV_PAGE) as u32;
+        }
+    }
+    places
+}
