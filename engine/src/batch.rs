@@ -12,7 +12,10 @@ use std::sync::Arc;
 pub struct SlotId(pub u32);
 
 /// Index of a page of KV positions ([`crate::kernels::KV_PAGE`] of them), valid on every stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bytemuck::Pod, bytemuck::Zeroable,
+)]
+#[repr(transparent)]
 pub struct BlockId(pub u32);
 
 /// A sequence's name, under which copies of its state are kept: the same on every line it runs on.

@@ -50,6 +50,18 @@ pub enum GpuKind {
     Other,
 }
 
+impl std::fmt::Display for GpuKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Discrete => "discrete",
+            Self::Integrated => "integrated",
+            Self::Virtual => "virtual",
+            Self::Software => "software",
+            Self::Other => "other",
+        })
+    }
+}
+
 /// One product of matrix units: `[m, k]` times `[k, n]`, added to `[m, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixShape {

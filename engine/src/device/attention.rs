@@ -1,7 +1,9 @@
 //! Keys and values of rows to their pages, and attention over pages.
 
-use super::{Device, Memory, Rows};
-use crate::kernels::{self, Attend, AttendPart, AttendVariant, KvLayout};
+use brigade_gpu::{KvSpans, PageLayout, PagePart};
+
+use super::{Device, Memory, Rows, Values};
+use crate::kernels::{self, Attend, AttendPart, AttendVariant, KvLayout, KvType, ValuePlace};
 
 /// What rows leave in their pages.
 #[derive(Clone, Copy)]
@@ -40,6 +42,12 @@ impl Device {
         parts: &[AttendPart<'_>],
         rows: &KvRows<'_>,
     ) {
+        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span_mut()) {
+            let [v, index] = [rows.v, rows.index].map(|rows| rows.map(|rows| rows.on_gpu(gpu)));
+            let rows = KvSpans { k: rows.k.on_gpu(gpu), v, index };
+            gpu.kv_write(&page_layout(layout), pool, &page_parts(parts), &rows);
+            return;
+        }
         let [v, index] = [rows.v, rows.index].map(|rows| rows.map_or(&[][..], |rows| &rows[..]));
         let rows = kernels::KvRows { k: rows.k, v, index };
         self.compute.kv_write(layout, pool, parts, &rows);
@@ -55,4 +63,28 @@ impl Device {
         let n_head = q.cols() / layout.head_dim_k;
         self.compute.attend(&Attend { layout, pool, parts, n_head, scale, variant }, q, out);
     }
+}
+
+fn page_layout(layout: &KvLayout) -> PageLayout {
+    let KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
+    let values = match values {
+        ValuePlace::Apart => brigade_gpu::ValuePlace::Apart,
+        ValuePlace::InKeys => brigade_gpu::ValuePlace::InKeys,
+    };
+    let ty = match ty {
+        KvType::F32 => brigade_gpu::KvType::F32,
+        KvType::F16 => brigade_gpu::KvType::F16,
+        KvType::Q8_0 => brigade_gpu::KvType::Q8_0,
+    };
+    PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
+}
+
+fn page_parts<'a>(parts: &[AttendPart<'a>]) -> Vec<PagePart<'a>> {
+    let part = |part: &AttendPart<'a>| PagePart {
+        pages: bytemuck::cast_slice(part.blocks),
+        first_pos: part.first_pos,
+        n_rows: part.n_rows,
+        first_row: part.first_row,
+    };
+    parts.iter().map(part).collect()
 }

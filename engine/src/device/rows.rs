@@ -179,7 +179,7 @@ impl Rows {
     /// All rows, to be written in parts.
     pub fn to_write(&mut self) -> RowsMut<'_> {
         let cols = self.cols;
-        let values = match self.on_gpu() {
+        let values = match self.is_with_gpu() {
             true => ValuesOf::Gpu(self.span_mut().expect("rows with a GPU have a span")),
             false => ValuesOf::Host(self),
         };
@@ -201,7 +201,7 @@ impl Rows {
     }
 
     /// Whether they lie with a GPU.
-    pub(super) fn on_gpu(&self) -> bool {
+    pub(super) fn is_with_gpu(&self) -> bool {
         self.values.span().is_some()
     }
 
