@@ -1,0 +1,65 @@
+//! Adds up what experts gave for each row.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static SHADER: Shader = shader!("scatter_add");
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Push {
+    x: u64,
+    pairs: u64,
+    weights: u64,
+    result: u64,
+    n: u32,
+    d: u32,
+    used: u32,
+    last: u32,
+}
+
+impl Gpu {
+    /// Adds to each row of `out` (`[n, d]`) rows of `x` (`[n_pairs, d]`), one after the other: `out[r] += weights[r, k] * x[pairs[r, k]]`
+    /// for `k` from 0 on. `pairs` (u32) and `weights` are `[n, n_used]`. A number beyond the pairs names the last.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn scatter_add(
+        &self,
+        out: SpanMut<'_>,
+        d: usize,
+        x: Span<'_>,
+        pairs: Span<'_>,
+        weights: Span<'_>,
+    ) {
+        let (n, there) = (out.values(), x.values());
+        assert!(
+            d > 0 && n.is_multiple_of(d) && there.is_multiple_of(d),
+            "scatter_add: rows of {d}"
+        );
+        assert_eq!(pairs.values(), weights.values(), "scatter_add: pairs and weights");
+        if n == 0 || pairs.is_empty() {
+            return;
+        }
+        let (rows, picks) = (n / d, pairs.values());
+        assert!(there > 0 && picks.is_multiple_of(rows), "scatter_add: {picks} in {rows} rows");
+        let push = Push {
+            x: x.address(),
+            pairs: pairs.address(),
+            weights: weights.address(),
+            result: out.address(),
+            n: count(n),
+            d: count(d),
+            used: count(picks / rows),
+            last: count(there / d - 1),
+        };
+        // SAFETY: the kernel reads as many pairs and weights for each row as there are (checked), and those rows of `x` or its
+        // last; it reads and writes the `n` values of `out`.
+        unsafe { self.dispatch(Order::After, &SHADER, &[], &push, lines(n.div_ceil(256))) };
+    }
+}
