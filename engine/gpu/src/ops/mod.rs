@@ -7,6 +7,7 @@ mod kv;
 mod moves;
 mod pages;
 mod probe;
+mod rope;
 mod rows;
 mod scatter;
 
@@ -14,3 +15,4 @@ pub use gates::{GateBound, Xielu};
 pub use kv::KvSpans;
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+pub use rope::RopeLayout;
