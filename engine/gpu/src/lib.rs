@@ -30,4 +30,5 @@ pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use ops::{Columns, GateBound, RopeLayout, Xielu};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
+pub use ops::{Product, WeightType, Weights};
 pub use span::{Span, SpanMut};
