@@ -21,16 +21,14 @@ unsafe impl Send for GpuBuffer {}
 unsafe impl Sync for GpuBuffer {}
 
 impl Gpu {
-    /// A buffer of `len` bytes. They are zero, except that those of recycled [`Purpose::Activations`] are anything.
+    /// A buffer of `len` bytes. They are zero, except that recycled ones of [`Purpose::Activations`] and
+    /// [`Purpose::Results`] are anything.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where the device or the limit has no room.
     pub fn buffer(&self, len: usize, purpose: Purpose) -> Result<GpuBuffer, GpuError> {
         let region = self.take_region(len as u64, purpose)?;
-        let start = match purpose {
-            Purpose::Activations => region.untouched,
-            Purpose::Weights | Purpose::States => region.offset,
-        };
+        let start = if purpose.lasts() { region.offset } else { region.untouched };
         self.record_zeros(region.buffer, start..region.offset + region.len);
         Ok(GpuBuffer { gpu: self.clone(), region, len })
     }

@@ -39,7 +39,7 @@ pub(crate) struct Recorder {
     flying: VecDeque<(vk::CommandBuffer, u64)>,
     idle: Vec<vk::CommandBuffer>,
     submitted: u64,
-    /// A dispatch of nothing was left out: what comes next stays behind what came before it.
+    /// Something was recorded, or left out, that the next dispatch stays behind in any case.
     owed_barrier: bool,
     patience: Duration,
     pub(crate) uploads: Uploads,
@@ -130,6 +130,8 @@ impl Recorder {
         let len = range.end - range.start;
         // SAFETY: the buffer is being recorded; the range lies in its buffer, and both ends are multiples of 4.
         unsafe { device.raw.cmd_fill_buffer(commands, buffer, range.start, len, 0) };
+        // What runs beside the dispatch before it stays behind this.
+        self.owed_barrier = true;
         Ok(())
     }
 

@@ -121,8 +121,12 @@ impl Gpu {
     /// # Errors
     /// The first error that there was, in this or anything before.
     pub fn finish(&self) -> Result<(), GpuError> {
-        self.wait();
-        lock(&self.0.recorder).uploads.restart();
+        let mut recorder = lock(&self.0.recorder);
+        self.wait_with(&mut recorder);
+        if self.check().is_ok() {
+            recorder.uploads.restart();
+        }
+        drop(recorder);
         self.check()
     }
 
@@ -173,11 +177,13 @@ impl Gpu {
 
     /// Waits until all that was recorded is done, or the device failed.
     pub(crate) fn wait(&self) {
-        if !self.0.pending.load(Ordering::Acquire) {
-            return;
+        if self.0.pending.load(Ordering::Acquire) {
+            self.wait_with(&mut lock(&self.0.recorder));
         }
-        let mut recorder = lock(&self.0.recorder);
-        if self.0.failure.get().is_none() {
+    }
+
+    fn wait_with(&self, recorder: &mut Recorder) {
+        if self.0.pending.load(Ordering::Acquire) && self.0.failure.get().is_none() {
             match recorder.wait(&self.0.device) {
                 Ok(()) => self.0.pending.store(false, Ordering::Release),
                 Err(error) => self.fail(error),

@@ -18,7 +18,7 @@ pub enum GpuError {
     )]
     NoDriver(vk::Result),
     /// The index is beyond the devices that there are.
-    #[error("there is no GPU {index}: Vulkan finds {count} (the first is 0)")]
+    #[error("there is no GPU {index}: Vulkan finds {count}, counted from 0")]
     NoDevice {
         /// What was asked for.
         index: usize,

@@ -143,7 +143,10 @@ impl GpuFacts {
         unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
         let base = all.properties;
         let heaps = Heaps::of(instance, device);
-        let keeps = driver.shader_denorm_preserve_float32 == vk::TRUE;
+        // Where all widths share a mode, none is asked for: kernels may have others too.
+        let free = |of| of != vk::ShaderFloatControlsIndependence::NONE;
+        let keeps = driver.shader_denorm_preserve_float32 == vk::TRUE
+            && free(driver.denorm_behavior_independence);
         Ok(Self {
             name: text(base.device_name_as_c_str().unwrap_or_default()),
             driver: text(driver.driver_name_as_c_str().unwrap_or_default()),
@@ -167,7 +170,8 @@ impl GpuFacts {
                     keep_subnormals: keeps,
                     keep_signs_and_infinities: driver.shader_signed_zero_inf_nan_preserve_float32
                         == vk::TRUE,
-                    round_to_even: driver.shader_rounding_mode_rte_float32 == vk::TRUE,
+                    round_to_even: driver.shader_rounding_mode_rte_float32 == vk::TRUE
+                        && free(driver.rounding_mode_independence),
                 },
                 identity: Identity {
                     vendor: base.vendor_id,

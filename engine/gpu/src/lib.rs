@@ -28,6 +28,7 @@ pub use device::{Gpu, GpuOptions};
 pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
-pub use ops::{Columns, GateBound, Xielu};
+pub use ops::{Columns, GateBound, RopeLayout, Xielu};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
+pub use ops::{Product, WeightType, Weights};
 pub use span::{Span, SpanMut};

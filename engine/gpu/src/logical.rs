@@ -121,7 +121,15 @@ fn missing(instance: &Instance, physical: vk::PhysicalDevice) -> Vec<&'static st
     // SAFETY: as above, and the chained structures are of its version.
     unsafe { instance.raw.get_physical_device_features2(physical, &mut all) };
     let base = all.features;
+    let limits = &properties.limits;
+    let large = limits.max_compute_work_group_invocations >= 256
+        && limits.max_compute_work_group_size[0] >= 256;
     let features = [
+        (vk::Bool32::from(large), "workgroups of 256"),
+        (
+            vk::Bool32::from(limits.max_compute_shared_memory_size >= 32 << 10),
+            "32 KiB of shared memory",
+        ),
         (base.shader_int16, "shaderInt16"),
         (base.shader_int64, "shaderInt64"),
         (v11.storage_buffer16_bit_access, "storageBuffer16BitAccess"),

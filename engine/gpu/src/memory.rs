@@ -8,7 +8,7 @@ use ash::vk;
 use crate::error::GpuError;
 use crate::free::FreeParts;
 use crate::logical::Device;
-use crate::slab::Slab;
+use crate::slab::{Place, Slab};
 
 /// What memory is for. Each has slabs of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +19,19 @@ pub enum Purpose {
     States,
     /// Lives for a ubatch.
     Activations,
+    /// Lives for a ubatch, and is read by the host: on a card of its own, in the host's memory.
+    Results,
+}
+
+impl Purpose {
+    /// Whether it outlives a ubatch. Such memory is zero when it is new; other memory is kept for the next.
+    pub(crate) fn lasts(self) -> bool {
+        matches!(self, Self::Weights | Self::States)
+    }
+
+    fn place(self) -> Place {
+        if self == Self::Results { Place::Host } else { Place::Device }
+    }
 }
 
 /// Every buffer starts at a multiple of this.
@@ -92,6 +105,7 @@ impl Memory {
             Purpose::Weights => 256 << 20,
             Purpose::States => 64 << 20,
             Purpose::Activations => 32 << 20,
+            Purpose::Results => 4 << 20,
         };
         let have = self.slabs.values().filter(|shared| shared.purpose == purpose).count();
         let wanted = (first << have.min(5)).min(LARGEST).min(self.largest).max(len);
@@ -99,7 +113,7 @@ impl Memory {
         let no_room = GpuError::OutOfMemory { wanted: len, used: self.used, limit: self.limit };
         let sizes = [wanted, len];
         let slab = sizes.into_iter().filter(|size| allowed(*size)).find_map(|size| {
-            Slab::new(device, size)
+            Slab::new(device, size, purpose.place())
                 .inspect_err(|error| tracing::debug!(size, %error, "no slab of this size"))
                 .ok()
         });
@@ -115,7 +129,7 @@ impl Memory {
     pub(crate) fn give(&mut self, region: &Region) -> Option<Slab> {
         let shared = self.slabs.get_mut(&region.slab)?;
         shared.free.give(region.offset, region.len);
-        let keep = shared.purpose == Purpose::Activations || !shared.free.is_whole(shared.slab.len);
+        let keep = !shared.purpose.lasts() || !shared.free.is_whole(shared.slab.len);
         if keep {
             return None;
         }

@@ -23,6 +23,15 @@ unsafe impl Send for Slab {}
 // SAFETY: as above; nothing is changed through a shared slab itself.
 unsafe impl Sync for Slab {}
 
+/// Where memory is, if there is a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Near the device.
+    Device,
+    /// Where the host reads it fast.
+    Host,
+}
+
 /// What the host needs of memory.
 const HOST: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
     vk::MemoryPropertyFlags::HOST_VISIBLE.as_raw()
@@ -30,8 +39,8 @@ const HOST: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 );
 
 impl Slab {
-    /// Allocates `len` bytes, on the device where it has room that the host can see.
-    pub(crate) fn new(device: &Device, len: u64) -> Result<Self, GpuError> {
+    /// Allocates `len` bytes that both can see, at `place` if there is room.
+    pub(crate) fn new(device: &Device, len: u64, place: Place) -> Result<Self, GpuError> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
             | vk::BufferUsageFlags::TRANSFER_SRC
@@ -40,7 +49,7 @@ impl Slab {
         // SAFETY: the device is open; `info` is complete.
         let buffer =
             unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;
-        let result = allocate(device, buffer).and_then(|memory| {
+        let result = allocate(device, buffer, place).and_then(|memory| {
             Self::bind(device, buffer, memory, len).inspect_err(|_| {
                 // SAFETY: nothing uses the memory yet.
                 unsafe { device.raw.free_memory(memory, None) };
@@ -88,21 +97,32 @@ impl Slab {
     }
 }
 
-/// Memory for a buffer, from the first kind that has room: kinds on the device come first.
-fn allocate(device: &Device, buffer: vk::Buffer) -> Result<vk::DeviceMemory, GpuError> {
+/// Memory for a buffer, from the first kind that has room: kinds at `place` come first.
+fn allocate(
+    device: &Device,
+    buffer: vk::Buffer,
+    place: Place,
+) -> Result<vk::DeviceMemory, GpuError> {
     // SAFETY: the buffer is of this device.
     let needs = unsafe { device.raw.get_buffer_memory_requirements(buffer) };
     // SAFETY: the device is one of its instance.
     let kinds =
         unsafe { device.instance.raw.get_physical_device_memory_properties(device.physical) };
     let kinds = kinds.memory_types_as_slice().iter().enumerate();
-    let fitting = kinds.filter(|(i, kind)| {
-        needs.memory_type_bits >> i & 1 == 1 && kind.property_flags.contains(HOST)
+    let mut kinds: Vec<(usize, vk::MemoryPropertyFlags)> = kinds
+        .map(|(i, kind)| (i, kind.property_flags))
+        .filter(|(i, flags)| needs.memory_type_bits >> i & 1 == 1 && flags.contains(HOST))
+        .collect();
+    let near =
+        |flags: vk::MemoryPropertyFlags| flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL);
+    let cached =
+        |flags: vk::MemoryPropertyFlags| flags.contains(vk::MemoryPropertyFlags::HOST_CACHED);
+    kinds.sort_by_key(|(_, flags)| match place {
+        Place::Device => (!near(*flags), false),
+        Place::Host => (!cached(*flags), near(*flags)),
     });
-    let (near, far): (Vec<_>, Vec<_>) = fitting
-        .partition(|(_, kind)| kind.property_flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL));
     let mut result = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
-    for (index, _) in near.into_iter().chain(far) {
+    for (index, _) in kinds {
         let mut addressed =
             vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
         let info = vk::MemoryAllocateInfo::default()

@@ -2,7 +2,7 @@
 
 use crate::error::GpuError;
 use crate::logical::Device;
-use crate::slab::Slab;
+use crate::slab::{Place, Slab};
 
 /// Bytes of a chunk that tables share.
 const CHUNK: u64 = 1 << 20;
@@ -25,7 +25,7 @@ impl Uploads {
             self.used = 0;
         }
         if self.at == self.chunks.len() {
-            self.chunks.push(Slab::new(device, len.max(CHUNK))?);
+            self.chunks.push(Slab::new(device, len.max(CHUNK), Place::Device)?);
         }
         let (chunk, offset) = (&self.chunks[self.at], self.used);
         self.used += len;

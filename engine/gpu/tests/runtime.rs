@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use brigade_gpu::{Gpu, GpuError, GpuOptions, Purpose};
 use common::{gpu, on, values_of};
@@ -117,6 +118,28 @@ fn a_limit_on_memory_is_kept_and_what_is_idle_makes_room() {
     assert!(gpu.used_bytes() <= 96 << 20);
     drop(weights);
     assert_eq!(gpu.used_bytes(), 0);
+}
+
+#[test]
+fn results_are_written_by_the_device_and_read_by_the_host() {
+    let Some(gpu) = gpu() else { return };
+    let mut logits = gpu.buffer(4000, Purpose::Results).unwrap();
+    gpu.fill(logits.span_mut(), 3.0);
+    assert!(values_of(&logits).iter().all(|x| *x == 3.0));
+}
+
+#[test]
+fn a_device_that_does_not_come_on_is_an_error_that_sticks() {
+    let options = GpuOptions { patience: Duration::ZERO, ..GpuOptions::default() };
+    let Ok(gpu) = Gpu::open(0, &options) else { return };
+    let mut x = gpu.buffer(64 << 20, Purpose::Activations).unwrap();
+    (0..20).for_each(|_| gpu.tanh(x.span_mut()));
+    let error = gpu.finish().unwrap_err();
+    assert!(matches!(error, GpuError::TimedOut { .. }), "{error}");
+    assert!(gpu.check().is_err() && gpu.buffer(1, Purpose::States).is_err());
+    assert_eq!(x.bytes().len(), 64 << 20);
+    gpu.silu(x.span_mut());
+    assert!(gpu.finish().is_err());
 }
 
 /// A folder of this test's own.

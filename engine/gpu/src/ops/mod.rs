@@ -7,6 +7,8 @@ mod kv;
 mod moves;
 mod pages;
 mod probe;
+mod products;
+mod rope;
 mod rows;
 mod scatter;
 
@@ -14,3 +16,5 @@ pub use gates::{GateBound, Xielu};
 pub use kv::KvSpans;
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+pub use products::{Product, WeightType, Weights};
+pub use rope::RopeLayout;

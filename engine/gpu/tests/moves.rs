@@ -1,0 +1,94 @@
+//! Moves of values, and sums of experts' rows, beside the CPU's, bit for bit.
+
+mod common;
+
+use brigade_engine::kernels::HeadColumns;
+use brigade_gpu::Columns;
+use common::{Random, assert_same, compute, gpu, on, values_of, words_on};
+
+#[test]
+fn values_are_filled_and_copied() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(1);
+    for n in [0, 1, 255, 256, 257, 100_003] {
+        let x = random.values(n, 1.0);
+        let (from, mut to) = (on(&gpu, &x), on(&gpu, &vec![9.0; n]));
+        gpu.copy(from.span(), to.span_mut());
+        assert_same("copy", &values_of(&to), &x);
+        gpu.fill(to.span_mut(), f32::NEG_INFINITY);
+        assert_same("fill", &values_of(&to), &vec![f32::NEG_INFINITY; n]);
+    }
+}
+
+#[test]
+fn columns_and_heads_find_their_places() {
+    let Some(gpu) = gpu() else { return };
+    let (compute, mut random) = (compute(), Random(2));
+    let shapes = [(1, 1, 1, 0, 1), (5, 1, 7, 2, 3), (1, 8, 16, 0, 16), (33, 7, 24, 5, 16)];
+    for (n, n_head, stride, first, width) in shapes {
+        let columns = Columns { stride, first, width };
+        let on_cpu = HeadColumns { stride, first, width };
+        let x = random.values(n * n_head * stride, 1.0);
+        let name = format!("{n} rows of {n_head} heads, {columns:?}");
+        let from = on(&gpu, &x);
+        let mut apart = on(&gpu, &vec![-1.0; n * n_head * width]);
+        let mut apart_here = vec![-1.0; n * n_head * width];
+        gpu.heads_apart(from.span(), n_head, columns, apart.span_mut());
+        compute.heads_apart(&x, n_head, on_cpu, &mut apart_here);
+        assert_same(&name, &values_of(&apart), &apart_here);
+        let mut back = on(&gpu, &vec![-2.0; x.len()]);
+        let mut back_here = vec![-2.0; x.len()];
+        gpu.heads_together(apart.span(), n_head, columns, back.span_mut());
+        compute.heads_together(&apart_here, n_head, on_cpu, &mut back_here);
+        assert_same(&name, &values_of(&back), &back_here);
+        gpu.columns_of(from.span(), columns, apart.span_mut());
+        let rows = x.chunks_exact(stride);
+        let wanted: Vec<f32> = rows.flat_map(|row| &row[first..first + width]).copied().collect();
+        assert_same(&name, &values_of(&apart), &wanted);
+        gpu.fill(back.span_mut(), -2.0);
+        gpu.columns_into(apart.span(), back.span_mut(), columns);
+        assert_same(&name, &values_of(&back), &back_here);
+    }
+}
+
+#[test]
+fn rows_are_gathered_by_a_list_and_repeated() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(3);
+    for (n, d, picks) in [(1, 1, 1), (3, 17, 1), (9, 64, 40), (100, 300, 257), (4, 8, 0)] {
+        let x = random.values(n * d, 1.0);
+        let list: Vec<u32> = (0..picks).map(|_| random.below(n) as u32).collect();
+        let (from, on_list) = (on(&gpu, &x), words_on(&gpu, &list));
+        let mut to = on(&gpu, &vec![0.0; picks * d]);
+        gpu.gather_rows(from.span(), d, on_list.span(), to.span_mut());
+        let wanted: Vec<f32> =
+            list.iter().flat_map(|r| &x[*r as usize * d..][..d]).copied().collect();
+        assert_same("gather_rows", &values_of(&to), &wanted);
+        gpu.repeat_row(from.span().part(0..4 * d), to.span_mut());
+        assert_same("repeat_row", &values_of(&to), &x[..d].repeat(picks));
+    }
+}
+
+#[test]
+fn rows_of_experts_are_added_in_their_order() {
+    let Some(gpu) = gpu() else { return };
+    let (compute, mut random) = (compute(), Random(4));
+    for (n, d, used) in [(1, 1, 1), (1, 64, 8), (7, 33, 3), (50, 512, 6)] {
+        let (mut out, x) = (random.values(n * d, 1.0), random.values(n * used * d, 1.0));
+        let weights = random.values(n * used, 1.0);
+        let mut pairs: Vec<u32> = (0..(n * used) as u32).collect();
+        for i in (1..pairs.len()).rev() {
+            pairs.swap(i, random.below(i + 1));
+        }
+        let (mut there, x_there) = (on(&gpu, &out), on(&gpu, &x));
+        let (pairs_there, weights_there) = (words_on(&gpu, &pairs), on(&gpu, &weights));
+        let (p, w) = (pairs_there.span(), weights_there.span());
+        gpu.scatter_add(there.span_mut(), d, x_there.span(), p, w);
+        for (r, out) in out.chunks_exact_mut(d).enumerate() {
+            for k in r * used..(r + 1) * used {
+                compute.add_scaled(out, &x[pairs[k] as usize * d..][..d], weights[k]);
+            }
+        }
+        assert_same(&format!("{n} rows of {d}, {used} each"), &values_of(&there), &out);
+    }
+}
