@@ -89,6 +89,9 @@ impl BoundaryRows {
     pub(super) fn wanted(&self, device: &Device, scratch: &Scratch, parts: &[PartRows]) -> Self {
         let picked: Vec<u32> = parts.iter().flat_map(wanted_rows).map(|row| row as u32).collect();
         let gather = |tensor: &Rows| {
+            if tensor.is_empty() {
+                return Rows::default();
+            }
             let mut rows = scratch.take(picked.len(), tensor.cols());
             device.gather_rows(tensor, &picked, &mut rows);
             rows
