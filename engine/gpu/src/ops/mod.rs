@@ -1,3 +1,6 @@
+//! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
+//! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
+
 mod elementwise;
 mod gates;
 mod kv;
