@@ -87,6 +87,15 @@ impl Gpu {
             visible = facts.visible_bytes,
             "GPU"
         );
+        if facts.visible_bytes < facts.device_bytes / 2 {
+            tracing::warn!(
+                device = facts.name,
+                "the host sees only {} of {} bytes of the GPU's memory, and models will lie outside it, slowly: switch on \
+                 Resizable BAR (Above 4G Decoding) in the machine's firmware",
+                facts.visible_bytes,
+                facts.device_bytes
+            );
+        }
         Ok(Self(Arc::new(Open {
             facts,
             recorder: Mutex::new(recorder),

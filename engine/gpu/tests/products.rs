@@ -222,31 +222,36 @@ fn a_row_has_the_same_bits_alone_and_beside_others() {
     }
 }
 
+/// Experts, say: of several types and sizes, each with other rows, one with none.
 #[test]
-fn several_scaled_products_of_the_same_rows() {
+fn several_scaled_products_beside_each_other() {
     let Some(gpu) = gpu() else { return };
     let (compute, mut random) = (compute(), Random(5));
     let cols = 256;
-    for n in [1, 6, 20] {
-        let x = spread(&mut random, n * cols);
-        let x_there = activations(&gpu, W::Q4_K, &x);
-        let types = [(QUANTS[7], 64), (QUANTS[13], 9), (QUANTS[9], 130)];
-        let weights = types.map(|(ty, rows)| {
-            let bytes = quantised(ty.0, rows, cols, &mut random);
-            let mut both = Both::new(&gpu, &compute, ty, [rows, cols], &bytes);
-            both.here = both.here.scaled(0.7);
-            both
-        });
-        let mut outs = types.map(|(_, rows)| on(&gpu, &vec![f32::NAN; n * rows]));
-        let jobs = weights.iter().zip(&mut outs).map(|(both, out)| Product {
-            w: both.weights(),
-            x: x_there.span(),
-            out: out.span_mut(),
-        });
-        gpu.products(n, jobs);
-        for (both, out) in weights.iter().zip(&outs) {
-            assert_same("one of several", &values_of(out), &both.on_cpu(&compute, &x));
-        }
+    let x = spread(&mut random, 40 * cols);
+    let (blocks, row_bytes) = (activations(&gpu, W::Q4_K, &x), Gpu::quantized_bytes(cols));
+    let types = [(QUANTS[7], 64, 0..0), (QUANTS[7], 64, 0..40), (QUANTS[13], 9, 3..4)];
+    let types = types.into_iter().chain([(QUANTS[9], 130, 4..11), (QUANTS[4], 33, 20..40)]);
+    let types: Vec<_> = types.collect();
+    let weights = types.iter().map(|(ty, rows, _)| {
+        let bytes = quantised(ty.0, *rows, cols, &mut random);
+        let mut both = Both::new(&gpu, &compute, *ty, [*rows, cols], &bytes);
+        both.here = both.here.scaled(0.7);
+        both
+    });
+    let weights: Vec<Both> = weights.collect();
+    let outs = types.iter().map(|(_, rows, of)| on(&gpu, &vec![f32::NAN; of.len() * rows]));
+    let mut outs: Vec<GpuBuffer> = outs.collect();
+    let jobs = weights.iter().zip(&types).zip(&mut outs).map(|((both, (_, _, of)), out)| Product {
+        w: both.weights(),
+        x: blocks.span().part(of.start * row_bytes..of.end * row_bytes),
+        n_rows: of.len(),
+        out: out.span_mut(),
+    });
+    gpu.products(jobs);
+    for ((both, (_, _, of)), out) in weights.iter().zip(&types).zip(&outs) {
+        let x = &x[of.start * cols..of.end * cols];
+        assert_same("one of several", &values_of(out), &both.on_cpu(&compute, x));
     }
 }
 

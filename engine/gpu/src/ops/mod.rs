@@ -1,20 +1,34 @@
 //! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
+mod conv;
+mod delta;
 mod elementwise;
 mod gates;
 mod kv;
+mod mamba;
 mod moves;
 mod pages;
 mod probe;
 mod products;
 mod rope;
 mod rows;
+mod scan;
 mod scatter;
+mod ssd;
+mod wkv;
+mod wkv7;
 
+pub use conv::ConvSpans;
+pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use gates::{GateBound, Xielu};
 pub use kv::KvSpans;
+pub use mamba::{MambaRows, MambaSpans};
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
 pub use products::{Product, WeightType, Weights};
 pub use rope::RopeLayout;
+pub use scan::{ColumnsSpan, ScanPart, StateAt};
+pub use ssd::{SsdInput, SsdShape, SsdSpans};
+pub use wkv::{Wkv6Rows, Wkv7Rows};
+pub use wkv7::Wkv7Spans;

@@ -56,6 +56,8 @@ pub struct Product<'a> {
     /// Activations `[n_rows, cols]`: f32, or blocks of [`Gpu::quantize`] where the weights' type
     /// [wants them](WeightType::wants_blocks).
     pub x: Span<'a>,
+    /// How many rows there are.
+    pub n_rows: usize,
     /// `[n_rows, w.rows]`, f32.
     pub out: SpanMut<'a>,
 }
@@ -112,23 +114,25 @@ impl Gpu {
     /// # Panics
     /// If shapes disagree.
     pub fn product(&self, w: &Weights<'_>, x: Span<'_>, n_rows: usize, out: SpanMut<'_>) {
-        self.products(n_rows, [Product { w: *w, x, out }]);
+        self.products([Product { w: *w, x, n_rows, out }]);
     }
 
-    /// Several products with as many rows each, none of which reads what another writes: they run beside each other.
+    /// Several products, none of which reads what another writes: they run beside each other.
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn products<'a>(&self, n_rows: usize, jobs: impl IntoIterator<Item = Product<'a>>) {
+    pub fn products<'a>(&self, jobs: impl IntoIterator<Item = Product<'a>>) {
         let mut order = Order::After;
         for job in jobs {
-            self.one_product(order, n_rows, job);
-            order = Order::Beside;
+            if self.one_product(order, job) {
+                order = Order::Beside;
+            }
         }
     }
 
-    fn one_product(&self, order: Order, n_rows: usize, job: Product<'_>) {
-        let Product { w, x, out } = job;
+    /// Records a product, and says whether there was something to compute.
+    fn one_product(&self, order: Order, job: Product<'_>) -> bool {
+        let Product { w, x, n_rows, out } = job;
         let format = w.ty.format();
         let row_bytes = format.map_or(w.cols * 4, |_| Self::quantized_bytes(w.cols));
         assert_eq!(w.panels.len(), w.ty.packed_bytes(w.rows, w.cols), "product: bytes of weights");
@@ -138,7 +142,7 @@ impl Gpu {
         assert!(x.address().is_multiple_of(alignment), "product: alignment of activations");
         assert!(w.panels.address().is_multiple_of(4), "product: alignment of weights");
         if n_rows == 0 || w.rows == 0 {
-            return;
+            return false;
         }
         let push = Push {
             panels: w.panels.address(),
@@ -156,6 +160,7 @@ impl Gpu {
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to
         // `out`; all of them are as long as that (checked).
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };
+        true
     }
 }
 

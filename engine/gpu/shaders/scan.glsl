@@ -1,0 +1,54 @@
+// What ops over the slots of sequences have in common: their parts, the rule by which states get rid of subnormal numbers, and
+// sums over sixteen lanes.
+//
+// Columns of a state are independent of each other. Those whose outputs are sums down a column in one order are cut into
+// segments, each with an invocation that holds its values in registers over all rows of a part. A sum goes from segment to segment:
+// in a turn, the first segment has a row, the second the row before it, and so on.
+
+// Columns of a workgroup, and segments of a column.
+const uint COLUMNS = 32;
+const uint SEGMENTS = 4;
+// Rows that are in shared memory: those that the segments are at, and the next.
+const uint RING = SEGMENTS + 1;
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Parts { uvec4 v[]; };
+
+// Rows of one sequence.
+struct Part {
+    uint slot;
+    // Modulo a number of which FLUSH_EVERY is a divisor.
+    uint first_pos;
+    uint first_row;
+    uint n_rows;
+};
+
+Part part_of(Parts parts, uint index) {
+    uvec4 words = parts.v[index];
+    return Part(words.x, words.y, words.z, words.w);
+}
+
+// After a row at a position that is the last of so many, subnormal numbers of a state become 0.
+const uint FLUSH_EVERY = 64;
+
+bool flushes(Part part, uint row) {
+    return (part.first_pos + row) % FLUSH_EVERY == FLUSH_EVERY - 1;
+}
+
+float without_subnormals(float x) {
+    return (floatBitsToUint(x) & 0x7f800000u) == 0 ? 0.0 : x;
+}
+
+// Halves of the lanes added onto each other: 16 to 8 to 4 to 2 to 1.
+float fold(float lanes[LANES]) {
+    [[unroll]] for (uint width = LANES / 2; width > 0; width /= 2) {
+        [[unroll]] for (uint i = 0; i < width; i++) {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    return lanes[0];
+}
+
+// Values of states before a slot's.
+uint64_t slot_start(Part part, uint per_slot) {
+    return uint64_t(part.slot) * per_slot;
+}
