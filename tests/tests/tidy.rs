@@ -31,12 +31,8 @@ const README_TOP: usize = 25;
 const BANNED: [&str; 3] =
     [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")];
 /// Where `unsafe` may stand; the test's counting allocator cannot be written without.
-const UNSAFE_ALLOWED: [&str; 4] = [
-    "engine/src/kernels/",
-    "engine/src/gguf/",
-    "engine/gpu/src/",
-    "engine/tests/files/damage.rs",
-];
+const UNSAFE_ALLOWED: [&str; 4] =
+    ["engine/src/kernels/", "engine/src/gguf/", "engine/gpu/src/", "engine/tests/files/damage.rs"];
 /// Folders that hold no source of ours.
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 

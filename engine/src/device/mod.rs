@@ -11,6 +11,7 @@ mod name;
 mod norms;
 mod products;
 mod rows;
+mod scan_spans;
 mod scans;
 mod store;
 mod values;

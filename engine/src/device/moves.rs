@@ -1,7 +1,7 @@
 //! Values that change their place, and rotations.
 
 use super::{Device, Rows, Values, ValuesMut};
-use crate::kernels::{HeadColumns, RopeTable};
+use crate::kernels::{HeadColumns, RopeLayout, RopeTable};
 
 impl Device {
     /// [`Compute::heads_apart`](crate::kernels::Compute::heads_apart).
@@ -38,7 +38,16 @@ impl Device {
 
     /// Rotates heads of `x`, `[n, n_head * head_dim]`, by the positions of `table`.
     pub fn rope(&self, x: &mut (impl ValuesMut + ?Sized), head_dim: usize, table: &RopeTable) {
-        self.compute.rope(x.on_host_mut(), head_dim, table);
+        match self.gpu_of(x) {
+            Some((gpu, x)) => {
+                let layout = match table.layout {
+                    RopeLayout::Norm => brigade_gpu::RopeLayout::Norm,
+                    RopeLayout::Neox => brigade_gpu::RopeLayout::Neox,
+                };
+                gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot, layout);
+            }
+            None => self.compute.rope(x.on_host_mut(), head_dim, table),
+        }
     }
 
     /// Rows `picked` of `x`, in this order: `out` is `[picked.len(), x.cols()]`.

@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
+use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, WeightType, Weights};
+
 use super::{Device, Rows, RowsMut, Values, ValuesMut};
 use crate::kernels::{MatmulJob, PackedMatrix};
+use crate::quant::GgmlType;
 
 /// One product: `out[i, o] = Σ_k x[rows.start + i, k] * w[o, k]`.
 pub struct Product<'a> {
@@ -24,12 +27,56 @@ impl Product<'_> {
     }
 }
 
+impl Product<'_> {
+    fn is_with_gpu(&self) -> bool {
+        self.w.span().is_some() && self.x.is_with_gpu() && self.out.span().is_some()
+    }
+
+    /// # Panics
+    /// If something of it does not lie with a GPU.
+    fn on_gpu<'a>(&'a mut self, gpu: &Gpu) -> brigade_gpu::Product<'a> {
+        const THERE: &str = "asked before";
+        let Product { w, x, rows, out } = self;
+        let w = weights(w, w.span().expect(THERE));
+        let span = x.span().expect(THERE);
+        let (span, row_bytes) = match w.ty.wants_blocks() {
+            true => (x.gpu_blocks(|| blocks(gpu, span)).span(), Gpu::quantized_bytes(w.cols)),
+            false => (span, w.cols * size_of::<f32>()),
+        };
+        let x = span.part(rows.start * row_bytes..rows.end * row_bytes);
+        brigade_gpu::Product { w, x, n_rows: rows.len(), out: out.span_mut().expect(THERE) }
+    }
+}
+
+/// The 8-bit form of rows.
+///
+/// # Panics
+/// If the GPU has no memory for it. The stage ends with this as its reason.
+fn blocks(gpu: &Gpu, x: Span<'_>) -> GpuBuffer {
+    let bytes = Gpu::quantized_bytes(x.values());
+    match gpu.buffer(bytes, Purpose::Activations) {
+        Ok(mut buffer) => {
+            gpu.quantize(x, buffer.span_mut());
+            buffer
+        }
+        Err(error) => panic!("no memory for the 8-bit form of rows: {error}"),
+    }
+}
+
+fn weights<'a>(w: &PackedMatrix, panels: Span<'a>) -> Weights<'a> {
+    Weights { ty: weight_type(w.ty()), rows: w.rows(), cols: w.cols(), scale: w.scale(), panels }
+}
+
 impl Device {
     /// Computes several products, which do not wait for each other.
     ///
     /// # Panics
     /// If a product's shapes disagree.
     pub fn products(&self, products: &mut [Product<'_>]) {
+        if let Some(gpu) = self.gpu.as_ref().filter(|_| products.iter().all(Product::is_with_gpu)) {
+            gpu.products(products.iter_mut().map(|product| product.on_gpu(gpu)));
+            return;
+        }
         self.compute.matmul(&mut products.iter_mut().map(Product::on_host).collect::<Vec<_>>());
     }
 
@@ -43,6 +90,32 @@ impl Device {
         x: &(impl Values + ?Sized),
         out: &mut (impl ValuesMut + ?Sized),
     ) {
-        self.compute.multiply(w, x.on_host(), out.on_host_mut());
+        let Some((gpu, out, panels)) = self.gpu_of(out).zip(w.span()).map(|((g, o), p)| (g, o, p))
+        else {
+            return self.compute.multiply(w, x.on_host(), out.on_host_mut());
+        };
+        let (w, x) = (weights(w, panels), x.on_gpu(gpu));
+        let n_rows = x.values() / w.cols;
+        match w.ty.wants_blocks() {
+            true => gpu.product(&w, blocks(gpu, x).span(), n_rows, out),
+            false => gpu.product(&w, x, n_rows, out),
+        }
     }
+}
+
+/// # Panics
+/// For a type without a kernel, of which no matrix is packed.
+fn weight_type(ty: GgmlType) -> WeightType {
+    macro_rules! of_the_same_name {
+        ($($name:ident)*) => {
+            match ty {
+                $(GgmlType::$name => WeightType::$name,)*
+                other => unreachable!("a packed matrix of {other}"),
+            }
+        };
+    }
+    of_the_same_name!(
+        F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 IQ1_S
+        IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 Q1_0 Q2_0
+    )
 }

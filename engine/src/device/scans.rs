@@ -1,6 +1,8 @@
 //! What goes through the rows of each sequence in order: convolutions and recurrences. States lie in slots.
 
-use super::{Device, Memory, Rows, Values};
+use brigade_gpu::{Gpu, SpanMut};
+
+use super::{Device, Memory, Rows, Values, scan_spans as spans};
 use crate::kernels::{
     self, Conv, DeltaShape, MambaScan, ScanPart, Ssd, StateAt, Vector, Wkv7Weights,
 };
@@ -125,6 +127,16 @@ impl Device {
         x: Columns<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.conv(
+                &spans::conv(conv, gpu),
+                &spans::parts(parts),
+                states,
+                spans::state_at(at),
+                x.on_gpu(gpu),
+                out,
+            );
+        }
         self.compute.conv_at(conv, parts, states, at, x.on_host(), out);
     }
 
@@ -137,6 +149,15 @@ impl Device {
         input: SsdInput<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.ssd(
+                &spans::ssd(ssd, gpu),
+                &spans::parts(parts),
+                states,
+                input.on_gpu(gpu),
+                out,
+            );
+        }
         let SsdInput { x, b, c, dt } = input;
         let [x, b, c, dt] = [x, b, c, dt].map(Columns::on_host);
         self.compute.ssd(ssd, parts, states, kernels::SsdInput { x, b, c, dt }, out);
@@ -151,6 +172,15 @@ impl Device {
         x: DeltaRows<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.delta_scan(
+                &spans::delta(shape),
+                &spans::parts(parts),
+                states,
+                x.on_gpu(gpu),
+                out,
+            );
+        }
         let DeltaRows { q, k, v, decay, beta } = x;
         let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(Columns::on_host);
         let x = kernels::DeltaRows { q, k, v, decay, beta };
@@ -166,6 +196,15 @@ impl Device {
         rows: MambaRows<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.mamba_scan(
+                &spans::mamba(scan, gpu),
+                &spans::parts(parts),
+                states,
+                rows.on_gpu(gpu),
+                out,
+            );
+        }
         let MambaRows { u, dt, b, c, gate } = rows;
         let rows = kernels::MambaRows { u, dt, b, c, gate: gate.on_host() };
         self.compute.mamba_scan(scan, parts, states, rows, out);
@@ -173,7 +212,10 @@ impl Device {
 
     /// From what was projected to decays of RWKV-6 ([`kernels::Compute::wkv6_decay`]).
     pub fn wkv6_decay(&self, w: &mut Rows, bias: &Vector) {
-        self.compute.wkv6_decay(w, bias);
+        match self.gpu_of(w) {
+            Some((gpu, w)) => gpu.wkv6_decay(w, bias.on_gpu(gpu)),
+            None => self.compute.wkv6_decay(w, bias),
+        }
     }
 
     /// The recurrence of RWKV-6 ([`kernels::Compute::wkv6`]) in `heads`: so many, of so many values.
@@ -185,6 +227,9 @@ impl Device {
         rows: Wkv6Rows<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.wkv6(heads, &spans::parts(parts), states, rows.on_gpu(gpu), out);
+        }
         let Wkv6Rows { r, w, k, v, own } = rows;
         let rows = kernels::Wkv6Rows { r, w, k, v, own: own.map(Values::on_host) };
         self.compute.wkv6(heads, parts, states, rows, out);
@@ -192,6 +237,11 @@ impl Device {
 
     /// What RWKV-7 scans, in place of what was projected ([`kernels::Compute::wkv7_prepare`]).
     pub fn wkv7_prepare(&self, weights: &Wkv7Weights, d: usize, rows: [&mut Rows; 4]) {
+        if let Some(gpu) = self.gpu.as_ref().filter(|_| rows.iter().all(|rows| rows.is_with_gpu()))
+        {
+            let rows = rows.map(|rows| rows.span_mut().expect("rows with a GPU have a span"));
+            return gpu.wkv7_prepare(spans::wkv7(weights, gpu), d, rows);
+        }
         self.compute.wkv7_prepare(weights, d, rows.map(|rows| &mut rows[..]));
     }
 
@@ -204,12 +254,32 @@ impl Device {
         rows: Wkv7Rows<'_>,
         out: &mut Rows,
     ) {
+        if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
+            return gpu.wkv7(heads, &spans::parts(parts), states, rows.on_gpu(gpu), out);
+        }
         self.compute.wkv7(heads, parts, states, rows.on_host(), out);
     }
 
     /// Adds to each head what its row alone contributes ([`kernels::Compute::wkv7_bonus`]).
     pub fn wkv7_bonus(&self, out: &mut Rows, d: usize, rows: Wkv7Rows<'_>, r_k: &Vector) {
-        self.compute.wkv7_bonus(out, d, rows.on_host(), r_k);
+        match self.gpu_of(out) {
+            Some((gpu, out)) => {
+                let rows = [rows.r, rows.k, rows.v].map(|rows| rows.on_gpu(gpu));
+                gpu.wkv7_bonus(out, d, rows, r_k.on_gpu(gpu));
+            }
+            None => self.compute.wkv7_bonus(out, d, rows.on_host(), r_k),
+        }
+    }
+}
+
+impl Device {
+    /// The GPU with states and output, if both lie there.
+    fn scan_on_gpu<'a>(
+        &'a self,
+        states: &'a mut Memory<f32>,
+        out: &'a mut Rows,
+    ) -> Option<(&'a Gpu, SpanMut<'a>, SpanMut<'a>)> {
+        Some((self.gpu.as_ref()?, states.span_mut()?, out.span_mut()?))
     }
 }
 

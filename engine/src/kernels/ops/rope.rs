@@ -6,6 +6,7 @@
 //! Rust code and then rounded, so that every machine has the same table.
 
 use std::f64::consts::PI;
+use std::sync::OnceLock;
 
 use crate::kernels::compute::Compute;
 use crate::kernels::tiles::out_rows::Rows;
@@ -29,7 +30,15 @@ impl RopeTable {
             params.fill(compute, positions, [&mut cos, &mut sin]);
         }
         let params = params.clone();
-        Self { params, layout, n_rot, n_rows, cos: cos.into(), sin: sin.into() }
+        Self {
+            params,
+            layout,
+            n_rot,
+            n_rows,
+            cos: cos.into(),
+            sin: sin.into(),
+            by_pair: OnceLock::new(),
+        }
     }
 
     /// Angles of the same rotation at other positions.

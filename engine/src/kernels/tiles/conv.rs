@@ -12,14 +12,14 @@ pub const MAX_CONV_TAPS: usize = 8;
 /// taps in ascending order; rows before a sequence's first count as zero.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    pub(in crate::kernels) channels: usize,
-    pub(in crate::kernels) taps: usize,
+    pub(crate) channels: usize,
+    pub(crate) taps: usize,
     /// `[taps, channels]`.
-    pub(in crate::kernels) weight: Vector,
+    pub(crate) weight: Vector,
     /// `[channels]`, zeros where the model has none.
-    pub(in crate::kernels) bias: Vector,
+    pub(crate) bias: Vector,
     /// Whether `silu` follows.
-    pub(in crate::kernels) silu: bool,
+    pub(crate) silu: bool,
 }
 
 /// Rows of a wider matrix: columns `first_col ..` of rows of `stride` values.

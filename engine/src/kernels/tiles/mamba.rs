@@ -11,18 +11,19 @@ use super::conv::Columns;
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::kernels::simd::LANES;
+use crate::kernels::vector::Vector;
 
 /// The constants of a selective scan.
 #[derive(Clone, Debug)]
 pub struct MambaScan {
-    pub(in crate::kernels) channels: usize,
-    pub(in crate::kernels) n_state: usize,
+    pub(crate) channels: usize,
+    pub(crate) n_state: usize,
     /// `[tiles, n_state, LANES]`; channels beyond the last are zero, here and below.
-    pub(in crate::kernels) a: Vec<f32>,
+    pub(crate) a: Vector,
     /// `[tiles, LANES]`.
-    pub(in crate::kernels) dt_bias: Vec<f32>,
+    pub(crate) dt_bias: Vector,
     /// `[tiles, LANES]`.
-    pub(in crate::kernels) d: Vec<f32>,
+    pub(crate) d: Vector,
 }
 
 /// What a selective scan reads, row by row.

@@ -1,5 +1,7 @@
 //! What decides the angles of rotary positions, and their sines and cosines.
 
+use std::sync::OnceLock;
+
 use crate::kernels::vector::Vector;
 
 /// Which elements of a head form a pair.
@@ -46,13 +48,15 @@ pub struct Yarn {
 /// Cosines and sines of every row of a ubatch, in the order the kernel reads them.
 pub struct RopeTable {
     pub(in crate::kernels) params: RopeParams,
-    pub(in crate::kernels) layout: RopeLayout,
-    pub(in crate::kernels) n_rot: usize,
-    pub(in crate::kernels) n_rows: usize,
+    pub(crate) layout: RopeLayout,
+    pub(crate) n_rot: usize,
+    pub(crate) n_rows: usize,
     /// Per row `n_rot` values. Norm: each cosine twice. Neox: cosines, then sines.
-    pub(in crate::kernels) cos: Vector,
+    pub(crate) cos: Vector,
     /// Per row `n_rot` values. Norm: `-sin, sin` per pair. Neox: unused and empty.
-    pub(in crate::kernels) sin: Vector,
+    pub(crate) sin: Vector,
+    /// Per row the cosines of all pairs, then their sines, whatever the layout; made when it is asked for.
+    pub(in crate::kernels) by_pair: OnceLock<Vector>,
 }
 
 /// One row of heads to rotate.
@@ -80,7 +84,28 @@ impl RopeTable {
                 }
             }
         }
-        Self { params: self.params.clone(), cos: cos.into(), sin: sin.into(), ..*self }
+        Self {
+            params: self.params.clone(),
+            cos: cos.into(),
+            sin: sin.into(),
+            by_pair: OnceLock::new(),
+            ..*self
+        }
+    }
+
+    /// Per row the cosines of all pairs, then their sines, `[n_rows, n_rot]`.
+    pub fn by_pair(&self) -> &Vector {
+        self.by_pair.get_or_init(|| match self.layout {
+            RopeLayout::Neox => self.cos.clone(),
+            RopeLayout::Norm => {
+                let rows = self.cos.chunks_exact(self.n_rot).zip(self.sin.chunks_exact(self.n_rot));
+                let of_row = |(cos, sin): (&'_ [f32], &'_ [f32])| -> Vec<f32> {
+                    let (cos, sin) = (cos.iter().step_by(2), sin[1..].iter().step_by(2));
+                    cos.chain(sin).copied().collect()
+                };
+                rows.flat_map(of_row).collect()
+            }
+        })
     }
 
     /// Rows of the table.

@@ -51,11 +51,11 @@ impl SsdShape {
 pub struct Ssd {
     pub(in crate::kernels) shape: SsdShape,
     /// `[n_head]`: logarithmic decay of a unit of time, negative.
-    pub(in crate::kernels) a: Vector,
+    pub(crate) a: Vector,
     /// `[n_head]`: weight of the way past the state.
-    pub(in crate::kernels) d: Vector,
+    pub(crate) d: Vector,
     /// `[n_head]`: added to the time step before its softplus.
-    pub(in crate::kernels) dt_bias: Vector,
+    pub(crate) dt_bias: Vector,
 }
 
 /// The operands of a ubatch, columns of `[n_rows, ..]` each.
