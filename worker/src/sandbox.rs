@@ -1,5 +1,5 @@
 //! What a worker's process may do to the files of its machine: read all that its user may read, write to its own
-//! folders, and start no program. A peer that took the process over by a fault would be held to the same.
+//! folders and to GPUs, and start no program. A peer that took the process over by a fault would be held to the same.
 //!
 //! The kernel keeps it (Landlock, since Linux 5.13). Where it cannot, the worker says so and runs on: the rights of its
 //! user, and what a service manager takes away, hold anyway.
@@ -39,6 +39,9 @@ pub fn enter(writable: &[PathBuf]) -> Result<Confined, RulesetError> {
         .scope(Scope::from_all(NEWEST))?
         .create()?
         .add_rules(beneath("/", read))?;
+    for device in gpu_devices() {
+        rules = rules.add_rules(beneath(device, read | AccessFs::WriteFile | AccessFs::IoctlDev))?;
+    }
     for folder in writable {
         // One that cannot be made is not written to either; who needs it says so.
         let _ = std::fs::create_dir_all(folder);
@@ -49,6 +52,13 @@ pub fn enter(writable: &[PathBuf]) -> Result<Confined, RulesetError> {
         RulesetStatus::PartiallyEnforced => Confined::InPart,
         RulesetStatus::NotEnforced => Confined::NotAtAll,
     })
+}
+
+/// What drivers of GPUs open: Linux's own interface, and NVIDIA's and AMD's beside it.
+fn gpu_devices() -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
+    let is_gpu = |name: &str| name == "dri" || name == "kfd" || name.starts_with("nvidia");
+    entries.filter(move |e| e.file_name().to_str().is_some_and(is_gpu)).map(|e| e.path())
 }
 
 /// The rule for what is beneath `path`, if that is there.

@@ -28,6 +28,7 @@ pub use device::{Gpu, GpuOptions};
 pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
+pub use ops::{AttendPages, AttendVariant, DistanceBiases, Window};
 pub use ops::{Columns, GateBound, RopeLayout, Xielu};
 pub use ops::{ColumnsSpan, ScanPart, StateAt};
 pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};

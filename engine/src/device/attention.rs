@@ -1,9 +1,11 @@
 //! Keys and values of rows to their pages, and attention over pages.
 
-use brigade_gpu::{KvSpans, PageLayout, PagePart};
+use brigade_gpu::{self as there, AttendPages, Gpu, KvSpans, PageLayout, PagePart};
 
 use super::{Device, Memory, Rows, Values};
-use crate::kernels::{self, Attend, AttendPart, AttendVariant, KvLayout, KvType, ValuePlace};
+use crate::kernels::{
+    self, Attend, AttendPart, AttendVariant, KvLayout, KvType, ValuePlace, Window,
+};
 
 /// What rows leave in their pages.
 #[derive(Clone, Copy)]
@@ -57,11 +59,43 @@ impl Device {
     /// `[n_rows, n_head * head_dim_v]`.
     ///
     /// # Panics
-    /// If shapes disagree.
+    /// If shapes disagree, or a GPU has no memory for it: the stage ends with this as its reason.
     pub fn attend(&self, over: &AttendOver<'_>, q: &Rows, out: &mut Rows) {
         let AttendOver { layout, pool, parts, scale, variant } = *over;
         let n_head = q.cols() / layout.head_dim_k;
+        let there = (self.gpu.as_ref(), pool.span(), variant.blocks);
+        if let ((Some(gpu), Some(pool), None), true) = (there, out.is_with_gpu()) {
+            let out = out.span_mut().expect("rows with a GPU have a span");
+            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
+            let variant = on_gpu(&variant, gpu);
+            let over = AttendPages { layout, pool, parts, n_head, scale, variant };
+            if let Err(error) = gpu.attend(&over, q.on_gpu(gpu), out) {
+                panic!("no memory for attention: {error}");
+            }
+            return;
+        }
         self.compute.attend(&Attend { layout, pool, parts, n_head, scale, variant }, q, out);
+    }
+}
+
+/// Without chosen blocks.
+fn on_gpu<'a>(variant: &AttendVariant<'a>, gpu: &Gpu) -> there::AttendVariant<'a> {
+    let window = variant.window.map(|window| match window {
+        Window::Sliding(n) => there::Window::Sliding(n),
+        Window::Chunk(n) => there::Window::Chunk(n),
+        Window::Around(n) => there::Window::Around(n),
+    });
+    let biases = variant.biases.map(|biases| there::DistanceBiases {
+        of_heads: biases.of_heads.on_gpu(gpu),
+        reach: biases.reach,
+    });
+    there::AttendVariant {
+        window,
+        softcap: variant.softcap,
+        sinks: variant.sinks.map(|sinks| sinks.on_gpu(gpu)),
+        slopes: variant.slopes.map(|slopes| slopes.on_gpu(gpu)),
+        biases,
+        both_ways: variant.both_ways,
     }
 }
 

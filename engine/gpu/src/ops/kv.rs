@@ -138,7 +138,7 @@ fn places(parts: &[PagePart<'_>], n_rows: usize, n_pages: usize) -> Vec<u32> {
     assert!(n_pages <= 1 << 25, "kv_write: {n_pages} pages");
     let mut places = vec![NO_PLACE; n_rows];
     for part in parts {
-        part.check("kv_write", n_pages);
+        part.check("kv_write", part.first_pos / KV_PAGE, n_pages);
         let rows = part.first_row..part.first_row + part.n_rows;
         assert!(rows.end <= n_rows, "kv_write: rows {rows:?} of {n_rows}");
         for (pos, place) in (part.first_pos..).zip(&mut places[rows]) {

@@ -1,6 +1,8 @@
 //! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
+mod attend_plan;
+mod attention;
 mod conv;
 mod delta;
 mod elementwise;
@@ -19,6 +21,8 @@ mod ssd;
 mod wkv;
 mod wkv7;
 
+pub use attend_plan::Window;
+pub use attention::{AttendPages, AttendVariant, DistanceBiases};
 pub use conv::ConvSpans;
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use gates::{GateBound, Xielu};

@@ -9,7 +9,7 @@
 pub const KV_PAGE: usize = 64;
 
 /// Rows of a page are filled up to a multiple of this.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// Elements of a block of [`KvType::Q8_0`].
 const SCALE_ELEMS: usize = 32;
@@ -129,12 +129,12 @@ impl PageLayout {
 }
 
 impl PagePart<'_> {
-    /// Panics where the part has rows outside its pages, or pages outside a pool of so many.
-    pub(super) fn check(&self, op: &str, n_pages: usize) {
+    /// Panics where the part has rows outside its pages, or one of its pages from number `first` on outside a pool of so many.
+    pub(super) fn check(&self, op: &str, first: usize, n_pages: usize) {
         let end = self.first_pos + self.n_rows;
         let n = end.div_ceil(KV_PAGE);
         assert!(n <= self.pages.len(), "{op}: {end} positions in {} pages", self.pages.len());
-        let used = &self.pages[self.first_pos / KV_PAGE..n];
+        let used = &self.pages[first..n];
         assert!(
             used.iter().all(|page| (*page as usize) < n_pages),
             "{op}: a page outside the pool"

@@ -1,0 +1,196 @@
+//! How attention is cut for the device: tiles of queries that share the reading of pages, and spans of pages. Spans start afresh and
+//! lie at absolute positions, so that no bit depends on the rows beside a row, nor on how its part is cut into tiles.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::pages::{KV_PAGE, PageLayout, PagePart};
+
+/// Positions whose softmax is accumulated in one go; part of the arithmetic.
+const SPAN_POSITIONS: usize = 16 * KV_PAGE;
+
+/// Values before the weighted sum in a state.
+const STATE_HEAD: usize = 4;
+
+/// Most queries of a tile.
+const MAX_TILE: usize = 16;
+
+/// Most values of a tile's queries: the shader has all of them at hand.
+const MAX_TILE_VALUES: usize = 2304;
+
+/// Bytes of the states that are kept at once, about.
+const STATE_BYTES: usize = 64 << 20;
+
+/// Which positions a row sees of those that it may see at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// The last so many, its own included.
+    Sliding(u32),
+    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
+    Chunk(u32),
+    /// Those at most half so many away, before and after it.
+    Around(u32),
+}
+
+/// What rows see.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight {
+    pub(super) window: Option<Window>,
+    /// Also the positions of its part that come after a row's own.
+    pub(super) both_ways: bool,
+}
+
+/// Some queries of a part, for all heads of keys and values; see `attend_tile.glsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct Tile {
+    first_row: u32,
+    first_pos: u32,
+    n_rows: u32,
+    pages: u32,
+    first_query: u32,
+    n_queries: u32,
+    first_span: u32,
+    n_spans: u32,
+    first_state: u32,
+}
+
+/// Tiles that are computed together.
+pub(super) struct Batch {
+    /// Queries that a tile has room for.
+    pub(super) tile: usize,
+    pub(super) tiles: Vec<Tile>,
+    /// Of each span the number of its tile.
+    pub(super) spans: Vec<u32>,
+}
+
+/// All tiles of a call.
+pub(super) struct Plan {
+    pub(super) batches: Vec<Batch>,
+    /// Pages that the tiles name, sequence after sequence.
+    pub(super) pages: Vec<u32>,
+}
+
+impl Plan {
+    /// Cuts `parts`, whose pages must be among the `n_pages` of their pool, for `group` query heads to each head of keys.
+    ///
+    /// # Panics
+    /// If a part lies outside its pages or a page outside the pool.
+    pub(super) fn new(
+        layout: &PageLayout,
+        parts: &[PagePart<'_>],
+        group: usize,
+        sight: Sight,
+        n_pages: usize,
+    ) -> Self {
+        let mut plan = Self { batches: Vec::new(), pages: Vec::new() };
+        let mut sizes: Vec<usize> =
+            parts.iter().map(|part| tile_size(layout, part.n_rows * group)).collect();
+        let tile_of_part = sizes.clone();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let firsts: Vec<u32> =
+            parts.iter().map(|part| plan.list_pages(part, sight, n_pages)).collect();
+        for size in sizes {
+            let room = (STATE_BYTES / state_bytes(layout, size)).max(1);
+            plan.batches.push(Batch { tile: size, tiles: Vec::new(), spans: Vec::new() });
+            for (p, part) in parts.iter().enumerate().filter(|(p, _)| tile_of_part[*p] == size) {
+                for start in (0..part.n_rows * group).step_by(size) {
+                    let n = size.min(part.n_rows * group - start);
+                    plan.add_tile(part, firsts[p], (start, n, group), sight, room);
+                }
+            }
+        }
+        plan.batches.retain(|batch| !batch.tiles.is_empty());
+        plan
+    }
+
+    /// Bytes of the states of the largest batch.
+    pub(super) fn state_bytes(&self, layout: &PageLayout) -> usize {
+        let bytes = |batch: &Batch| batch.spans.len() * state_bytes(layout, batch.tile);
+        self.batches.iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Lists the pages that a part's rows see. Returns where page 0 would be in the list, wrapping below its start.
+    fn list_pages(&mut self, part: &PagePart<'_>, sight: Sight, n_pages: usize) -> u32 {
+        if part.n_rows == 0 {
+            return 0;
+        }
+        let first = sight.first_visible(part.first_pos) / KV_PAGE;
+        let end = sight.end_visible(part, part.n_rows - 1).div_ceil(KV_PAGE);
+        part.check("attend", first, n_pages);
+        let start = self.pages.len() as u32;
+        self.pages.extend(&part.pages[first..end]);
+        start.wrapping_sub(first as u32)
+    }
+
+    /// Adds queries `start..start + n` of a part to the last batch, or to a new one where that has no room.
+    fn add_tile(
+        &mut self,
+        part: &PagePart<'_>,
+        pages: u32,
+        (start, n, group): (usize, usize, usize),
+        sight: Sight,
+        room: usize,
+    ) {
+        let end = sight.end_visible(part, (start + n - 1) / group);
+        let first_span = sight.first_visible(part.first_pos + start / group) / SPAN_POSITIONS;
+        let n_spans = end.div_ceil(SPAN_POSITIONS) - first_span;
+        let batch = self.batches.last_mut().expect("`new` adds one before any tile");
+        let batch = match batch.tiles.is_empty() || batch.spans.len() + n_spans <= room {
+            true => batch,
+            false => {
+                let next = Batch { tile: batch.tile, tiles: Vec::new(), spans: Vec::new() };
+                self.batches.push_mut(next)
+            }
+        };
+        let number = batch.tiles.len() as u32;
+        batch.tiles.push(Tile {
+            first_row: part.first_row as u32,
+            first_pos: part.first_pos as u32,
+            n_rows: part.n_rows as u32,
+            pages,
+            first_query: start as u32,
+            n_queries: n as u32,
+            first_span: first_span as u32,
+            n_spans: n_spans as u32,
+            first_state: batch.spans.len() as u32,
+        });
+        batch.spans.extend(std::iter::repeat_n(number, n_spans));
+    }
+}
+
+/// Queries of a tile, for a part that has so many for each head of keys: a power of two.
+fn tile_size(layout: &PageLayout, n_queries: usize) -> usize {
+    let width = layout.head_dim_k.next_multiple_of(super::pages::LANES);
+    let most = (MAX_TILE_VALUES / width).clamp(1, MAX_TILE);
+    let most = if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 };
+    n_queries.max(1).next_power_of_two().min(most)
+}
+
+/// Bytes of the states of one span of a tile, for all heads.
+fn state_bytes(layout: &PageLayout, tile: usize) -> usize {
+    let state = STATE_HEAD + layout.head_dim_v.next_multiple_of(super::pages::LANES);
+    layout.n_kv_head * tile * state * size_of::<f32>()
+}
+
+impl Sight {
+    /// The first position that a row at `pos` sees.
+    fn first_visible(self, pos: usize) -> usize {
+        match self.window {
+            None => 0,
+            Some(Window::Sliding(n)) => (pos + 1).saturating_sub(n as usize),
+            Some(Window::Chunk(n)) => pos / n.max(1) as usize * n.max(1) as usize,
+            Some(Window::Around(n)) => pos.saturating_sub(n as usize / 2),
+        }
+    }
+
+    /// Behind the last position that row `row` of a part sees.
+    fn end_visible(self, part: &PagePart<'_>, row: usize) -> usize {
+        let pos = part.first_pos + row;
+        let end = if self.both_ways { part.first_pos + part.n_rows } else { pos + 1 };
+        match self.window {
+            Some(Window::Around(n)) => end.min(pos + n as usize / 2 + 1),
+            _ => end,
+        }
+    }
+}

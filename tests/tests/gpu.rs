@@ -1,0 +1,56 @@
+//! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
+//! Machines without a Vulkan driver skip.
+
+use brigade_engine::arch;
+use brigade_engine::device::gpus;
+use brigade_engine::gguf::Gguf;
+use brigade_tests::golden::Golden;
+use brigade_tests::line::{Line, LineConfig};
+
+/// What computes the bits that a GPU has to compute.
+const UNFUSED: &str = "unfused";
+
+/// Rows of a ubatch.
+const N_UBATCH: usize = 37;
+
+fn no_gpu() -> bool {
+    let reason = gpus().err();
+    if let Some(reason) = &reason {
+        println!("skipped: {reason}");
+    }
+    reason.is_some()
+}
+
+#[test]
+fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
+    if no_gpu() {
+        return;
+    }
+    let (mut checked, mut differ) = (0, Vec::new());
+    for golden in Golden::folders() {
+        for (name, entry) in golden.models() {
+            let path = golden.model(entry);
+            let tokens = &golden.manifest.tokens;
+            let logits = |config: &LineConfig, n_ubatch: usize| -> Vec<u32> {
+                let rows = Line::open(&path, config).logits(tokens, n_ubatch);
+                rows.into_iter().flatten().map(f32::to_bits).collect()
+            };
+            let alone = |table| LineConfig { kernels: Some(table), ..LineConfig::default() };
+            let want = logits(&alone(UNFUSED), tokens.len());
+            let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+            let mixed = LineConfig {
+                cuts: Line::even_cuts(n_layer, 2),
+                mixed: vec![UNFUSED, "vulkan:0"],
+                ..LineConfig::default()
+            };
+            let on_gpu = logits(&alone("vulkan:0"), N_UBATCH) == want;
+            let in_line = logits(&mixed, N_UBATCH) == want;
+            if !(on_gpu && in_line) {
+                differ.push(format!("{name} (alone {on_gpu}, mixed {in_line})"));
+            }
+            checked += 1;
+        }
+    }
+    println!("{checked} models on the GPU, {} of other bits", differ.len());
+    assert!(differ.is_empty(), "other bits than {UNFUSED}: {}", differ.join(", "));
+}
