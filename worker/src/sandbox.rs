@@ -40,7 +40,8 @@ pub fn enter(writable: &[PathBuf]) -> Result<Confined, RulesetError> {
         .create()?
         .add_rules(beneath("/", read))?;
     for device in gpu_devices() {
-        rules = rules.add_rules(beneath(device, read | AccessFs::WriteFile | AccessFs::IoctlDev))?;
+        rules =
+            rules.add_rules(beneath(device, read | AccessFs::WriteFile | AccessFs::IoctlDev))?;
     }
     for folder in writable {
         // One that cannot be made is not written to either; who needs it says so.

@@ -334,7 +334,11 @@ void add_values(uint first, uint n) {
         uint64_t head = head_address(first + page);
         // Queries come by ascending position. Positions that all of them see come first.
         uint by_all = sees(last, first + page) ? n_seen(0, first + page) : 0;
-        uint end = max(n_seen(last, first + page), by_all);
+        // Windows may begin behind the page for the last of them.
+        uint end = 0;
+        for (uint q = 0; q <= last; q++) {
+            end = max(end, n_seen(q, first + page));
+        }
         uint places[SUMS];
         [[unroll]] for (uint s = 0; s < SUMS; s++) {
             uint q = min(query + s * BESIDE, TILE - 1);

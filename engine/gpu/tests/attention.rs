@@ -234,7 +234,8 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
 fn every_variant_has_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let case = || Case::new((4, 2), 32, &[(0, 70), (1500, 3), (130, 1)]);
-    for window in [Window::Sliding(1), Window::Sliding(100), Window::Chunk(64), Window::Chunk(96)] {
+    let sliding = [1, 20, 63, 100].map(Window::Sliding);
+    for window in sliding.into_iter().chain([64, 96].map(Window::Chunk)) {
         Case { window: Some(window), ..case() }.check(&gpu, &format!("{window:?}"));
         let case = Case { sinks: true, softcap: Some(3.0), window: Some(window), ..case() };
         case.check(&gpu, &format!("{window:?} with sinks and a bound"));
