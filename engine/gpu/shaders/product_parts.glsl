@@ -21,21 +21,26 @@ Row row_of(float d, float d_sum, vec2 d_sum_half, int neg_sum, ivec2 neg_sum_hal
     return Row(d, HALVES ? d_sum_half : vec2(d_sum), HALVES ? neg_sum_half : ivec2(neg_sum));
 }
 
-Parts block_parts(uvec4 codes[2], Scales s, uvec4 q[2], Row x) {
+// The parts, of the integer products of the halves or, in the first place, of the whole.
+Parts parts_of(int low, int high, Scales s, Row x) {
     Parts parts;
-    int low = dot_half(OFFSET * x.neg_sum.x, codes[0], q[0]);
+    float one = float(low + OFFSET * x.neg_sum.x) * s.scale.x;
     if (!HALVES) {
-        low = dot_half(low, codes[1], q[1]);
-        float one = float(low) * s.scale.x;
         parts.v[0] = MINS ? s.min.x * x.d_sum.x : one * x.d;
         parts.v[1] = one * x.d;
         return parts;
     }
-    int high = dot_half(OFFSET * x.neg_sum.y, codes[1], q[1]);
-    float one = float(low) * s.scale.x;
-    float both = float(high) * s.scale.y + one;
+    float both = float(high + OFFSET * x.neg_sum.y) * s.scale.y + one;
     parts.v[0] = MINS ? s.min.x * x.d_sum.x : both * x.d;
     parts.v[1] = s.min.y * x.d_sum.y;
     parts.v[2] = both * x.d;
     return parts;
+}
+
+Parts block_parts(uvec4 codes[2], Scales s, uvec4 q[2], Row x) {
+    int low = dot_half(0, codes[0], q[0]);
+    if (!HALVES) {
+        return parts_of(dot_half(low, codes[1], q[1]), 0, s, x);
+    }
+    return parts_of(low, dot_half(0, codes[1], q[1]), s, x);
 }

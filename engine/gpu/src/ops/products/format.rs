@@ -181,6 +181,11 @@ impl Format {
         }
     }
 
+    /// Columns that share a scale.
+    pub(super) fn scale_columns(&self) -> u32 {
+        if self.halves { 16 } else { 32 }
+    }
+
     fn has_mins(&self) -> bool {
         matches!(self.heads, Heads::HalfAndMin | Heads::KMins | Heads::Q2K | Heads::Eighths)
     }

@@ -5,24 +5,20 @@
 //! row's bits depend on nothing but the row.
 
 mod format;
+mod kernel;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
-use crate::facts::GpuKind;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
-use format::Format;
 pub use format::WeightType;
+use kernel::Kernel;
 
 static QUANTIZE: Shader = shader!("quantize");
-static FEW: Shader = shader!("product_few");
-static MANY: Shader = shader!("product_many");
-static FLOATS_FEW: Shader = shader!("product_floats_few");
-static FLOATS_MANY: Shader = shader!("product_floats_many");
 
 /// Values of a block of activations.
 const BLOCK: usize = 32;
@@ -30,8 +26,6 @@ const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 64;
 /// Rows of a panel.
 const LANES: usize = 16;
-/// Most rows that a kernel of few rows takes.
-const FEW_ROWS: usize = 8;
 
 /// Packed weights `[rows, cols]` on the device.
 #[derive(Clone, Copy, Debug)]
@@ -155,75 +149,10 @@ impl Gpu {
             scale: w.scale,
             pad: 0,
         };
-        let enough = if self.facts().kind == GpuKind::Software { 1 } else { ENOUGH };
-        let kernel = Kernel::of(w.ty, format, n_rows, w.rows.div_ceil(LANES), enough);
+        let kernel = Kernel::of(self.facts(), w.ty, n_rows, w.rows.div_ceil(LANES));
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to
         // `out`; all of them are as long as that (checked).
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };
         true
-    }
-}
-
-/// How a product is computed.
-struct Kernel {
-    shader: &'static Shader,
-    constants: Vec<u32>,
-    groups: [u32; 3],
-}
-
-impl Kernel {
-    fn of(
-        ty: WeightType,
-        format: Option<Format>,
-        n_rows: usize,
-        panels: usize,
-        enough: usize,
-    ) -> Self {
-        if n_rows <= FEW_ROWS {
-            let rows = n_rows.next_power_of_two() as u32;
-            let (shader, constants) = match format {
-                Some(format) => (&FEW, few(&format, rows)),
-                None => (&FLOATS_FEW, vec![float_type(ty), rows]),
-            };
-            return Self { shader, constants, groups: lines(panels) };
-        }
-        let tile = tile(n_rows, panels, enough);
-        let (shader, mut constants) = match format {
-            Some(format) => (&MANY, format.constants().to_vec()),
-            None => (&FLOATS_MANY, vec![float_type(ty)]),
-        };
-        constants.push(tile as u32);
-        let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
-        Self { shader, constants, groups: lines(groups) }
-    }
-}
-
-/// Constants of the kernel of up to `rows` rows: shared memory has two sides of 8 KiB, or more where a step needs it.
-fn few(format: &Format, rows: u32) -> Vec<u32> {
-    let slices = if rows <= 4 { 16 } else { 8 };
-    let fit = 8192 / (4 * LANES as u32 * rows * format.parts());
-    let side = (fit / slices * slices).clamp(slices, 4 * slices);
-    [&format.constants()[..], &[slices * LANES as u32, rows, side]].concat()
-}
-
-/// Workgroups that keep a device busy.
-const ENOUGH: usize = 128;
-
-/// How many panels, and sixteens of rows, a workgroup takes: what costs least, with the rows that fill up tiles, among
-/// those with `enough` workgroups.
-fn tile(n_rows: usize, panels: usize, enough: usize) -> usize {
-    let tiles = |tile: &usize| n_rows.div_ceil(LANES * tile);
-    // A tile reads each row of either side once for `tile` products.
-    let cost = |tile: &usize| tiles(tile) * tile * (tile + 1) * 4 / tile;
-    let fits = |tile: &usize| panels.div_ceil(*tile) * tiles(tile) >= enough;
-    [4, 2].into_iter().filter(fits).chain([1]).min_by_key(cost).unwrap_or(1)
-}
-
-/// The number of a float type in the shaders.
-fn float_type(ty: WeightType) -> u32 {
-    match ty {
-        WeightType::F32 => 0,
-        WeightType::F16 => 1,
-        _ => 2,
     }
 }

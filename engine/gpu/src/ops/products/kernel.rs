@@ -1,0 +1,92 @@
+//! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it.
+
+use super::LANES;
+use super::format::{Format, WeightType};
+use crate::device::lines;
+use crate::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
+use crate::shader::{Shader, shader};
+
+static FEW: Shader = shader!("product_few");
+static MANY: Shader = shader!("product_many");
+static UNITS: Shader = shader!("product_units");
+static FLOATS_FEW: Shader = shader!("product_floats_few");
+static FLOATS_MANY: Shader = shader!("product_floats_many");
+
+/// Most rows that a kernel of few rows takes.
+const FEW_ROWS: usize = 8;
+
+/// How a product is computed.
+pub(super) struct Kernel {
+    pub(super) shader: &'static Shader,
+    pub(super) constants: Vec<u32>,
+    pub(super) groups: [u32; 3],
+}
+
+impl Kernel {
+    /// The kernel for `n_rows` rows and so many panels, at least one of each.
+    pub(super) fn of(facts: &GpuFacts, ty: WeightType, n_rows: usize, panels: usize) -> Self {
+        let format = ty.format();
+        if n_rows <= FEW_ROWS {
+            let rows = n_rows.next_power_of_two() as u32;
+            let (shader, constants) = match format {
+                Some(format) => (&FEW, few(&format, rows)),
+                None => (&FLOATS_FEW, vec![float_type(ty), rows]),
+            };
+            return Self { shader, constants, groups: lines(panels) };
+        }
+        let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
+        let tile = tile(n_rows, panels, enough);
+        let units = format.filter(|_| tile == 4).and_then(|format| units(facts, &format));
+        let (shader, constants) = match (format, units) {
+            (Some(format), Some(units)) => (&UNITS, [&format.constants()[..], &units].concat()),
+            (Some(format), None) => (&MANY, [&format.constants()[..], &[tile as u32]].concat()),
+            (None, _) => (&FLOATS_MANY, vec![float_type(ty), tile as u32]),
+        };
+        let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
+        Self { shader, constants, groups: lines(groups) }
+    }
+}
+
+/// What of the device's matrix units multiplies signed bytes of tiles of 64 rows, if anything: rows of activations, rows
+/// of weights, columns.
+fn units(facts: &GpuFacts, format: &Format) -> Option<[u32; 3]> {
+    let fits = |shape: &&MatrixShape| {
+        let MatrixShape { m, n, k, factors, sums } = **shape;
+        let types = factors == MatrixType::I8 && sums == MatrixType::I32;
+        types && 64 % m == 0 && 64 % n == 0 && [8, 16, 32].contains(&k)
+    };
+    // Where columns share no scale, half of them are zeros.
+    let useful = |shape: &&MatrixShape| shape.m * shape.n * shape.k.min(format.scale_columns());
+    let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
+    Some([shape.m, shape.n, shape.k])
+}
+
+/// Constants of the kernel of up to `rows` rows: shared memory has two sides of 8 KiB, or more where a step needs it.
+fn few(format: &Format, rows: u32) -> Vec<u32> {
+    let slices = if rows <= 4 { 16 } else { 8 };
+    let fit = 8192 / (4 * LANES as u32 * rows * format.parts());
+    let side = (fit / slices * slices).clamp(slices, 4 * slices);
+    [&format.constants()[..], &[slices * LANES as u32, rows, side]].concat()
+}
+
+/// Workgroups that keep a device busy.
+const ENOUGH: usize = 128;
+
+/// How many panels, and sixteens of rows, a workgroup takes: what costs least, with the rows that fill up tiles, among
+/// those with `enough` workgroups.
+fn tile(n_rows: usize, panels: usize, enough: usize) -> usize {
+    let tiles = |tile: &usize| n_rows.div_ceil(LANES * tile);
+    // A tile reads each row of either side once for `tile` products.
+    let cost = |tile: &usize| tiles(tile) * tile * (tile + 1) * 4 / tile;
+    let fits = |tile: &usize| panels.div_ceil(*tile) * tiles(tile) >= enough;
+    [4, 2].into_iter().filter(fits).chain([1]).min_by_key(cost).unwrap_or(1)
+}
+
+/// The number of a float type in the shaders.
+fn float_type(ty: WeightType) -> u32 {
+    match ty {
+        WeightType::F32 => 0,
+        WeightType::F16 => 1,
+        _ => 2,
+    }
+}
