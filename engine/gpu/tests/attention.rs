@@ -95,7 +95,7 @@ impl Case {
             },
         };
         compute.attend(&attend, &q, &mut want);
-        let mut on_gpu = gpu.buffer(pool.len(), Purpose::States).unwrap();
+        let mut on_gpu = gpu.buffer(pool.len(), Purpose::States).expect("room for the pages");
         on_gpu.bytes_mut().copy_from_slice(pool);
         let [q, sinks, slopes, of_heads] =
             [&q[..], &sinks[..], &slopes[..], &of_heads[..]].map(|values| on(gpu, values));
@@ -129,7 +129,7 @@ impl Case {
                 both_ways: self.both_ways,
             },
         };
-        gpu.attend(&over, q.span(), out.span_mut()).unwrap();
+        gpu.attend(&over, q.span(), out.span_mut()).expect("room for the spans");
         assert_same(what, &values_of(&out), &want);
     }
 

@@ -142,7 +142,7 @@ impl DeltaNet {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
             let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
-            let x = Columns { rows: &raw, first_col };
+            let x = Columns { rows: raw, first_col };
             let at = StateAt { per_slot, first };
             cx.device.conv_at(conv, &parts, conv_states, at, x, &mut out);
             out

@@ -36,7 +36,7 @@ enum Steps {
         /// To B, C and narrow rows, `[2 * n_state + width, n_inner]`.
         select: Linear,
         /// Weights of their norms.
-        norms: [Vector; 3],
+        norms: Box<[Vector; 3]>,
         eps: f32,
         /// From narrow rows to time steps, `[n_head, width]`.
         up: Linear,
@@ -172,7 +172,7 @@ fn load_inputs(
     let [z, x] = Linear::split(loader, &name("in.weight"), 2 * n_inner, n_embd, rows)?;
     let (n_state, width) = (shape.n_bc(), low_rank.width);
     let mut norm = |of: &str, n| loader.vector(&name(&format!("{of}_norm")), n);
-    let norms = [norm("b", n_state)?, norm("c", n_state)?, norm("dt", width)?];
+    let norms = Box::new([norm("b", n_state)?, norm("c", n_state)?, norm("dt", width)?]);
     let select = Linear::matrix(loader, &name("x.weight"), 2 * n_state + width, n_inner)?;
     let up = Linear::matrix(loader, &name("dt.weight"), n_head, width)?;
     Ok((z, x, Steps::OfX { select, norms, eps: low_rank.eps, up }))

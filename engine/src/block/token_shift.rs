@@ -25,7 +25,7 @@ impl TokenShift {
         x: &Rows,
     ) -> Rows {
         let mut before = cx.scratch.take(x.n_rows(), x.cols());
-        let columns = Columns { rows: &x, first_col: 0 };
+        let columns = Columns::whole(x);
         cx.device.conv(&self.0, parts, states, columns, &mut before);
         before
     }

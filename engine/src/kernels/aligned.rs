@@ -27,7 +27,7 @@ enum Memory {
     Heap(Box<[Line]>),
     Map(MmapMut),
     /// With a GPU, which shows it to the host.
-    Gpu(GpuBuffer),
+    Gpu(Box<GpuBuffer>),
 }
 
 impl AlignedBytes {
@@ -51,7 +51,7 @@ impl AlignedBytes {
 
     /// The bytes of a GPU's buffer.
     pub(crate) fn with_gpu(buffer: GpuBuffer) -> Self {
-        Self { len: buffer.len(), memory: Memory::Gpu(buffer) }
+        Self { len: buffer.len(), memory: Memory::Gpu(Box::new(buffer)) }
     }
 
     /// The bytes, if they lie with a GPU.

@@ -9,7 +9,7 @@ use brigade_gpu::{Gpu, GpuBuffer, Span};
 #[derive(Debug, Default)]
 pub struct Vector {
     values: Vec<f32>,
-    with_gpu: OnceLock<GpuBuffer>,
+    with_gpu: OnceLock<Box<GpuBuffer>>,
 }
 
 impl Vector {
@@ -24,7 +24,7 @@ impl Vector {
     /// If it has no memory left.
     pub fn on_gpu<'a>(&'a self, gpu: &Gpu) -> Span<'a> {
         let copy = || match gpu.keep(bytemuck::cast_slice(&self.values)) {
-            Ok(buffer) => buffer,
+            Ok(buffer) => Box::new(buffer),
             Err(error) => panic!("no memory for a vector of weights: {error}"),
         };
         self.with_gpu.get_or_init(copy).span()

@@ -135,14 +135,12 @@ impl Plan {
         let end = sight.end_visible(part, (start + n - 1) / group);
         let first_span = sight.first_visible(part.first_pos + start / group) / SPAN_POSITIONS;
         let n_spans = end.div_ceil(SPAN_POSITIONS) - first_span;
+        let is_full = |batch: &Batch| !batch.tiles.is_empty() && batch.spans.len() + n_spans > room;
+        if let Some(full) = self.batches.last().filter(|batch| is_full(batch)) {
+            let next = Batch { tile: full.tile, tiles: Vec::new(), spans: Vec::new() };
+            self.batches.push(next);
+        }
         let batch = self.batches.last_mut().expect("`new` adds one before any tile");
-        let batch = match batch.tiles.is_empty() || batch.spans.len() + n_spans <= room {
-            true => batch,
-            false => {
-                let next = Batch { tile: batch.tile, tiles: Vec::new(), spans: Vec::new() };
-                self.batches.push_mut(next)
-            }
-        };
         let number = batch.tiles.len() as u32;
         batch.tiles.push(Tile {
             first_row: part.first_row as u32,
