@@ -23,7 +23,7 @@ fn convolutions_have_the_bits_of_the_cpu() {
         let (weight, bias) = (random.values(channels * taps, 1.0), random.values(channels, 1.0));
         let stride = channels + 5;
         let x = random.values(n * stride, 3.0);
-        let conv = kernels::Conv::new(&weight, taps, Some(bias.clone()), silu);
+        let conv = kernels::Conv::new(&weight, taps, Some(bias.clone().into()), silu);
         // The state lies amidst others of its slot.
         let per_slot = conv.state_len() + 23;
         let on_gpu = [by_tap(&weight, taps), bias, x.clone()].map(|x| on(&gpu, &x));

@@ -33,9 +33,9 @@ fn check(shape: SsdShape, rate: f32, scale: f32, random: &mut Random, states: Op
     let buffers = [&x, &b, &c, &dt, &a, &d, &bias].map(|x| on(&gpu, x));
     let on_cpu = kernels::Ssd::new(
         kernels::SsdShape { n_head, head_dim, n_state, n_group },
-        a.clone(),
-        d.clone(),
-        bias.clone(),
+        a.clone().into(),
+        d.clone().into(),
+        bias.clone().into(),
     );
     let [x_there, b_there, c_there, dt_there, a, d, bias] = &buffers;
     let on_gpu = SsdSpans { shape, a: a.span(), d: d.span(), dt_bias: bias.span() };

@@ -109,6 +109,7 @@ fn preparation_and_bonus_have_the_bits_of_the_cpu() {
         let spans = Wkv7Spans { w0: w0_there, a0: a0_there, k_k: k_k_there, k_a: k_a_there };
         gpu.wkv7_prepare(spans, d, there.each_mut().map(|x| x.span_mut()));
         let bonus_weights = k_k.clone();
+        let [w0, a0, k_k, k_a] = [w0, a0, k_k, k_a].map(kernels::Vector::from);
         let weights = Wkv7Weights { w0, a0, k_k, k_a };
         compute.wkv7_prepare(&weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
         for (there, here) in there.iter().zip([&w, &k, &a, &kappa]) {
