@@ -1,5 +1,5 @@
-// Causal depthwise convolution: y[t][c] = act(bias[c] + Σ_j weight[j][c] x[t - TAPS + 1 + j][c]). An invocation has one channel of a
-// piece: some rows of a part.
+// Causal depthwise convolution: y[t][c] = act(bias[c] + Σ_j weight[j][c] x[t - TAPS + 1 + j][c]). An invocation has one
+// channel of a piece: some rows of a part.
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
@@ -10,8 +10,8 @@ layout(constant_id = 0) const uint TAPS = 4;
 layout(constant_id = 1) const uint SILU = 1;
 const uint BEFORE = TAPS - 1;
 
-// A part's first piece has the rows before it from the state; those of others are rows before. A piece that is a whole part also
-// leaves the state behind it.
+// A part's first piece has the rows before it from the state; those of others are rows before. A piece that is a whole part
+// also leaves the state behind it.
 const uint FIRST = 1;
 const uint WHOLE = 2;
 

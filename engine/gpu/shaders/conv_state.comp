@@ -1,4 +1,5 @@
-// The state that a convolution leaves behind a part of at least so many rows: its last ones. An invocation has one channel of a part.
+// The state that a convolution leaves behind a part of at least so many rows: its last ones. An invocation has one channel
+// of a part.
 #version 460
 #include "common.glsl"
 #include "scan.glsl"

@@ -1,9 +1,9 @@
-// What ops over the slots of sequences have in common: their parts, the rule by which states get rid of subnormal numbers, and
-// sums over sixteen lanes.
+// What ops over the slots of sequences have in common: their parts, the rule by which states get rid of subnormal numbers,
+// and sums over sixteen lanes.
 //
 // Columns of a state are independent of each other. Those whose outputs are sums down a column in one order are cut into
-// segments, each with an invocation that holds its values in registers over all rows of a part. A sum goes from segment to segment:
-// in a turn, the first segment has a row, the second the row before it, and so on.
+// segments, each with an invocation that holds its values in registers over all rows of a part. A sum goes from segment to
+// segment: in a turn, the first segment has a row, the second the row before it, and so on.
 
 // Columns of a workgroup, and segments of a column.
 const uint COLUMNS = 32;

@@ -1,5 +1,5 @@
-// RWKV-6's time mixing, `cpu/wkv6.rs` of the engine: S = S w + v k for each key, and y = Σ r S down the keys. A workgroup has some
-// values of one head of a part.
+// RWKV-6's time mixing, `cpu/wkv6.rs` of the engine: S = S w + v k for each key, and y = Σ r S down the keys. A workgroup
+// has some values of one head of a part.
 #version 460
 #include "common.glsl"
 #include "scan.glsl"
@@ -32,9 +32,50 @@ shared vec4 keys[RING][D];
 // The row's value and its sum for the next segment, of this turn and the one before.
 shared vec2 carry[2][SEGMENTS][COLUMNS];
 
-// What a row has for a key; `at` is the key's place in the rows.
-vec4 key_of(uint at, float own) {
-    return vec4(push.r.v[at], push.w.v[at], push.k.v[at], own);
+// The segment's values of the state, and the key where it starts.
+float values[SEGMENT];
+uint first;
+// Keys of the next row, on their way to shared memory.
+vec4 fetched[FETCHED];
+
+// Fetches the keys of a row of the head, which starts at `from`; their own shares are there already.
+void fetch(uint from) {
+    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
+        uint i = f * 128 + gl_LocalInvocationID.x;
+        if (i < D) {
+            fetched[f].xyz = vec3(push.r.v[from + i], push.w.v[from + i], push.k.v[from + i]);
+        }
+    }
+}
+
+void fetch_own(uint head) {
+    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
+        uint i = f * 128 + gl_LocalInvocationID.x;
+        fetched[f].w = OWN != 0 && i < D ? push.own.v[head * D + i] : 0.0;
+    }
+}
+
+void put(uint row) {
+    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
+        uint i = f * 128 + gl_LocalInvocationID.x;
+        if (i < D) {
+            keys[row % RING][i] = fetched[f];
+        }
+    }
+}
+
+// A row over the segment: its value, and the sum up to the segment, which goes on.
+float walk(uint row, float v, float y) {
+    uint place = row % RING;
+    [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
+        vec4 key = keys[place][first + i];
+        float old = values[i];
+        float learnt = v * key.z;
+        values[i] = old * key.y + learnt;
+        float seen = OWN != 0 ? learnt * key.w + old : values[i];
+        y = seen * key.x + y;
+    }
+    return y;
 }
 
 void main() {
@@ -48,30 +89,22 @@ void main() {
     uint lane = gl_LocalInvocationID.x % COLUMNS;
     uint segment = gl_LocalInvocationID.x / COLUMNS;
     uint column = unit % tiles * COLUMNS + lane;
-    uint first = segment * SEGMENT;
     bool used = column < D;
+    first = segment * SEGMENT;
 
     // Of the part's first row: the head, and the column in it.
     uint width = push.n_heads * D;
     uint head_at = part.first_row * width + head * D;
     uint column_at = head_at + column;
-    Floats state = at(push.states, slot_start(part, width * D) + head * D * D + column / LANES * LANES * D + column % LANES);
+    uint start = head * D * D + column / LANES * LANES * D + column % LANES;
+    Floats state = at(push.states, slot_start(part, width * D) + start);
 
-    float values[SEGMENT];
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
         values[i] = used ? state.v[(first + i) * LANES] : 0.0;
     }
-    float own[FETCHED];
-    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
-        uint i = f * 128 + gl_LocalInvocationID.x;
-        own[f] = 0.0;
-        if (i < D) {
-            if (OWN != 0) {
-                own[f] = push.own.v[head * D + i];
-            }
-            keys[0][i] = key_of(head_at + i, own[f]);
-        }
-    }
+    fetch_own(head);
+    fetch(head_at);
+    put(0);
     float v_next = used && segment == 0 ? push.v.v[column_at] : 0.0;
     barrier();
 
@@ -79,30 +112,16 @@ void main() {
         // The next row is fetched while this one is computed.
         uint ahead = turn + 1;
         float v_now = v_next;
-        vec4 fetched[FETCHED];
         if (ahead < part.n_rows) {
+            fetch(head_at + ahead * width);
             if (used && segment == 0) {
                 v_next = push.v.v[column_at + ahead * width];
-            }
-            [[unroll]] for (uint f = 0; f < FETCHED; f++) {
-                uint i = f * 128 + gl_LocalInvocationID.x;
-                if (i < D) {
-                    fetched[f] = key_of(head_at + ahead * width + i, own[f]);
-                }
             }
         }
         uint row = turn - segment;
         if (turn >= segment && row < part.n_rows) {
-            uint place = row % RING;
             vec2 sums = segment > 0 ? carry[ahead % 2][segment - 1][lane] : vec2(v_now, 0.0);
-            [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
-                vec4 key = keys[place][first + i];
-                float old = values[i];
-                float learnt = sums.x * key.z;
-                values[i] = old * key.y + learnt;
-                float seen = OWN != 0 ? learnt * key.w + old : values[i];
-                sums.y = seen * key.x + sums.y;
-            }
+            sums.y = walk(row, sums.x, sums.y);
             carry[turn % 2][segment][lane] = sums;
             if (used && segment == SEGMENTS - 1) {
                 push.result.v[column_at + row * width] = sums.y;
@@ -114,12 +133,7 @@ void main() {
             }
         }
         if (ahead < part.n_rows) {
-            [[unroll]] for (uint f = 0; f < FETCHED; f++) {
-                uint i = f * 128 + gl_LocalInvocationID.x;
-                if (i < D) {
-                    keys[ahead % RING][i] = fetched[f];
-                }
-            }
+            put(ahead);
         }
         barrier();
     }

@@ -1,6 +1,6 @@
-// RWKV-7's time mixing, `cpu/wkv7.rs` of the engine: `known` is the state along kappa, then S = S w + (-known kappa_a + v k) and
-// y = Σ r S, each down the keys. An invocation has a value of one head of a part, with all keys: a row has to know the whole column
-// before it changes any of it.
+// RWKV-7's time mixing, `cpu/wkv7.rs` of the engine: `known` is the state along kappa, then S = S w + (-known kappa_a + v
+// k) and y = Σ r S, each down the keys. An invocation has a value of one head of a part, with all keys: a row has to know
+// the whole column before it changes any of it.
 #version 460
 #include "common.glsl"
 #include "scan.glsl"
@@ -31,6 +31,62 @@ shared vec4 keys[2][D];
 // kappa of the row behind each of them: what it knows is summed while the state changes.
 shared float kappas[2][D];
 
+// The column of the state.
+float values[D];
+// The next row's keys and the kappa behind them, on their way to shared memory.
+vec4 fetched[FETCHED];
+float fetched_kappa[FETCHED];
+
+// Fetches row `row` of `n_rows`, the head of which starts at `from`.
+void fetch(uint from, uint row, uint n_rows) {
+    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
+        uint j = f * 64 + gl_LocalInvocationID.x;
+        uint i = from + j;
+        if (j < D && row < n_rows) {
+            fetched[f] = vec4(push.w.v[i], push.k.v[i], push.kappa_a.v[i], push.r.v[i]);
+        }
+        if (j < D && row + 1 < n_rows) {
+            fetched_kappa[f] = push.kappa.v[i + push.n_heads * D];
+        }
+    }
+}
+
+void put(uint row) {
+    [[unroll]] for (uint f = 0; f < FETCHED; f++) {
+        uint j = f * 64 + gl_LocalInvocationID.x;
+        if (j < D) {
+            keys[row % 2][j] = fetched[f];
+            kappas[row % 2][j] = fetched_kappa[f];
+        }
+    }
+}
+
+// A row over the column: its value, and what it knows. Gives its output, and what the next row knows.
+vec2 walk(uint row, float v, float known) {
+    uint place = row % 2;
+    float forget = 0.0 - known;
+    float y = 0.0;
+    known = 0.0;
+    [[unroll]] for (uint j = 0; j < D; j++) {
+        vec4 key = keys[place][j];
+        float learnt = forget * key.z + v * key.y;
+        values[j] = values[j] * key.x + learnt;
+        y = values[j] * key.w + y;
+        known = values[j] * kappas[place][j] + known;
+    }
+    return vec2(y, known);
+}
+
+// Rids the column of subnormal numbers behind a row. Gives what the next row knows then.
+float flush(uint row) {
+    float known = 0.0;
+    [[unroll]] for (uint j = 0; j < D; j++) {
+        values[j] = without_subnormals(values[j]);
+        known = values[j] * kappas[row % 2][j] + known;
+    }
+    return known;
+}
+
 void main() {
     uint unit = line();
     if (unit >= push.n_units) {
@@ -46,63 +102,36 @@ void main() {
     uint width = push.n_heads * D;
     uint head_at = part.first_row * width + head * D;
     uint column_at = head_at + column;
-    Floats state = at(push.states, slot_start(part, width * D) + head * D * D + column / LANES * LANES * D + column % LANES);
+    uint start = head * D * D + column / LANES * LANES * D + column % LANES;
+    Floats state = at(push.states, slot_start(part, width * D) + start);
 
-    float values[D];
     float known = 0.0;
     [[unroll]] for (uint j = 0; j < D; j++) {
         values[j] = used ? state.v[j * LANES] : 0.0;
         known = values[j] * push.kappa.v[head_at + j] + known;
     }
+    fetch(head_at, 0, part.n_rows);
+    put(0);
     float v_next = used ? push.v.v[column_at] : 0.0;
+    barrier();
 
-    // Row -1 is that before the first: it only fetches.
-    for (int row = -1; row < int(part.n_rows); row++) {
-        uint ahead = uint(row + 1);
-        float v = v_next;
-        vec4 fetched[FETCHED];
-        float kappa[FETCHED];
-        [[unroll]] for (uint f = 0; f < FETCHED; f++) {
-            uint j = f * 64 + gl_LocalInvocationID.x;
-            uint from = head_at + ahead * width + j;
-            if (j < D && ahead < part.n_rows) {
-                fetched[f] = vec4(push.w.v[from], push.k.v[from], push.kappa_a.v[from], push.r.v[from]);
-            }
-            kappa[f] = j < D && ahead + 1 < part.n_rows ? push.kappa.v[from + width] : 0.0;
+    for (uint row = 0; row < part.n_rows; row++) {
+        // The next row is fetched while this one is computed.
+        uint ahead = row + 1;
+        float v_now = v_next;
+        fetch(head_at + ahead * width, ahead, part.n_rows);
+        if (used && ahead < part.n_rows) {
+            v_next = push.v.v[column_at + ahead * width];
         }
-        if (row >= 0) {
-            if (used && ahead < part.n_rows) {
-                v_next = push.v.v[column_at + ahead * width];
-            }
-            uint place = uint(row) % 2;
-            float forget = 0.0 - known;
-            float y = 0.0;
-            known = 0.0;
-            [[unroll]] for (uint j = 0; j < D; j++) {
-                vec4 key = keys[place][j];
-                float learnt = forget * key.z + v * key.y;
-                values[j] = values[j] * key.x + learnt;
-                y = values[j] * key.w + y;
-                known = values[j] * kappas[place][j] + known;
-            }
-            if (used) {
-                push.result.v[column_at + uint(row) * width] = y;
-            }
-            if (flushes(part, uint(row))) {
-                known = 0.0;
-                [[unroll]] for (uint j = 0; j < D; j++) {
-                    values[j] = without_subnormals(values[j]);
-                    known = values[j] * kappas[place][j] + known;
-                }
-            }
+        vec2 sums = walk(row, v_now, known);
+        known = sums.y;
+        if (used) {
+            push.result.v[column_at + row * width] = sums.x;
         }
-        [[unroll]] for (uint f = 0; f < FETCHED; f++) {
-            uint j = f * 64 + gl_LocalInvocationID.x;
-            if (j < D) {
-                keys[ahead % 2][j] = fetched[f];
-                kappas[ahead % 2][j] = kappa[f];
-            }
+        if (flushes(part, row)) {
+            known = flush(row);
         }
+        put(ahead);
         barrier();
     }
 

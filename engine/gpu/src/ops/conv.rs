@@ -22,8 +22,8 @@ const PIECE: usize = 16;
 const FIRST: usize = 1;
 const WHOLE: usize = 2;
 
-/// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`, taps in ascending order;
-/// the rows before a part are its slot's state.
+/// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`, taps in ascending
+/// order; the rows before a part are its slot's state.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvSpans<'a> {
     /// Taps, from 2 to 8.
@@ -115,8 +115,8 @@ impl Gpu {
             per_slot,
         };
         let constants = [taps as u32, u32::from(conv.silu)];
-        // SAFETY: the kernel reads rows of `x` and the weights, reads and writes the states of the parts' slots, and writes the
-        // parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of `x` and the weights, reads and writes the states of the parts' slots, and writes
+        // the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &CONV, &constants, &push, lines(n_units)) };
         self.conv_states(parts, states, (x, stride), (taps, channels), per_slot);
     }

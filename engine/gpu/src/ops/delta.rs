@@ -1,9 +1,10 @@
-//! The gated delta rule: linear attention whose state decays, is corrected towards each new value, and is read by the query. With one
-//! decay for each key channel it is KDA (Kimi Linear, arXiv 2510.26692). With one decay for each head it is the gated delta net
-//! (arXiv 2412.06464).
+//! The gated delta rule: linear attention whose state decays, is corrected towards each new value, and is read by the
+//! query. With one decay for each key channel it is KDA (Kimi Linear, arXiv 2510.26692). With one decay for each head it is
+//! the gated delta net (arXiv 2412.06464).
 //!
-//! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S = diag(a) S;
-//! e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`. States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head.
+//! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S = diag(a) S; e = beta
+//! (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`. States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each
+//! head.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -104,8 +105,8 @@ struct Push {
 }
 
 impl Gpu {
-    /// Runs the delta rule over the rows of `parts`: `out` is `[n, n_head, d_v]`, `states` is `[n_slots, shape.state_len()]` and
-    /// follows.
+    /// Runs the delta rule over the rows of `parts`: `out` is `[n, n_head, d_v]`, `states` is `[n_slots,
+    /// shape.state_len()]` and follows.
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
@@ -151,8 +152,8 @@ impl Gpu {
         let per_channel = u32::from(shape.decay == Decay::PerChannel);
         let tiled = u32::from(shape.key_heads == KeyHeads::Tiled);
         let constants = [d_k as u32, d_v as u32, per_channel, tiled];
-        // SAFETY: the kernel reads rows of the operands, reads and writes the states of the parts' slots, and writes the parts' rows
-        // of `out`: all of them are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of the operands, reads and writes the states of the parts' slots, and writes the
+        // parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &DELTA, &constants, &push, lines(n_units)) };
     }
 }

@@ -122,8 +122,8 @@ impl Gpu {
             gate_stride,
             pad: 0,
         };
-        // SAFETY: the kernel reads rows of the inputs and the constants, reads and writes the states of the parts' slots, and writes
-        // the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of the inputs and the constants, reads and writes the states of the parts' slots,
+        // and writes the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &MAMBA, &[n_state as u32], &push, lines(n_units)) };
     }
 }

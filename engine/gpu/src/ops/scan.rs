@@ -1,7 +1,7 @@
 //! What ops over the slots of sequences have in common: which rows belong to which slot, and operands by columns.
 //!
-//! States lie in memory as on the CPU, so a slot's bytes can go from one to the other. The rows of a part are walked in order; its
-//! bits are the same whether it comes in one piece or in many, alone or beside others.
+//! States lie in memory as on the CPU, so a slot's bytes can go from one to the other. The rows of a part are walked in
+//! order; its bits are the same whether it comes in one piece or in many, alone or beside others.
 
 use super::elementwise::count;
 use crate::device::Gpu;
@@ -23,7 +23,8 @@ pub struct ScanPart {
     pub slot: usize,
     /// Position of the first row.
     pub first_pos: usize,
-    /// Index of the first row in the op's operands; parts are in the order of their rows, which are each in one part at most.
+    /// Index of the first row in the op's operands; parts are in the order of their rows, which are each in one part at
+    /// most.
     pub first_row: usize,
     /// Rows, at consecutive positions.
     pub n_rows: usize,
@@ -71,8 +72,8 @@ impl ScanPart {
     /// Checks the parts against `n_rows` rows and `n_slots` states.
     ///
     /// # Panics
-    /// If rows do not ascend, are in two parts or beyond the rows, or a slot is in two parts or beyond the slots. What is written by
-    /// several workgroups at once rests on it.
+    /// If rows do not ascend, are in two parts or beyond the rows, or a slot is in two parts or beyond the slots. What is
+    /// written by several workgroups at once rests on it.
     pub(super) fn check(parts: &[Self], n_rows: usize, n_slots: usize, op: &str) {
         let mut end = 0;
         for part in parts {

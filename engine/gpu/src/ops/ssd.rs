@@ -1,5 +1,5 @@
-//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token, and each head has a
-//! state `[n_state, head_dim]`.
+//! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token, and each head
+//! has a state `[n_state, head_dim]`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -138,8 +138,8 @@ impl Gpu {
             pad: 0,
         };
         let constants = [n_state as u32, head_dim as u32];
-        // SAFETY: the kernel reads rows of the inputs and the constants, reads and writes the states of the parts' slots, and writes
-        // the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of the inputs and the constants, reads and writes the states of the parts' slots,
+        // and writes the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &SSD, &constants, &push, lines(n_units)) };
     }
 }

@@ -1,5 +1,5 @@
-//! The time mixing of RWKV-6 and RWKV-7. Each head has a matrix as its state, `d` keys by `d` values: `S [heads, tiles of 16 values,
-//! keys, 16]`. Values are independent of each other; keys are taken in ascending order.
+//! The time mixing of RWKV-6 and RWKV-7. Each head has a matrix as its state, `d` keys by `d` values: `S [heads, tiles of
+//! 16 values, keys, 16]`. Values are independent of each other; keys are taken in ascending order.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -30,8 +30,8 @@ pub struct Wkv6Rows<'a> {
     pub k: Span<'a>,
     /// Values.
     pub v: Span<'a>,
-    /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much of the row.
-    /// `None`: it reads the state behind the row.
+    /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much of
+    /// the row. `None`: it reads the state behind the row.
     pub own: Option<Span<'a>>,
 }
 
@@ -104,8 +104,8 @@ impl Gpu {
             n_heads: n_heads as u32,
         };
         let constants = [d as u32, u32::from(rows.own.is_some())];
-        // SAFETY: the kernel reads rows of the operands, and `own` where there is one, reads and writes the states of the parts'
-        // slots, and writes the parts' rows of `out`: all are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of the operands, and `own` where there is one, reads and writes the states of the
+        // parts' slots, and writes the parts' rows of `out`: all are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &WKV6, &constants, &push, lines(n_units)) };
     }
 
@@ -134,8 +134,8 @@ impl Gpu {
             n_units: count(n_units),
             n_heads: n_heads as u32,
         };
-        // SAFETY: the kernel reads rows of the operands, reads and writes the states of the parts' slots, and writes the parts'
-        // rows of `out`: all of them are there (checked), and no two parts have one in common.
+        // SAFETY: the kernel reads rows of the operands, reads and writes the states of the parts' slots, and writes the
+        // parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &WKV7, &[d as u32], &push, lines(n_units)) };
     }
 }

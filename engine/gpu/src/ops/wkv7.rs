@@ -48,9 +48,9 @@ struct PushBonus {
 }
 
 impl Gpu {
-    /// Makes ready what the scan reads, `[w, k, a, kappa]`, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and `κ` the
-    /// L2-normed `k ⊙ k_k`. Then `w` becomes `exp(−e^-½ · σ(w + w0))`, `a` becomes `κ ⊙ rate`, and `k` becomes
-    /// `k ⊙ (1 + (rate − 1) ⊙ k_a)`.
+    /// Makes ready what the scan reads, `[w, k, a, kappa]`, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and
+    /// `κ` the L2-normed `k ⊙ k_k`. Then `w` becomes `exp(−e^-½ · σ(w + w0))`, `a` becomes `κ ⊙ rate`, and `k` becomes `k ⊙
+    /// (1 + (rate − 1) ⊙ k_a)`.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -68,11 +68,13 @@ impl Gpu {
             n_heads: (width / d) as u32,
         };
         let groups = lines((n / d).div_ceil(HEADS));
-        // SAFETY: the kernel reads the weights, and reads and writes the `n` values of each of `rows`, which are there (checked).
+        // SAFETY: the kernel reads the weights, and reads and writes the `n` values of each of `rows`, which are there
+        // (checked).
         unsafe { self.dispatch(Order::After, &PREPARE, &[d as u32], &push, groups) };
     }
 
-    /// `out += v · Σ_j r[j] · k[j] · r_k[j]`, head by head: `[r, k, v]` and `out` are `[n_rows, n_heads * d]`, `r_k` is one row.
+    /// `out += v · Σ_j r[j] · k[j] · r_k[j]`, head by head: `[r, k, v]` and `out` are `[n_rows, n_heads * d]`, `r_k` is one
+    /// row.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -89,7 +91,8 @@ impl Gpu {
             n_heads: (width / d) as u32,
         };
         let groups = lines((n / d).div_ceil(HEADS));
-        // SAFETY: the kernel reads the `n` values of each of `rows` and `r_k`, and reads and writes those of `out`, which are there.
+        // SAFETY: the kernel reads the `n` values of each of `rows` and `r_k`, and reads and writes those of `out`, which
+        // are there.
         unsafe { self.dispatch(Order::After, &BONUS, &[d as u32], &push, groups) };
     }
 }
