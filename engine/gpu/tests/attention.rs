@@ -50,16 +50,7 @@ impl Case {
 
     fn check(&self, gpu: &Gpu, what: &str) {
         let mut random = Random(11);
-        let (dk, dv) = self.dims;
-        let (values, ty) = (self.values, self.ty);
-        let layout = PageLayout {
-            n_kv_head: self.n_kv_head,
-            head_dim_k: dk,
-            head_dim_v: dv,
-            values,
-            index_dim: 0,
-            ty,
-        };
+        let ((dk, dv), layout) = (self.dims, self.layout());
         let cpu_layout = cpu_layout(&layout);
         let (tables, n_pages) = self.tables();
         let mut pool = vec![0u64; layout.page_bytes() / 8 * n_pages + 8];
@@ -102,16 +93,7 @@ impl Case {
         let mut out = on(gpu, &vec![f32::NAN; want.len()]);
         let pages: Vec<Vec<u32>> =
             tables.iter().map(|table| table.iter().map(|block| block.0).collect()).collect();
-        let parts: Vec<PagePart<'_>> = cpu_parts
-            .iter()
-            .zip(&pages)
-            .map(|(part, pages)| PagePart {
-                pages,
-                first_pos: part.first_pos,
-                n_rows: part.n_rows,
-                first_row: part.first_row,
-            })
-            .collect();
+        let parts = page_parts(&cpu_parts, &pages);
         let over = AttendPages {
             layout: &layout,
             pool: on_gpu.span(),
@@ -131,6 +113,17 @@ impl Case {
         };
         gpu.attend(&over, q.span(), out.span_mut()).expect("room for the spans");
         assert_same(what, &values_of(&out), &want);
+    }
+
+    fn layout(&self) -> PageLayout {
+        PageLayout {
+            n_kv_head: self.n_kv_head,
+            head_dim_k: self.dims.0,
+            head_dim_v: self.dims.1,
+            values: self.values,
+            index_dim: 0,
+            ty: self.ty,
+        }
     }
 
     /// Pages of each part's sequence, dealt out in turn, and how many there are.
@@ -178,6 +171,16 @@ impl Case {
             compute.kv_write(layout, pool, &[part], &cpu::KvRows { k: &k, v: &v, index: &[] });
         }
     }
+}
+
+fn page_parts<'a>(parts: &[cpu::AttendPart<'_>], pages: &'a [Vec<u32>]) -> Vec<PagePart<'a>> {
+    let part = |(part, pages): (&cpu::AttendPart<'_>, &'a Vec<u32>)| PagePart {
+        pages,
+        first_pos: part.first_pos,
+        n_rows: part.n_rows,
+        first_row: part.first_row,
+    };
+    parts.iter().zip(pages).map(part).collect()
 }
 
 fn cpu_layout(layout: &PageLayout) -> cpu::KvLayout {

@@ -11,6 +11,7 @@ mod name;
 mod norms;
 mod products;
 mod rows;
+mod scan_rows;
 mod scan_spans;
 mod scans;
 mod store;
@@ -27,7 +28,7 @@ pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
-pub use scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
+pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use values::{Values, ValuesMut};
 
 use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};

@@ -3,7 +3,7 @@
 use brigade_gpu::{self as there, ColumnsSpan, ConvSpans, Gpu, MambaSpans, SsdSpans, Wkv7Spans};
 
 use super::Values;
-use super::scans::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
+use super::scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 use crate::kernels::{
     Conv, Decay, DeltaShape, KeyHeads, MambaScan, ScanPart, Ssd, SsdShape, StateAt, Wkv7Weights,
 };

@@ -125,7 +125,6 @@ impl Stage {
         let last = layers.end == spec.n_layer();
         let prefixes = spec.prefixes(config.windows);
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
-        let scratch = device.scratch();
         Ok(Self {
             n_adapters: model.adapters().len(),
             spec,
@@ -135,6 +134,7 @@ impl Stage {
             layers,
             config,
             facts,
+            scratch: device.scratch(),
             device,
             embedding,
             blocks,
@@ -143,7 +143,6 @@ impl Stage {
             local_rope,
             pass_norm,
             sequences,
-            scratch,
         })
     }
 }
