@@ -1,7 +1,8 @@
 //! Keys of an index in pages, as its shaders see them.
 
 use super::elementwise::count;
-use super::pages::{KV_PAGE, LANES, PageLayout, PagePart, ValuePlace};
+use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+use super::scan::LANES;
 use crate::span::Span;
 
 /// The keys of an index in all pages of a pool.
@@ -47,7 +48,7 @@ impl IndexKeys {
     /// Rows of `width` f32 each, which lie as those of pages do: sixty-four are a page.
     pub(super) fn of_rows(rows: Span<'_>, width: usize) -> Self {
         let page_bytes = count(4 * KV_PAGE * width);
-        let constants = [super::pages::KvType::F32.code(), 1];
+        let constants = [KvType::F32.code(), 1];
         Self { address: rows.address(), page_bytes, width: width as u32, constants }
     }
 }
@@ -68,12 +69,14 @@ impl PageLists {
         let n_pages = pool_bytes / layout.page_bytes();
         let (mut pages, mut starts, mut end) = (Vec::new(), Vec::new(), 0);
         for part in parts {
-            part.check(op, 0, n_pages);
+            let used = &part.pages[..(part.first_pos + part.n_rows).div_ceil(KV_PAGE)];
+            let inside = |page: &u32| (*page as usize) < n_pages;
+            assert!(used.iter().all(inside), "{op}: a page outside the pool");
             assert!(part.first_row >= end, "{op}: rows out of order");
             end = part.first_row + part.n_rows;
             assert!(end <= n_rows, "{op}: rows up to {end} of {n_rows}");
             starts.push(count(pages.len()));
-            pages.extend(&part.pages[..(part.first_pos + part.n_rows).div_ceil(KV_PAGE)]);
+            pages.extend(used);
         }
         Self { pages, starts }
     }
