@@ -3,6 +3,7 @@
 // to one of two sums: two invocations have a value of one head of a part, one its even channels, one its odd ones.
 #version 460
 #include "common.glsl"
+#include "lanes.glsl"
 #include "scan.glsl"
 
 layout(local_size_x = 64) in;

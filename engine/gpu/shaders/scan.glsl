@@ -1,5 +1,5 @@
-// What ops over the slots of sequences have in common: their parts, the rule by which states get rid of subnormal numbers,
-// and sums over sixteen lanes.
+// What ops over the slots of sequences have in common: their parts, the rule by which states get rid of subnormal
+// numbers.
 //
 // Columns of a state are independent of each other. Those whose outputs are sums down a column in one order are cut into
 // segments, each with an invocation that holds its values in registers over all rows of a part. A sum goes from segment to
@@ -36,16 +36,6 @@ bool flushes(Part part, uint row) {
 
 float without_subnormals(float x) {
     return (floatBitsToUint(x) & 0x7f800000u) == 0 ? 0.0 : x;
-}
-
-// Halves of the lanes added onto each other: 16 to 8 to 4 to 2 to 1.
-float fold(float lanes[LANES]) {
-    [[unroll]] for (uint width = LANES / 2; width > 0; width /= 2) {
-        [[unroll]] for (uint i = 0; i < width; i++) {
-            lanes[i] += lanes[i + width];
-        }
-    }
-    return lanes[0];
 }
 
 // Values of states before a slot's.

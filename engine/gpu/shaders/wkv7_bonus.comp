@@ -1,7 +1,7 @@
 // out += v Σ r k r_k, head by head, `cpu/wkv7.rs` of the engine. Sixteen invocations have one head of a row.
 #version 460
 #include "common.glsl"
-#include "scan.glsl"
+#include "lanes.glsl"
 
 layout(local_size_x = 64) in;
 // Columns of a head, a multiple of 16.

@@ -2,7 +2,7 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
-#include "scan.glsl"
+#include "lanes.glsl"
 
 layout(local_size_x = 64) in;
 // Columns of a head, a multiple of 16.

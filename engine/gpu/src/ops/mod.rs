@@ -3,14 +3,20 @@
 
 mod attend_plan;
 mod attention;
+mod best;
+mod block_index;
 mod conv;
 mod delta;
 mod elementwise;
 mod gates;
+mod index;
+mod index_pages;
 mod kv;
 mod mamba;
+mod mean_index;
 mod moves;
 mod pages;
+mod pooling;
 mod probe;
 mod products;
 mod rope;
@@ -23,13 +29,17 @@ mod wkv7;
 
 pub use attend_plan::Window;
 pub use attention::{AttendPages, AttendVariant, DistanceBiases};
+pub use block_index::{BlockIndexSpans, BlockSizes};
 pub use conv::ConvSpans;
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use gates::{GateBound, Xielu};
+pub use index::{IndexSpans, PoolSizes};
 pub use kv::KvSpans;
 pub use mamba::{MambaRows, MambaSpans};
+pub use mean_index::{BlockRope, MeanIndexSpans, NO_BLOCK};
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+pub use pooling::{GatedSpans, PoolingSpans};
 pub use products::{Product, WeightType, Weights};
 pub use rope::RopeLayout;
 pub use scan::{ColumnsSpan, ScanPart, StateAt};

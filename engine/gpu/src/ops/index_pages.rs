@@ -1,0 +1,83 @@
+//! Keys of an index in pages, as its shaders see them.
+
+use super::elementwise::count;
+use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+use super::scan::LANES;
+use crate::span::Span;
+
+/// The keys of an index in all pages of a pool.
+#[derive(Clone, Copy)]
+pub(super) struct IndexKeys {
+    /// Address of those in the first page.
+    pub(super) address: u64,
+    /// From one page to the next.
+    pub(super) page_bytes: u32,
+    /// Elements that a page has of a key.
+    pub(super) width: u32,
+    /// Type of the elements, and whether keys are rows: the first constants of the shaders.
+    pub(super) constants: [u32; 2],
+}
+
+/// Lists of the pages of some parts.
+pub(super) struct PageLists {
+    /// List after list.
+    pub(super) pages: Vec<u32>,
+    /// Of each part, where its list starts.
+    pub(super) starts: Vec<u32>,
+}
+
+impl IndexKeys {
+    /// Those in a pool of so many bytes at `address`.
+    ///
+    /// # Panics
+    /// If pages have no keys of an index, or the pool is no row of pages.
+    pub(super) fn new(op: &str, layout: &PageLayout, (address, len): (u64, usize)) -> Self {
+        layout.check_pool(op, address, len);
+        assert!(layout.index_dim > 0, "{op}: pages without keys of an index");
+        let heads = PageLayout { index_dim: 0, ..*layout }.page_bytes();
+        let in_keys = layout.values == ValuePlace::InKeys;
+        let dim = layout.index_dim;
+        Self {
+            address: address + heads as u64,
+            page_bytes: count(layout.page_bytes()),
+            width: count(if in_keys { dim.next_multiple_of(LANES) } else { dim }),
+            constants: [layout.ty.code(), u32::from(in_keys)],
+        }
+    }
+
+    /// Rows of `width` f32 each, which lie as those of pages do: sixty-four are a page.
+    pub(super) fn of_rows(rows: Span<'_>, width: usize) -> Self {
+        let page_bytes = count(4 * KV_PAGE * width);
+        let constants = [KvType::F32.code(), 1];
+        Self { address: rows.address(), page_bytes, width: width as u32, constants }
+    }
+}
+
+impl PageLists {
+    /// The pages of `parts`, up to the last that each uses, of a pool of so many bytes.
+    ///
+    /// # Panics
+    /// If rows are out of order, in two parts or beyond `n_rows`, or a part lies outside its pages or a page outside the
+    /// pool.
+    pub(super) fn new(
+        op: &str,
+        layout: &PageLayout,
+        pool_bytes: usize,
+        parts: &[PagePart<'_>],
+        n_rows: usize,
+    ) -> Self {
+        let n_pages = pool_bytes / layout.page_bytes();
+        let (mut pages, mut starts, mut end) = (Vec::new(), Vec::new(), 0);
+        for part in parts {
+            let used = &part.pages[..(part.first_pos + part.n_rows).div_ceil(KV_PAGE)];
+            let inside = |page: &u32| (*page as usize) < n_pages;
+            assert!(used.iter().all(inside), "{op}: a page outside the pool");
+            assert!(part.first_row >= end, "{op}: rows out of order");
+            end = part.first_row + part.n_rows;
+            assert!(end <= n_rows, "{op}: rows up to {end} of {n_rows}");
+            starts.push(count(pages.len()));
+            pages.extend(used);
+        }
+        Self { pages, starts }
+    }
+}
