@@ -310,7 +310,8 @@ fn tell_kernels(line: &LineInfo) {
     if numerics.len() > 1 {
         tracing::warn!(
             numerics = numerics.join(", "),
-            "workers of several releases compute other bits: until all are of one, answers depend on the cut"
+            devices = tables.join(", "),
+            "workers compute other bits: CPUs beside GPUs do, and other releases; answers depend on which of them has which layers"
         );
     } else if tables.len() > 1 {
         tracing::info!(

@@ -127,7 +127,7 @@ impl Device {
     /// [`Compute::xielu`](crate::kernels::Compute::xielu).
     pub fn xielu(&self, x: &mut (impl ValuesMut + ?Sized), shape: Xielu) {
         match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.xielu(x, xielu(shape)),
+            Some((gpu, x)) => gpu.xielu(x, shape),
             None => self.compute.xielu(x.on_host_mut(), shape),
         }
     }
@@ -147,9 +147,4 @@ impl Device {
             None => self.compute.clamp(x.on_host_mut(), bound),
         }
     }
-}
-
-fn xielu(shape: Xielu) -> brigade_gpu::Xielu {
-    let Xielu { alpha_n, alpha_p, beta, eps } = shape;
-    brigade_gpu::Xielu { alpha_n, alpha_p, beta, eps }
 }

@@ -1,7 +1,7 @@
 //! Products with what becomes of a gate.
 
 use super::{Device, Values, ValuesMut};
-use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit};
+use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
 
 impl Device {
     /// `x *= silu(gate)`.
@@ -63,9 +63,7 @@ impl Device {
         limit: SwiGluLimit,
     ) {
         match self.gpu_of(x) {
-            Some((gpu, x)) => {
-                gpu.limited_swiglu_mul(x, gates.on_gpu(gpu), limit.limit, bound(limit.gate))
-            }
+            Some((gpu, x)) => gpu.limited_swiglu_mul(x, gates.on_gpu(gpu), limit.limit, limit.gate),
             None => self.compute.limited_swiglu_mul(x.on_host_mut(), gates.on_host(), limit),
         }
     }
@@ -117,12 +115,5 @@ impl Device {
                 bound,
             ),
         }
-    }
-}
-
-fn bound(gate: GateBound) -> brigade_gpu::GateBound {
-    match gate {
-        GateBound::Before => brigade_gpu::GateBound::Before,
-        GateBound::After => brigade_gpu::GateBound::After,
     }
 }

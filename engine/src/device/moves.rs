@@ -1,7 +1,7 @@
 //! Values that change their place, and rotations.
 
 use super::{Device, Rows, Values, ValuesMut};
-use crate::kernels::{HeadColumns, RopeLayout, RopeTable};
+use crate::kernels::{HeadColumns, RopeTable};
 
 impl Device {
     /// [`Compute::heads_apart`](crate::kernels::Compute::heads_apart).
@@ -40,11 +40,7 @@ impl Device {
     pub fn rope(&self, x: &mut (impl ValuesMut + ?Sized), head_dim: usize, table: &RopeTable) {
         match self.gpu_of(x) {
             Some((gpu, x)) => {
-                let layout = match table.layout {
-                    RopeLayout::Norm => brigade_gpu::RopeLayout::Norm,
-                    RopeLayout::Neox => brigade_gpu::RopeLayout::Neox,
-                };
-                gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot, layout);
+                gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot, table.layout);
             }
             None => self.compute.rope(x.on_host_mut(), head_dim, table),
         }

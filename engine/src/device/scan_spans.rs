@@ -4,9 +4,7 @@ use brigade_gpu::{self as there, ColumnsSpan, ConvSpans, Gpu, MambaSpans, SsdSpa
 
 use super::Values;
 use super::scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
-use crate::kernels::{
-    Conv, Decay, DeltaShape, KeyHeads, MambaScan, ScanPart, Ssd, SsdShape, StateAt, Wkv7Weights,
-};
+use crate::kernels::{Conv, MambaScan, ScanPart, Ssd, Wkv7Weights};
 
 impl<'a> Columns<'a> {
     pub(super) fn on_gpu(self, gpu: &'a Gpu) -> ColumnsSpan<'a> {
@@ -60,11 +58,6 @@ pub(super) fn parts(parts: &[ScanPart]) -> Vec<there::ScanPart> {
     parts.iter().map(part).collect()
 }
 
-pub(super) fn state_at(at: StateAt) -> there::StateAt {
-    let StateAt { per_slot, first } = at;
-    there::StateAt { per_slot, first }
-}
-
 pub(super) fn conv<'a>(conv: &'a Conv, gpu: &Gpu) -> ConvSpans<'a> {
     ConvSpans {
         taps: conv.taps,
@@ -76,26 +69,12 @@ pub(super) fn conv<'a>(conv: &'a Conv, gpu: &Gpu) -> ConvSpans<'a> {
 }
 
 pub(super) fn ssd<'a>(ssd: &'a Ssd, gpu: &Gpu) -> SsdSpans<'a> {
-    let SsdShape { n_head, head_dim, n_state, n_group } = *ssd.shape();
     SsdSpans {
-        shape: there::SsdShape { n_head, head_dim, n_state, n_group },
+        shape: *ssd.shape(),
         a: ssd.a.on_gpu(gpu),
         d: ssd.d.on_gpu(gpu),
         dt_bias: ssd.dt_bias.on_gpu(gpu),
     }
-}
-
-pub(super) fn delta(shape: &DeltaShape) -> there::DeltaShape {
-    let DeltaShape { n_head, n_key_head, key_heads, d_k, d_v, decay } = *shape;
-    let key_heads = match key_heads {
-        KeyHeads::Grouped => there::KeyHeads::Grouped,
-        KeyHeads::Tiled => there::KeyHeads::Tiled,
-    };
-    let decay = match decay {
-        Decay::PerChannel => there::Decay::PerChannel,
-        Decay::PerHead => there::Decay::PerHead,
-    };
-    there::DeltaShape { n_head, n_key_head, key_heads, d_k, d_v, decay }
 }
 
 pub(super) fn mamba<'a>(scan: &'a MambaScan, gpu: &Gpu) -> MambaSpans<'a> {

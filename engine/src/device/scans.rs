@@ -37,7 +37,7 @@ impl Device {
                 &spans::conv(conv, gpu),
                 &spans::parts(parts),
                 states,
-                spans::state_at(at),
+                at,
                 x.on_gpu(gpu),
                 out,
             );
@@ -78,13 +78,7 @@ impl Device {
         out: &mut Rows,
     ) {
         if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
-            return gpu.delta_scan(
-                &spans::delta(shape),
-                &spans::parts(parts),
-                states,
-                x.on_gpu(gpu),
-                out,
-            );
+            return gpu.delta_scan(shape, &spans::parts(parts), states, x.on_gpu(gpu), out);
         }
         let DeltaRows { q, k, v, decay, beta } = x;
         let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(Columns::on_host);

@@ -68,6 +68,14 @@ impl DeltaShape {
             Decay::PerHead => self.n_head,
         }
     }
+
+    /// The key head of value head `head`.
+    pub fn key_head(&self, head: usize) -> usize {
+        match self.key_heads {
+            KeyHeads::Grouped => head / (self.n_head / self.n_key_head),
+            KeyHeads::Tiled => head % self.n_key_head,
+        }
+    }
 }
 
 /// The operands of a delta rule, a row a token.

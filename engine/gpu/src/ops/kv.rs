@@ -29,20 +29,21 @@ pub struct KvSpans<'a> {
     pub index: Option<Span<'a>>,
 }
 
+/// What `kv_write.comp` is told; with no heads it writes pages of an index alone.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct WritePush {
-    pool: u64,
-    places: u64,
-    k: u64,
-    v: u64,
-    index: u64,
-    page_bytes: u32,
-    n_rows: u32,
-    n_head: u32,
-    dk: u32,
-    dv: u32,
-    index_dim: u32,
+pub(super) struct WritePush {
+    pub(super) pool: u64,
+    pub(super) places: u64,
+    pub(super) k: u64,
+    pub(super) v: u64,
+    pub(super) index: u64,
+    pub(super) page_bytes: u32,
+    pub(super) n_rows: u32,
+    pub(super) n_head: u32,
+    pub(super) dk: u32,
+    pub(super) dv: u32,
+    pub(super) index_dim: u32,
 }
 
 #[repr(C)]

@@ -74,10 +74,10 @@ struct Push {
 
 impl Gpu {
     /// Writes the blocks that each row attends to, ascending, the same for all its heads, as u32 to `out` `[n_rows,
-    /// n_kv_head, per_row]`. They are the `per_row - 1` whole ones with the greatest `Σ_h max(q[h] · key, 0)`, where `key`
-    /// is the normed and rotated mean of a block's keys, and the one behind the last whole block, if the row sees some of
-    /// it; else [`NO_BLOCK`]. Those of a row that sees no more whole blocks are zeros: it attends to all. `false`: all rows
-    /// do, and nothing is written.
+    /// n_kv_head, per_row]`. A block's key is the normed and rotated mean of its keys, its score is `Σ_h max(q[h] · key, 0)`.
+    /// The `per_row - 1` whole blocks with the greatest scores are chosen. The last place is for the block behind the last
+    /// whole one; it is [`NO_BLOCK`] where the row sees nothing of that. A row that sees no more whole blocks than these
+    /// attends to all, and has zeros. `false`: all rows do, and nothing is written.
     ///
     /// `q` is `[n_rows, n_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in their
     /// pages.

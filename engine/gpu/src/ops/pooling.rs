@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use super::index_pages::{IndexKeys, PageLists};
+use super::kv::WritePush;
 use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -56,23 +57,6 @@ struct KeysPush {
     n_pools: u32,
     positions: u32,
     dim: u32,
-}
-
-/// Of `kv_write.comp`, for pages of an index alone.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct WritePush {
-    pool: u64,
-    places: u64,
-    k: u64,
-    v: u64,
-    index: u64,
-    page_bytes: u32,
-    n_rows: u32,
-    n_head: u32,
-    dk: u32,
-    dv: u32,
-    index_dim: u32,
 }
 
 impl Gpu {

@@ -34,6 +34,16 @@ impl SsdShape {
         self.n_head * self.head_dim
     }
 
+    /// Width of B, and of C, over all groups.
+    pub fn n_bc(&self) -> usize {
+        self.n_group * self.n_state
+    }
+
+    /// Values of a head's state.
+    pub fn head_state(&self) -> usize {
+        self.n_state * self.head_dim
+    }
+
     /// Values of a sequence's state, `[n_head, n_state, head_dim]`.
     pub fn state_len(&self) -> usize {
         self.n_inner() * self.n_state

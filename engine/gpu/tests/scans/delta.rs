@@ -17,25 +17,6 @@ const KDA: DeltaShape = DeltaShape {
 
 const GDN: DeltaShape = DeltaShape { n_head: 4, n_key_head: 2, decay: Decay::PerHead, ..KDA };
 
-/// The CPU's name of a shape.
-fn on_cpu(shape: &DeltaShape) -> kernels::DeltaShape {
-    let DeltaShape { n_head, n_key_head, key_heads, d_k, d_v, decay } = *shape;
-    kernels::DeltaShape {
-        n_head,
-        n_key_head,
-        key_heads: match key_heads {
-            KeyHeads::Grouped => kernels::KeyHeads::Grouped,
-            KeyHeads::Tiled => kernels::KeyHeads::Tiled,
-        },
-        d_k,
-        d_v,
-        decay: match decay {
-            Decay::PerChannel => kernels::Decay::PerChannel,
-            Decay::PerHead => kernels::Decay::PerHead,
-        },
-    }
-}
-
 /// Unit heads, `[n, heads, d]` with `beside` further columns in each row.
 fn unit(random: &mut Random, n: usize, width: usize, d: usize, beside: usize) -> Vec<f32> {
     let mut x = random.values(n * (width + beside), 1.0);
@@ -69,7 +50,6 @@ fn check(shape: DeltaShape, rate: f32, random: &mut Random) {
     let beta: Vec<f32> = beta.iter().map(|x| x.abs()).collect();
     let data = [q, k, v, decay, beta];
     let buffers = data.each_ref().map(|x| on(&gpu, x));
-    let on_cpu = on_cpu(&shape);
     Scan {
         name: &format!("delta of {shape:?}, rate {rate}"),
         per_slot: shape.state_len(),
@@ -77,7 +57,7 @@ fn check(shape: DeltaShape, rate: f32, random: &mut Random) {
         on_cpu: &|parts, states, out| {
             let [q, k, v, decay, beta] = [0, 1, 2, 3, 4].map(|i: usize| here(&data[i], widths[i]));
             let rows = kernels::DeltaRows { q, k, v, decay, beta };
-            compute.delta_scan(&on_cpu, parts, states, rows, out);
+            compute.delta_scan(&shape, parts, states, rows, out);
         },
         on_gpu: &|gpu, parts, states, out| {
             let [q, k, v, decay, beta] =

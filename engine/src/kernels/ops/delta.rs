@@ -59,7 +59,7 @@ impl Compute {
         let row_len = shape.n_head * shape.d_v;
         let n_rows = out.len() / row_len;
         assert_eq!(out.len(), n_rows * row_len, "delta: length of out");
-        shape.check(&x, n_rows);
+        x.check(shape, n_rows);
         ScanPart::check(parts, n_rows, states.len() / shape.state_len(), "delta");
         let states = States::new(states, shape.state_len());
         let out = Rows::new(out, 1);

@@ -33,14 +33,7 @@ pub struct Columns<'a> {
     pub first_col: usize,
 }
 
-/// Where in a slot's values a state lies.
-#[derive(Clone, Copy, Debug)]
-pub struct StateAt {
-    /// Values of a slot.
-    pub per_slot: usize,
-    /// The first of the state's.
-    pub first: usize,
-}
+pub use brigade_gpu::StateAt;
 
 impl<'a> Columns<'a> {
     /// Rows that are all of `data`, `stride` values each.

@@ -12,40 +12,7 @@ use super::conv::Columns;
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 
-/// Which key head a value head uses where there are fewer of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyHeads {
-    /// Value head `h` uses key head `h / (n_head / n_key_head)`.
-    Grouped,
-    /// Value head `h` uses key head `h % n_key_head`.
-    Tiled,
-}
-
-/// Which values of the state decay together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
-    /// Each key channel by a factor of its own.
-    PerChannel,
-    /// A whole head by one factor.
-    PerHead,
-}
-
-/// Sizes of a delta rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaShape {
-    /// Value heads, each with a state.
-    pub n_head: usize,
-    /// Query and key heads; divides `n_head`.
-    pub n_key_head: usize,
-    /// Which of them a value head uses.
-    pub key_heads: KeyHeads,
-    /// Width of a query or key head.
-    pub d_k: usize,
-    /// Width of a value head.
-    pub d_v: usize,
-    /// Granularity of the decay.
-    pub decay: Decay,
-}
+pub use brigade_gpu::{Decay, DeltaShape, KeyHeads};
 
 /// The operands of a delta rule, a row a token.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +29,20 @@ pub struct DeltaRows<'a> {
     pub beta: Columns<'a>,
 }
 
+impl DeltaRows<'_> {
+    /// Panics where they are not `n_rows` rows of this shape.
+    pub(in crate::kernels) fn check(&self, shape: &DeltaShape, n_rows: usize) {
+        let DeltaShape { n_head, n_key_head, d_k, d_v, .. } = *shape;
+        assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {shape:?}");
+        assert!(d_k > 0 && d_v > 0, "delta: {shape:?}");
+        self.q.check(n_rows, n_key_head * d_k, "delta: q");
+        self.k.check(n_rows, n_key_head * d_k, "delta: k");
+        self.v.check(n_rows, n_head * d_v, "delta: v");
+        self.decay.check(n_rows, shape.decay_len(), "delta: decay");
+        self.beta.check(n_rows, n_head, "delta: beta");
+    }
+}
+
 /// Strips of one head's state and the rows of one part.
 pub(in crate::kernels) struct DeltaTile<'a> {
     pub(in crate::kernels) shape: &'a DeltaShape,
@@ -75,40 +56,6 @@ pub(in crate::kernels) struct DeltaTile<'a> {
     pub(in crate::kernels) x: DeltaRows<'a>,
     /// All values of the output, `[n, n_head, d_v]`.
     pub(in crate::kernels) out: &'a Rows<'a, f32>,
-}
-
-impl DeltaShape {
-    /// Values of a sequence's state.
-    pub fn state_len(&self) -> usize {
-        self.n_head * self.d_k * self.d_v
-    }
-
-    /// Values of a row of decay factors.
-    pub fn decay_len(&self) -> usize {
-        match self.decay {
-            Decay::PerChannel => self.n_head * self.d_k,
-            Decay::PerHead => self.n_head,
-        }
-    }
-
-    /// The key head of value head `head`.
-    pub(in crate::kernels) fn key_head(&self, head: usize) -> usize {
-        match self.key_heads {
-            KeyHeads::Grouped => head / (self.n_head / self.n_key_head),
-            KeyHeads::Tiled => head % self.n_key_head,
-        }
-    }
-
-    pub(in crate::kernels) fn check(&self, x: &DeltaRows<'_>, n_rows: usize) {
-        let Self { n_head, n_key_head, d_k, d_v, .. } = *self;
-        assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {self:?}");
-        assert!(d_k > 0 && d_v > 0, "delta: {self:?}");
-        x.q.check(n_rows, n_key_head * d_k, "delta: q");
-        x.k.check(n_rows, n_key_head * d_k, "delta: k");
-        x.v.check(n_rows, n_head * d_v, "delta: v");
-        x.decay.check(n_rows, self.decay_len(), "delta: decay");
-        x.beta.check(n_rows, n_head, "delta: beta");
-    }
 }
 
 impl<'a> DeltaTile<'a> {

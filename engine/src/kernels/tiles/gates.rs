@@ -25,24 +25,4 @@ pub struct SwiGluLimit {
     pub gate: GateBound,
 }
 
-/// Constants of [`Compute::xielu`](crate::kernels::Compute::xielu).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Xielu {
-    /// Factor below 0.
-    pub alpha_n: f32,
-    /// Factor of the square above 0.
-    pub alpha_p: f32,
-    /// Slope at 0.
-    pub beta: f32,
-    /// What the exponential's argument is at most.
-    pub eps: f32,
-}
-
-/// Which value of a gate is bounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GateBound {
-    /// What goes into its activation.
-    Before,
-    /// What its activation gives.
-    After,
-}
+pub use brigade_gpu::{GateBound, Xielu};

@@ -4,14 +4,7 @@ use std::sync::OnceLock;
 
 use crate::kernels::vector::Vector;
 
-/// Which elements of a head form a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// Pair `i` is `(2i, 2i + 1)`.
-    Norm,
-    /// Pair `i` is `(i, i + n_rot / 2)`.
-    Neox,
-}
+pub use brigade_gpu::RopeLayout;
 
 /// What decides the angles; the same for all rows of a model (or of a layer kind).
 #[derive(Clone, Debug, PartialEq)]

@@ -8,40 +8,7 @@ use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::kernels::vector::Vector;
 
-/// Sizes of the recurrence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SsdShape {
-    /// Heads.
-    pub n_head: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Width of B and C: state values of a channel.
-    pub n_state: usize,
-    /// Groups of neighbouring heads that share B and C; divides `n_head`.
-    pub n_group: usize,
-}
-
-impl SsdShape {
-    /// Channels of all heads.
-    pub fn n_inner(&self) -> usize {
-        self.n_head * self.head_dim
-    }
-
-    /// Width of B, and of C, over all groups.
-    pub fn n_bc(&self) -> usize {
-        self.n_group * self.n_state
-    }
-
-    /// Values of a sequence's state, `[n_head, n_state, head_dim]`.
-    pub fn state_len(&self) -> usize {
-        self.n_head * self.head_state()
-    }
-
-    /// Values of a head's state.
-    pub(in crate::kernels) fn head_state(&self) -> usize {
-        self.n_state * self.head_dim
-    }
-}
+pub use brigade_gpu::SsdShape;
 
 /// The recurrence of one layer. For each token, with `delta = softplus(dt + dt_bias)` and the group
 /// `g = h / (n_head / n_group)` of head `h`:
