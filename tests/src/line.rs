@@ -2,14 +2,14 @@
 
 use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use brigade_engine::batch::{
     AdapterUse, BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams,
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{Device, DeviceName};
+use brigade_engine::device::{DeviceName, Devices};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
@@ -22,6 +22,9 @@ const FORCE_KERNELS: &str = "BRIGADE_TEST_KERNELS";
 
 /// The op table that every machine has.
 const REFERENCE: &str = "reference";
+
+/// The GPUs of all test lines, which are opened once.
+static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
 
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
@@ -113,9 +116,16 @@ pub fn compared_tables() -> Vec<&'static Kernels> {
         .collect()
 }
 
-/// What makes a command of the program device on the table that is forced: nothing where none is.
+/// What makes local workers of a command compute on the table or the GPU that is forced: nothing where none is.
 pub fn kernels_option() -> Vec<&'static str> {
-    if forced().is_some() { vec!["--kernels", serving().name] } else { Vec::new() }
+    match (forced(), device_name()) {
+        (None, _) => Vec::new(),
+        (Some(_), DeviceName::Cpu(_)) => vec!["--kernels", serving().name],
+        (Some(_), DeviceName::Vulkan(_)) => {
+            static GPU: LazyLock<String> = LazyLock::new(|| device_name().to_string());
+            vec!["--device", &GPU]
+        }
+    }
 }
 
 fn forced() -> Option<String> {
@@ -288,7 +298,7 @@ fn load(
     config: &LineConfig,
 ) -> Stage {
     let name = table.map_or_else(device_name, |name| name.parse().unwrap());
-    let device = Device::open(&name, config.threads, None).unwrap();
+    let device = DEVICES.open(&name, config.threads, None).unwrap();
     let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::line::kernels_option;
+
 /// How long a process may take to say its ready line, on a machine busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
@@ -226,7 +228,11 @@ impl Server {
     }
 
     fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
-        ["serve", "--listen", "127.0.0.1:0"].into_iter().chain(more.iter().copied()).collect()
+        let started = ["serve", "--listen", "127.0.0.1:0"].into_iter().chain(more.iter().copied());
+        // Workers that are there already have their own devices.
+        let local = !more.iter().any(|arg| ["--worker", "--kernels", "--device"].contains(arg));
+        let device = if local { kernels_option() } else { Vec::new() };
+        started.chain(device).collect()
     }
 
     fn ready(process: Running) -> Self {

@@ -15,6 +15,7 @@ use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
+use crate::memory;
 use crate::weights::Weights;
 
 /// What an engine can run on this machine, and how fast.
@@ -86,6 +87,16 @@ pub trait StageBackend: Send + Sync + 'static {
     /// What it can run here.
     fn abilities(&self) -> &Abilities;
 
+    /// Whether stages lie elsewhere than in the host's memory.
+    fn has_own_memory(&self) -> bool {
+        false
+    }
+
+    /// Bytes free now where stages lie, the host's memory or a GPU's; `None` where that cannot be known.
+    fn free_bytes(&self) -> Option<u64> {
+        memory::available_bytes()
+    }
+
     /// What a stage of this model takes. Reads metadata and directory only.
     ///
     /// # Errors
@@ -119,17 +130,23 @@ pub struct StageError {
     pub slot: Option<u32>,
     /// For people.
     pub reason: String,
+    /// Whether the stage's device failed, and with it all that the stage had: it cannot be used again.
+    pub lost: bool,
 }
 
 impl From<BatchError> for StageError {
     fn from(error: BatchError) -> Self {
-        Self { slot: error.slot().map(|slot| slot.0), reason: error.to_string() }
+        Self {
+            slot: error.slot().map(|slot| slot.0),
+            reason: error.to_string(),
+            lost: matches!(error, BatchError::Device(_)),
+        }
     }
 }
 
 impl From<String> for StageError {
     fn from(reason: String) -> Self {
-        Self { slot: None, reason }
+        Self { slot: None, reason, lost: false }
     }
 }
 

@@ -32,8 +32,14 @@ pub struct RawConfig {
     pub memory: Option<String>,
     /// `--threads`.
     pub threads: Option<usize>,
+    /// `--host-memory`: as `--memory`, where stages lie in the host's memory.
+    pub host_memory: Option<String>,
     /// `--device`.
     pub device: Option<String>,
+    /// `--no-coopmat`.
+    pub no_coopmat: bool,
+    /// `--gpu-lost-after`.
+    pub gpu_lost_after: Option<u64>,
     /// `--kernels`.
     pub kernels: Option<String>,
     /// `--cpus`: a list as in 0-3,8.
@@ -91,12 +97,18 @@ pub struct Config {
     pub join: Option<Address>,
     /// Where others dial this worker; `None`: where it listens.
     pub advertise: Option<Address>,
-    /// Bytes a stage may take; `None`: what the machine or its cgroup leaves.
+    /// Bytes a stage may take; `None`: what the machine, its cgroup or the GPU leaves.
     pub memory_bytes: Option<u64>,
+    /// The same, for stages in the host's memory alone.
+    pub host_memory_bytes: Option<u64>,
     /// Compute threads; `None`: one a CPU of `cpus`, or one a core.
     pub threads: Option<usize>,
     /// What computes.
     pub device: DeviceWish,
+    /// Whether a GPU's matrix units are used.
+    pub matrix_units: bool,
+    /// After so many batches of commands the GPU counts as lost, once: for tests.
+    pub gpu_lost_after: Option<u64>,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,
     /// Speeds to tell the planner; `None`: those measured at start.
@@ -190,8 +202,11 @@ impl Config {
             join,
             advertise,
             memory_bytes: bytes("--memory", &raw.memory)?,
+            host_memory_bytes: bytes("--host-memory", &raw.host_memory)?,
             threads: raw.threads,
             device: device(raw.device, raw.kernels)?,
+            matrix_units: !raw.no_coopmat,
+            gpu_lost_after: raw.gpu_lost_after,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
             cache_dir: match raw.cache_dir {

@@ -206,7 +206,7 @@ impl Executor {
         self.jobs.clone()
     }
 
-    /// False after a panic: the stage is gone.
+    /// False after a panic, or when the device failed: the stage is gone.
     pub fn is_alive(&self) -> bool {
         !self.thread.is_finished()
     }
@@ -372,7 +372,7 @@ fn compute(
         // The lane may have ended meanwhile; then its reason is known already.
         let _ = current.failed.send(failure);
     }
-    !stop.panicked
+    !stop.lost
 }
 
 /// Tells what came of giving a sequence another state. `false`: the stage's state cannot be trusted any more.
@@ -430,7 +430,7 @@ struct Stop {
     /// `None`: the lane was cancelled, its reason is known.
     failure: Option<Failure>,
     /// The stage's state cannot be trusted any more.
-    panicked: bool,
+    lost: bool,
 }
 
 /// Computes a ubatch and sends it on; returns the microseconds of the sending.
@@ -454,14 +454,14 @@ fn step(
     }));
     let compute_us = micros(started.elapsed());
     lane.meter.finished(u64::from(compute_us));
-    let fail = |panicked: bool, why: String| {
+    let fail = |lost: bool, why: String| {
         let reason = format!("stage {}, ubatch {}: {why}", lane.stage, ubatch.id);
         let failure = Some(Failure::new(FailureKind::Compute, lane.stage, reason));
-        Stop { failure, panicked }
+        Stop { failure, lost }
     };
     let output = match computed {
         Ok(Ok(output)) => output,
-        Ok(Err(error)) => return Err(fail(false, about(&error, requests))),
+        Ok(Err(error)) => return Err(fail(error.lost, about(&error, requests))),
         Err(panic) => return Err(fail(true, panic_text("computing", &*panic))),
     };
     tell_failed_rows(&output, requests);
@@ -475,7 +475,7 @@ fn step(
     });
     let sending = Instant::now();
     let sent = lane.out.send(frame, output, lane, runtime);
-    sent.map_err(|failure| Stop { failure, panicked: false })?;
+    sent.map_err(|failure| Stop { failure, lost: false })?;
     Ok(micros(sending.elapsed()))
 }
 

@@ -93,9 +93,11 @@ impl Bound {
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
-        let memory_limit = match config.memory_bytes {
+        let of_host = config.host_memory_bytes.filter(|_| !backend.has_own_memory());
+        let memory_limit = match config.memory_bytes.or(of_host) {
             Some(nbytes) => nbytes,
-            None => memory::available_bytes()
+            None => backend
+                .free_bytes()
                 .ok_or(WorkerError::MemoryUnknown)?
                 .saturating_sub(memory::RESERVE_BYTES),
         };

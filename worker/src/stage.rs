@@ -7,7 +7,7 @@ use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::{Device, DeviceName};
+use brigade_engine::device::{Device, DeviceName, Devices, GpuError, GpuOptions};
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
@@ -26,15 +26,20 @@ use crate::backend::{
 use crate::config::Config;
 use crate::host;
 use crate::measure::{Speeds, measure};
+use crate::memory;
 use crate::weights::Weights;
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
 /// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
 const SCRATCH_ROWS: u64 = 24;
 
+/// Where in the cache's folder what GPUs' drivers compiled is kept.
+const KERNELS_DIR: &str = "kernels";
+
 /// The engine on a device of this machine.
 pub struct EngineBackend {
     abilities: Abilities,
+    devices: Devices,
     device: DeviceName,
     threads: usize,
     cpus: Vec<usize>,
@@ -47,7 +52,15 @@ impl EngineBackend {
     /// # Errors
     /// The device or the op table named in the settings does not run here; the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
-        let device = config.device.choose();
+        let devices = Devices::new(GpuOptions {
+            pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
+            matrix_units: config.matrix_units,
+            // The plan has what is needed; a little more is for kernels and for the slack of slabs.
+            memory_limit: config.memory_bytes.map(|bytes| bytes + memory::RESERVE_BYTES),
+            lose_after: config.gpu_lost_after,
+            ..GpuOptions::default()
+        });
+        let device = devices.choose(&config.device);
         let threads = match (config.threads, config.cpus.len()) {
             (Some(threads), _) => threads,
             (None, 0) => host::cores(),
@@ -55,8 +68,9 @@ impl EngineBackend {
         };
         let Speeds { gb_per_second, gop_per_second } = match config.speeds {
             Some(told) => told,
-            None => measure_apart(&device, threads, &config.cpus)?,
+            None => measure_apart(&devices, &device, threads, &config.cpus)?,
         };
+        devices.keep_kernels();
         let tables = tables(&device);
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
@@ -81,7 +95,7 @@ impl EngineBackend {
             gb_per_second,
             gop_per_second,
         };
-        Ok(Self { abilities, device, threads, cpus: config.cpus.clone() })
+        Ok(Self { abilities, devices, device, threads, cpus: config.cpus.clone() })
     }
 
     fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
@@ -96,7 +110,7 @@ impl EngineBackend {
     fn device(&self, spec: &StageSpec) -> Result<Device, Failure> {
         let name = self.name(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
-        let device = Device::open(&name, threads, cpu_list(&self.cpus));
+        let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
         let device = device.map_err(|e| model_failure(e.into()))?;
         device.pool().pin_caller();
         Ok(device)
@@ -124,12 +138,13 @@ fn cpu_list(cpus: &[usize]) -> Option<&[usize]> {
 
 /// Measures on a thread of its own, which is pinned as the stage's will be and then gone.
 fn measure_apart(
+    devices: &Devices,
     device: &DeviceName,
     threads: usize,
     cpus: &[usize],
 ) -> Result<Speeds, KernelError> {
     let work = || {
-        let device = Device::open(device, threads, cpu_list(cpus))?;
+        let device = devices.open(device, threads, cpu_list(cpus))?;
         device.pool().pin_caller();
         measure(&device)
     };
@@ -149,6 +164,14 @@ fn quant_types() -> Vec<String> {
 impl StageBackend for EngineBackend {
     fn abilities(&self) -> &Abilities {
         &self.abilities
+    }
+
+    fn has_own_memory(&self) -> bool {
+        self.devices.free_bytes(&self.device).is_some()
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.devices.free_bytes(&self.device).or_else(memory::available_bytes)
     }
 
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure> {
@@ -232,7 +255,8 @@ impl StageBackend for EngineBackend {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let name = self.name(&spec)?;
         // The stage's own thread is on the first CPU.
-        let device = Device::open(&name, 1, self.cpus.last().map(std::slice::from_ref));
+        let cpus = self.cpus.last().map(std::slice::from_ref);
+        let device = self.devices.open(&name, 1, cpus);
         let device = device.map_err(|e| model_failure(e.into()))?;
         device.pool().pin_caller();
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
@@ -314,9 +338,14 @@ fn engine_kv(kv_type: KvType) -> kernels::KvType {
 
 fn model_failure(error: ModelError) -> Failure {
     let kind = match &error {
-        ModelError::OutOfMemory { .. } | ModelError::Kernel(KernelError::Memory { .. }) => {
-            FailureKind::NoMemory
-        }
+        ModelError::OutOfMemory { .. }
+        | ModelError::Kernel(
+            KernelError::Memory { .. } | KernelError::Gpu(GpuError::OutOfMemory { .. }),
+        ) => FailureKind::NoMemory,
+        // The next attempt opens the device anew.
+        ModelError::Kernel(KernelError::Gpu(
+            GpuError::Lost | GpuError::TimedOut { .. } | GpuError::Vulkan { .. },
+        )) => FailureKind::Compute,
         ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
         // The file is not what it was, or cannot be read now: the next attempt looks anew.
         ModelError::Gguf(GgufError::Io { .. } | GgufError::Changed { .. }) => FailureKind::Io,

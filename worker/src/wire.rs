@@ -12,7 +12,7 @@ use brigade_engine::batch::{
     Mirostat, NotBefore, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
     TokenMark, UBatch, Want,
 };
-use brigade_engine::error::SnapshotError;
+use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
 use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind, cut_reason};
@@ -311,6 +311,7 @@ pub fn snapshot_failure(error: &SnapshotError, what: &str) -> Failure {
     let kind = match error {
         SnapshotError::Version { .. } | SnapshotError::Foreign(_) => FailureKind::Unsupported,
         SnapshotError::Damaged(_) => FailureKind::Corrupt,
+        SnapshotError::Sequence(BatchError::Device(_)) => FailureKind::Compute,
         SnapshotError::Sequence(_) => FailureKind::BadMessage,
     };
     Failure::refusal(kind, format!("{what}: {error}"))

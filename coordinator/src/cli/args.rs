@@ -170,13 +170,16 @@ pub struct LineArgs {
     /// Compute threads of each local worker [default: its share of this machine's cores]
     #[arg(long, value_name = "N", conflicts_with = "worker")]
     pub threads: Option<usize>,
-    /// Memory each local worker may use, e.g. 12G [default: its share of what is free]
+    /// Memory each local worker may use, e.g. 12G [default: its share of what is free, or the GPU's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,
     /// What local workers compute with, in turn: auto, cpu, or GPUs as `brigade devices` lists them: vulkan:0,1
     /// [default: auto, the first GPU that there is, else the CPU]
     #[arg(long, value_name = "DEVICES", conflicts_with = "worker")]
     pub device: Option<DeviceList>,
+    /// Leave GPUs' matrix units alone, where a driver fails with them: prompts then take longer, results are the same
+    #[arg(long, conflicts_with = "worker")]
+    pub no_coopmat: bool,
     /// Kernel table all stages must use, e.g. reference, avx2, avx512 [default: each its best]
     #[arg(long, value_name = "NAME")]
     pub kernels: Option<String>,

@@ -1,7 +1,7 @@
 //! `brigade devices` prints what this machine can compute with.
 
 use anyhow::Result;
-use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, gpus};
+use brigade_engine::device::{DeviceName, DeviceWish, Devices, GpuFacts, gpus};
 use brigade_engine::kernels;
 use clap::Args;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
         Ok(found) => (found, None),
         Err(reason) => (Vec::new(), Some(reason.to_string())),
     };
-    let auto = DeviceWish::Auto.choose();
+    let auto = Devices::default().choose(&DeviceWish::Auto);
     if args.json {
         let gpus: Vec<Value> = found.iter().enumerate().map(in_json).collect();
         let all = json!({
@@ -65,19 +65,32 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     for (index, facts) in found.iter().enumerate() {
         let name = DeviceName::Vulkan(index).to_string();
         output::line(format_args!(
-            "{name:<10} {} ({}), {}, {} {}, Vulkan {}",
+            "{name:<10} {} ({}), {} of {} free, {}, Vulkan {}, {}",
             facts.name,
             facts.kind,
+            format_bytes(facts.free_bytes),
             format_bytes(facts.device_bytes),
-            facts.driver,
-            facts.driver_version,
+            facts.driver_text(),
             facts.api_version,
+            units(facts),
         ))?;
+        if let Some(why) = facts.refused {
+            output::line(format_args!("{:<10} not used: {why}", ""))?;
+        }
     }
     if let Some(reason) = missing {
         output::line(format_args!("no GPU: {reason}"))?;
     }
     output::line(format_args!("--device auto takes {auto}"))
+}
+
+/// Whether it has matrix units for products.
+fn units(facts: &GpuFacts) -> String {
+    match (facts.has_int8_units(), facts.no_units) {
+        (true, _) => "int8 matrix units".to_owned(),
+        (false, None) => "no int8 matrix units".to_owned(),
+        (false, Some(why)) => format!("matrix units left alone: {why}"),
+    }
 }
 
 fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
@@ -86,6 +99,10 @@ fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
         "name": facts.name,
         "kind": facts.kind.to_string(),
         "memory_bytes": facts.device_bytes,
+        "free_bytes": facts.free_bytes,
+        "int8_matrix_units": facts.has_int8_units(),
+        "no_units": facts.no_units,
+        "refused": facts.refused,
         "driver": facts.driver,
         "driver_version": facts.driver_version,
         "vulkan": facts.api_version,

@@ -57,9 +57,12 @@ pub struct WorkerArgs {
     /// The address to tell it [default: where it listens]
     #[arg(long, value_name = "HOST:PORT", requires = "join")]
     advertise: Option<String>,
-    /// Memory a stage may take, e.g. 12G [default: what the machine or its cgroup leaves]
+    /// Memory a stage may take, e.g. 12G [default: what the machine or its cgroup leaves, or the GPU's memory]
     #[arg(long, value_name = "SIZE")]
     memory: Option<String>,
+    /// As --memory, where stages lie in the host's memory
+    #[arg(long, value_name = "SIZE", hide = true)]
+    host_memory: Option<String>,
     /// Compute threads [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -67,6 +70,12 @@ pub struct WorkerArgs {
     /// there is, else the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
+    /// Leave a GPU's matrix units alone, where its driver fails with them: prompts then take longer, results are the same
+    #[arg(long)]
+    no_coopmat: bool,
+    /// After so many batches of commands the GPU counts as lost, once
+    #[arg(long, value_name = "N", hide = true)]
+    gpu_lost_after: Option<u64>,
     /// Kernel table, e.g. reference, avx2, avx512 [default: the best this CPU runs]
     #[arg(long, value_name = "NAME")]
     kernels: Option<String>,
@@ -142,8 +151,11 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         join: args.join,
         advertise: args.advertise,
         memory: args.memory,
+        host_memory: args.host_memory,
         threads: args.threads,
         device: args.device,
+        no_coopmat: args.no_coopmat,
+        gpu_lost_after: args.gpu_lost_after,
         kernels: args.kernels,
         cpus: args.cpus,
         speed: args.speed,

@@ -43,8 +43,12 @@ pub struct LocalOptions {
     pub threads: Option<usize>,
     /// Bytes each may use.
     pub memory: Option<u64>,
+    /// Bytes each may use of the host's memory, if its stages lie there.
+    pub host_memory: Option<u64>,
     /// Devices, which workers take in turn; empty: what each finds.
     pub devices: Vec<String>,
+    /// Whether GPUs' matrix units are left alone.
+    pub no_coopmat: bool,
     /// Kernel table.
     pub kernels: Option<String>,
     /// `--log-format` of this process, passed on.
@@ -175,6 +179,12 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(memory) = options.memory {
         command.arg("--memory").arg(memory.to_string());
     }
+    if let Some(memory) = options.host_memory {
+        command.arg("--host-memory").arg(memory.to_string());
+    }
+    if options.no_coopmat {
+        command.arg("--no-coopmat");
+    }
     if let Some(device) = options.devices.iter().cycle().nth(index) {
         command.arg("--device").arg(device);
     }
@@ -208,7 +218,9 @@ mod tests {
             cpus: Vec::new(),
             threads: None,
             memory: None,
+            host_memory: None,
             devices: Vec::new(),
+            no_coopmat: false,
             kernels: None,
             log_format: "text",
             log_level: "error",

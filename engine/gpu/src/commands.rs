@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ash::vk;
 
+use crate::device::GpuOptions;
 use crate::error::GpuError;
 use crate::logical::Device;
 use crate::shader::MAX_PUSH;
@@ -42,6 +43,7 @@ pub(crate) struct Recorder {
     /// Something was recorded, or left out, that the next dispatch stays behind in any case.
     owed_barrier: bool,
     patience: Duration,
+    lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
 }
 
@@ -54,7 +56,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Recorder {
-    pub(crate) fn new(device: &Device, patience: Duration) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Device, options: &GpuOptions) -> Result<Self, GpuError> {
         let raw = &device.raw;
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(device.family)
@@ -80,7 +82,8 @@ impl Recorder {
                 idle: Vec::new(),
                 submitted: 0,
                 owed_barrier: false,
-                patience,
+                patience: options.patience,
+                lose_after: options.lose_after,
                 uploads: Uploads::default(),
             })
         }
@@ -199,6 +202,9 @@ impl Recorder {
     /// Hands the batch over, without waiting.
     fn submit(&mut self, device: &Device) -> Result<(), GpuError> {
         let Some(commands) = self.open.take() else { return Ok(()) };
+        if self.lose_after.is_some_and(|batches| self.submitted >= batches) {
+            return Err(GpuError::Lost);
+        }
         barrier(device, commands, vk::PipelineStageFlags2::HOST);
         let failed = GpuError::of("work");
         // SAFETY: the buffer is being recorded.

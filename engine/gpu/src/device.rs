@@ -10,7 +10,7 @@ use ash::vk;
 
 use crate::commands::{Order, Recorder, Run};
 use crate::error::GpuError;
-use crate::facts::GpuFacts;
+use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
 use crate::logical::Device;
 use crate::memory::{Memory, Purpose, Region};
@@ -25,13 +25,23 @@ pub struct GpuOptions {
     pub pipeline_cache: Option<PathBuf>,
     /// Most bytes of device memory to take; `None`: what there is.
     pub memory_limit: Option<u64>,
+    /// After so many batches of commands the device counts as lost: for tests of what happens then.
+    pub lose_after: Option<u64>,
+    /// Whether matrix units are used where there are some. The bits are the same without them.
+    pub matrix_units: bool,
     /// How long the device may make no progress before it counts as hanging.
     pub patience: Duration,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { pipeline_cache: None, memory_limit: None, patience: Duration::from_secs(300) }
+        Self {
+            pipeline_cache: None,
+            memory_limit: None,
+            lose_after: None,
+            matrix_units: true,
+            patience: Duration::from_secs(300),
+        }
     }
 }
 
@@ -73,29 +83,20 @@ impl Gpu {
         let devices = instance.devices()?;
         let none = GpuError::NoDevice { index, count: devices.len() };
         let physical = *devices.get(index).ok_or(none)?;
-        let facts = GpuFacts::of(&instance, physical)?;
+        let mut facts = GpuFacts::of(&instance, physical)?;
+        if let Some(why) = facts.refused {
+            let (device, driver) = (facts.name.clone(), facts.driver_text());
+            return Err(GpuError::BadDriver { device, driver, why });
+        }
+        if !options.matrix_units {
+            facts.matrices.clear();
+        }
         let device = Device::open(instance, physical, &facts)?;
-        let recorder = Recorder::new(&device, options.patience)?;
+        let recorder = Recorder::new(&device, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, facts.limits, folder)?;
         let memory = Memory::new(options.memory_limit, facts.limits.allocation);
-        tracing::info!(
-            device = facts.name,
-            driver = facts.driver,
-            version = facts.driver_version,
-            bytes = facts.device_bytes,
-            visible = facts.visible_bytes,
-            "GPU"
-        );
-        if facts.visible_bytes < facts.device_bytes / 2 {
-            tracing::warn!(
-                device = facts.name,
-                "the host sees only {} of {} bytes of the GPU's memory, and models will lie outside it, slowly: switch on \
-                 Resizable BAR (Above 4G Decoding) in the machine's firmware",
-                facts.visible_bytes,
-                facts.device_bytes
-            );
-        }
+        report(&facts);
         Ok(Self(Arc::new(Open {
             facts,
             recorder: Mutex::new(recorder),
@@ -115,6 +116,12 @@ impl Gpu {
     /// Bytes that buffers take, with what is kept for further ones.
     pub fn used_bytes(&self) -> u64 {
         lock(&self.0.memory).used()
+    }
+
+    /// Bytes of its own memory that nobody uses now, this process included; see [`GpuFacts::free_bytes`].
+    pub fn free_bytes(&self) -> u64 {
+        let Device { instance, physical, .. } = &*self.0.device;
+        Heaps::of(instance, *physical).free
     }
 
     /// The first error that there was.
@@ -146,9 +153,14 @@ impl Gpu {
         Span::new(self.record(put).unwrap_or_default(), bytes.len())
     }
 
-    /// Keeps the compiled kernels for the next run. This is also done when the last handle goes.
+    /// Keeps the compiled kernels for the next run, if there are new ones. This is also done when the last handle goes.
     pub fn save_pipelines(&self) {
         lock(&self.0.pipelines).save(&self.0.device);
+    }
+
+    /// Whether both are the same open device.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Records a run of a kernel: `constants` are its specialization constants from `constant_id` 0 on, `push` is its push
@@ -249,6 +261,31 @@ impl Gpu {
         tracing::error!(%error, device = self.0.facts.name, "the GPU failed");
         // The first error is the one that tells something.
         let _ = self.0.failure.set(error);
+    }
+}
+
+/// Says in the log what was opened, and what could be better.
+fn report(facts: &GpuFacts) {
+    let device = &facts.name;
+    tracing::info!(
+        device,
+        driver = facts.driver_text(),
+        bytes = facts.device_bytes,
+        free = facts.free_bytes,
+        visible = facts.visible_bytes,
+        "GPU"
+    );
+    if let Some(why) = facts.no_units {
+        tracing::warn!(device, "the GPU's matrix units are left alone: {why}");
+    }
+    if facts.visible_bytes < facts.device_bytes / 2 {
+        tracing::warn!(
+            device,
+            "the host sees only {} of {} bytes of the GPU's memory, and models will lie outside it, slowly: switch on \
+             Resizable BAR (Above 4G Decoding) in the machine's firmware",
+            facts.visible_bytes,
+            facts.device_bytes
+        );
     }
 }
 

@@ -33,6 +33,32 @@ pub enum GpuError {
         /// Names of features, as Vulkan has them.
         missing: Vec<&'static str>,
     },
+    /// What is known of its driver forbids to use it.
+    #[error("GPU {device} is not used with its driver {driver}: {why}, or use --device cpu")]
+    BadDriver {
+        /// Name of the device.
+        device: String,
+        /// Name and version of the driver.
+        driver: String,
+        /// What is known.
+        why: &'static str,
+    },
+    /// It does not compute what it has to.
+    #[error(
+        "GPU {device} with driver {driver} computes other bits than stated in {op}: install another version of the driver{}, or use \
+         --device cpu",
+        if *units { ", try --no-coopmat" } else { "" }
+    )]
+    OtherBits {
+        /// Name of the device.
+        device: String,
+        /// Name and version of the driver.
+        driver: String,
+        /// What it was asked to compute.
+        op: &'static str,
+        /// Whether it has matrix units, which can be left alone.
+        units: bool,
+    },
     /// The device or the limit has no room for a buffer.
     #[error(
         "no room for {wanted} bytes on the GPU, {used} are in use{}: \
@@ -49,8 +75,8 @@ pub enum GpuError {
     },
     /// The driver gave up on the device.
     #[error(
-        "the GPU was lost: its driver reset it or it was unplugged. Restart the worker; if it happens again, see the system's log \
-         for the driver's reason"
+        "the GPU was lost: its driver reset it or it was unplugged. The worker opens it again for the next stage; if it happens \
+         often, see the system's log for the driver's reason, or try --no-coopmat"
     )]
     Lost,
     /// Work did not come to an end.

@@ -2,8 +2,9 @@
 
 use std::ffi::CStr;
 
-use ash::{khr, vk};
+use ash::{ext, khr, vk};
 
+use crate::drivers::{Verdict, verdict};
 use crate::error::GpuError;
 use crate::instance::Instance;
 
@@ -24,6 +25,8 @@ pub struct GpuFacts {
     pub device_bytes: u64,
     /// Bytes of its own memory that the host can write: all of it, or a small window.
     pub visible_bytes: u64,
+    /// Bytes of its own memory that nobody uses now; all of them where the driver does not say.
+    pub free_bytes: u64,
     /// Invocations that run together.
     pub subgroup_size: u32,
     /// Whether dot products of four bytes have an instruction.
@@ -32,6 +35,10 @@ pub struct GpuFacts {
     pub keeps_subnormals: bool,
     /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
     pub matrices: Vec<MatrixShape>,
+    /// Why its matrix units are left alone, where that is the driver's fault.
+    pub no_units: Option<&'static str>,
+    /// Why it is not used at all: what is known of its driver.
+    pub refused: Option<&'static str>,
     pub(crate) limits: Limits,
 }
 
@@ -124,6 +131,21 @@ pub(crate) struct Identity {
 }
 
 impl GpuFacts {
+    /// Whether its memory is the host's.
+    pub fn shares_host_memory(&self) -> bool {
+        matches!(self.kind, GpuKind::Integrated | GpuKind::Software)
+    }
+
+    /// Whether matrix units multiply signed bytes.
+    pub fn has_int8_units(&self) -> bool {
+        self.matrices.iter().any(|shape| shape.factors == MatrixType::I8)
+    }
+
+    /// Name and version of its driver.
+    pub fn driver_text(&self) -> String {
+        format!("{} {}", self.driver, self.driver_version)
+    }
+
     /// Asks a device.
     pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Self, GpuError> {
         let mut driver = vk::PhysicalDeviceVulkan12Properties::default();
@@ -143,6 +165,11 @@ impl GpuFacts {
         unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
         let base = all.properties;
         let heaps = Heaps::of(instance, device);
+        let (no_units, refused) = match verdict(driver.driver_id, kind(base.device_type)) {
+            Verdict::Good => (None, None),
+            Verdict::NoUnits(why) => (Some(why), None),
+            Verdict::Refused(why) => (Some(why), Some(why)),
+        };
         // Where all widths share a mode, none is asked for: kernels may have others too.
         let free = |of| of != vk::ShaderFloatControlsIndependence::NONE;
         let keeps = driver.shader_denorm_preserve_float32 == vk::TRUE
@@ -160,10 +187,16 @@ impl GpuFacts {
             kind: kind(base.device_type),
             device_bytes: heaps.device,
             visible_bytes: heaps.visible,
+            free_bytes: heaps.free,
             subgroup_size: ids.subgroup_size,
             integer_dot: sizes.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
             keeps_subnormals: keeps,
-            matrices: matrices(instance, device),
+            matrices: match no_units {
+                None => matrices(instance, device),
+                Some(_) => Vec::new(),
+            },
+            no_units,
+            refused,
             limits: Limits {
                 allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),
                 controls: FloatControls {
@@ -186,19 +219,33 @@ impl GpuFacts {
 }
 
 /// Sizes of a device's memories.
-struct Heaps {
+pub(crate) struct Heaps {
     device: u64,
     visible: u64,
+    /// What nobody uses of the largest.
+    pub(crate) free: u64,
 }
 
 impl Heaps {
-    fn of(instance: &Instance, device: vk::PhysicalDevice) -> Self {
-        // SAFETY: the device is one of this instance.
-        let memory = unsafe { instance.raw.get_physical_device_memory_properties(device) };
-        let mut heaps = Self { device: 0, visible: 0 };
+    pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Self {
+        let tells = instance.device_has(device, ext::memory_budget::NAME);
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut all = vk::PhysicalDeviceMemoryProperties2::default();
+        if tells {
+            all = all.push_next(&mut budget);
+        }
+        // SAFETY: the device is one of this instance, and has the extension of what is chained.
+        unsafe { instance.raw.get_physical_device_memory_properties2(device, &mut all) };
+        let memory = all.memory_properties;
+        let mut heaps = Self { device: 0, visible: 0, free: 0 };
         for kind in memory.memory_types_as_slice() {
-            let size = memory.memory_heaps[kind.heap_index as usize].size;
+            let heap = kind.heap_index as usize;
+            let size = memory.memory_heaps[heap].size;
             if kind.property_flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL) {
+                if size > heaps.device {
+                    let left = budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]);
+                    heaps.free = if tells { left.min(size) } else { size };
+                }
                 heaps.device = heaps.device.max(size);
                 if kind.property_flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE) {
                     heaps.visible = heaps.visible.max(size);

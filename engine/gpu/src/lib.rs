@@ -9,6 +9,7 @@
 mod buffer;
 mod commands;
 mod device;
+mod drivers;
 mod error;
 mod facts;
 mod free;

@@ -2,7 +2,7 @@
 
 use brigade_gpu::{self as there, AttendPages, Gpu, KvSpans, PageLayout, PagePart};
 
-use super::{Device, Memory, Rows, Values};
+use super::{Device, Memory, Rows, Values, give_up};
 use crate::kernels::{
     self, Attend, AttendPart, AttendVariant, KvLayout, KvType, ValuePlace, Window,
 };
@@ -70,7 +70,7 @@ impl Device {
             let variant = on_gpu(&variant, gpu);
             let over = AttendPages { layout, pool, parts, n_head, scale, variant };
             if let Err(error) = gpu.attend(&over, q.on_gpu(gpu), out) {
-                panic!("no memory for attention: {error}");
+                give_up("attention", &error);
             }
             return;
         }

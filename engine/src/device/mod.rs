@@ -5,6 +5,7 @@
 //! known.
 
 mod attention;
+mod devices;
 mod elementwise;
 mod gates;
 mod memory;
@@ -16,6 +17,7 @@ mod rows;
 mod scan_rows;
 mod scan_spans;
 mod scans;
+mod self_test;
 mod store;
 mod values;
 
@@ -24,7 +26,8 @@ use std::ops::Deref;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
-pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
+pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
+pub use devices::{Devices, gpus};
 pub use memory::Memory;
 pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
@@ -103,6 +106,11 @@ impl Device {
         Ok(Self { compute, gpu: Some(gpu), name: name.to_string() })
     }
 
+    /// Where what this device keeps lies.
+    pub fn home(&self) -> Home {
+        Home(self.gpu.clone())
+    }
+
     /// Whether a GPU computes.
     pub fn has_gpu(&self) -> bool {
         self.gpu.is_some()
@@ -122,19 +130,35 @@ impl Device {
     }
 }
 
+/// Ends the ubatch, for lack of memory or because the GPU failed: whoever called the stage gets these words as those of a
+/// panic. None is printed: it is no bug.
+fn give_up(what: &str, error: &GpuError) -> ! {
+    let why = match error {
+        GpuError::OutOfMemory { .. } => format!("no memory for {what}: {error}"),
+        _ => error.to_string(),
+    };
+    std::panic::resume_unwind(Box::new(why))
+}
+
+/// Where weights and states lie: with the host, or with an open GPU. What lies elsewhere is of no use to a device.
+#[derive(Clone, Debug, Default)]
+pub struct Home(Option<Gpu>);
+
+impl PartialEq for Home {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(one), Some(other)) => one.is(other),
+            _ => false,
+        }
+    }
+}
+
 impl From<Compute> for Device {
     fn from(compute: Compute) -> Self {
         let name = compute.kernels().name.to_owned();
         Self { compute, gpu: None, name }
     }
-}
-
-/// What each GPU of this machine says of itself, in the order of their indices.
-///
-/// # Errors
-/// Where there is no Vulkan or no driver: what to install.
-pub fn gpus() -> Result<Vec<GpuFacts>, GpuError> {
-    Gpu::devices()
 }
 
 /// Ops that run on the host, wherever rows lie.

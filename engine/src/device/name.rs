@@ -1,14 +1,7 @@
 //! What devices are called: `cpu`, a kernel table of it, `vulkan:0`.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
-
-use brigade_gpu::{Gpu, GpuError, GpuFacts, GpuKind, GpuOptions};
-
-use super::Device;
-use crate::kernels::{KernelError, select};
 
 /// The name of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,65 +66,6 @@ impl FromStr for DeviceWish {
             _ => Err(format!("\"{wish}\" is none of auto, cpu, vulkan:0, vulkan:1 and so on")),
         }
     }
-}
-
-impl DeviceWish {
-    /// The device that it comes to here. A driver that computes in software is used only where it is named.
-    pub fn choose(&self) -> DeviceName {
-        match self {
-            Self::Named(name) => name.clone(),
-            Self::Auto => first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan),
-        }
-    }
-}
-
-/// The index of the first GPU that is no software and that opens.
-fn first_gpu() -> Option<usize> {
-    let all = match Gpu::devices() {
-        Ok(all) => all,
-        Err(reason) => {
-            tracing::debug!(%reason, "no GPU: the CPU computes");
-            return None;
-        }
-    };
-    let hardware =
-        |(index, facts): (usize, GpuFacts)| (facts.kind != GpuKind::Software).then_some(index);
-    all.into_iter().enumerate().filter_map(hardware).find(|index| match shared(*index) {
-        Ok(_) => true,
-        Err(reason) => {
-            tracing::warn!(index, %reason, "this GPU is not used");
-            false
-        }
-    })
-}
-
-impl Device {
-    /// The device of that name, with `threads` threads of the host, pinned to `cpus` if given.
-    ///
-    /// # Errors
-    /// There is no such table or GPU, or the system refuses a thread.
-    pub fn open(
-        name: &DeviceName,
-        threads: usize,
-        cpus: Option<&[usize]>,
-    ) -> Result<Self, KernelError> {
-        match name {
-            DeviceName::Cpu(table) => Self::cpu(select(table.as_deref())?, threads, cpus),
-            DeviceName::Vulkan(index) => Self::vulkan(shared(*index)?, name, threads, cpus),
-        }
-    }
-}
-
-/// The GPU of that index: the same one for all stages of the process, until it fails.
-fn shared(index: usize) -> Result<Gpu, GpuError> {
-    static OPEN: Mutex<BTreeMap<usize, Gpu>> = Mutex::new(BTreeMap::new());
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(gpu) = open.get(&index).filter(|gpu| gpu.check().is_ok()) {
-        return Ok(gpu.clone());
-    }
-    let gpu = Gpu::open(index, &GpuOptions::default())?;
-    open.insert(index, gpu.clone());
-    Ok(gpu)
 }
 
 #[cfg(test)]

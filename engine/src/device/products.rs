@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, WeightType, Weights};
 
-use super::{Device, Rows, RowsMut, Values, ValuesMut};
+use super::{Device, Rows, RowsMut, Values, ValuesMut, give_up};
 use crate::kernels::{MatmulJob, PackedMatrix};
 use crate::quant::GgmlType;
 
@@ -59,7 +59,7 @@ fn blocks(gpu: &Gpu, x: Span<'_>) -> GpuBuffer {
             gpu.quantize(x, buffer.span_mut());
             buffer
         }
-        Err(error) => panic!("no memory for the 8-bit form of rows: {error}"),
+        Err(error) => give_up("the 8-bit form of rows", &error),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
 
+use super::give_up;
+
 /// Values in f32, stale at first.
 pub(super) enum Store {
     /// In the host's memory.
@@ -26,7 +28,7 @@ impl Store {
             None => Self::Host(vec![0.0; len]),
             Some(gpu) => match gpu.buffer(len * size_of::<f32>(), Purpose::Activations) {
                 Ok(buffer) => Self::Gpu(buffer),
-                Err(error) => panic!("no memory for the rows of a ubatch: {error}"),
+                Err(error) => give_up("the rows of a ubatch", &error),
             },
         }
     }

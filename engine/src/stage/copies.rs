@@ -49,7 +49,7 @@ impl Stage {
     /// already: as much as there is room for, so that a copy may be incomplete.
     ///
     /// # Errors
-    /// The slot is not open, has fewer positions, or, with recurrent layers in the model, more.
+    /// The slot is not open, has fewer positions, or, with recurrent layers in the model, more; or the device failed.
     pub fn copy_new(
         &self,
         slot: SlotId,
@@ -78,8 +78,10 @@ impl Stage {
                 false => Vec::new(),
             },
         });
-        let prints = self.prints.clone();
-        Ok(StageCopy { prints, first_page, n_pages, complete, blocks: blocks.collect() })
+        let (prints, blocks) = (self.prints.clone(), blocks.collect());
+        // What was read of a device that failed is anything.
+        self.device.finish().map_err(BatchError::from)?;
+        Ok(StageCopy { prints, first_page, n_pages, complete, blocks })
     }
 
     /// Gives an open sequence the state of its first `len` positions; what it held before is lost. `source` says
@@ -87,7 +89,7 @@ impl Stage {
     ///
     /// # Errors
     /// A block without a source, or with one of another size; tokens that are missing on the last stage; a slot
-    /// that is not open or has too few pages. Nothing has changed then.
+    /// that is not open or has too few pages. Nothing has changed then. Or the device failed.
     pub fn put_back<'a>(
         &mut self,
         slot: SlotId,
@@ -118,6 +120,7 @@ impl Stage {
         for (state, source) in stateful.zip(sources) {
             state.put_back(slot, &sequence, &source, len);
         }
+        self.device.finish().map_err(BatchError::from)?;
         self.sequences.set_restored(slot, len, tokens.to_vec());
         Ok(())
     }

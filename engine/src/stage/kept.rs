@@ -13,6 +13,7 @@ use super::head::Head;
 use super::input::Input;
 use super::{BlockWeights, Stage};
 use crate::arch::{self, ModelSpec, Passes, TOKEN_EMBD};
+use crate::device::Home;
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 
@@ -21,6 +22,8 @@ use crate::gguf::adapters::of_model;
 pub struct KeptWeights {
     /// Of the model's metadata and tensor directory; `None`: nothing is kept.
     pub(super) model: Option<blake3::Hash>,
+    /// Where it lies.
+    pub(super) home: Home,
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
     pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
@@ -50,15 +53,15 @@ impl KeptWeights {
         self.head.take_if(|head| !is_same(&head.tensors));
     }
 
-    /// Lets go of what a stage of `layers` has no use for, and of all of another model.
+    /// Lets go of what a stage of `layers` has no use for, and of all of another model and of all that lies elsewhere.
     pub(super) fn retain_for(
         &mut self,
-        model: blake3::Hash,
+        (model, home): (blake3::Hash, Home),
         spec: &ModelSpec,
         layers: &Range<usize>,
     ) {
-        if self.model != Some(model) {
-            *self = Self { model: Some(model), ..Self::default() };
+        if self.model != Some(model) || self.home != home {
+            *self = Self { model: Some(model), home, ..Self::default() };
         }
         self.share(spec, layers);
         self.layers.retain(|layer, _| layers.contains(layer));
@@ -87,7 +90,7 @@ impl KeptWeights {
 
     /// Takes in what was loaded ahead of the next stage; what is here of the same model stays.
     pub fn absorb(&mut self, ahead: Self) {
-        if self.model != ahead.model {
+        if self.model != ahead.model || self.home != ahead.home {
             *self = ahead;
             return;
         }
@@ -118,9 +121,13 @@ impl KeptWeights {
 }
 
 impl Stage {
-    /// The stage's weights, for [`Stage::load_keeping`]; its sequences are gone.
+    /// The stage's weights, for [`Stage::load_keeping`]; its sequences are gone. Where its device failed there are none.
     pub fn into_kept(self) -> KeptWeights {
-        let mut kept = KeptWeights { model: Some(self.model_hash), ..KeptWeights::default() };
+        if self.device.finish().is_err() {
+            return KeptWeights::default();
+        }
+        let (model, home) = (Some(self.model_hash), self.device.home());
+        let mut kept = KeptWeights { model, home, ..KeptWeights::default() };
         let mut names = self.names;
         for (layer, (tensors, print)) in std::mem::take(&mut names.layers) {
             let part = KeptLayer { weights: Vec::new(), print };

@@ -90,7 +90,7 @@ impl Stage {
         let spec = Arc::new(arch::describe(model)?);
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
-        kept.retain_for(model_hash, &spec, &layers);
+        kept.retain_for((model_hash, device.home()), &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), &device, progress)
             .sharing(source.clone())
             .with_switched(switched(&spec));
@@ -188,7 +188,7 @@ impl KeptWeights {
     ) -> Result<Self, ModelError> {
         let spec = arch::describe(model)?;
         let mut ahead = Self::default();
-        ahead.retain_for(blake3::hash(&model.header_bytes()), &spec, &layers);
+        ahead.retain_for((blake3::hash(&model.header_bytes()), device.home()), &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
             .sharing(source.clone())
             .with_switched(switched(&spec));

@@ -32,7 +32,7 @@ impl Stage {
     /// The state that `slot` has on this stage, layer by layer, in a versioned and checksummed form.
     ///
     /// # Errors
-    /// The slot holds no sequence.
+    /// The slot holds no sequence, or the device failed.
     pub fn snapshot(&self, slot: SlotId) -> Result<Vec<u8>, SnapshotError> {
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?;
         let history = self.sequences.history(slot);
@@ -43,7 +43,10 @@ impl Stage {
                 writer.section(block.layer, block.index, &state);
             }
         }
-        Ok(writer.finish())
+        let bytes = writer.finish();
+        // What was read of a device that failed is anything.
+        self.device.finish().map_err(BatchError::from)?;
+        Ok(bytes)
     }
 
     /// Gives an open sequence the state of a snapshot; what it held before is lost. The snapshot
@@ -51,7 +54,7 @@ impl Stage {
     ///
     /// # Errors
     /// Bytes that are damaged or foreign, a slot that is not open, or too few pages; then nothing
-    /// has changed.
+    /// has changed. Or the device failed.
     pub fn restore(&mut self, slot: SlotId, bytes: &[u8]) -> Result<(), SnapshotError> {
         let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?.clone();
         let snapshot = SnapshotReader::new(bytes, &self.identity_of(&sequence))?;
@@ -79,6 +82,7 @@ impl Stage {
         for (block, section) in stateful.zip(sections) {
             block.state.write(slot, &restored, section);
         }
+        self.device.finish().map_err(BatchError::from)?;
         self.sequences.set_restored(slot, snapshot.len, snapshot.history);
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use brigade_engine::batch::{BlockId, CopyName, SeqOp, TokenMark, UBatch};
-use brigade_engine::error::SnapshotError;
+use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
 use bytes::Bytes;
@@ -191,6 +191,7 @@ impl Taker {
             taken.map_err(|error| StageError {
                 slot: Some(slot.0),
                 reason: format!("checkpoint: {error}"),
+                lost: matches!(error, SnapshotError::Sequence(BatchError::Device(_))),
             })?;
         }
         Ok(())

@@ -25,7 +25,7 @@ pub(super) struct Readings {
 type Reading<T> = Mutex<Option<(Instant, Option<T>)>>;
 
 /// The last reading if it is fresh, else a new one.
-fn fresh<T: Copy>(reading: &Reading<T>, now: Instant, read: fn() -> Option<T>) -> Option<T> {
+fn fresh<T: Copy>(reading: &Reading<T>, now: Instant, read: impl FnOnce() -> Option<T>) -> Option<T> {
     let mut last = reading.lock().unwrap_or_else(PoisonError::into_inner);
     match *last {
         Some((at, value)) if now.saturating_duration_since(at) < FRESH => value,
@@ -72,7 +72,8 @@ impl Worker {
             let inner = self.inner();
             held(&inner).iter().sum::<u64>() + inner.ahead_bytes()
         };
-        let available = fresh(&self.readings.available, Instant::now(), memory::available_bytes);
+        let read = || self.loader.backend.free_bytes();
+        let available = fresh(&self.readings.available, Instant::now(), read);
         let free = available.map_or(limit, |free| limit.min(free + held));
         let wire_types = [WireType::F32, WireType::F16, WireType::Bf16, WireType::Q80];
         Capabilities {

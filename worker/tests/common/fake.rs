@@ -172,7 +172,7 @@ impl FakeStage {
             let length = self.lengths.get_mut(&part.slot.0).ok_or("slot is not open")?;
             if *length != part.pos {
                 let reason = format!("position {} after {length} tokens", part.pos);
-                return Err(StageError { slot, reason });
+                return Err(StageError { slot, reason, lost: false });
             }
             *length += part.tokens.len() as u32;
         }
@@ -201,7 +201,7 @@ impl StageRunner for FakeStage {
         let tokens: Vec<u32> = ubatch.parts.iter().flat_map(|p| &p.tokens).copied().collect();
         if let Some(part) = ubatch.parts.iter().find(|part| part.tokens.contains(&FAIL_TOKEN)) {
             let reason = "the fake stage fails on purpose".to_owned();
-            return Err(StageError { slot: Some(part.slot.0), reason });
+            return Err(StageError { slot: Some(part.slot.0), reason, lost: false });
         }
         assert!(!tokens.contains(&PANIC_TOKEN), "the fake stage panics on purpose");
         let mut hidden = match input {

@@ -1,0 +1,114 @@
+//! The devices of a process: which GPUs are open, and how they are used.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use brigade_gpu::{Gpu, GpuError, GpuFacts, GpuKind, GpuOptions};
+
+use super::{Device, DeviceName, DeviceWish, self_test};
+use crate::kernels::{KernelError, select};
+
+/// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each GPU.
+#[derive(Default)]
+pub struct Devices {
+    options: GpuOptions,
+    gpus: Mutex<Gpus>,
+}
+
+#[derive(Default)]
+struct Gpus {
+    open: BTreeMap<usize, Gpu>,
+    /// Whether one was opened before: only the first is lost on purpose.
+    any: bool,
+}
+
+impl Devices {
+    /// Devices whose GPUs are used like that.
+    pub fn new(options: GpuOptions) -> Self {
+        Self { options, gpus: Mutex::default() }
+    }
+
+    /// The device of that name, with `threads` threads of the host, pinned to `cpus` if given.
+    ///
+    /// # Errors
+    /// There is no such table or GPU, the GPU computes other bits than it has to, or the system refuses a thread.
+    pub fn open(
+        &self,
+        name: &DeviceName,
+        threads: usize,
+        cpus: Option<&[usize]>,
+    ) -> Result<Device, KernelError> {
+        match name {
+            DeviceName::Cpu(table) => Device::cpu(select(table.as_deref())?, threads, cpus),
+            DeviceName::Vulkan(index) => Device::vulkan(self.gpu(*index)?, name, threads, cpus),
+        }
+    }
+
+    /// What a wish comes to here. A driver that computes in software is used only where it is named.
+    pub fn choose(&self, wish: &DeviceWish) -> DeviceName {
+        match wish {
+            DeviceWish::Named(name) => name.clone(),
+            DeviceWish::Auto => {
+                self.first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan)
+            }
+        }
+    }
+
+    /// Bytes of a device's own memory that nobody uses now; `None` where stages lie in the host's, and while a GPU cannot
+    /// be opened.
+    pub fn free_bytes(&self, name: &DeviceName) -> Option<u64> {
+        let DeviceName::Vulkan(index) = name else { return None };
+        let gpu = self.gpu(*index).ok()?;
+        (!gpu.facts().shares_host_memory()).then(|| gpu.free_bytes())
+    }
+
+    /// Keeps the kernels that drivers compiled for the next start.
+    pub fn keep_kernels(&self) {
+        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        gpus.open.values().for_each(Gpu::save_pipelines);
+    }
+
+    /// The index of the first GPU that is no software and that opens.
+    fn first_gpu(&self) -> Option<usize> {
+        let all = match Gpu::devices() {
+            Ok(all) => all,
+            Err(reason) => {
+                tracing::info!(%reason, "no GPU: the CPU computes");
+                return None;
+            }
+        };
+        let hardware =
+            |(index, facts): (usize, GpuFacts)| (facts.kind != GpuKind::Software).then_some(index);
+        all.into_iter().enumerate().filter_map(hardware).find(|index| match self.gpu(*index) {
+            Ok(_) => true,
+            Err(reason) => {
+                tracing::warn!(index, %reason, "this GPU is not used");
+                false
+            }
+        })
+    }
+
+    /// The GPU of that index: the same one for all stages, until it fails. It is tested when it is opened.
+    fn gpu(&self, index: usize) -> Result<Gpu, KernelError> {
+        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = gpus.open.get(&index).filter(|gpu| gpu.check().is_ok()) {
+            return Ok(gpu.clone());
+        }
+        // One that failed is closed before it is opened again, unless a stage still has it.
+        gpus.open.remove(&index);
+        let lose_after = self.options.lose_after.filter(|_| !gpus.any);
+        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() })?;
+        gpus.any = true;
+        self_test::test(&gpu)?;
+        gpus.open.insert(index, gpu.clone());
+        Ok(gpu)
+    }
+}
+
+/// What each GPU of this machine says of itself, in the order of their indices.
+///
+/// # Errors
+/// Where there is no Vulkan or no driver: what to install.
+pub fn gpus() -> Result<Vec<GpuFacts>, GpuError> {
+    Gpu::devices()
+}

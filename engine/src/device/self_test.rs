@@ -1,0 +1,218 @@
+//! What a GPU has to compute before it serves: some ops of each sort, compared bit for bit with the CPU's kernels of the same
+//! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers.
+
+use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
+
+use super::{AttendOver, Columns, DeltaRows, Device, DeviceName, KvRows, Rows};
+use crate::batch::BlockId;
+use crate::kernels::{
+    AttendPart, AttendVariant, KernelError, KvLayout, KvType, PackedMatrix, ScanPart, ValuePlace,
+    unfused,
+};
+use crate::quant::GgmlType;
+
+/// An op, or some of one sort, and what it makes of inputs that are the same each time.
+type Case = (&'static str, fn(&Device) -> Result<Vec<f32>, KernelError>);
+
+const CASES: [Case; 7] = [
+    ("exponentials", functions),
+    ("norms", norms),
+    ("products of few rows", |device| products(device, 3, 80)),
+    // As many as matrix units are used for, where there are some.
+    ("products of many rows", |device| products(device, 64, 8192)),
+    ("float products", float_product),
+    ("attention", attention),
+    ("the delta rule", delta),
+];
+
+/// Compares the GPU with the CPU.
+///
+/// # Errors
+/// [`GpuError::OtherBits`] with what to do; the GPU has no memory for the test, or fails.
+pub(super) fn test(gpu: &Gpu) -> Result<(), KernelError> {
+    let here = Device::cpu(unfused(), 1, None)?;
+    let there = Device::vulkan(gpu.clone(), &DeviceName::Vulkan(0), 1, None)?;
+    let differs = first_difference(&here, &there)?;
+    there.finish()?;
+    match differs {
+        None => Ok(()),
+        Some(op) => {
+            let facts = gpu.facts();
+            let (device, driver) = (facts.name.clone(), facts.driver_text());
+            Err(GpuError::OtherBits { device, driver, op, units: !facts.matrices.is_empty() }.into())
+        }
+    }
+}
+
+/// The first case in which two devices give other bits.
+fn first_difference(here: &Device, there: &Device) -> Result<Option<&'static str>, KernelError> {
+    for (name, case) in CASES {
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        if bits(case(here)?) != bits(case(there)?) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Rows of values in -2..2, the same for the same seed.
+fn rows(device: &Device, seed: u32, n_rows: usize, cols: usize) -> Rows {
+    let mut rows = device.scratch().take(n_rows, cols);
+    let mut numbers = Numbers(seed);
+    rows.iter_mut().for_each(|x| *x = (numbers.next() >> 8) as f32 / (1 << 22) as f32 - 2.0);
+    rows
+}
+
+/// A linear congruential generator (Numerical Recipes, section 7.1): any numbers will do.
+struct Numbers(u32);
+
+impl Numbers {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.0
+    }
+}
+
+fn functions(device: &Device) -> Result<Vec<f32>, KernelError> {
+    let (mut out, up) = (Vec::new(), rows(device, 2, 3, 101));
+    let ops: [&dyn Fn(&mut Rows); 5] = [
+        &|x| device.silu_mul_inplace(x, &up),
+        &|x| device.gelu_mul(x, &up),
+        &|x| device.sigmoid(x),
+        &|x| device.softplus(x),
+        &|x| device.tanh(x),
+    ];
+    for op in ops {
+        let mut x = rows(device, 1, 3, 101);
+        op(&mut x);
+        out.extend_from_slice(&x);
+    }
+    Ok(out)
+}
+
+fn norms(device: &Device) -> Result<Vec<f32>, KernelError> {
+    let (mut normed, mut weighed) = (rows(device, 3, 5, 96), rows(device, 4, 5, 97));
+    device.l2_norm(&mut normed, 96, 1e-6);
+    device.softmax(&mut weighed, 97);
+    Ok([&normed[..], &weighed[..]].concat())
+}
+
+/// Products of `n_rows` rows with `out` features of two quantised types.
+fn products(device: &Device, n_rows: usize, out: usize) -> Result<Vec<f32>, KernelError> {
+    // Where the first factor of a block lies, and the second, if there is one.
+    let types = [(GgmlType::Q8_0, &[0][..]), (GgmlType::Q4_K, &[0, 2][..])];
+    let mut all = Vec::new();
+    for (ty, factors) in types {
+        let cols = ty.block_elems().max(64);
+        let mut bytes = vec![0; out * ty.row_bytes(cols).unwrap_or(0)];
+        let mut numbers = Numbers(5);
+        bytes.iter_mut().for_each(|byte| *byte = (numbers.next() >> 24) as u8);
+        for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+            for &at in factors {
+                // 1/16 to 1/8 in f16: whatever else is there is a number.
+                block[at + 1] = 0x2c | block[at + 1] & 3;
+            }
+        }
+        all.extend(product(device, ty, [n_rows, out, cols], &bytes)?);
+    }
+    Ok(all)
+}
+
+fn float_product(device: &Device) -> Result<Vec<f32>, KernelError> {
+    let (n_rows, out, cols) = (20, 48, 320);
+    let mut bytes = vec![0; out * cols * 2];
+    let mut numbers = Numbers(6);
+    bytes.iter_mut().for_each(|byte| *byte = (numbers.next() >> 24) as u8);
+    // Up to 2 in f16, of either sign.
+    bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte &= 0xbf);
+    product(device, GgmlType::F16, [n_rows, out, cols], &bytes)
+}
+
+fn product(
+    device: &Device,
+    ty: GgmlType,
+    [n_rows, out, cols]: [usize; 3],
+    bytes: &[u8],
+) -> Result<Vec<f32>, KernelError> {
+    let w = device.place(PackedMatrix::pack(device, ty, out, cols, bytes)?)?;
+    let mut y = device.scratch().take(n_rows, out);
+    device.multiply(&w, &rows(device, 7, n_rows, cols), &mut y);
+    Ok(y.to_vec())
+}
+
+fn attention(device: &Device) -> Result<Vec<f32>, KernelError> {
+    let (n_head, n_kv_head, d, n_rows) = (4, 2, 64, 40);
+    let layout = KvLayout {
+        n_kv_head,
+        head_dim_k: d,
+        head_dim_v: d,
+        values: ValuePlace::Apart,
+        index_dim: 0,
+        ty: KvType::F16,
+    };
+    let blocks = [BlockId(1), BlockId(0)];
+    let bytes = blocks.len() * layout.page_bytes();
+    let Some(mut pool) = device.memory::<u8>(bytes) else {
+        let source = std::io::Error::other("the test at start has no room for its pages");
+        return Err(KernelError::Memory { bytes, source });
+    };
+    let parts = [AttendPart { blocks: &blocks, first_pos: 0, n_rows, first_row: 0 }];
+    let (q, [k, v]) = (
+        rows(device, 8, n_rows, n_head * d),
+        [9, 10].map(|seed| rows(device, seed, n_rows, n_kv_head * d)),
+    );
+    device.kv_write(&layout, &mut pool, &parts, &KvRows { k: &k, v: Some(&v), index: None });
+    let mut out = device.scratch().take(n_rows, n_head * d);
+    let (layout, parts, variant) = (&layout, &parts[..], AttendVariant::default());
+    let over = AttendOver { layout, pool: &pool, parts, scale: 0.125, variant };
+    device.attend(&over, &q, &mut out);
+    Ok(out.to_vec())
+}
+
+fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
+    let (n_head, d, n) = (2, 48, 5);
+    let shape = DeltaShape {
+        n_head,
+        n_key_head: n_head,
+        key_heads: KeyHeads::Grouped,
+        d_k: d,
+        d_v: d,
+        decay: Decay::PerChannel,
+    };
+    let values = n_head * d * d;
+    let Some(mut states) = device.memory::<f32>(values) else {
+        let source = std::io::Error::other("the test at start has no room for its state");
+        return Err(KernelError::Memory { bytes: values * size_of::<f32>(), source });
+    };
+    let [mut q, mut k, v, mut decay] = [11, 12, 13, 14].map(|s| rows(device, s, n, n_head * d));
+    let mut beta = rows(device, 15, n, n_head);
+    [&mut q, &mut k].into_iter().for_each(|x| device.l2_norm(x, d, 1e-6));
+    [&mut decay, &mut beta].into_iter().for_each(|x| device.sigmoid(x));
+    let [q, k, v, decay, beta] =
+        [&q, &k, &v, &decay, &beta].map(|rows| Columns { rows, first_col: 0 });
+    let mut out = device.scratch().take(n, n_head * d);
+    let parts = [ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: n }];
+    let x = DeltaRows { q, k, v, decay, beta };
+    device.delta_scan(&shape, &parts, &mut states, x, &mut out);
+    Ok([&out[..], &states[..]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::select;
+
+    #[test]
+    fn a_driver_that_fuses_is_found_and_one_that_does_not_passes() {
+        let cpu = |name| Device::cpu(select(Some(name)).unwrap(), 1, None).unwrap();
+        let here = cpu("unfused");
+        assert_eq!(first_difference(&here, &cpu("unfused")).unwrap(), None);
+        // The CPU's own kernels round a product and its sum once.
+        let found = first_difference(&here, &cpu("reference")).unwrap();
+        assert_eq!(found, Some("exponentials"));
+        for (name, case) in CASES {
+            let finite = case(&here).unwrap().iter().all(|x| x.is_finite());
+            assert!(finite, "{name}: what is compared are numbers");
+        }
+    }
+}
