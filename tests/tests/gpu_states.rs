@@ -40,7 +40,9 @@ fn there_and_back(arch: &str, size: &str, kv_type: &str) {
     so_far.extend(&second);
     let third = drawn(&model, &so_far, DRAWN, &[&cpu[..], &["--state-in", back]].concat());
     assert_eq!([first, second, third].concat(), whole, "{arch} {kv_type}");
-    println!("{arch} {kv_type}: {DRAWN} tokens on CPUs, {DRAWN} on a GPU, {DRAWN} on CPUs, as without moving");
+    println!(
+        "{arch} {kv_type}: {DRAWN} tokens on CPUs, {DRAWN} on a GPU, {DRAWN} on CPUs, as without moving"
+    );
     for path in [&model, Path::new(out), Path::new(back)] {
         fs::remove_file(path).unwrap();
     }

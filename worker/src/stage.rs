@@ -61,6 +61,7 @@ impl EngineBackend {
             ..GpuOptions::default()
         });
         let device = devices.choose(&config.device);
+        devices.check(&device)?;
         let threads = match (config.threads, config.cpus.len()) {
             (Some(threads), _) => threads,
             (None, 0) => host::cores(),
@@ -70,7 +71,6 @@ impl EngineBackend {
             Some(told) => told,
             None => measure_apart(&devices, &device, threads, &config.cpus)?,
         };
-        devices.keep_kernels();
         let tables = tables(&device);
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),

@@ -333,7 +333,7 @@ impl Bench<'_> {
             share_of_memory: self.limits.map(|l| gb_per_second / l.memory_gb_per_second),
             gop_per_second,
             peak,
-            share_of_peak: self.limits.map(|l| gop_per_second / l.peak(peak)),
+            share_of_peak: self.limits.and_then(|l| Some(gop_per_second / l.peak(peak)?)),
             limits: self.limits,
             stage_busy: stretch.stage_busy,
             wire_bytes_per_token: stretch.wire_bytes as f64 / tokens as f64,
@@ -366,7 +366,7 @@ impl Bench<'_> {
         let sample = Sample { seconds, records, memory: self.session.engine.memory().await? };
         let mut row = Row { test: "mixed", ..self.row_of(test, parallel, &sample) };
         row.gop_per_second += self.ops(prefill, prompts.len() as u32) / row.seconds / 1e9;
-        row.share_of_peak = self.limits.map(|l| row.gop_per_second / l.peak(row.peak));
+        row.share_of_peak = self.limits.and_then(|l| Some(row.gop_per_second / l.peak(row.peak)?));
         row.mixed = Some(Mixed::of(&times, &prompts, self.args.prompt, &sample.records));
         Ok(row)
     }

@@ -143,6 +143,7 @@ impl Gpu {
             recorder.uploads.restart();
         }
         drop(recorder);
+        lock(&self.0.pipelines).save_at_times(&self.0.device);
         self.check()
     }
 
@@ -153,7 +154,8 @@ impl Gpu {
         Span::new(self.record(put).unwrap_or_default(), bytes.len())
     }
 
-    /// Keeps the compiled kernels for the next run, if there are new ones. This is also done when the last handle goes.
+    /// Keeps the compiled kernels for the next run, if there are new ones. This is also done at times, and when the last handle
+    /// goes.
     pub fn save_pipelines(&self) {
         lock(&self.0.pipelines).save(&self.0.device);
     }

@@ -26,7 +26,9 @@ pub(crate) fn verdict(id: DriverId, kind: GpuKind) -> Verdict {
         ),
         // GPUOpen-Drivers/AMDVLK issue 422.
         (DriverId::AMD_PROPRIETARY | DriverId::AMD_OPEN_SOURCE, GpuKind::Integrated) => {
-            Verdict::NoUnits("the driver crashes when it is asked for their shapes (AMDVLK issue 422)")
+            Verdict::NoUnits(
+                "the driver crashes when it is asked for their shapes (AMDVLK issue 422)",
+            )
         }
         // IGCIT/Intel-GPU-Community-Issue-Tracker-IGCIT issue 1487.
         (DriverId::INTEL_PROPRIETARY_WINDOWS, _) => {

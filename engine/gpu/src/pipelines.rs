@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
@@ -14,6 +15,9 @@ use crate::shader::Shader;
 /// Most specialization constants of a kernel.
 const MAX_CONSTANTS: usize = 12;
 
+/// How soon after the file was written it may be written again, while kernels are used for the first time.
+const SAVE_EVERY: Duration = Duration::from_secs(10);
+
 /// A kernel's name with its constants.
 type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
 
@@ -24,6 +28,7 @@ pub(crate) struct Pipelines {
     file: Option<CacheFile>,
     /// Pipelines that the file does not have yet.
     unsaved: usize,
+    saved: Option<Instant>,
     limits: Limits,
 }
 
@@ -40,7 +45,7 @@ impl Pipelines {
         // SAFETY: the device is open; the data is what its driver wrote (`CacheFile` checks), or none.
         let cache = unsafe { device.raw.create_pipeline_cache(&info, None) }
             .map_err(GpuError::of("a pipeline cache"))?;
-        Ok(Self { made: HashMap::new(), cache, file, unsaved: 0, limits })
+        Ok(Self { made: HashMap::new(), cache, file, unsaved: 0, saved: None, limits })
     }
 
     /// The pipeline of a kernel with these constants (`constant_id` 0 and on).
@@ -60,7 +65,7 @@ impl Pipelines {
         if let Some(pipeline) = self.made.get(&key) {
             return Ok(*pipeline);
         }
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let pipeline = self.make(device, layout, shader, constants)?;
         tracing::debug!(shader = shader.name, ?constants, took = ?started.elapsed(), "pipeline");
         self.made.insert(key, pipeline);
@@ -100,6 +105,13 @@ impl Pipelines {
         Ok(made[0])
     }
 
+    /// Writes the file, if there is something new and it was not written just now.
+    pub(crate) fn save_at_times(&mut self, device: &Device) {
+        if self.unsaved > 0 && self.saved.is_none_or(|at| at.elapsed() >= SAVE_EVERY) {
+            self.save(device);
+        }
+    }
+
     /// Writes the file, if there is something new.
     pub(crate) fn save(&mut self, device: &Device) {
         let Some(file) = self.file.as_ref().filter(|_| self.unsaved > 0) else { return };
@@ -108,7 +120,7 @@ impl Pipelines {
             Ok(data) => file.write(&data),
             Err(error) => tracing::warn!(%error, "the driver gives no pipeline cache"),
         }
-        self.unsaved = 0;
+        (self.unsaved, self.saved) = (0, Some(Instant::now()));
     }
 
     /// Gives everything back.

@@ -48,9 +48,18 @@ impl Devices {
     pub fn choose(&self, wish: &DeviceWish) -> DeviceName {
         match wish {
             DeviceWish::Named(name) => name.clone(),
-            DeviceWish::Auto => {
-                self.first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan)
-            }
+            DeviceWish::Auto => self.first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan),
+        }
+    }
+
+    /// Opens the GPU of that name and tests it; for the CPU there is nothing to do.
+    ///
+    /// # Errors
+    /// As [`Devices::open`].
+    pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
+        match name {
+            DeviceName::Cpu(_) => Ok(()),
+            DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
         }
     }
 
@@ -60,12 +69,6 @@ impl Devices {
         let DeviceName::Vulkan(index) = name else { return None };
         let gpu = self.gpu(*index).ok()?;
         (!gpu.facts().shares_host_memory()).then(|| gpu.free_bytes())
-    }
-
-    /// Keeps the kernels that drivers compiled for the next start.
-    pub fn keep_kernels(&self) {
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        gpus.open.values().for_each(Gpu::save_pipelines);
     }
 
     /// The index of the first GPU that is no software and that opens.

@@ -12,6 +12,7 @@ mod memory;
 mod moves;
 mod name;
 mod norms;
+mod probe;
 mod products;
 mod rows;
 mod scan_rows;

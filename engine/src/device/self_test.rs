@@ -39,7 +39,8 @@ pub(super) fn test(gpu: &Gpu) -> Result<(), KernelError> {
         Some(op) => {
             let facts = gpu.facts();
             let (device, driver) = (facts.name.clone(), facts.driver_text());
-            Err(GpuError::OtherBits { device, driver, op, units: !facts.matrices.is_empty() }.into())
+            Err(GpuError::OtherBits { device, driver, op, units: !facts.matrices.is_empty() }
+                .into())
         }
     }
 }

@@ -25,7 +25,11 @@ pub(super) struct Readings {
 type Reading<T> = Mutex<Option<(Instant, Option<T>)>>;
 
 /// The last reading if it is fresh, else a new one.
-fn fresh<T: Copy>(reading: &Reading<T>, now: Instant, read: impl FnOnce() -> Option<T>) -> Option<T> {
+fn fresh<T: Copy>(
+    reading: &Reading<T>,
+    now: Instant,
+    read: impl FnOnce() -> Option<T>,
+) -> Option<T> {
     let mut last = reading.lock().unwrap_or_else(PoisonError::into_inner);
     match *last {
         Some((at, value)) if now.saturating_duration_since(at) < FRESH => value,

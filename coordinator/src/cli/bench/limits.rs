@@ -2,6 +2,7 @@
 //! products are computed, with one core and with all cores of the line. Tests are shown as shares of them.
 
 use anyhow::{Context, Result};
+use brigade_engine::device::{DeviceName, Devices};
 use brigade_engine::kernels::{Compute, probe, select};
 use serde::Serialize;
 
@@ -14,11 +15,19 @@ use crate::handle::LineInfo;
 pub(super) struct Limits {
     /// Threads that were measured together, each on a core of its own.
     pub(super) threads: usize,
-    /// Memory read, 10^9 bytes a second.
+    /// Memory read, 10^9 bytes a second; of a GPU read and written, while it copies.
     pub(super) memory_gb_per_second: f64,
-    /// 8-bit products, 10^9 operations a second (a multiply-add is two).
+    /// Arithmetic; `None` of a GPU.
+    #[serde(flatten)]
+    pub(super) peaks: Option<Peaks>,
+}
+
+/// The most that arithmetic gives, 10^9 operations a second (a multiply-add is two).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Peaks {
+    /// 8-bit products.
     pub(super) int8_gop_per_second: f64,
-    /// f32 products, 10^9 operations a second.
+    /// f32 products.
     pub(super) f32_gop_per_second: f64,
 }
 
@@ -48,28 +57,29 @@ impl Peak {
 
 impl Limits {
     /// The arithmetic's.
-    pub(super) fn peak(&self, peak: Peak) -> f64 {
-        match peak {
-            Peak::Int8 => self.int8_gop_per_second,
-            Peak::F32 => self.f32_gop_per_second,
-        }
+    pub(super) fn peak(&self, peak: Peak) -> Option<f64> {
+        self.peaks.map(|peaks| match peak {
+            Peak::Int8 => peaks.int8_gop_per_second,
+            Peak::F32 => peaks.f32_gop_per_second,
+        })
     }
 
     /// Prints them as a line.
     pub(super) fn print(&self) -> Result<()> {
+        let memory = self.memory_gb_per_second;
+        let Some(Peaks { int8_gop_per_second: int8, f32_gop_per_second: f32 }) = self.peaks else {
+            return output::line(format_args!("  the GPU: memory copied at {memory:.1} GB/s"));
+        };
         output::line(format_args!(
-            "  {} thread{}: memory read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.1} GOP/s",
+            "  {} thread{}: memory read {memory:.1} GB/s, int8 {int8:.0} GOP/s, f32 {f32:.1} GOP/s",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
-            self.memory_gb_per_second,
-            self.int8_gop_per_second,
-            self.f32_gop_per_second,
         ))
     }
 }
 
 /// Measures one core and all cores that the line's threads run on, with the table and on the CPUs that
-/// they use. Empty where workers were started elsewhere: this machine's limits are not theirs.
+/// they use; or the first stage's GPU. Empty where workers were started elsewhere: this machine's limits are not theirs.
 ///
 /// # Errors
 /// A thread or memory is refused.
@@ -77,6 +87,11 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
     let Some(table) = info.stages.first().map(|s| s.kernels.clone()) else { return Ok(Vec::new()) };
     if !line.worker.is_empty() {
         return Ok(Vec::new());
+    }
+    if let Ok(gpu @ DeviceName::Vulkan(_)) = table.parse() {
+        let speed = Devices::default().open(&gpu, 1, None)?.copy_speed()?;
+        let memory_gb_per_second = speed.context("a GPU that copies nothing")? / 1e9;
+        return Ok(vec![Limits { threads: 1, memory_gb_per_second, peaks: None }]);
     }
     let wanted: usize = info.stages.iter().map(|s| s.threads as usize).sum();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -106,8 +121,10 @@ fn of_threads(table: &str, threads: usize, cpus: Option<&[usize]>) -> Result<Lim
     Ok(Limits {
         threads,
         memory_gb_per_second: probe::memory_bandwidth(&compute)? / 1e9,
-        int8_gop_per_second: probe::int8_peak(&compute) / 1e9,
-        f32_gop_per_second: probe::f32_peak(&compute) / 1e9,
+        peaks: Some(Peaks {
+            int8_gop_per_second: probe::int8_peak(&compute) / 1e9,
+            f32_gop_per_second: probe::f32_peak(&compute) / 1e9,
+        }),
     })
 }
 
@@ -119,7 +136,8 @@ mod tests {
     fn one_thread_has_limits() {
         let limits = of_threads("reference", 1, None).unwrap();
         assert!(limits.memory_gb_per_second > 0.0, "{limits:?}");
-        assert!(limits.peak(Peak::Int8) > 0.0 && limits.peak(Peak::F32) > 0.0, "{limits:?}");
+        let peaks = [Peak::Int8, Peak::F32].map(|peak| limits.peak(peak).unwrap());
+        assert!(peaks.iter().all(|peak| *peak > 0.0), "{limits:?}");
         assert_eq!([Peak::of("F16"), Peak::of("Q4_K")], [Peak::F32, Peak::Int8]);
     }
 }

@@ -1,0 +1,185 @@
+//! What a GPU reaches, beside what was set as a goal for one: decode of one sequence as a share of its memory's speed,
+//! decode of 32 beside one, prefill, and two stages on one GPU beside one.
+//!
+//! ```text
+//! cargo bench -p brigade-tests --bench gpu                             on vulkan:0, models of real sizes
+//! cargo bench -p brigade-tests --bench gpu -- --device vulkan:1
+//! cargo bench -p brigade-tests --bench gpu -- --small                  tiny models: does it run at all
+//! cargo bench -p brigade-tests --bench gpu -- --llama-bench PATH       prefill beside llama.cpp's Vulkan build
+//! ```
+//!
+//! It prints Markdown. Models are those of `brigade synth`, made in the system's folder for temporary files and kept there for
+//! the next run. A software driver is refused, unless with `--small`: its figures are no speeds.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use brigade_engine::device::{DeviceName, GpuKind, gpus};
+use serde_json::Value;
+
+/// A model: architecture, size, types of weights, and the share of memory's speed that decode should reach, in percent.
+type Model = (&'static str, &'static str, &'static str, u32);
+
+const MODELS: [Model; 6] = [
+    ("llama", "8b", "Q4_K_M", 65),
+    ("llama", "8b", "Q8_0", 80),
+    ("llama", "8b", "F16", 80),
+    ("granitehybrid", "3b", "Q4_K_M", 65),
+    ("kimi-linear", "30b-a3b", "Q4_K_M", 65),
+    ("qwen3moe", "30b-a3b", "Q4_K_M", 65),
+];
+
+const SMALL: [Model; 4] = [
+    ("llama", "tiny", "Q4_K_M", 65),
+    ("granitehybrid", "tiny", "Q4_K_M", 65),
+    ("kimi-linear", "tiny-moe", "Q4_K_M", 65),
+    ("qwen3moe", "tiny-moe", "Q4_K_M", 65),
+];
+
+struct Options {
+    device: String,
+    small: bool,
+    llama_bench: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    // `cargo test --benches` asks for a smoke test only.
+    if std::env::args().any(|arg| arg == "--test") {
+        return ExitCode::SUCCESS;
+    }
+    match options().and_then(|options| run(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("gpu: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options { device: "vulkan:0".to_owned(), small: false, llama_bench: None };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        match arg.as_str() {
+            // Cargo says so.
+            "--bench" => {}
+            "--device" => options.device = value()?,
+            "--small" => options.small = true,
+            "--llama-bench" => options.llama_bench = Some(value()?.into()),
+            other => return Err(format!("{other} is none of --device, --small, --llama-bench")),
+        }
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    let DeviceName::Vulkan(index) = options.device.parse()? else {
+        return Err(format!("{} is no GPU", options.device));
+    };
+    let all = gpus().map_err(|error| error.to_string())?;
+    let facts = all.get(index).ok_or(format!("there is no {}", options.device))?;
+    if facts.kind == GpuKind::Software && !options.small {
+        return Err(format!("{} computes in software: its figures are no speeds", facts.name));
+    }
+    println!("{}, driver {}\n", facts.name, facts.driver_text());
+    println!("| test | model | tokens/s | reached | goal |\n|---|---|---|---|---|");
+    let models: &[Model] = if options.small { &SMALL } else { &MODELS };
+    for model in models {
+        decode(options, model)?;
+    }
+    prefill(options, &models[0])?;
+    two_stages(options, &models[0])
+}
+
+/// One sequence beside the memory's speed, and 32 beside one.
+fn decode(options: &Options, model: &Model) -> Result<(), String> {
+    let file = synth(model)?;
+    let test = ["--prompt", "0", "--gen", "128", "--parallel", "1,32"];
+    let rows = bench(options, &file, &test, 1)?;
+    let [one, many] = &rows[..] else { return Err(format!("{} rows, not two", rows.len())) };
+    let share = number(one, "share_of_memory") * 100.0;
+    let (name, goal) = (title(model), model.3);
+    let speeds = [one, many].map(|row| number(row, "tokens_per_second"));
+    println!("| decode of 1 | {name} | {:.1} | {share:.0} % of memory | >= {goal} % |", speeds[0]);
+    let times = speeds[1] / speeds[0];
+    println!("| decode of 32 | {name} | {:.1} | {times:.1} times one | >= 15 |", speeds[1]);
+    Ok(())
+}
+
+fn prefill(options: &Options, model: &Model) -> Result<(), String> {
+    let file = synth(model)?;
+    let test = ["--prompt", "512", "--gen", "0", "--ubatch", "512"];
+    let ours = number(&bench(options, &file, &test, 1)?[0], "tokens_per_second");
+    let reached = match &options.llama_bench {
+        None => "llama.cpp was not given (--llama-bench)".to_owned(),
+        Some(program) => {
+            let mut command = Command::new(program);
+            command.args(["-p", "512", "-n", "0", "-ngl", "99", "-o", "json", "-m"]).arg(&file);
+            let theirs = number(&json(command)?[0], "avg_ts");
+            format!("{:.2} of llama.cpp's {theirs:.1}", ours / theirs)
+        }
+    };
+    println!("| prefill of 512 | {} | {ours:.1} | {reached} | >= 0.9 |", title(model));
+    Ok(())
+}
+
+fn two_stages(options: &Options, model: &Model) -> Result<(), String> {
+    let file = synth(model)?;
+    let test = ["--prompt", "0", "--gen", "128", "--parallel", "32"];
+    let speed = |stages| -> Result<f64, String> {
+        Ok(number(&bench(options, &file, &test, stages)?[0], "tokens_per_second"))
+    };
+    let (one, two) = (speed(1)?, speed(2)?);
+    let lost = (1.0 - two / one) * 100.0;
+    println!(
+        "| two stages, 32 sequences | {} | {two:.1} | {lost:.0} % lost | <= 5 % |",
+        title(model)
+    );
+    Ok(())
+}
+
+fn title((arch, size, quant, _): &Model) -> String {
+    format!("{arch} {size} {quant}")
+}
+
+/// The model's file.
+fn synth((arch, size, quant, _): &Model) -> Result<PathBuf, String> {
+    let path = std::env::temp_dir().join(format!("brigade-gpu-{arch}-{size}-{quant}.gguf"));
+    if !path.is_file() {
+        let mut command = Command::new(brigade_tests::process::brigade());
+        command.args(["synth", "--arch", arch, "--size", size, "--quant", quant, "--out"]);
+        output(command.arg(&path))?;
+    }
+    Ok(path)
+}
+
+/// Rows of `brigade bench` over `stages` workers on the GPU.
+fn bench(
+    options: &Options,
+    file: &PathBuf,
+    test: &[&str],
+    stages: usize,
+) -> Result<Vec<Value>, String> {
+    let mut command = Command::new(brigade_tests::process::brigade());
+    command.args(["bench", "--json", "--device", &options.device]);
+    command.args(["--workers", &stages.to_string()]).args(test).arg("-m").arg(file);
+    json(command)
+}
+
+fn json(mut command: Command) -> Result<Vec<Value>, String> {
+    let text = output(&mut command)?;
+    serde_json::from_slice(&text).map_err(|error| format!("{command:?}: no JSON: {error}"))
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>, String> {
+    let done = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    match done.status.success() {
+        true => Ok(done.stdout),
+        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&done.stderr))),
+    }
+}
+
+fn number(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or(f64::NAN)
+}
