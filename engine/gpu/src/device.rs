@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ struct Open {
     memory: Mutex<Memory>,
     /// Whether something was recorded that was not waited for.
     pending: AtomicBool,
+    /// How often the host waited.
+    waits: AtomicU64,
     failure: OnceLock<GpuError>,
     /// The others are of it.
     device: ManuallyDrop<Device>,
@@ -102,6 +104,7 @@ impl Gpu {
             pipelines: Mutex::new(pipelines),
             memory: Mutex::new(memory),
             pending: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
             failure: OnceLock::new(),
             device: ManuallyDrop::new(device),
         })))
@@ -115,6 +118,11 @@ impl Gpu {
     /// Bytes that buffers take, with what is kept for further ones.
     pub fn used_bytes(&self) -> u64 {
         lock(&self.0.memory).used()
+    }
+
+    /// How often the host waited for the device so far.
+    pub fn waits(&self) -> u64 {
+        self.0.waits.load(Ordering::Relaxed)
     }
 
     /// The first error that there was.
@@ -193,6 +201,7 @@ impl Gpu {
 
     fn wait_with(&self, recorder: &mut Recorder) {
         if self.0.pending.load(Ordering::Acquire) && self.0.failure.get().is_none() {
+            self.0.waits.fetch_add(1, Ordering::Relaxed);
             match recorder.wait(&self.0.device) {
                 Ok(()) => self.0.pending.store(false, Ordering::Release),
                 Err(error) => self.fail(error),

@@ -12,7 +12,7 @@ use crate::pipeline_cache::CacheFile;
 use crate::shader::Shader;
 
 /// Most specialization constants of a kernel.
-const MAX_CONSTANTS: usize = 12;
+const MAX_CONSTANTS: usize = 13;
 
 /// A kernel's name with its constants.
 type Key = (&'static str, [u32; MAX_CONSTANTS], usize);

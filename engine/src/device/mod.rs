@@ -6,12 +6,14 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod gates;
 mod memory;
 mod moves;
 mod name;
 mod norms;
 mod products;
+mod routing;
 mod rows;
 mod scan_rows;
 mod scan_spans;
@@ -25,10 +27,11 @@ use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
+pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use memory::Memory;
-pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
+pub use routing::Routing;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use values::{Values, ValuesMut};
@@ -111,6 +114,11 @@ impl Device {
     /// Its name: that of a kernel table, or `vulkan:0`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How often the host waited for the GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
     /// Waits for all that the GPU was told to do.
