@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::Device;
+use crate::device::{Device, ExpertMatrices};
 use crate::error::ModelError;
 use crate::gguf::adapters::{self, Pair};
 use crate::gguf::{Gguf, GgufError, TensorInfo};
@@ -202,6 +202,11 @@ impl<'a> WeightLoader<'a> {
                 Ok(self.pack(tensor.ty, rows, cols, &expert)?.scaled(scales[i]))
             })
             .collect()
+    }
+
+    /// Experts of one tensor, where products of all of them find them.
+    pub fn together(&self, experts: Vec<PackedMatrix>) -> Result<ExpertMatrices, ModelError> {
+        Ok(self.device.experts(experts)?)
     }
 
     /// `n` matrices `[rows, cols]` of one tensor `{cols, rows * n}`, below each other in it.

@@ -1,11 +1,15 @@
 //! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
 //! Machines without a Vulkan driver skip.
 
+use std::path::{Path, PathBuf};
+
 use brigade_engine::arch;
+use brigade_engine::batch::{SeqPart, SlotId, Want};
 use brigade_engine::device::gpus;
 use brigade_engine::gguf::Gguf;
+use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::Golden;
-use brigade_tests::line::{Line, LineConfig};
+use brigade_tests::line::{self, Line, LineConfig};
 
 /// What computes the bits that a GPU has to compute.
 const UNFUSED: &str = "unfused";
@@ -53,4 +57,45 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
     }
     println!("{checked} models on the GPU, {} of other bits", differ.len());
     assert!(differ.is_empty(), "other bits than {UNFUSED}: {}", differ.join(", "));
+}
+
+/// An adapter of random values for the model at `path`.
+fn adapter(path: &Path, name: &str) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{name}.gguf"));
+    let spec = AdapterSpec { rank: 5, alpha: 8.0, seed: 1 };
+    write_adapter(&Gguf::open(path).unwrap(), &spec, &file).unwrap();
+    file
+}
+
+/// Experts have adapters for some of their rows alone: the one thing for which the host looks at the routing of a GPU.
+#[test]
+fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
+    if no_gpu() {
+        return;
+    }
+    let golden = Golden::repository();
+    for name in ["qwen2moe", "deepseek2", "gemma4-moe"] {
+        let path = golden.named(name);
+        let adapters = vec![adapter(&path, name)];
+        let part = |slot: u32, tokens: &[u32]| SeqPart {
+            slot: SlotId(slot),
+            pos: 0,
+            tokens: tokens.to_vec(),
+            want: Want::Logits,
+            mu: None,
+        };
+        let logits = |table, scale: Option<f32>| -> Vec<u32> {
+            let adapters = adapters.clone();
+            let config = LineConfig { kernels: Some(table), adapters, ..LineConfig::default() };
+            let mut ops = vec![Line::open_slot(0, None), Line::open_slot(1, None)];
+            ops.extend(scale.map(|scale| Line::adapt(1, &[(0, scale)])));
+            let parts = [(0, &golden.manifest.tokens[..9]), (1, &golden.manifest.tokens[9..23])];
+            let parts = parts.map(|(slot, tokens)| part(slot, tokens)).into();
+            let rows = Line::open(&path, &config).run(ops, parts);
+            rows.into_iter().flat_map(line::into_logits).map(f32::to_bits).collect()
+        };
+        let want = logits(UNFUSED, Some(1.0));
+        assert!(want != logits(UNFUSED, None), "{name}: the adapter changes nothing");
+        assert!(logits("vulkan:0", Some(1.0)) == want, "{name}: other bits than {UNFUSED}");
+    }
 }

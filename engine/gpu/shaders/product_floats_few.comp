@@ -4,22 +4,11 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
+#include "product_work.glsl"
 #include "product_floats.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint ROWS = 1;
-
-layout(push_constant, scalar) uniform Push {
-    uint64_t panels;
-    Floats x;
-    Floats y;
-    uint panel_words;
-    uint cols;
-    // Rows of the weights, and of the activations.
-    uint rows;
-    uint n_rows;
-    float scale;
-} push;
 
 // Runs that are taken at once.
 const uint SIDE = 16;
@@ -29,15 +18,17 @@ shared float waiting[2 * SIDE * STEP];
 
 // Puts each row's sum over the columns from `first` on to `to`.
 void put_run(uint64_t panel, uint first, uint lane, uint to) {
-    uint end = min(first + RUN, push.cols);
+    uint end = min(first + RUN, push.width);
+    uint starts[ROWS];
     float sums[ROWS];
     [[unroll]] for (uint t = 0; t < ROWS; t++) {
         sums[t] = 0.0;
+        starts[t] = x_row(min(t, work.n_rows - 1)) * push.width;
     }
     for (uint k = first; k < end; k++) {
         float w = weight(panel, k * LANES + lane);
         [[unroll]] for (uint t = 0; t < ROWS; t++) {
-            sums[t] += w * push.x.v[min(t, push.n_rows - 1) * push.cols + k];
+            sums[t] += w * Floats(work.x).v[starts[t] + k];
         }
     }
     [[unroll]] for (uint t = 0; t < ROWS; t++) {
@@ -46,15 +37,16 @@ void put_run(uint64_t panel, uint first, uint lane, uint to) {
 }
 
 void main() {
-    uint p = line(), me = gl_LocalInvocationID.x;
-    if (p * LANES >= push.rows) {
+    find_work(push.width * 4);
+    uint p = work.number, me = gl_LocalInvocationID.x;
+    if (p * LANES >= push.rows || work.n_rows == 0) {
         return;
     }
     uint lane = me % LANES, slice = me / LANES;
-    uint64_t panel = push.panels + uint64_t(p) * push.panel_words * 4;
+    uint64_t panel = work.panels + uint64_t(p) * push.panel_words * 4;
     float total = 0.0;
     uint side = 0;
-    uint runs = (push.cols + RUN - 1) / RUN;
+    uint runs = (push.width + RUN - 1) / RUN;
     for (uint first = 0; first < runs; first += SIDE) {
         uint n = min(SIDE, runs - first);
         if (slice < n) {
@@ -62,14 +54,14 @@ void main() {
         }
         barrier();
         // Those who have a total here reach the next barrier, and so leave this side, before anyone fills it again.
-        if (slice < push.n_rows) {
+        if (slice < work.n_rows) {
             for (uint i = 0; i < n; i++) {
                 total += waiting[(side + i) * STEP + me];
             }
         }
         side = SIDE - side;
     }
-    if (slice < push.n_rows && p * LANES + lane < push.rows) {
-        at(push.y, uint64_t(slice) * push.rows).v[p * LANES + lane] = total * push.scale;
+    if (slice < work.n_rows && p * LANES + lane < push.rows) {
+        at(Floats(work.y), uint64_t(slice) * push.rows).v[p * LANES + lane] = total * work.scale;
     }
 }

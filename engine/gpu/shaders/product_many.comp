@@ -4,6 +4,7 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
+#include "product_work.glsl"
 #include "product_rows.glsl"
 #include "product_codes.glsl"
 #include "product_scales.glsl"
@@ -12,18 +13,6 @@
 layout(local_size_x = 256) in;
 // 1, 2 or 4.
 layout(constant_id = 9) const uint TILE = 4;
-
-layout(push_constant, scalar) uniform Push {
-    Uints panels;
-    ActBlocks x;
-    Floats y;
-    uint panel_words;
-    uint blocks;
-    // Rows of the weights, and of the activations.
-    uint rows;
-    uint n_rows;
-    float scale;
-} push;
 
 const uint SIDE = 16 * TILE;
 // Blocks taken at a time: every invocation unpacks one.
@@ -38,7 +27,7 @@ shared uvec4 rows[DEPTH][SIDE][4];
 // Unpacks block `block` of the row of weights `row` of the tile.
 void take_weights(uint first_panel, uint row, uint depth, uint block) {
     uint p = min(first_panel + row / LANES, (push.rows - 1) / LANES);
-    Uints panel = Uints(uint64_t(push.panels) + uint64_t(p) * push.panel_words * 4);
+    Uints panel = Uints(work.panels + uint64_t(p) * push.panel_words * 4);
     Codes c = block_codes(panel, block, row % LANES);
     Scales s = block_scales(panel, block, row % LANES);
     codes[depth][0][row] = uvec4(c.v[0], c.v[1], c.v[2], c.v[3]);
@@ -48,8 +37,8 @@ void take_weights(uint first_panel, uint row, uint depth, uint block) {
 
 // Copies block `block` of the row of activations `row` of the tile.
 void take_row(uint first_row, uint row, uint depth, uint block) {
-    uint r = min(first_row + row, push.n_rows - 1);
-    ActBlock x = push.x.v[r * push.blocks + block];
+    uint r = x_row(min(first_row + row, work.n_rows - 1));
+    ActBlock x = ActBlocks(work.x).v[r * push.width + block];
     rows[depth][row][0] = x.q[0];
     rows[depth][row][1] = x.q[1];
     rows[depth][row][2] = floatBitsToUint(vec4(x.d, x.d_sum, x.d_sum_half));
@@ -63,9 +52,13 @@ Row staged(uint depth, uint row) {
 }
 
 void main() {
+    find_work(push.width * ACT_BLOCK_BYTES);
+    if (work.n_rows == 0) {
+        return;
+    }
     uint panels = (push.rows + LANES - 1) / LANES;
-    uint tiles = (push.n_rows + SIDE - 1) / SIDE;
-    uint first_panel = line() / tiles * TILE, first_row = line() % tiles * SIDE;
+    uint tiles = (work.n_rows + SIDE - 1) / SIDE;
+    uint first_panel = work.number / tiles * TILE, first_row = work.number % tiles * SIDE;
     if (first_panel >= panels) {
         return;
     }
@@ -76,8 +69,8 @@ void main() {
             sums[a][b] = 0.0;
         }
     }
-    for (uint first = 0; first < push.blocks; first += DEPTH) {
-        uint depths = min(DEPTH, push.blocks - first);
+    for (uint first = 0; first < push.width; first += DEPTH) {
+        uint depths = min(DEPTH, push.width - first);
         if (me / SIDE < depths) {
             take_weights(first_panel, me % SIDE, me / SIDE, first + me / SIDE);
         }
@@ -109,12 +102,12 @@ void main() {
     }
     [[unroll]] for (uint b = 0; b < TILE; b++) {
         uint row = first_row + j + 16 * b;
-        if (row < push.n_rows) {
-            Floats y = at(push.y, uint64_t(row) * push.rows);
+        if (row < work.n_rows) {
+            Floats y = at(Floats(work.y), uint64_t(row) * push.rows);
             [[unroll]] for (uint a = 0; a < TILE; a++) {
                 uint column = first_panel * LANES + i + 16 * a;
                 if (column < push.rows) {
-                    y.v[column] = sums[a][b] * push.scale;
+                    y.v[column] = sums[a][b] * work.scale;
                 }
             }
         }

@@ -15,4 +15,6 @@ struct ActBlock {
     int pad;
 };
 
+const uint ACT_BLOCK_BYTES = 64;
+
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer ActBlocks { ActBlock v[]; };

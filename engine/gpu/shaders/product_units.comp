@@ -7,6 +7,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "common.glsl"
 #include "numbers.glsl"
+#include "product_work.glsl"
 #include "product_rows.glsl"
 #include "product_codes.glsl"
 #include "product_scales.glsl"
@@ -18,18 +19,6 @@ layout(local_size_x = 256) in;
 layout(constant_id = 9) const uint M = 16;
 layout(constant_id = 10) const uint N = 16;
 layout(constant_id = 11) const uint K = 16;
-
-layout(push_constant, scalar) uniform Push {
-    Uints panels;
-    ActBlocks x;
-    Floats y;
-    uint panel_words;
-    uint blocks;
-    // Rows of the weights, and of the activations.
-    uint rows;
-    uint n_rows;
-    float scale;
-} push;
 
 const uint SIDE = 64;
 // Blocks taken at a time.
@@ -54,7 +43,7 @@ shared int results[SIDE * SIDE];
 // Unpacks block `block` of the row of weights `row` of the tile.
 void take_weights(uint first_panel, uint row, uint depth, uint block) {
     uint p = min(first_panel + row / LANES, (push.rows - 1) / LANES);
-    Uints panel = Uints(uint64_t(push.panels) + uint64_t(p) * push.panel_words * 4);
+    Uints panel = Uints(work.panels + uint64_t(p) * push.panel_words * 4);
     Codes c = block_codes(panel, block, row % LANES);
     Scales s = block_scales(panel, block, row % LANES);
     uint start = (depth * SIDE + row) * CODES_LENGTH;
@@ -71,8 +60,8 @@ void take_weights(uint first_panel, uint row, uint depth, uint block) {
 
 // Copies block `block` of the row of activations `row` of the tile.
 void take_row(uint first_row, uint row, uint depth, uint block) {
-    uint r = min(first_row + row, push.n_rows - 1);
-    ActBlock x = push.x.v[r * push.blocks + block];
+    uint r = x_row(min(first_row + row, work.n_rows - 1));
+    ActBlock x = ActBlocks(work.x).v[r * push.width + block];
     Row of = row_of(x.d, x.d_sum, x.d_sum_half, x.neg_sum, x.neg_sum_half);
     uint start = (depth * SIDE + row) * 4;
     values[start] = x.q[0].xy;
@@ -105,9 +94,13 @@ void multiply(uint depth, uint piece) {
 }
 
 void main() {
+    find_work(push.width * ACT_BLOCK_BYTES);
+    if (work.n_rows == 0) {
+        return;
+    }
     uint panels = (push.rows + LANES - 1) / LANES;
-    uint tiles = (push.n_rows + SIDE - 1) / SIDE;
-    uint first_panel = line() / tiles * 4, first_row = line() % tiles * SIDE;
+    uint tiles = (work.n_rows + SIDE - 1) / SIDE;
+    uint first_panel = work.number / tiles * 4, first_row = work.number % tiles * SIDE;
     if (first_panel >= panels) {
         return;
     }
@@ -121,8 +114,8 @@ void main() {
             lows[a][b] = 0;
         }
     }
-    for (uint first = 0; first < push.blocks; first += DEPTH) {
-        uint depths = min(DEPTH, push.blocks - first);
+    for (uint first = 0; first < push.width; first += DEPTH) {
+        uint depths = min(DEPTH, push.width - first);
         if (me / SIDE < depths) {
             take_weights(first_panel, me % SIDE, me / SIDE, first + me / SIDE);
         } else if (me >= DEPTH * SIDE && me % DEPTH < depths) {
@@ -158,12 +151,12 @@ void main() {
     }
     [[unroll]] for (uint b = 0; b < 8; b++) {
         uint row = first_row + j + 8 * b;
-        if (row < push.n_rows) {
-            Floats y = at(push.y, uint64_t(row) * push.rows);
+        if (row < work.n_rows) {
+            Floats y = at(Floats(work.y), uint64_t(row) * push.rows);
             [[unroll]] for (uint a = 0; a < 2; a++) {
                 uint column = first_panel * LANES + i + 32 * a;
                 if (column < push.rows) {
-                    y.v[column] = sums[a][b] * push.scale;
+                    y.v[column] = sums[a][b] * work.scale;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -59,6 +59,8 @@ struct Open {
     memory: Mutex<Memory>,
     /// Whether something was recorded that was not waited for.
     pending: AtomicBool,
+    /// How often the host waited.
+    waits: AtomicU64,
     failure: OnceLock<GpuError>,
     /// The others are of it.
     device: ManuallyDrop<Device>,
@@ -103,6 +105,7 @@ impl Gpu {
             pipelines: Mutex::new(pipelines),
             memory: Mutex::new(memory),
             pending: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
             failure: OnceLock::new(),
             device: ManuallyDrop::new(device),
         })))
@@ -122,6 +125,11 @@ impl Gpu {
     pub fn free_bytes(&self) -> u64 {
         let Device { instance, physical, .. } = &*self.0.device;
         Heaps::of(instance, *physical).free
+    }
+
+    /// How often the host waited for the device so far.
+    pub fn waits(&self) -> u64 {
+        self.0.waits.load(Ordering::Relaxed)
     }
 
     /// The first error that there was.
@@ -207,6 +215,7 @@ impl Gpu {
 
     fn wait_with(&self, recorder: &mut Recorder) {
         if self.0.pending.load(Ordering::Acquire) && self.0.failure.get().is_none() {
+            self.0.waits.fetch_add(1, Ordering::Relaxed);
             match recorder.wait(&self.0.device) {
                 Ok(()) => self.0.pending.store(false, Ordering::Release),
                 Err(error) => self.fail(error),

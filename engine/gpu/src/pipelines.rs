@@ -13,7 +13,7 @@ use crate::pipeline_cache::CacheFile;
 use crate::shader::Shader;
 
 /// Most specialization constants of a kernel.
-const MAX_CONSTANTS: usize = 12;
+const MAX_CONSTANTS: usize = 13;
 
 /// How soon after the file was written it may be written again, while kernels are used for the first time.
 const SAVE_EVERY: Duration = Duration::from_secs(10);

@@ -1,7 +1,8 @@
 //! Reads what metadata say about a layer's experts, under the keys that all architectures share.
 
-use super::{ExpertGroups, Hparams, MoeSpec, Router};
+use super::{Hparams, MoeSpec, Router};
 use crate::error::ModelError;
+use crate::kernels::ExpertGroups;
 
 /// The experts of layer `il` as [`MoeSpec::new`] has them, with their groups. `default_n_ff` is their
 /// width, given the number a token uses, where `expert_feed_forward_length` is missing.

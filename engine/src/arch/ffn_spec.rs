@@ -1,6 +1,6 @@
 //! FFNs as data: dense ones, mixtures of experts, and what stands between their matrices.
 
-use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit, Xielu};
+use crate::kernels::{ExpertGroups, GateBounds, SwiGluClamp, SwiGluLimit, Xielu};
 
 /// What an FFN computes between its way up and its way down.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -175,16 +175,6 @@ pub enum Router {
     SoftmaxOfChosen,
     /// `sqrt(softplus(z))` of each.
     SqrtSoftplus,
-}
-
-/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3,
-/// arXiv 2412.19437, section 2.1.2): a group counts as the sum of its two highest scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Groups; divides the number of experts.
-    pub count: usize,
-    /// Groups that a token may use.
-    pub used: usize,
 }
 
 /// The expert that every token uses, added to the others.

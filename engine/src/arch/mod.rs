@@ -120,7 +120,7 @@ pub use beside::{Beside, BoundarySpec};
 pub use compressed_spec::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 pub use delta_spec::{DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 pub use ffn_spec::{
-    Activation, AdjugateSpec, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+    Activation, AdjugateSpec, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
 };
 pub use hparams::Hparams;
 pub use ngram_spec::{NgramHead, NgramSpec};

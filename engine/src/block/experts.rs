@@ -1,13 +1,11 @@
 //! The matrices of a mixture's experts, and their work for the rows that a router sends them.
 
-use std::ops::Range;
-
 use super::BlockCx;
-use super::linear::{Linear, Projection, project_all};
+use super::linear::Linear;
+use super::lora::{self, Lora, RowAdapters};
 use super::mlp::activate;
-use super::routing::Routing;
 use crate::arch::Activation;
-use crate::device::Rows;
+use crate::device::{ExpertMatrices, ExpertProduct, ExpertRows, Routing, Rows};
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;
@@ -18,12 +16,19 @@ pub(super) struct Experts {
     activation: Activation,
     /// Whether weights multiply what an expert reads, not what it gives.
     weigh_input: bool,
-    /// Empty where the activation has no gate.
-    gate: Vec<Linear>,
-    up: Vec<Linear>,
-    down: Vec<Linear>,
-    /// Of gates, ways up and ways down, `[n_expert, rows]` each, where the file has them.
-    biases: [Option<Vector>; 3],
+    /// Where the activation has one.
+    gate: Option<Projections>,
+    up: Projections,
+    down: Projections,
+}
+
+/// A projection for each expert.
+struct Projections {
+    weights: ExpertMatrices,
+    /// `[n_expert, rows]`, where the file has it.
+    bias: Option<Vector>,
+    /// Of each expert.
+    adapters: Vec<Vec<Lora>>,
 }
 
 impl Experts {
@@ -38,89 +43,121 @@ impl Experts {
         let name = |part: &str| format!("{stem}.ffn_{part}_{suffix}.weight");
         let fused = name("gate_up");
         let [gate, up] = match activation.is_gated() {
-            true if loader.has(&fused) => Linear::fused_experts(loader, &fused, n, n_ff, width)?,
-            true => [
-                Linear::experts(loader, &name("gate"), n, n_ff, width)?,
-                Linear::experts(loader, &name("up"), n, n_ff, width)?,
-            ],
-            false => [Vec::new(), Linear::experts(loader, &name("up"), n, n_ff, width)?],
-        };
-        let mut bias = |part: &str, rows: usize| {
-            let name = format!("{stem}.ffn_{part}_{suffix}.bias");
-            match loader.has(&name) {
-                true => loader.values(&name, &[rows, n]).map(Some),
-                false => Ok(None),
+            true if loader.has(&fused) => {
+                Linear::fused_experts(loader, &fused, n, n_ff, width)?.map(Some)
             }
+            true => [
+                Some(Linear::experts(loader, &name("gate"), n, n_ff, width)?),
+                Some(Linear::experts(loader, &name("up"), n, n_ff, width)?),
+            ],
+            false => [None, Some(Linear::experts(loader, &name("up"), n, n_ff, width)?)],
         };
-        let biases = [bias("gate", n_ff)?, bias("up", n_ff)?, bias("down", width)?];
         let down = Linear::experts(loader, &name("down"), n, width, n_ff)?;
-        Ok(Self { n_ff, activation, weigh_input, gate, up, down, biases })
+        let mut load = |part: &str, experts: Vec<Linear>| {
+            let name = format!("{stem}.ffn_{part}_{suffix}.bias");
+            Projections::load(experts, &name, loader)
+        };
+        Ok(Self {
+            n_ff,
+            activation,
+            weigh_input,
+            gate: gate.map(|gate| load("gate", gate)).transpose()?,
+            up: load("up", up.unwrap_or_default())?,
+            down: load("down", down)?,
+        })
     }
 
     /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
     pub(super) fn add(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing, out: &mut Rows) {
-        let (width, n_pairs) = (x.cols(), routing.rows.len());
-        let mut gathered = cx.scratch.take(n_pairs, width);
-        cx.device.gather_rows(x, &routing.rows, &mut gathered);
-        if self.weigh_input {
-            cx.device.scale_rows(&mut gathered, width, &routing.weights());
-        }
-        let adapters = cx.adapters.picked(routing.rows.iter().map(|row| *row as usize));
+        let (width, n_pairs) = (x.cols(), routing.n_pairs());
+        // Adapters are for pairs by the rows that they are of.
+        let adapters = (!cx.adapters.is_empty())
+            .then(|| cx.adapters.picked(routing.rows().iter().map(|row| *row as usize)));
+        let mut own = None;
+        let input = if self.weigh_input || adapters.is_some() {
+            let own = own.insert(cx.scratch.take(n_pairs, width));
+            cx.device.rows_of_pairs(x, routing, own);
+            if self.weigh_input {
+                cx.device.weigh_pairs(routing, own);
+            }
+            ExpertRows::OfPairs(own)
+        } else {
+            ExpertRows::Routed(x)
+        };
         let mut up = cx.scratch.take(n_pairs, self.n_ff);
-        let mut gate = cx.scratch.take(if self.gate.is_empty() { 0 } else { n_pairs }, self.n_ff);
-        let mut both = jobs(&self.up, &gathered, &routing.spans, &mut up);
-        if !self.gate.is_empty() {
-            both.extend(jobs(&self.gate, &gathered, &routing.spans, &mut gate));
-        }
-        project_all((cx.device, cx.scratch), &adapters, &mut both);
-        drop(both);
-        let [gate_bias, up_bias, down_bias] = &self.biases;
-        add_biases(cx, gate_bias.as_deref(), &routing.spans, &mut gate);
-        add_biases(cx, up_bias.as_deref(), &routing.spans, &mut up);
+        let mut gate = cx.scratch.take(if self.gate.is_none() { 0 } else { n_pairs }, self.n_ff);
+        let mut both = vec![(&self.up, &mut up)];
+        both.extend(self.gate.as_ref().map(|projections| (projections, &mut gate)));
+        project(cx, (routing, adapters.as_ref()), input, both);
         activate(cx.device, self.activation, &gate, &mut up);
         let mut expert_out = cx.scratch.take(n_pairs, width);
-        let mut down = jobs(&self.down, &up, &routing.spans, &mut expert_out);
-        project_all((cx.device, cx.scratch), &adapters, &mut down);
-        drop(down);
-        add_biases(cx, down_bias.as_deref(), &routing.spans, &mut expert_out);
-        cx.device.add_shares(out, &expert_out, &routing.shares(self.weigh_input));
+        let down = vec![(&self.down, &mut expert_out)];
+        project(cx, (routing, adapters.as_ref()), ExpertRows::OfPairs(&up), down);
+        cx.device.add_pairs(out, &expert_out, routing, self.weigh_input);
     }
 
     /// Bytes of all matrices.
     pub(super) fn nbytes(&self) -> usize {
-        [&self.gate, &self.up, &self.down].into_iter().flatten().map(Linear::nbytes).sum()
+        self.gate.iter().chain([&self.up, &self.down]).map(Projections::nbytes).sum()
     }
 }
 
-/// Adds to the rows of each expert its bias of `biases`, `[n_expert, width]`.
-fn add_biases(
+/// Projections of the same rows; their products run in one fork-join. `adapters` are those of the pairs.
+fn project(
     cx: &BlockCx<'_>,
-    biases: Option<&[f32]>,
-    spans: &[(usize, Range<usize>)],
-    out: &mut Rows,
+    (routing, adapters): (&Routing, Option<&RowAdapters>),
+    x: ExpertRows<'_>,
+    mut outs: Vec<(&Projections, &mut Rows)>,
 ) {
-    let Some(biases) = biases else { return };
-    let width = out.cols();
-    let mut out = out.to_write();
-    for (expert, pairs) in spans {
-        cx.device.add_bias(&mut out.part(pairs.clone()), &biases[expert * width..][..width]);
+    let products = outs.iter_mut();
+    let products =
+        products.map(|(projections, out)| ExpertProduct { w: &projections.weights, out });
+    let mut products: Vec<_> = products.collect();
+    cx.device.expert_products(cx.scratch, routing, x, &mut products);
+    for (projections, out) in outs {
+        if let (Some(adapters), ExpertRows::OfPairs(x)) = (adapters, x) {
+            projections.adapt(cx, (routing, adapters), x, out);
+        }
+        if let Some(bias) = &projections.bias {
+            cx.device.add_expert_biases(routing, bias, out);
+        }
     }
 }
 
-/// One projection for each expert that has rows; `out[n_pairs, rows of a matrix]`.
-fn jobs<'a>(
-    experts: &'a [Linear],
-    x: &'a Rows,
-    spans: &[(usize, Range<usize>)],
-    out: &'a mut Rows,
-) -> Vec<Projection<'a>> {
-    let mut left = out.to_write();
-    let mut jobs = Vec::with_capacity(spans.len());
-    for (expert, pairs) in spans {
-        let w = &experts[*expert];
-        let (mine, rest) = left.split_at(pairs.len());
-        left = rest;
-        jobs.push(w.job_of(x, pairs.clone(), mine));
+impl Projections {
+    /// Those of `experts`, which are of one tensor, with the bias `name` `{rows, n_expert}` where the file has it.
+    fn load(
+        experts: Vec<Linear>,
+        name: &str,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let (n, rows) = (experts.len(), experts.first().map_or(0, Linear::rows));
+        let (weights, adapters) = experts.into_iter().map(Linear::into_parts).unzip();
+        let bias = match loader.has(name) {
+            true => Some(loader.values(name, &[rows, n])?),
+            false => None,
+        };
+        Ok(Self { weights: loader.together(weights)?, bias, adapters })
     }
-    jobs
+
+    /// Adds what adapters add for each pair.
+    fn adapt(
+        &self,
+        cx: &BlockCx<'_>,
+        (routing, adapters): (&Routing, &RowAdapters),
+        x: &Rows,
+        out: &mut Rows,
+    ) {
+        let mut out = out.to_write();
+        for (expert, pairs) in routing.spans() {
+            let (loras, x) = (&self.adapters[*expert], (x, pairs.clone()));
+            lora::add((cx.device, cx.scratch), adapters, loras, x, &mut out.part(pairs.clone()));
+        }
+    }
+
+    /// Bytes of all matrices.
+    fn nbytes(&self) -> usize {
+        let adapters = self.adapters.iter().flatten().map(Lora::nbytes).sum::<usize>();
+        self.weights.nbytes() + adapters
+    }
 }

@@ -1,8 +1,6 @@
 //! A projection: a matrix with its optional bias, and what adapters add to it. Most are parts of blocks; in few models
 //! one is a block.
 
-use std::ops::Range;
-
 use super::lora::{self, Lora, RowAdapters};
 use super::{Block, BlockCx};
 use crate::device::{Device, Rows, Scratch};
@@ -21,19 +19,19 @@ pub struct Linear {
     adapters: Vec<Lora>,
 }
 
-/// A projection of some rows.
+/// A projection of rows.
 pub struct Projection<'a> {
     linear: &'a Linear,
     x: &'a Rows,
-    rows: Range<usize>,
     out: RowsMut<'a>,
 }
 
 impl Projection<'_> {
     /// Its product, to which adapters and bias are to be added.
     fn product(&mut self) -> Product<'_> {
-        let Self { linear, x, rows, out } = self;
-        Product { w: &linear.weight, x, rows: rows.clone(), out: out.part(0..rows.len()) }
+        let Self { linear, x, out } = self;
+        let rows = 0..x.n_rows();
+        Product { w: &linear.weight, x, rows: rows.clone(), out: out.part(rows) }
     }
 }
 
@@ -44,8 +42,8 @@ pub fn project_all(
     projections: &mut [Projection<'_>],
 ) {
     device.products(&mut projections.iter_mut().map(Projection::product).collect::<Vec<_>>());
-    for Projection { linear, x, rows, out } in projections {
-        lora::add((device, scratch), adapters, &linear.adapters, (x, rows.clone()), out);
+    for Projection { linear, x, out } in projections {
+        lora::add((device, scratch), adapters, &linear.adapters, (x, 0..x.n_rows()), out);
         if let Some(bias) = &linear.bias {
             device.add_bias(out, bias);
         }
@@ -189,6 +187,11 @@ impl Linear {
         Ok(linears)
     }
 
+    /// The matrix, and what adapters add, without a bias.
+    pub(super) fn into_parts(self) -> (PackedMatrix, Vec<Lora>) {
+        (self.weight, self.adapters)
+    }
+
     /// Output features.
     pub fn rows(&self) -> usize {
         self.weight.rows()
@@ -206,17 +209,7 @@ impl Linear {
 
     /// The projection of all rows of `x`, to be computed with others ([`project_all`]).
     pub fn job<'a>(&'a self, x: &'a Rows, out: &'a mut Rows) -> Projection<'a> {
-        self.job_of(x, 0..x.n_rows(), out.to_write())
-    }
-
-    /// The projection of some rows of `x`.
-    pub(super) fn job_of<'a>(
-        &'a self,
-        x: &'a Rows,
-        rows: Range<usize>,
-        out: RowsMut<'a>,
-    ) -> Projection<'a> {
-        Projection { linear: self, x, rows, out }
+        Projection { linear: self, x, out: out.to_write() }
     }
 
     /// The projection `[n_rows, out features]` of rows `x[n_rows, in features]`.

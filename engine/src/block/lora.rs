@@ -164,6 +164,11 @@ impl RowAdapters {
         all
     }
 
+    /// Whether no row uses any.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
     /// Those of some of the rows, picked in this order.
     pub fn picked(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let mut picked = Self::default();

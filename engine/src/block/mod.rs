@@ -29,7 +29,6 @@ mod mlp;
 mod moe;
 mod ngram;
 mod qkv;
-mod routing;
 mod short_conv;
 mod switch;
 mod time_mix;

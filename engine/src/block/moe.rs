@@ -7,13 +7,12 @@
 use super::branches::Branches;
 use super::experts::Experts;
 use super::linear::Linear;
-use super::routing::{Routing, choose, choose_adjugates, weigh};
 use super::token_experts::TokenExperts;
 use super::{Block, BlockCx, Mlp};
 use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
-use crate::device::Rows;
+use crate::device::{Routing, Rows};
 use crate::error::ModelError;
-use crate::kernels::Vector;
+use crate::kernels::{ChooseBy, ExpertChoice, ExpertWeights, Vector};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -168,7 +167,7 @@ impl Moe {
     /// [`Moe::forward`] where the shared expert and the others have norms of their own.
     fn forward_branches(&self, cx: &mut BlockCx<'_>, branches: &Branches, x: &Rows) -> Rows {
         let eps = branches.eps;
-        let normed = |cx: &BlockCx<'_>, weight: &[f32]| {
+        let normed = |cx: &BlockCx<'_>, weight: &Vector| {
             let mut normed = cx.scratch.take(x.n_rows(), x.cols());
             cx.device.rms_norm(x, weight, eps, &mut normed);
             normed
@@ -203,9 +202,9 @@ impl Moe {
     ) {
         let n_expert = self.spec.n_expert;
         let n_used = spec.n_used(n_expert, self.spec.n_used);
-        let rows = probs.chunks_exact(n_expert);
-        let picks = rows.flat_map(|row| choose_adjugates(row, spec.per_group, n_used)).collect();
-        let routing = Routing::new(picks, n_expert / spec.per_group, n_used);
+        let by = ChooseBy::GroupsOfBest(spec.per_group);
+        let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Normed(1.0) };
+        let routing = cx.device.route(&choice, probs);
         let mut sum = cx.scratch.zeros(out.n_rows(), out.cols());
         experts.add(cx, out, &routing, &mut sum);
         cx.device.add_scaled(out, &sum, spec.scale);
@@ -238,30 +237,30 @@ impl Moe {
             Router::SoftmaxOfChosen => {}
             Router::SqrtSoftplus => {
                 cx.device.softplus(&mut probs);
-                probs.iter_mut().for_each(|p| *p = p.sqrt());
+                cx.device.sqrt(&mut probs);
             }
         }
         probs
     }
 
-    /// Chooses experts for every row and lays the (row, expert) pairs out expert by expert.
-    fn route(&self, cx: &BlockCx<'_>, probs: &[f32]) -> Routing {
-        let n_expert = self.spec.n_expert;
-        let mut picks = Vec::with_capacity(probs.len() / n_expert * self.spec.n_used);
-        for (row, probs) in probs.chunks_exact(n_expert).enumerate() {
-            picks.extend(match &self.by_token {
-                Some(experts) => weigh(experts.of(cx.tokens[row]).collect(), probs, &self.spec),
-                None => choose(probs, self.selection_bias.as_deref(), &self.spec),
-            });
-        }
-        if self.spec.router == Router::SoftmaxOfChosen {
-            let mut weights: Vec<f32> = picks.iter().map(|pick| pick.1).collect();
-            cx.device.softmax(&mut weights, self.spec.n_used);
-            for (pick, weight) in picks.iter_mut().zip(weights) {
-                pick.1 = weight * self.spec.weights_scale;
+    /// Chooses experts for every row.
+    fn route(&self, cx: &BlockCx<'_>, probs: &Rows) -> Routing {
+        let MoeSpec { n_expert, n_used, groups, weights_scale, .. } = self.spec;
+        let known: Vec<u32>;
+        let by = match &self.by_token {
+            Some(experts) => {
+                let tokens = cx.tokens[..probs.n_rows()].iter();
+                known = tokens.flat_map(|token| experts.of(*token)).copied().collect();
+                ChooseBy::Known(&known)
             }
-        }
-        Routing::new(picks, n_expert, self.spec.n_used)
+            None => ChooseBy::Score { bias: self.selection_bias.as_ref(), groups },
+        };
+        let weights = match self.spec.router {
+            Router::SoftmaxOfChosen => ExpertWeights::Softmax(weights_scale),
+            _ if self.spec.norm_weights => ExpertWeights::Normed(weights_scale),
+            _ => ExpertWeights::Scaled(weights_scale),
+        };
+        cx.device.route(&ExpertChoice { n_expert, n_used, by, weights }, probs)
     }
 }
 

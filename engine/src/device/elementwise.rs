@@ -92,6 +92,14 @@ impl Device {
         }
     }
 
+    /// `x = sqrt(x)`.
+    pub fn sqrt(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.sqrt(x),
+            None => x.on_host_mut().iter_mut().for_each(|x| *x = x.sqrt()),
+        }
+    }
+
     /// `x = tanh(x)`.
     pub fn tanh(&self, x: &mut (impl ValuesMut + ?Sized)) {
         match self.gpu_of(x) {

@@ -7,6 +7,7 @@
 mod attention;
 mod devices;
 mod elementwise;
+mod experts;
 mod gates;
 mod memory;
 mod moves;
@@ -14,6 +15,7 @@ mod name;
 mod norms;
 mod probe;
 mod products;
+mod routing;
 mod rows;
 mod scan_rows;
 mod scan_spans;
@@ -29,10 +31,11 @@ use brigade_gpu::{Gpu, SpanMut};
 pub use attention::{AttendOver, KvRows};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
+pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use memory::Memory;
-pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
+pub use routing::Routing;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use values::{Values, ValuesMut};
@@ -120,6 +123,11 @@ impl Device {
     /// Its name: that of a kernel table, or `vulkan:0`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How often the host waited for the GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
     /// Waits for all that the GPU was told to do.

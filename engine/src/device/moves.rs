@@ -60,35 +60,6 @@ impl Device {
             }
         }
     }
-
-    /// Adds rows of `x` to `out`, `[n_rows, x.cols()]`, times their weights: to each row in turn those that its
-    /// `shares.len() / n_rows` shares name.
-    pub fn add_shares(&self, out: &mut Rows, x: &Rows, shares: &[Share]) {
-        let (n_rows, width) = (out.n_rows(), x.cols());
-        let per_row = shares.len() / n_rows.max(1);
-        if let Some((gpu, out)) = self.gpu_of(out) {
-            let (pairs, weights): (Vec<u32>, Vec<f32>) =
-                shares.iter().map(|share| (share.row, share.weight)).unzip();
-            let pairs = gpu.upload(bytemuck::cast_slice(&pairs));
-            let weights = gpu.upload(bytemuck::cast_slice(&weights));
-            gpu.scatter_add(out, width, x.on_gpu(gpu), pairs, weights);
-            return;
-        }
-        for (out, shares) in out.chunks_exact_mut(width).zip(shares.chunks_exact(per_row)) {
-            for share in shares {
-                self.compute.add_scaled(out, x.row(share.row as usize), share.weight);
-            }
-        }
-    }
-}
-
-/// A row times a weight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
-    /// The row.
-    pub row: u32,
-    /// What multiplies it.
-    pub weight: f32,
 }
 
 fn on_gpu(columns: HeadColumns) -> brigade_gpu::Columns {

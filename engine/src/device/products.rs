@@ -52,7 +52,7 @@ impl Product<'_> {
 ///
 /// # Panics
 /// If the GPU has no memory for it. The stage ends with this as its reason.
-fn blocks(gpu: &Gpu, x: Span<'_>) -> GpuBuffer {
+pub(super) fn blocks(gpu: &Gpu, x: Span<'_>) -> GpuBuffer {
     let bytes = Gpu::quantized_bytes(x.values());
     match gpu.buffer(bytes, Purpose::Activations) {
         Ok(mut buffer) => {
@@ -74,7 +74,9 @@ impl Device {
     /// If a product's shapes disagree.
     pub fn products(&self, products: &mut [Product<'_>]) {
         if let Some(gpu) = self.gpu.as_ref().filter(|_| products.iter().all(Product::is_with_gpu)) {
-            gpu.products(products.iter_mut().map(|product| product.on_gpu(gpu)));
+            // Collected first: what makes the 8-bit form of rows may not stand between products that run beside each other.
+            let jobs: Vec<_> = products.iter_mut().map(|product| product.on_gpu(gpu)).collect();
+            gpu.products(jobs);
             return;
         }
         self.compute.matmul(&mut products.iter_mut().map(Product::on_host).collect::<Vec<_>>());
@@ -105,7 +107,7 @@ impl Device {
 
 /// # Panics
 /// For a type without a kernel, of which no matrix is packed.
-fn weight_type(ty: GgmlType) -> WeightType {
+pub(super) fn weight_type(ty: GgmlType) -> WeightType {
     macro_rules! of_the_same_name {
         ($($name:ident)*) => {
             match ty {

@@ -1,6 +1,7 @@
 //! Memory for packed weights: zeroed, aligned to cache lines, and in huge pages where the system has them.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use brigade_gpu::{GpuBuffer, Span};
 use memmap2::MmapMut;
@@ -26,8 +27,8 @@ pub(crate) struct AlignedBytes {
 enum Memory {
     Heap(Box<[Line]>),
     Map(MmapMut),
-    /// With a GPU, which shows it to the host.
-    Gpu(Box<GpuBuffer>),
+    /// With a GPU, which shows it to the host. What is shared stays as it is.
+    Gpu(Arc<GpuBuffer>),
 }
 
 impl AlignedBytes {
@@ -51,7 +52,7 @@ impl AlignedBytes {
 
     /// The bytes of a GPU's buffer.
     pub(crate) fn with_gpu(buffer: GpuBuffer) -> Self {
-        Self { len: buffer.len(), memory: Memory::Gpu(Box::new(buffer)) }
+        Self { len: buffer.len(), memory: Memory::Gpu(Arc::new(buffer)) }
     }
 
     /// The bytes, if they lie with a GPU.
@@ -59,6 +60,14 @@ impl AlignedBytes {
         match &self.memory {
             Memory::Heap(_) | Memory::Map(_) => None,
             Memory::Gpu(buffer) => Some(buffer.span()),
+        }
+    }
+
+    /// The GPU's buffer, if they lie with one.
+    pub(crate) fn buffer(&self) -> Option<&Arc<GpuBuffer>> {
+        match &self.memory {
+            Memory::Heap(_) | Memory::Map(_) => None,
+            Memory::Gpu(buffer) => Some(buffer),
         }
     }
 }
@@ -91,7 +100,9 @@ impl DerefMut for AlignedBytes {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
             Memory::Map(map) => map,
-            Memory::Gpu(buffer) => buffer.bytes_mut(),
+            Memory::Gpu(buffer) => {
+                Arc::get_mut(buffer).expect("nobody writes what is shared").bytes_mut()
+            }
         }
     }
 }

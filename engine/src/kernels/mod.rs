@@ -37,6 +37,7 @@ pub use ops::block_index::BlockIndex;
 pub use ops::choose_entries::{EntryIndex, IndexedRow};
 pub use ops::chosen::Chosen;
 pub use ops::entries::{EntryLayout, NewEntries};
+pub use ops::experts::{ChooseBy, ExpertChoice, ExpertGroups, ExpertWeights};
 pub use ops::head_columns::HeadColumns;
 pub use ops::index::Index;
 pub use ops::kv::KvRows;

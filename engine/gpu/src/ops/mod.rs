@@ -20,6 +20,7 @@ mod pooling;
 mod probe;
 mod products;
 mod rope;
+mod route;
 mod rows;
 mod scan;
 mod scatter;
@@ -40,8 +41,11 @@ pub use mean_index::{BlockRope, MeanIndexSpans, NO_BLOCK};
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
 pub use pooling::{GatedSpans, PoolingSpans};
-pub use products::{Product, WeightType, Weights};
+pub use products::{ExpertProduct, ExpertRows, ExpertTable, Product, WeightType, Weights};
 pub use rope::RopeLayout;
+pub use route::{
+    ChooseBy, ExpertChoice, ExpertGroups, ExpertRoutes, ExpertWeights, LEAST_WEIGHT_SUM,
+};
 pub use scan::{ColumnsSpan, ScanPart, StateAt};
 pub use ssd::{SsdInput, SsdShape, SsdSpans};
 pub use wkv::{Wkv6Rows, Wkv7Rows};

@@ -1,4 +1,4 @@
-//! Adds up what experts gave for each row.
+//! Adds up what experts gave for each row, and to that what each of them always adds.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,6 +9,7 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static SHADER: Shader = shader!("scatter_add");
+static LISTED: Shader = shader!("add_listed_rows");
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -23,7 +24,42 @@ struct Push {
     last: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ListedPush {
+    table: u64,
+    list: u64,
+    result: u64,
+    n: u32,
+    d: u32,
+    last: u32,
+    pad: u32,
+}
+
 impl Gpu {
+    /// Adds to each row of `out` (`[list.values(), d]`) the row of `table` (`[_, d]`) that `list` (u32) names for it. A number
+    /// beyond the rows names the last.
+    ///
+    /// # Panics
+    /// If shapes disagree, or there is no row to name.
+    pub fn add_listed_rows(&self, out: SpanMut<'_>, d: usize, table: Span<'_>, list: Span<'_>) {
+        let (n, there) = (out.values(), table.values());
+        assert!(d > 0 && there >= d && there.is_multiple_of(d), "add_listed_rows: {there} of {d}");
+        assert_eq!(n, list.values() * d, "add_listed_rows: a row for each number");
+        let push = ListedPush {
+            table: table.address(),
+            list: list.address(),
+            result: out.address(),
+            n: count(n),
+            d: count(d),
+            last: count(there / d - 1),
+            pad: 0,
+        };
+        // SAFETY: the kernel reads as many numbers as `out` has rows, and those rows of `table` or its last; it reads and
+        // writes the `n` values of `out`.
+        unsafe { self.dispatch(Order::After, &LISTED, &[], &push, lines(n.div_ceil(256))) };
+    }
+
     /// Adds to each row of `out` (`[n, d]`) rows of `x` (`[n_pairs, d]`), one after the other: `out[r] += weights[r, k] * x[pairs[r, k]]`
     /// for `k` from 0 on. `pairs` (u32) and `weights` are `[n, n_used]`. A number beyond the pairs names the last.
     ///

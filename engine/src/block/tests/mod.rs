@@ -99,12 +99,18 @@ struct Bench {
     n_embd: usize,
     /// The token of each row; those that are missing are 0.
     tokens: Vec<u32>,
+    /// How often the block waited for a GPU in the last step.
+    waits: u64,
 }
 
 impl Bench {
     /// Loads the block from a file of just these tensors, all of which it must take.
     fn new(kind: &BlockKind, tensors: &Tensors, n_embd: usize, kernels: &'static Kernels) -> Self {
-        let device = Device::cpu(kernels, 2, None).unwrap();
+        Self::on(Device::cpu(kernels, 2, None).unwrap(), kind, tensors, n_embd)
+    }
+
+    /// The same on this device.
+    fn on(device: Device, kind: &BlockKind, tensors: &Tensors, n_embd: usize) -> Self {
         let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
         let mut loader =
             WeightLoader::new(&model, &*model, &device, &mut progress).sharing(model.clone());
@@ -114,9 +120,9 @@ impl Bench {
         let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };
         let state = BlockState::new(&device, kind, &room).unwrap();
         let sequences = Sequences::new(4, 16, Prefixes::All, false);
-        let (scratch, beside) = (Scratch::default(), Vec::new());
-        let tokens = Vec::new();
-        Self { device, block, state, sequences, scratch, beside, n_embd, tokens }
+        let (scratch, beside) = (device.scratch(), Vec::new());
+        let (tokens, waits) = (Vec::new(), 0);
+        Self { device, block, state, sequences, scratch, beside, n_embd, tokens, waits }
     }
 
     /// Runs rows `(sequence, first position, count)`; a sequence opens at position 0 with pages of
@@ -150,7 +156,8 @@ impl Bench {
     }
 
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
-        let rows = Rows::new(x.to_vec(), self.n_embd);
+        let rows = self.scratch.adopt(Rows::new(x.to_vec(), self.n_embd));
+        let waits = self.device.waits();
         let mut cx = BlockCx {
             device: &self.device,
             parts,
@@ -163,7 +170,9 @@ impl Bench {
             adapters: &RowAdapters::default(),
             scratch: &self.scratch,
         };
-        self.block.forward(&mut cx, &mut self.state, &rows).into_vec()
+        let out = self.block.forward(&mut cx, &mut self.state, &rows);
+        self.waits = self.device.waits() - waits;
+        out.into_vec()
     }
 }
 

@@ -1,10 +1,11 @@
 //! FFNs in every variant, dense and with experts, against a plain computation that takes token by token.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{
-    Activation, BlockKind, ExpertGroups, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec,
+use crate::arch::{Activation, BlockKind, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
+use crate::device::{Device, DeviceName};
+use crate::kernels::{
+    ExpertGroups, GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available, unfused,
 };
-use crate::kernels::{GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;
@@ -285,8 +286,8 @@ fn dense_ffns_match_f64() {
     }
 }
 
-#[test]
-fn experts_in_every_variant_match_f64() {
+/// Mixtures that differ in all that a spec says of them.
+fn variants() -> Vec<MoeSpec> {
     let relu = Activation::ReluSquared;
     let base = MoeSpec::new(N_EXPERT, 3, N_FF);
     let shared = Some(SharedExpertSpec::new(40, Activation::SwiGlu));
@@ -296,7 +297,7 @@ fn experts_in_every_variant_match_f64() {
     let latent = |width| LatentSpec { width, stem: "latent", norm_eps: None };
     let normed = LatentSpec { width: 24, stem: "routed", norm_eps: Some(1e-5) };
     let situ = Activation::BoundedSilu(GateBounds { gate: 4.0, linear: Some(25.0) });
-    let variants = [
+    vec![
         MoeSpec { norm_weights: false, ..base.clone() },
         MoeSpec { shared: shared.clone(), ..base.clone() },
         MoeSpec { shared: gated, ..base.clone() },
@@ -331,11 +332,39 @@ fn experts_in_every_variant_match_f64() {
             ..base.clone()
         },
         base,
-    ];
-    for spec in &variants {
+    ]
+}
+
+#[test]
+fn experts_in_every_variant_match_f64() {
+    for spec in &variants() {
         let tensors = moe_tensors(spec, false);
         let kind = BlockKind::Moe(spec.clone());
         check(&format!("{spec:?}"), &kind, &tensors, |x| plain_moe(&tensors, spec, x));
+    }
+}
+
+/// Experts on a GPU: the bits of the kernels without fused steps. Once weights and kernels are where they are used, the
+/// host hands work over and does not wait for any of it.
+#[test]
+fn experts_on_a_gpu_have_the_bits_of_unfused_and_wait_for_nothing() {
+    let gpu = || Device::open(&DeviceName::Vulkan(0), 2, None);
+    if let Err(reason) = gpu() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let x = noise(N_ROWS * N_EMBD, 5);
+    for spec in &variants() {
+        let tensors = moe_tensors(spec, false);
+        let kind = BlockKind::Moe(spec.clone());
+        let want = Bench::new(&kind, &tensors, N_EMBD, unfused()).forward(&[], None, &x);
+        let mut bench = Bench::on(gpu().unwrap(), &kind, &tensors, N_EMBD);
+        for n_rows in [N_ROWS, 1, N_ROWS, 1] {
+            let len = n_rows * N_EMBD;
+            let out = bench.forward(&[], None, &x[..len]);
+            assert!(bits(&out) == bits(&want[..len]), "{spec:?}: {n_rows} rows");
+        }
+        assert_eq!(bench.waits, 0, "{spec:?}");
     }
 }
 

@@ -14,6 +14,7 @@ pub(in crate::kernels) mod delta;
 pub(in crate::kernels) mod depth_attention;
 pub(in crate::kernels) mod elementwise;
 pub(in crate::kernels) mod entries;
+pub(in crate::kernels) mod experts;
 pub(in crate::kernels) mod gates;
 pub(in crate::kernels) mod head_columns;
 pub(in crate::kernels) mod index;

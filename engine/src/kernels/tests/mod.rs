@@ -9,6 +9,7 @@ mod conv;
 mod delta;
 mod depth_attention;
 mod entries;
+mod experts;
 mod gates;
 mod index;
 mod kv;

@@ -5,7 +5,9 @@
 //! formats are described in [`crate::kernels::format`]. Panels of floats hold, column after column, sixteen values of
 //! the source's own type.
 
-use brigade_gpu::{Gpu, Span};
+use std::sync::Arc;
+
+use brigade_gpu::{Gpu, GpuBuffer, Span};
 
 use crate::kernels::aligned::AlignedBytes;
 use crate::kernels::error::KernelError;
@@ -41,6 +43,11 @@ impl PackedMatrix {
     /// The panels, if they lie with a GPU.
     pub fn span(&self) -> Option<Span<'_>> {
         self.data.span()
+    }
+
+    /// The buffer of the panels, if they lie with a GPU.
+    pub fn buffer(&self) -> Option<&Arc<GpuBuffer>> {
+        self.data.buffer()
     }
 
     /// What products are multiplied with when they are complete.

@@ -15,6 +15,9 @@ static FLOATS_MANY: Shader = shader!("product_floats_many");
 /// Most rows that a kernel of few rows takes.
 const FEW_ROWS: usize = 8;
 
+/// Which constant says what a workgroup multiplies.
+const KIND: usize = 12;
+
 /// How a product is computed.
 pub(super) struct Kernel {
     pub(super) shader: &'static Shader,
@@ -25,24 +28,54 @@ pub(super) struct Kernel {
 impl Kernel {
     /// The kernel for `n_rows` rows and so many panels, at least one of each.
     pub(super) fn of(facts: &GpuFacts, ty: WeightType, n_rows: usize, panels: usize) -> Self {
-        let format = ty.format();
         if n_rows <= FEW_ROWS {
-            let rows = n_rows.next_power_of_two() as u32;
-            let (shader, constants) = match format {
-                Some(format) => (&FEW, few(&format, rows)),
-                None => (&FLOATS_FEW, vec![float_type(ty), rows]),
-            };
-            return Self { shader, constants, groups: lines(panels) };
+            return Self::of_few(ty, n_rows.next_power_of_two(), panels);
         }
         let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
         let tile = tile(n_rows, panels, enough);
+        let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
+        Self::of_many(facts, ty, tile, groups)
+    }
+
+    /// The kernel for experts: `pieces` are how many rows a piece has at most, a power of two up to 64, and how many
+    /// pieces there are; `kind` is what a workgroup of it multiplies.
+    pub(super) fn of_experts(
+        facts: &GpuFacts,
+        ty: WeightType,
+        (piece_rows, n_pieces): (usize, usize),
+        panels: usize,
+        kind: u32,
+    ) -> Self {
+        let mut kernel = if piece_rows <= FEW_ROWS {
+            Self::of_few(ty, piece_rows, panels * n_pieces)
+        } else {
+            let tile = piece_rows / LANES;
+            Self::of_many(facts, ty, tile, panels.div_ceil(tile) * n_pieces)
+        };
+        // Numbers between that no constant of the shader has are without effect.
+        kernel.constants.resize(KIND, 0);
+        kernel.constants.push(kind);
+        kernel
+    }
+
+    /// A kernel of up to `rows` rows, of which a workgroup takes all for one panel.
+    fn of_few(ty: WeightType, rows: usize, groups: usize) -> Self {
+        let (shader, constants) = match ty.format() {
+            Some(format) => (&FEW, few(&format, rows as u32)),
+            None => (&FLOATS_FEW, vec![float_type(ty), rows as u32]),
+        };
+        Self { shader, constants, groups: lines(groups) }
+    }
+
+    /// A kernel whose workgroups take so many panels, and sixteens of rows.
+    fn of_many(facts: &GpuFacts, ty: WeightType, tile: usize, groups: usize) -> Self {
+        let format = ty.format();
         let units = format.filter(|_| tile == 4).and_then(|format| units(facts, &format));
         let (shader, constants) = match (format, units) {
             (Some(format), Some(units)) => (&UNITS, [&format.constants()[..], &units].concat()),
             (Some(format), None) => (&MANY, [&format.constants()[..], &[tile as u32]].concat()),
             (None, _) => (&FLOATS_MANY, vec![float_type(ty), tile as u32]),
         };
-        let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
         Self { shader, constants, groups: lines(groups) }
     }
 }

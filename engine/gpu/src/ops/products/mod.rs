@@ -4,6 +4,7 @@
 //! columns, and in f32 between blocks, which are added in their order; float ones in f32, in runs of 256 columns. So a
 //! row's bits depend on nothing but the row.
 
+mod experts;
 mod format;
 mod kernel;
 
@@ -15,6 +16,7 @@ use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
+pub use experts::{ExpertProduct, ExpertRows, ExpertTable};
 pub use format::WeightType;
 use kernel::Kernel;
 
@@ -65,19 +67,65 @@ struct QuantizePush {
     pad: u32,
 }
 
+/// What `product_work.glsl` is told.
 #[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct Push {
     panels: u64,
     x: u64,
     y: u64,
+    experts: u64,
+    pieces: u64,
+    list: u64,
     panel_words: u32,
     /// Columns, or blocks of them.
-    length: u32,
+    width: u32,
     rows: u32,
-    n_rows: u32,
+    /// Rows, or pieces of them.
+    n: u32,
     scale: f32,
     pad: u32,
+}
+
+/// Type and shape of weights.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    ty: WeightType,
+    rows: usize,
+    cols: usize,
+}
+
+impl Shape {
+    /// Bytes of the panels.
+    fn packed_bytes(&self) -> usize {
+        self.ty.packed_bytes(self.rows, self.cols)
+    }
+
+    /// Columns of rows of activations, or blocks of them.
+    fn width(&self) -> usize {
+        if self.ty.wants_blocks() { self.cols / BLOCK } else { self.cols }
+    }
+
+    /// Holds `n_rows` rows of activations to what kernels read.
+    ///
+    /// # Panics
+    /// If they are not as many bytes, or not aligned.
+    fn check_rows(&self, x: Span<'_>, n_rows: usize) {
+        let (size, alignment) = if self.ty.wants_blocks() { (BLOCK_BYTES, 16) } else { (4, 4) };
+        let n = count(n_rows * self.width()) as usize;
+        assert_eq!(x.len(), n * size, "product: bytes of activations");
+        assert!(x.address().is_multiple_of(alignment), "product: alignment of activations");
+    }
+
+    /// What kernels are told.
+    fn push(&self) -> Push {
+        Push {
+            panel_words: count(self.ty.panel_bytes(self.cols) / 4),
+            width: count(self.width()),
+            rows: count(self.rows),
+            ..Push::default()
+        }
+    }
 }
 
 impl Gpu {
@@ -127,14 +175,11 @@ impl Gpu {
     /// Records a product, and says whether there was something to compute.
     fn one_product(&self, order: Order, job: Product<'_>) -> bool {
         let Product { w, x, n_rows, out } = job;
-        let format = w.ty.format();
-        let row_bytes = format.map_or(w.cols * 4, |_| Self::quantized_bytes(w.cols));
-        assert_eq!(w.panels.len(), w.ty.packed_bytes(w.rows, w.cols), "product: bytes of weights");
-        assert_eq!(x.len(), n_rows * row_bytes, "product: bytes of activations");
+        let shape = Shape { ty: w.ty, rows: w.rows, cols: w.cols };
+        assert_eq!(w.panels.len(), shape.packed_bytes(), "product: bytes of weights");
         assert_eq!(out.values(), n_rows * w.rows, "product: values of the output");
-        let alignment = if format.is_some() { 16 } else { 4 };
-        assert!(x.address().is_multiple_of(alignment), "product: alignment of activations");
         assert!(w.panels.address().is_multiple_of(4), "product: alignment of weights");
+        shape.check_rows(x, n_rows);
         if n_rows == 0 || w.rows == 0 {
             return false;
         }
@@ -142,12 +187,9 @@ impl Gpu {
             panels: w.panels.address(),
             x: x.address(),
             y: out.address(),
-            panel_words: count(w.ty.panel_bytes(w.cols) / 4),
-            length: count(if format.is_some() { w.cols / BLOCK } else { w.cols }),
-            rows: count(w.rows),
-            n_rows: count(n_rows),
+            n: count(n_rows),
             scale: w.scale,
-            pad: 0,
+            ..shape.push()
         };
         let kernel = Kernel::of(self.facts(), w.ty, n_rows, w.rows.div_ceil(LANES));
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to

@@ -1,0 +1,153 @@
+//! Products of rows with the experts that they were routed to: one run of a kernel for all experts of a tensor.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::kernel::Kernel;
+use super::{LANES, Push, Shape, WeightType};
+use crate::buffer::GpuBuffer;
+use crate::commands::Order;
+use crate::device::Gpu;
+use crate::error::GpuError;
+use crate::ops::elementwise::count;
+use crate::ops::route::ExpertRoutes;
+use crate::span::{Span, SpanMut};
+
+/// Where kernels find the packed weights of each expert of a tensor. It keeps them where they are.
+#[derive(Debug)]
+pub struct ExpertTable {
+    entries: GpuBuffer,
+    shape: Shape,
+    panels: Vec<Arc<GpuBuffer>>,
+}
+
+/// The rows that experts read: f32, or blocks of [`Gpu::quantize`] where the weights' type
+/// [wants them](WeightType::wants_blocks).
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertRows<'a> {
+    /// Those that were routed, `[n_rows, cols]`.
+    Routed(Span<'a>),
+    /// One for each pair, `[n_pairs, cols]`.
+    OfPairs(Span<'a>),
+}
+
+/// One product of several: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
+#[derive(Debug)]
+pub struct ExpertProduct<'a> {
+    /// Weights of all experts, `[out features, cols]` each.
+    pub w: &'a ExpertTable,
+    /// Activations.
+    pub x: ExpertRows<'a>,
+    /// `[n_pairs, out features]`, f32.
+    pub out: SpanMut<'a>,
+}
+
+/// What the shaders know of an expert.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Entry {
+    panels: u64,
+    scale: f32,
+    pad: u32,
+}
+
+impl ExpertTable {
+    /// The type of the weights.
+    pub fn ty(&self) -> WeightType {
+        self.shape.ty
+    }
+
+    /// The experts.
+    pub fn n_expert(&self) -> usize {
+        self.panels.len()
+    }
+}
+
+impl Gpu {
+    /// A table of experts of one type and shape, `[rows, cols]` each: their panels, as the engine packs them, and what
+    /// products are multiplied with when they are complete.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where the device has no room for it.
+    ///
+    /// # Panics
+    /// If the bytes of some panels are not those of that type and shape.
+    pub fn expert_table(
+        &self,
+        ty: WeightType,
+        [rows, cols]: [usize; 2],
+        experts: Vec<(Arc<GpuBuffer>, f32)>,
+    ) -> Result<ExpertTable, GpuError> {
+        let shape = Shape { ty, rows, cols };
+        let entry = |(panels, scale): &(Arc<GpuBuffer>, f32)| {
+            assert_eq!(panels.len(), shape.packed_bytes(), "expert_table: bytes of weights");
+            Entry { panels: panels.span().address(), scale: *scale, pad: 0 }
+        };
+        let entries: Vec<Entry> = experts.iter().map(entry).collect();
+        let entries = self.keep(bytemuck::cast_slice(&entries))?;
+        let panels = experts.into_iter().map(|(panels, _)| panels).collect();
+        Ok(ExpertTable { entries, shape, panels })
+    }
+
+    /// Several products of routed rows, none of which reads what another writes: they run beside each other.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn expert_products<'a>(
+        &self,
+        routes: &ExpertRoutes,
+        jobs: impl IntoIterator<Item = ExpertProduct<'a>>,
+    ) {
+        let mut order = Order::After;
+        for job in jobs {
+            if self.one_expert_product(order, routes, job) {
+                order = Order::Beside;
+            }
+        }
+    }
+
+    /// Records a product, and says whether there was something to compute.
+    fn one_expert_product(
+        &self,
+        order: Order,
+        routes: &ExpertRoutes,
+        job: ExpertProduct<'_>,
+    ) -> bool {
+        let ExpertProduct { w, x, out } = job;
+        let (x, n_rows, kind) = match x {
+            ExpertRows::Routed(x) => (x, routes.n_rows(), Kind::ListedRows),
+            ExpertRows::OfPairs(x) => (x, routes.n_pairs(), Kind::Pairs),
+        };
+        let Shape { ty, rows, .. } = w.shape;
+        assert_eq!(routes.n_expert(), w.n_expert(), "expert_products: experts");
+        assert_eq!(out.values(), routes.n_pairs() * rows, "expert_products: values of the output");
+        w.shape.check_rows(x, n_rows);
+        if routes.n_pairs() == 0 || rows == 0 {
+            return false;
+        }
+        let push = Push {
+            x: x.address(),
+            y: out.address(),
+            experts: w.entries.span().address(),
+            pieces: routes.pieces().address(),
+            list: routes.rows().address(),
+            n: count(routes.n_pieces()),
+            ..w.shape.push()
+        };
+        let (panels, pieces) = (rows.div_ceil(LANES), (routes.piece_rows(), routes.n_pieces()));
+        let kernel = Kernel::of_experts(self.facts(), ty, pieces, panels, kind as u32);
+        // SAFETY: the table has as many entries as there are experts (checked), and keeps their panels, which are as long as
+        // type and shape say (`expert_table`). Pieces are of these experts, and have pairs below `n_pairs`, whose rows are below
+        // `n_rows` (`ExpertRoutes`). So the kernel reads rows of `x`, and writes `rows` values to `out` for each pair.
+        unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };
+        true
+    }
+}
+
+/// What workgroups multiply, by the numbers that `product_work.glsl` has for it.
+#[derive(Clone, Copy)]
+enum Kind {
+    Pairs = 1,
+    ListedRows = 2,
+}

@@ -1,0 +1,395 @@
+//! Routing: which experts work on which rows, chosen and sorted on the device.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use crate::buffer::GpuBuffer;
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static CHOOSE: Shader = shader!("choose_experts");
+static SORT: Shader = shader!("route_pairs");
+
+/// Most experts that are chosen from, and most that a row uses: what shared memory of every device has room for.
+const MAX_EXPERTS: usize = 1024;
+
+/// The smallest sum that chosen weights are divided by (the smallest normal f16).
+pub const LEAST_WEIGHT_SUM: f32 = 6.103_515_6e-5;
+
+/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3, arXiv 2412.19437, section
+/// 2.1.2): a group counts as the sum of its two highest scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups; divides the number of experts.
+    pub count: usize,
+    /// Groups that a token may use.
+    pub used: usize,
+}
+
+/// From what a router gives the chosen experts to their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertWeights {
+    /// Times this.
+    Scaled(f32),
+    /// Divided by their sum, which counts as [`LEAST_WEIGHT_SUM`] at least, and times this.
+    Normed(f32),
+    /// Their softmax, times this.
+    Softmax(f32),
+}
+
+/// Which experts a row uses.
+#[derive(Clone, Copy, Debug)]
+pub enum ChooseBy<'a> {
+    /// Those with the highest scores, descending; ties go to the lower id.
+    Score {
+        /// What is added to the router's values for the choice alone, `[n_expert]`.
+        bias: Option<Span<'a>>,
+        /// Groups that are chosen first.
+        groups: Option<ExpertGroups>,
+    },
+    /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it has
+    /// one of them. A group weighs what the router gives the expert of its number.
+    GroupsOfBest(usize),
+    /// These, `[n_rows, n_used]`.
+    Known(&'a [u32]),
+}
+
+/// How experts of rows are chosen and weighed.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertChoice<'a> {
+    /// Experts that the router knows.
+    pub n_expert: usize,
+    /// Experts that a row uses.
+    pub n_used: usize,
+    /// Which they are.
+    pub by: ChooseBy<'a>,
+    /// How they are weighed.
+    pub weights: ExpertWeights,
+}
+
+/// Which experts work on which rows, in lists on the device.
+///
+/// A row and one of its experts are a pair. Pairs are sorted by expert, and those of an expert by row. Kernels alone write these
+/// lists: their numbers are below what they count.
+#[derive(Debug)]
+pub struct ExpertRoutes {
+    lists: GpuBuffer,
+    n_rows: usize,
+    n_used: usize,
+    n_expert: usize,
+    piece_rows: usize,
+    n_pieces: usize,
+}
+
+/// The lists of [`ExpertRoutes`], each with a word for each pair, by their places. The pieces are behind them.
+#[derive(Clone, Copy)]
+enum List {
+    Ids = 0,
+    Weights = 1,
+    Pairs = 2,
+    Rows = 3,
+    Experts = 4,
+    PairWeights = 5,
+    Pieces = 6,
+}
+
+/// Words of a piece.
+const PIECE_WORDS: usize = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct ChoosePush {
+    probs: u64,
+    bias: u64,
+    known: u64,
+    ids: u64,
+    weights: u64,
+    n_rows: u32,
+    n_expert: u32,
+    n_used: u32,
+    n_groups: u32,
+    n_open: u32,
+    per_group: u32,
+    scale: f32,
+    least_sum: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SortPush {
+    ids: u64,
+    weights: u64,
+    pairs: u64,
+    rows: u64,
+    experts: u64,
+    pair_weights: u64,
+    pieces: u64,
+    n_pairs: u32,
+    n_used: u32,
+    n_expert: u32,
+    n_pieces: u32,
+    piece_rows: u32,
+    pad: u32,
+}
+
+impl ExpertChoice<'_> {
+    /// Whether a device can do it.
+    pub fn fits(&self) -> bool {
+        self.n_expert <= MAX_EXPERTS && self.n_used <= MAX_EXPERTS
+    }
+
+    /// Experts that work: groups count where those are chosen.
+    fn n_working(&self) -> usize {
+        match self.by {
+            ChooseBy::GroupsOfBest(per_group) => self.n_expert / per_group,
+            ChooseBy::Score { .. } | ChooseBy::Known(_) => self.n_expert,
+        }
+    }
+
+    /// # Panics
+    /// If sizes disagree.
+    fn check(&self, n_rows: usize) {
+        let Self { n_expert, n_used, by, .. } = *self;
+        assert!(self.fits() && n_expert > 0 && n_used > 0, "route: {n_used} of {n_expert}");
+        let groups = match by {
+            ChooseBy::Score { groups, .. } => groups.map(|groups| groups.count),
+            ChooseBy::GroupsOfBest(per_group) => Some(per_group),
+            ChooseBy::Known(known) => {
+                return assert_eq!(known.len(), n_rows * n_used, "route: known experts");
+            }
+        };
+        assert!(n_used <= n_expert, "route: {n_used} of {n_expert}");
+        let whole = groups.is_none_or(|n| n > 0 && n_expert.is_multiple_of(n));
+        assert!(whole, "route: {n_expert} experts in groups");
+    }
+}
+
+impl Gpu {
+    /// Chooses experts for each row of `probs` (`[n_rows, n_expert]`), what a router gives each, and sorts rows by expert.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where the device has no room for the lists.
+    ///
+    /// # Panics
+    /// If shapes disagree, or the choice does not [fit](ExpertChoice::fits).
+    pub fn route(
+        &self,
+        choice: &ExpertChoice<'_>,
+        probs: Span<'_>,
+    ) -> Result<ExpertRoutes, GpuError> {
+        let n = probs.values();
+        assert!(n.is_multiple_of(choice.n_expert.max(1)), "route: {n} values of {choice:?}");
+        let n_rows = n / choice.n_expert.max(1);
+        choice.check(n_rows);
+        let mut routes = self.routes(n_rows, choice.n_used, choice.n_working())?;
+        if n_rows > 0 {
+            self.choose_experts(choice, probs, &mut routes);
+            if let ExpertWeights::Softmax(scale) = choice.weights {
+                self.softmax(routes.list_mut(List::Weights), choice.n_used);
+                self.scale(routes.list_mut(List::Weights), scale);
+            }
+            self.sort_pairs(&mut routes);
+        }
+        Ok(routes)
+    }
+
+    /// Room for lists.
+    fn routes(
+        &self,
+        n_rows: usize,
+        n_used: usize,
+        n_expert: usize,
+    ) -> Result<ExpertRoutes, GpuError> {
+        let n_pairs = count(n_rows * n_used) as usize;
+        let piece_rows = piece_rows(n_rows, n_pairs, n_expert);
+        // An expert has at most one piece that is not full.
+        let n_pieces = n_pairs.min(n_pairs / piece_rows + n_expert.min(n_pairs));
+        let words = List::Pieces as usize * n_pairs + PIECE_WORDS * n_pieces;
+        let lists = self.buffer(4 * words, Purpose::Activations)?;
+        Ok(ExpertRoutes { lists, n_rows, n_used, n_expert, piece_rows, n_pieces })
+    }
+
+    fn choose_experts(
+        &self,
+        choice: &ExpertChoice<'_>,
+        probs: Span<'_>,
+        routes: &mut ExpertRoutes,
+    ) {
+        let ExpertChoice { n_expert, n_used, by, weights } = *choice;
+        let (weighing, scale) = match weights {
+            ExpertWeights::Softmax(_) => (0, 1.0),
+            ExpertWeights::Scaled(scale) => (1, scale),
+            ExpertWeights::Normed(scale) => (2, scale),
+        };
+        let mut push = ChoosePush {
+            probs: probs.address(),
+            ids: routes.list(List::Ids).address(),
+            weights: routes.list(List::Weights).address(),
+            n_rows: count(routes.n_rows),
+            n_expert: count(n_expert),
+            n_used: count(n_used),
+            per_group: 1,
+            scale,
+            least_sum: LEAST_WEIGHT_SUM,
+            ..ChoosePush::default()
+        };
+        match by {
+            ChooseBy::Score { bias, groups } => {
+                let fits = bias.is_none_or(|bias| bias.values() == n_expert);
+                assert!(fits, "route: a bias for each expert");
+                push.bias = bias.map_or(0, |bias| bias.address());
+                let groups = groups.map_or([0; 2], |groups| [groups.count, groups.used]);
+                [push.n_groups, push.n_open] = groups.map(count);
+            }
+            ChooseBy::GroupsOfBest(per_group) => push.per_group = count(per_group),
+            ChooseBy::Known(known) => {
+                push.known = self.upload(bytemuck::cast_slice(known)).address();
+            }
+        }
+        let constants = [
+            u32::from(push.known != 0),
+            weighing,
+            u32::from(push.bias != 0),
+            room(n_expert),
+            room(n_used),
+        ];
+        // SAFETY: the kernel reads the rows of `probs`, `n_expert` values of the bias and `n_used` known numbers for each row
+        // (checked); experts that it chooses or that are known are below `n_expert`. It writes the first two of the lists.
+        // Its shared memory has room for all experts of a row.
+        unsafe { self.dispatch(Order::After, &CHOOSE, &constants, &push, lines(routes.n_rows)) };
+    }
+
+    /// Writes the further lists.
+    fn sort_pairs(&self, routes: &mut ExpertRoutes) {
+        let address = |list| routes.list(list).address();
+        let push = SortPush {
+            ids: address(List::Ids),
+            weights: address(List::Weights),
+            pairs: address(List::Pairs),
+            rows: address(List::Rows),
+            experts: address(List::Experts),
+            pair_weights: address(List::PairWeights),
+            pieces: address(List::Pieces),
+            n_pairs: count(routes.n_pairs()),
+            n_used: count(routes.n_used),
+            n_expert: count(routes.n_expert),
+            n_pieces: count(routes.n_pieces),
+            piece_rows: count(routes.piece_rows),
+            pad: 0,
+        };
+        let (constants, groups) = ([room(routes.n_expert)], lines(routes.n_expert));
+        // SAFETY: the kernel reads the first two of the lists and writes the others. Each pair gets a number of its own below
+        // their count, since experts' counts add up to that; there are no more pieces than have room (`routes`). Its shared
+        // memory has room for all experts.
+        unsafe { self.dispatch(Order::After, &SORT, &constants, &push, groups) };
+    }
+}
+
+impl ExpertRoutes {
+    /// Pairs of a row and one of its experts.
+    pub fn n_pairs(&self) -> usize {
+        self.n_rows * self.n_used
+    }
+
+    /// Rows that were routed.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Experts that rows were routed to.
+    pub fn n_expert(&self) -> usize {
+        self.n_expert
+    }
+
+    /// The experts of each row in their order, `[n_rows, n_used]`, u32.
+    pub fn ids(&self) -> Span<'_> {
+        self.list(List::Ids)
+    }
+
+    /// Their weights, `[n_rows, n_used]`.
+    pub fn weights(&self) -> Span<'_> {
+        self.list(List::Weights)
+    }
+
+    /// Their pairs, `[n_rows, n_used]`, u32.
+    pub fn pairs(&self) -> Span<'_> {
+        self.list(List::Pairs)
+    }
+
+    /// The row of each pair, u32.
+    pub fn rows(&self) -> Span<'_> {
+        self.list(List::Rows)
+    }
+
+    /// The expert of each pair, u32.
+    pub fn experts(&self) -> Span<'_> {
+        self.list(List::Experts)
+    }
+
+    /// The weight of each pair.
+    pub fn pair_weights(&self) -> Span<'_> {
+        self.list(List::PairWeights)
+    }
+
+    /// Pieces of the pairs, each of one expert: its id, the first pair, how many they are, u32. Those behind the last have no
+    /// pairs.
+    pub fn pieces(&self) -> Span<'_> {
+        self.list(List::Pieces)
+    }
+
+    /// Most pieces that there may be.
+    pub(super) fn n_pieces(&self) -> usize {
+        self.n_pieces
+    }
+
+    /// Most pairs of a piece.
+    pub fn piece_rows(&self) -> usize {
+        self.piece_rows
+    }
+
+    /// The experts and the weights of each row, `[n_rows, n_used]` both, for the host: waits for the device.
+    pub fn on_host(&self) -> (&[u32], &[f32]) {
+        let (ids, rest) = self.lists.bytes().split_at(4 * self.n_pairs());
+        (bytemuck::cast_slice(ids), bytemuck::cast_slice(&rest[..ids.len()]))
+    }
+
+    fn list(&self, list: List) -> Span<'_> {
+        self.lists.span().part(self.range(list))
+    }
+
+    fn list_mut(&mut self, list: List) -> SpanMut<'_> {
+        let range = self.range(list);
+        let (_, from) = self.lists.span_mut().split_at(range.start);
+        from.split_at(range.len()).0
+    }
+
+    fn range(&self, list: List) -> std::ops::Range<usize> {
+        let words = match list {
+            List::Pieces => PIECE_WORDS * self.n_pieces,
+            _ => self.n_pairs(),
+        };
+        let start = 4 * list as usize * self.n_pairs();
+        start..start + 4 * words
+    }
+}
+
+/// Most pairs of a piece. With few rows a piece has all rows of an expert. With more it has as many as an expert has on
+/// average, about: products of more than eight rows fill up sixteens of them.
+fn piece_rows(n_rows: usize, n_pairs: usize, n_expert: usize) -> usize {
+    match n_pairs.div_ceil(n_expert) {
+        _ if n_rows <= 8 => n_rows.max(1).next_power_of_two(),
+        0..=8 => 8,
+        9..=24 => 16,
+        25..=48 => 32,
+        _ => 64,
+    }
+}
+
+/// Room in shared memory for `n` numbers: few sizes, so that there are few kernels.
+fn room(n: usize) -> u32 {
+    count(n).next_power_of_two().max(16)
+}

@@ -1,0 +1,182 @@
+//! What experts do with the rows that a router sent them.
+
+use brigade_gpu::{self as there, ExpertTable, Gpu};
+
+use super::products::{blocks, weight_type};
+use super::routing::Routing;
+use super::{Device, Product, Rows, Scratch, Values};
+use crate::kernels::{KernelError, PackedMatrix, Vector};
+
+/// The matrices of all experts of a tensor, of one type and shape.
+pub struct ExpertMatrices {
+    all: Vec<PackedMatrix>,
+    /// Where they lie with a GPU.
+    table: Option<ExpertTable>,
+}
+
+/// The rows that experts read.
+#[derive(Clone, Copy)]
+pub enum ExpertRows<'a> {
+    /// Those that were routed, `[n_rows, cols]`.
+    Routed(&'a Rows),
+    /// One for each pair, `[n_pairs, cols]`.
+    OfPairs(&'a Rows),
+}
+
+/// One product: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
+pub struct ExpertProduct<'a> {
+    /// Of all experts, `[out features, cols]` each.
+    pub w: &'a ExpertMatrices,
+    /// `[n_pairs, out features]`.
+    pub out: &'a mut Rows,
+}
+
+impl ExpertMatrices {
+    /// Bytes of all matrices.
+    pub fn nbytes(&self) -> usize {
+        self.all.iter().map(PackedMatrix::nbytes).sum()
+    }
+}
+
+impl Device {
+    /// Matrices of one type and shape, where products of all of them find them.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] where a GPU has no room for a table of them.
+    pub fn experts(&self, all: Vec<PackedMatrix>) -> Result<ExpertMatrices, KernelError> {
+        let placed = |matrix: &PackedMatrix| Some((matrix.buffer()?.clone(), matrix.scale()));
+        let placed: Option<Vec<_>> = all.iter().map(placed).collect();
+        let table = match (&self.gpu, placed, all.first()) {
+            (Some(gpu), Some(placed), Some(one)) => {
+                let shape = [one.rows(), one.cols()];
+                Some(gpu.expert_table(weight_type(one.ty()), shape, placed)?)
+            }
+            _ => None,
+        };
+        Ok(ExpertMatrices { all, table })
+    }
+
+    /// The row of each pair: `out` is `[n_pairs, x.cols()]`.
+    pub fn rows_of_pairs(&self, x: &Rows, routing: &Routing, out: &mut Rows) {
+        match (self.gpu_of(out), routing.on_gpu()) {
+            (Some((gpu, out)), Some(routes)) => {
+                gpu.gather_rows(x.on_gpu(gpu), x.cols(), routes.rows(), out);
+            }
+            _ => self.gather_rows(x, &routing.lists().rows, out),
+        }
+    }
+
+    /// Multiplies the row of each pair, `[n_pairs, cols]`, by the pair's weight.
+    pub fn weigh_pairs(&self, routing: &Routing, x: &mut Rows) {
+        let cols = x.cols();
+        match (self.gpu_of(x), routing.on_gpu()) {
+            (Some((gpu, x)), Some(routes)) => gpu.scale_rows(x, cols, routes.pair_weights()),
+            _ => self.scale_rows(x, cols, &routing.lists().weights()),
+        }
+    }
+
+    /// Products of the same rows with several matrices of each expert, which do not wait for each other.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn expert_products(
+        &self,
+        scratch: &Scratch,
+        routing: &Routing,
+        x: ExpertRows<'_>,
+        products: &mut [ExpertProduct<'_>],
+    ) {
+        let (ExpertRows::Routed(rows) | ExpertRows::OfPairs(rows)) = x;
+        let is_there = |product: &ExpertProduct<'_>| {
+            product.w.table.is_some() && product.out.is_with_gpu() && rows.is_with_gpu()
+        };
+        if let (Some(gpu), Some(routes)) = (&self.gpu, routing.on_gpu())
+            && products.iter().all(is_there)
+        {
+            // Collected first: what makes the 8-bit form of rows may not stand between products that run beside each other.
+            let jobs: Vec<_> = products.iter_mut().map(|product| product.on_gpu(gpu, x)).collect();
+            return gpu.expert_products(routes, jobs);
+        }
+        let mut own = None;
+        let x = match x {
+            ExpertRows::OfPairs(x) => x,
+            ExpertRows::Routed(x) => {
+                let own = own.insert(scratch.take(routing.n_pairs(), x.cols()));
+                self.rows_of_pairs(x, routing, own);
+                own
+            }
+        };
+        let spans = &routing.lists().spans;
+        let mut jobs = Vec::with_capacity(products.len() * spans.len());
+        for ExpertProduct { w, out } in products {
+            let mut left = out.to_write();
+            for (expert, pairs) in spans {
+                let (mine, rest) = left.split_at(pairs.len());
+                left = rest;
+                jobs.push(Product { w: &w.all[*expert], x, rows: pairs.clone(), out: mine });
+            }
+        }
+        self.products(&mut jobs);
+    }
+
+    /// Adds to the row of each pair, `[n_pairs, cols]`, its expert's row of `biases`, `[n_expert, cols]`.
+    pub fn add_expert_biases(&self, routing: &Routing, biases: &Vector, out: &mut Rows) {
+        let cols = out.cols();
+        if let (Some((gpu, out)), Some(routes)) = (self.gpu_of(out), routing.on_gpu()) {
+            return gpu.add_listed_rows(out, cols, biases.on_gpu(gpu), routes.experts());
+        }
+        let mut out = out.to_write();
+        for (expert, pairs) in &routing.lists().spans {
+            self.add_bias(&mut out.part(pairs.clone()), &biases[expert * cols..][..cols]);
+        }
+    }
+
+    /// Adds to each row of `out`, `[n_rows, x.cols()]`, the rows `x` of its pairs times their weights, one after the other in
+    /// the order in which its experts were chosen; with weight 1 where pairs were weighed before.
+    pub fn add_pairs(&self, out: &mut Rows, x: &Rows, routing: &Routing, are_weighed: bool) {
+        let width = x.cols();
+        if let Some((gpu, out)) = self.gpu_of(out) {
+            let ones = || gpu.upload(bytemuck::cast_slice(&vec![1.0f32; routing.n_pairs()]));
+            if let Some(routes) = routing.on_gpu() {
+                let weights = if are_weighed { ones() } else { routes.weights() };
+                return gpu.scatter_add(out, width, x.on_gpu(gpu), routes.pairs(), weights);
+            }
+            let shares = routing.lists().shares.iter();
+            let (pairs, weights): (Vec<u32>, Vec<f32>) =
+                shares.map(|share| (share.pair, share.weight)).unzip();
+            let pairs = gpu.upload(bytemuck::cast_slice(&pairs));
+            let weights =
+                if are_weighed { ones() } else { gpu.upload(bytemuck::cast_slice(&weights)) };
+            return gpu.scatter_add(out, width, x.on_gpu(gpu), pairs, weights);
+        }
+        let shares = routing.lists().shares.chunks_exact(routing.n_used());
+        for (out, shares) in out.chunks_exact_mut(width).zip(shares) {
+            for share in shares {
+                let weight = if are_weighed { 1.0 } else { share.weight };
+                self.compute.add_scaled(out, x.row(share.pair as usize), weight);
+            }
+        }
+    }
+}
+
+impl ExpertProduct<'_> {
+    /// # Panics
+    /// If something of it does not lie with a GPU.
+    fn on_gpu<'a>(&'a mut self, gpu: &Gpu, x: ExpertRows<'a>) -> there::ExpertProduct<'a> {
+        const THERE: &str = "asked before";
+        let Self { w, out } = self;
+        let table = w.table.as_ref().expect(THERE);
+        let span = |x: &'a Rows| {
+            let span = x.span().expect(THERE);
+            match table.ty().wants_blocks() {
+                true => x.gpu_blocks(|| blocks(gpu, span)).span(),
+                false => span,
+            }
+        };
+        let x = match x {
+            ExpertRows::Routed(x) => there::ExpertRows::Routed(span(x)),
+            ExpertRows::OfPairs(x) => there::ExpertRows::OfPairs(span(x)),
+        };
+        there::ExpertProduct { w: table, x, out: out.span_mut().expect(THERE) }
+    }
+}
