@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ struct Open {
     memory: Mutex<Memory>,
     /// Whether something was recorded that was not waited for.
     pending: AtomicBool,
+    waits: AtomicU64,
     failure: OnceLock<GpuError>,
     /// The others are of it.
     device: ManuallyDrop<Device>,
@@ -102,6 +103,7 @@ impl Gpu {
             pipelines: Mutex::new(pipelines),
             memory: Mutex::new(memory),
             pending: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
             failure: OnceLock::new(),
             device: ManuallyDrop::new(device),
         })))
@@ -115,6 +117,16 @@ impl Gpu {
     /// Bytes that buffers take, with what is kept for further ones.
     pub fn used_bytes(&self) -> u64 {
         lock(&self.0.memory).used()
+    }
+
+    /// How often the host waited so far. Where nothing was recorded it does not wait.
+    pub fn waits(&self) -> u64 {
+        self.0.waits.load(Ordering::Relaxed)
+    }
+
+    /// Whether all that was recorded was waited for, so that the host reads and writes at once.
+    pub fn is_idle(&self) -> bool {
+        !self.0.pending.load(Ordering::Acquire)
     }
 
     /// The first error that there was.
@@ -193,6 +205,7 @@ impl Gpu {
 
     fn wait_with(&self, recorder: &mut Recorder) {
         if self.0.pending.load(Ordering::Acquire) && self.0.failure.get().is_none() {
+            self.0.waits.fetch_add(1, Ordering::Relaxed);
             match recorder.wait(&self.0.device) {
                 Ok(()) => self.0.pending.store(false, Ordering::Release),
                 Err(error) => self.fail(error),

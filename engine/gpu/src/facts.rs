@@ -30,6 +30,8 @@ pub struct GpuFacts {
     pub integer_dot: bool,
     /// Whether kernels keep subnormal numbers; otherwise the driver may flush them.
     pub keeps_subnormals: bool,
+    /// Whether kernels can compute in f64.
+    pub float64: bool,
     /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
     pub matrices: Vec<MatrixShape>,
     pub(crate) limits: Limits,
@@ -142,6 +144,8 @@ impl GpuFacts {
         // SAFETY: as above, and the chained structures are of the device's version.
         unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
         let base = all.properties;
+        // SAFETY: the device is one of this instance.
+        let features = unsafe { instance.raw.get_physical_device_features(device) };
         let heaps = Heaps::of(instance, device);
         // Where all widths share a mode, none is asked for: kernels may have others too.
         let free = |of| of != vk::ShaderFloatControlsIndependence::NONE;
@@ -163,6 +167,7 @@ impl GpuFacts {
             subgroup_size: ids.subgroup_size,
             integer_dot: sizes.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
             keeps_subnormals: keeps,
+            float64: features.shader_float64 == vk::TRUE,
             matrices: matrices(instance, device),
             limits: Limits {
                 allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),

@@ -6,6 +6,7 @@
 
 mod attention;
 mod elementwise;
+mod fetched;
 mod gates;
 mod memory;
 mod moves;
@@ -17,6 +18,7 @@ mod scan_rows;
 mod scan_spans;
 mod scans;
 mod store;
+mod streams;
 mod values;
 
 use std::ops::Deref;
@@ -25,12 +27,14 @@ use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, KvRows};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
+pub use fetched::Fetched;
 pub use memory::Memory;
 pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
+pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
 
 use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};
@@ -60,6 +64,11 @@ impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
     pub fn memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(self.gpu.as_ref(), len)
+    }
+
+    /// Memory for states that the host reads whatever computes, zero at first; `None` where there is not that much.
+    pub fn host_memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
+        Memory::new(None, len)
     }
 
     /// Where rows come from.
@@ -106,6 +115,11 @@ impl Device {
     /// Whether a GPU computes.
     pub fn has_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// How often the host waited for a GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
     /// Its name: that of a kernel table, or `vulkan:0`.
