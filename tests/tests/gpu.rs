@@ -54,3 +54,20 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
     println!("{checked} models on the GPU, {} of other bits", differ.len());
     assert!(differ.is_empty(), "other bits than {UNFUSED}: {}", differ.join(", "));
 }
+
+/// Tokens that a GPU finds, without logits, are those of the sampler; where logits are masked too.
+#[test]
+fn greedy_tokens_are_those_of_unfused() {
+    if no_gpu() {
+        return;
+    }
+    let golden = Golden::repository();
+    for name in ["llama", "chameleon", "gemma2"] {
+        let path = golden.model(&golden.manifest.models[name]);
+        let tokens = |table| {
+            let config = LineConfig { kernels: Some(table), ..LineConfig::default() };
+            Line::open(&path, &config).generate(&golden.manifest.greedy_prompt, 24, 7)
+        };
+        assert_eq!(tokens("vulkan:0"), tokens(UNFUSED), "{name}");
+    }
+}
