@@ -112,6 +112,11 @@ impl Device {
         Ok(Self { compute, gpu: Some(gpu), name: name.to_string() })
     }
 
+    /// The host's kernels and threads: for what is made before a GPU gets it, such as packed weights and tables.
+    pub fn host(&self) -> &Compute {
+        &self.compute
+    }
+
     /// Whether a GPU computes.
     pub fn has_gpu(&self) -> bool {
         self.gpu.is_some()

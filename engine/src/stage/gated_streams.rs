@@ -105,7 +105,7 @@ mod tests {
         };
         let pack = |rows: usize, cols: usize, values: &[f32]| {
             let bytes = bytemuck::cast_slice(values);
-            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(device.host(), GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let (down, up) = (values(RANK * WIDTH, 5), values(WIDTH * RANK, 7));
         let (inject, norm) = (values(N * WIDTH, 4), values(WIDTH, 3));
@@ -168,7 +168,7 @@ mod tests {
         let pack = |rows: usize, cols: usize, seed: usize| {
             let values = noise(rows * cols, seed);
             let bytes = bytemuck::cast_slice(&values);
-            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(device.host(), GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let spec = GatedSpec { n, rank, eps: 1e-5, stems: ["a", "b"], head_stem: "c" };
         let connection = GatedConnection {

@@ -198,7 +198,7 @@ mod tests {
         Head {
             spec: HeadSpec::usual(1e-5),
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
-            output: PackedMatrix::pack(device, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
+            output: PackedMatrix::pack(device.host(), GgmlType::F32, N_VOCAB, N_EMBD, bytes)
                 .ok()
                 .map(Linear::plain),
             n_embd: N_EMBD,

@@ -165,7 +165,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&matrix);
         let connection = HyperConnection {
             spec,
-            matrix: PackedMatrix::pack(&device, GgmlType::F32, 6, 6, bytes).unwrap(),
+            matrix: PackedMatrix::pack(device.host(), GgmlType::F32, 6, 6, bytes).unwrap(),
             base: vec![0.1; 6].into(),
             scale: vec![0.5, 2.0].into(),
             ones: vec![1.0; 6].into(),

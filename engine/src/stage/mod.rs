@@ -529,5 +529,5 @@ fn rope_table(device: &Device, rope: Option<&RopeParams>, parts: &[PartRows]) ->
     let rope = rope.filter(|_| !parts.is_empty())?;
     let positions: Vec<u32> =
         parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
-    Some(RopeTable::new(device, rope, &positions))
+    Some(RopeTable::new(device.host(), rope, &positions))
 }
