@@ -1,6 +1,8 @@
 //! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
 //! Machines without a Vulkan driver skip.
 
+use std::sync::{Mutex, PoisonError};
+
 use brigade_engine::arch;
 use brigade_engine::device::gpus;
 use brigade_engine::gguf::Gguf;
@@ -12,6 +14,9 @@ const UNFUSED: &str = "unfused";
 
 /// Rows of a ubatch.
 const N_UBATCH: usize = 37;
+
+/// Stages of a process share the device, and one at a time is computed: what one uploads is gone when another finishes.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn no_gpu() -> bool {
     let reason = gpus().err();
@@ -26,6 +31,7 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
     if no_gpu() {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut checked, mut differ) = (0, Vec::new());
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
@@ -61,6 +67,7 @@ fn greedy_tokens_are_those_of_unfused() {
     if no_gpu() {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let golden = Golden::repository();
     for name in ["llama", "chameleon", "gemma2"] {
         let path = golden.model(&golden.manifest.models[name]);
