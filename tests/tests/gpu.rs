@@ -2,6 +2,7 @@
 //! Machines without a Vulkan driver skip.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SeqPart, SlotId, Want};
@@ -17,6 +18,9 @@ const UNFUSED: &str = "unfused";
 /// Rows of a ubatch.
 const N_UBATCH: usize = 37;
 
+/// Stages of a process share the device, and one at a time is computed: what one uploads is gone when another finishes.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 fn no_gpu() -> bool {
     let reason = gpus().err();
     if let Some(reason) = &reason {
@@ -30,6 +34,7 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
     if no_gpu() {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut checked, mut differ) = (0, Vec::new());
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
@@ -97,5 +102,23 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
         let want = logits(UNFUSED, Some(1.0));
         assert!(want != logits(UNFUSED, None), "{name}: the adapter changes nothing");
         assert!(logits("vulkan:0", Some(1.0)) == want, "{name}: other bits than {UNFUSED}");
+    }
+}
+
+/// Tokens that a GPU finds, without logits, are those of the sampler; where logits are masked too.
+#[test]
+fn greedy_tokens_are_those_of_unfused() {
+    if no_gpu() {
+        return;
+    }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let golden = Golden::repository();
+    for name in ["llama", "chameleon", "gemma2"] {
+        let path = golden.model(&golden.manifest.models[name]);
+        let tokens = |table| {
+            let config = LineConfig { kernels: Some(table), ..LineConfig::default() };
+            Line::open(&path, &config).generate(&golden.manifest.greedy_prompt, 24, 7)
+        };
+        assert_eq!(tokens("vulkan:0"), tokens(UNFUSED), "{name}");
     }
 }

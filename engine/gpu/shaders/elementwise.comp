@@ -2,6 +2,7 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
+#include "plain.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint FUNCTION = 0;
@@ -86,6 +87,8 @@ float of(float x, float y, float z) {
     case 24: return exp_(z * softplus_(x + y));
     case 25: return exp_(push.a * sigmoid_((0.0 - z) * (x + y)));
     case 26: return sqrt_exact(x);
+    case 27: return x > 0.0 ? x : 0.0;
+    case 28: return plain_tanh(x);
     }
     return x;
 }

@@ -45,6 +45,21 @@ impl Gpu {
         buffer.bytes_mut().copy_from_slice(bytes);
         Ok(buffer)
     }
+
+    /// [`Gpu::keep`] for ops that are recorded from now on: it does not wait for those before. Fit for tables of few bytes, which
+    /// are twice there until the next [`Gpu::finish`].
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    ///
+    /// # Panics
+    /// If the bytes are not whole values of four.
+    pub fn keep_soon(&self, bytes: &[u8]) -> Result<GpuBuffer, GpuError> {
+        let region = self.take_region(bytes.len() as u64, Purpose::Weights)?;
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len() };
+        self.copy(self.upload(bytes), buffer.span_mut());
+        Ok(buffer)
+    }
 }
 
 impl GpuBuffer {

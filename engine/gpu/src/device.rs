@@ -127,9 +127,14 @@ impl Gpu {
         Heaps::of(instance, *physical).free
     }
 
-    /// How often the host waited for the device so far.
+    /// How often the host waited so far. Where nothing was recorded it does not wait.
     pub fn waits(&self) -> u64 {
         self.0.waits.load(Ordering::Relaxed)
+    }
+
+    /// Whether all that was recorded was waited for, so that the host reads and writes at once.
+    pub fn is_idle(&self) -> bool {
+        !self.0.pending.load(Ordering::Acquire)
     }
 
     /// The first error that there was.

@@ -33,6 +33,8 @@ pub struct GpuFacts {
     pub integer_dot: bool,
     /// Whether kernels keep subnormal numbers; otherwise the driver may flush them.
     pub keeps_subnormals: bool,
+    /// Whether kernels can compute in f64.
+    pub float64: bool,
     /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
     pub matrices: Vec<MatrixShape>,
     /// Why its matrix units are left alone, where that is the driver's fault.
@@ -164,6 +166,8 @@ impl GpuFacts {
         // SAFETY: as above, and the chained structures are of the device's version.
         unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
         let base = all.properties;
+        // SAFETY: the device is one of this instance.
+        let features = unsafe { instance.raw.get_physical_device_features(device) };
         let heaps = Heaps::of(instance, device);
         let (no_units, refused) = match verdict(driver.driver_id, kind(base.device_type)) {
             Verdict::Good => (None, None),
@@ -197,6 +201,7 @@ impl GpuFacts {
             },
             no_units,
             refused,
+            float64: features.shader_float64 == vk::TRUE,
             limits: Limits {
                 allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),
                 controls: FloatControls {

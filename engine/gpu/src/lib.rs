@@ -36,6 +36,7 @@ pub use ops::{Columns, GateBound, RopeLayout, Xielu};
 pub use ops::{ColumnsSpan, ScanPart, StateAt};
 pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
 pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
+pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
 pub use ops::{GatedSpans, IndexSpans, PoolSizes, PoolingSpans};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};

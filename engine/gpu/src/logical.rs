@@ -31,7 +31,7 @@ impl Device {
             return Err(GpuError::Missing { device: facts.name.clone(), missing });
         };
         let units = !facts.matrices.is_empty();
-        let mut wanted = Wanted::new(units);
+        let mut wanted = Wanted::new(units, facts.float64);
         let queues = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(family)
             .queue_priorities(&[1.0])];
@@ -80,8 +80,11 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(units: bool) -> Self {
-        let base = vk::PhysicalDeviceFeatures::default().shader_int16(true).shader_int64(true);
+    fn new(units: bool, float64: bool) -> Self {
+        let base = vk::PhysicalDeviceFeatures::default()
+            .shader_int16(true)
+            .shader_int64(true)
+            .shader_float64(float64);
         Self {
             base: vk::PhysicalDeviceFeatures2::default().features(base),
             v11: vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true),

@@ -68,6 +68,7 @@ fn activations() {
     check("sigmoid", &|g, x| g.sigmoid(x), &|c, x| c.sigmoid(x));
     check("tanh", &|g, x| g.tanh(x), &|c, x| c.tanh(x));
     check("softplus", &|g, x| g.softplus(x), &|c, x| c.softplus(x));
+    check("relu", &|g, x| g.relu(x), &|c, x| c.relu(x));
     check("relu_squared", &|g, x| g.relu_squared(x), &|c, x| c.relu_squared(x));
     check("gelu", &|g, x| g.gelu(x), &|c, x| c.gelu(x));
     check("softcap", &|g, x| g.softcap(x, 3.0), &|c, x| c.softcap(x, 3.0));
@@ -133,6 +134,8 @@ fn operands_by_column_and_by_row() {
         };
         let (row_on, rates_on) = (row_there.span(), rates_there.span());
         both("add_bias", &|g, x| g.add_bias(x, row_on), &|c, x| c.add_bias(x, &row));
+        let columns: OnGpu<'_> = &|g, x| g.scale_columns(x, row_on);
+        both("scale_columns", columns, &|c, x| c.scale_columns(x, &row));
         let scale: OnGpu<'_> = &|g, x| g.scale_rows(x, d, factors_there.span());
         both("scale_rows", scale, &|c, x| c.scale_rows(x, d, &factors));
         let lerp: OnGpu<'_> = &|g, x| g.lerp(x, to_there.span(), rates_on);

@@ -48,7 +48,37 @@ fn columns_and_heads_find_their_places() {
         gpu.fill(back.span_mut(), -2.0);
         gpu.columns_into(apart.span(), back.span_mut(), columns);
         assert_same(&name, &values_of(&back), &back_here);
+        gpu.fill_columns(back.span_mut(), columns, 0.5);
+        for row in back_here.chunks_exact_mut(stride) {
+            row[first..first + width].fill(0.5);
+        }
+        assert_same(&name, &values_of(&back), &back_here);
     }
+}
+
+#[test]
+fn the_first_of_the_greatest_values_is_found() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(5);
+    for (n, d) in [(1, 1), (3, 5), (2, 256), (2, 4096), (1, 4097), (3, 10_000), (0, 7)] {
+        // Few different values, so that many are equal.
+        let mut x: Vec<f32> = (0..n * d).map(|_| random.below(9) as f32 - 8.0).collect();
+        x.iter_mut().step_by(3).for_each(|x| *x = if *x == 0.0 { -0.0 } else { *x });
+        let wanted = |row: &[f32]| {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter().position(|x| *x == most).map(|at| at as u32)
+        };
+        let rows: Vec<Option<u32>> = x.chunks_exact(d).map(wanted).collect();
+        assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap(), rows, "{n} rows of {d}");
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY].into_iter().filter(|_| n > 0) {
+            let (mut x, mut rows) = (x.clone(), rows.clone());
+            x[d / 2] = bad;
+            rows[0] = None;
+            assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap(), rows, "{n} rows of {d}");
+        }
+    }
+    let lowest = [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, f32::MIN];
+    assert_eq!(gpu.greatest(on(&gpu, &lowest).span(), 2).unwrap(), [None, Some(1)]);
 }
 
 #[test]
@@ -66,6 +96,12 @@ fn rows_are_gathered_by_a_list_and_repeated() {
         assert_same("gather_rows", &values_of(&to), &wanted);
         gpu.repeat_row(from.span().part(0..4 * d), to.span_mut());
         assert_same("repeat_row", &values_of(&to), &x[..d].repeat(picks));
+        for times in [1, 3] {
+            let mut to = on(&gpu, &vec![0.0; n * d * times]);
+            gpu.repeat_rows(from.span(), d, times, to.span_mut());
+            let wanted: Vec<f32> = x.chunks_exact(d).flat_map(|row| row.repeat(times)).collect();
+            assert_same("repeat_rows", &values_of(&to), &wanted);
+        }
     }
 }
 

@@ -59,7 +59,7 @@ impl NgramSpec {
 
     /// What it remembers of a sequence: the last inputs of its convolution, then the last tokens.
     pub fn state(&self) -> StateSpec {
-        StateSpec::Slot { conv: self.n_before() * self.width() + self.longest - 1, scan: 0 }
+        StateSpec::Slot { conv: self.n_before() * self.width(), scan: self.longest - 1 }
     }
 
     /// The rows of the table for a row with the tokens `t_0`, `t_1`, ..., as many as the longest n-gram has; `None` for
@@ -129,6 +129,6 @@ mod tests {
 
     #[test]
     fn a_slot_has_inputs_of_the_convolution_and_tokens() {
-        assert_eq!(spec().state(), StateSpec::Slot { conv: 9 * 32 + 2, scan: 0 });
+        assert_eq!(spec().state(), StateSpec::Slot { conv: 9 * 32, scan: 2 });
     }
 }

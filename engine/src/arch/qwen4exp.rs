@@ -277,7 +277,7 @@ mod tests {
         let spec = describe(&header(&[], &[], &[])).unwrap();
         let net = StateSpec::Slot { conv: 3 * (2 * 4 * 8 + 8 * 8), scan: 8 * 8 * 8 };
         // Nine rows of all streams, and two tokens.
-        let ngrams = StateSpec::Slot { conv: 9 * 4 * 32 + 2, scan: 0 };
+        let ngrams = StateSpec::Slot { conv: 9 * 4 * 32, scan: 2 };
         let paged = StateSpec::Paged { n_head: 2, per_head: [16, 16], index: 16, window: None };
         let none = StateSpec::None;
         let states: Vec<Vec<StateSpec>> = spec

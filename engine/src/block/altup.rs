@@ -9,9 +9,9 @@
 
 use super::{Block, BlockCx};
 use crate::arch::AltUpSpec;
-use crate::device::Rows;
+use crate::device::{Rows, Values, Weighed};
 use crate::error::ModelError;
-use crate::kernels::{PackedMatrix, Vector};
+use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
@@ -22,7 +22,7 @@ struct Router {
     eps: f32,
     /// `[n, n_embd]`.
     router: PackedMatrix,
-    /// `[n_coefs, n]`.
+    /// What each number counts for each coefficient, `[n, n_coefs]`.
     coefs: Vector,
 }
 
@@ -35,12 +35,12 @@ impl Router {
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        Ok(Self {
-            norm: loader.vector(&format!("{stem}.altup_router_norm.weight"), n_embd)?,
-            eps: spec.eps,
-            router: loader.matrix(&format!("{stem}.altup_router.weight"), spec.n, n_embd)?,
-            coefs: loader.values(&format!("{stem}.{coefs}.weight"), &[spec.n, n_coefs])?,
-        })
+        let n = spec.n;
+        let norm = loader.vector(&format!("{stem}.altup_router_norm.weight"), n_embd)?;
+        let router = loader.matrix(&format!("{stem}.altup_router.weight"), n, n_embd)?;
+        let by_coef = loader.values(&format!("{stem}.{coefs}.weight"), &[n, n_coefs])?;
+        let coefs = (0..n * n_coefs).map(|i| by_coef[i % n_coefs * n + i / n_coefs]).collect();
+        Ok(Self { norm, eps: spec.eps, router, coefs })
     }
 
     /// `[n_rows, n_coefs]` of rows `x` `[n_rows, n_embd]`.
@@ -52,14 +52,13 @@ impl Router {
         cx.device.scale(&mut normed, 1.0 / n_embd as f32);
         let mut numbers = cx.scratch.take(n_rows, n);
         cx.device.multiply(&self.router, &normed, &mut numbers);
-        numbers.iter_mut().for_each(|number| *number = libm::tanhf(*number));
-        let mut weights = cx.scratch.take(n_rows, self.coefs.len() / n);
-        let rows = weights.chunks_exact_mut(self.coefs.len() / n);
-        for (weights, numbers) in rows.zip(numbers.chunks_exact(n)) {
-            for (weight, coefs) in weights.iter_mut().zip(self.coefs.chunks_exact(n)) {
-                *weight = coefs.iter().zip(numbers).map(|(c, number)| c * number).sum();
-            }
-        }
+        cx.device.plain_tanh(&mut numbers);
+        let n_coefs = self.coefs.len() / n;
+        let mut weights = cx.scratch.take(n_rows, n_coefs);
+        let sources: Vec<_> = (0..n).map(|i| (&self.coefs as &dyn Values, i * n_coefs)).collect();
+        let at = WeightsAt { first: 0, stride: n, step: 1, by_column: false };
+        let of = Weighed { sources: &sources, stride: 0, weights: &numbers, at };
+        cx.device.weigh(&mut weights, SumStart::Zero, &of);
         weights
     }
 }
@@ -99,16 +98,13 @@ impl Block for Predict {
         let take = || cx.scratch.take(x.n_rows(), n_embd);
         let (mut out, mut gains) = (take(), Vec::from_iter(self.spec.others().map(|_| take())));
         let others = &cx.beside[self.spec.others()];
-        let streams: Vec<&Rows> = std::iter::once(x).chain(others).collect();
+        let streams = std::iter::once(x).chain(others);
+        let sources: Vec<_> = streams.map(|stream| (stream as &dyn Values, 0)).collect();
         let all = std::iter::once(&mut out).chain(&mut gains);
         for (j, gain) in all.enumerate() {
-            cx.device.fill_rows(gain, n_embd, &|row, gain| {
-                let weights = &weights[(row * n + j) * n..][..n];
-                gain.fill(0.0);
-                for (stream, weight) in streams.iter().zip(weights) {
-                    gain.iter_mut().zip(stream.row(row)).for_each(|(g, x)| *g += weight * x);
-                }
-            });
+            let at = WeightsAt { first: j * n, stride: n * n, step: 1, by_column: false };
+            let of = Weighed { sources: &sources, stride: n_embd, weights: &weights, at };
+            cx.device.weigh(gain, SumStart::Zero, &of);
         }
         for (stream, gain) in cx.beside[self.spec.others()].iter_mut().zip(&gains) {
             cx.device.add(stream, gain);
@@ -128,6 +124,8 @@ impl Block for Predict {
 pub struct Correct {
     spec: AltUpSpec,
     router: Router,
+    /// Added to the weights: 1 to those of all streams but the first.
+    ones: Vector,
 }
 
 impl Correct {
@@ -139,7 +137,10 @@ impl Correct {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let coefs = (stem, "altup_correct_coef");
-        Ok(Self { spec: *spec, router: Router::load(spec, coefs, spec.n, n_embd, loader)? })
+        let router = Router::load(spec, coefs, spec.n, n_embd, loader)?;
+        // Zero with a sign is what changes no weight, not even zero.
+        let ones = (0..spec.n).map(|i| if i == 0 { -0.0 } else { 1.0 }).collect();
+        Ok(Self { spec: *spec, router, ones })
     }
 }
 
@@ -152,24 +153,18 @@ impl Block for Correct {
     /// streams beside it are corrected where they are.
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
         let (n_embd, n) = (x.cols(), self.spec.n);
-        let weights = self.router.weights(cx, x);
-        let mut difference = cx.scratch.take(x.n_rows(), n_embd);
-        let prediction = &cx.beside[self.spec.prediction()];
-        cx.device.fill_rows(&mut difference, n_embd, &|row, difference| {
-            let both = x.row(row).iter().zip(prediction.row(row));
-            difference.iter_mut().zip(both).for_each(|(d, (x, p))| *d = x - p);
-        });
-        let others = cx.beside[self.spec.others()].iter_mut().enumerate();
-        for (i, stream) in others {
-            cx.device.fill_rows(stream, n_embd, &|row, stream| {
-                let weight = 1.0 + weights[row * n + i + 1];
-                stream.iter_mut().zip(difference.row(row)).for_each(|(s, d)| *s += weight * d);
-            });
+        let mut weights = self.router.weights(cx, x);
+        cx.device.add_bias(&mut weights, &self.ones);
+        let mut difference = cx.scratch.copy_of(x);
+        cx.device.add_scaled(&mut difference, &cx.beside[self.spec.prediction()], -1.0);
+        for (i, stream) in cx.beside[self.spec.others()].iter_mut().enumerate() {
+            let at = WeightsAt { first: i + 1, stride: n, step: 1, by_column: false };
+            let sources: [(&dyn Values, usize); 1] = [(&difference, 0)];
+            let of = Weighed { sources: &sources, stride: n_embd, weights: &weights, at };
+            cx.device.weigh(stream, SumStart::Own, &of);
         }
-        let mut out = cx.scratch.take(x.n_rows(), n_embd);
-        cx.device.fill_rows(&mut out, n_embd, &|row, out| {
-            out.iter_mut().zip(difference.row(row)).for_each(|(o, d)| *o = weights[row * n] * d);
-        });
-        out
+        let own = cx.scratch.columns_of(&weights, 0, 1);
+        cx.device.scale_rows(&mut difference, n_embd, &own);
+        difference
     }
 }

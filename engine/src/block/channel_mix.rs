@@ -62,7 +62,7 @@ impl Block for ChannelMix {
         cx.device.relu_squared(&mut k);
         let mut out = self.value.forward(cx, &k);
         if let Some((lerp, matrix)) = &self.gate {
-            lean.copy_from_slice(x);
+            lean.set(x);
             cx.device.lerp(&mut lean, &before, lerp);
             let gate = matrix.forward(cx, &lean);
             cx.device.sigmoid_mul(&mut out, &gate);

@@ -43,7 +43,7 @@ impl Embedding {
     /// be in the vocabulary.
     pub fn rows(&self, device: &Device, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
-        device.fill_rows(&mut hidden, self.n_embd, &|i, row| {
+        device.host().fill_rows(&mut hidden, self.n_embd, &|i, row| {
             self.row(tokens[i] as usize, row).expect("a row was read when loading");
             if scale != 1.0 {
                 row.iter_mut().for_each(|x| *x *= scale);

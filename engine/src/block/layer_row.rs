@@ -59,9 +59,7 @@ impl Block for LayerRow {
             None => self.gate.forward(cx, x),
             Some(scale) => {
                 let mut scaled = cx.scratch.copy_of(x);
-                cx.device.fill_rows(&mut scaled, scale.len(), &|_, row| {
-                    row.iter_mut().zip(scale).for_each(|(x, scale)| *x *= scale);
-                });
+                cx.device.scale_columns(&mut scaled, scale);
                 self.gate.forward(cx, &scaled)
             }
         };
@@ -76,7 +74,7 @@ impl Block for LayerRow {
             for stream in &mut cx.beside[altup.others()] {
                 cx.device.add(stream, &out);
             }
-            out.fill(0.0);
+            cx.device.fill(&mut out, 0.0);
         }
         out
     }

@@ -74,7 +74,7 @@ impl Block for Mlp {
         let [up, gate] = cx.project_some(x, [Some(&self.up), self.gate.as_ref()]);
         let [mut up, mut gate] = [up, gate].map(Option::unwrap_or_default);
         if let Some(deviations) = self.gate_above {
-            keep_above(cx.device, &mut gate, self.up.rows(), deviations);
+            cx.device.keep_above(&mut gate, deviations);
         }
         activate(cx.device, self.activation, &gate, &mut up);
         if let Some((weight, eps)) = &self.sub_norm {
@@ -95,19 +95,7 @@ pub(super) fn activate(device: &Device, activation: Activation, gate: &Rows, up:
         Activation::Gelu => device.gelu(up),
         Activation::Xielu(shape) => device.xielu(up, shape),
         Activation::LimitedSwiGlu(limit) => device.limited_swiglu_mul(up, gate, limit),
-        Activation::Relu => up.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::Relu => device.relu(up),
         Activation::ClampedSwiGlu(clamp) => device.clamped_swiglu_mul(up, gate, clamp),
     }
-}
-
-/// Takes off each value of rows `x` `[n, d]` the row's mean and so many of its standard deviations; what is below 0 then
-/// becomes 0.
-fn keep_above(device: &Device, x: &mut [f32], d: usize, deviations: f32) {
-    device.fill_rows(x, d, &|_, row| {
-        let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / d as f64;
-        let square = |x: &f32| (f64::from(*x) - mean) * (f64::from(*x) - mean);
-        let deviation = (row.iter().map(square).sum::<f64>() / (d as f64 - 1.0)).sqrt();
-        let least = (mean + deviation * f64::from(deviations)) as f32;
-        row.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
-    });
 }

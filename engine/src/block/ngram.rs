@@ -3,10 +3,10 @@
 
 use super::{Block, BlockCx, Embedding};
 use crate::arch::{LAYER_ROW_TABLE, NgramSpec};
-use crate::device::{Device, Rows};
+use crate::device::{Memory, Rows};
 use crate::error::ModelError;
-use crate::kernels::{PackedMatrix, Vector};
-use crate::state::{BlockState, PartRows};
+use crate::kernels::{DilatedConv, PackedMatrix, Vector};
+use crate::state::{BlockState, PartRows, SlotStates};
 use crate::weights::WeightLoader;
 
 /// Scores whose magnitude is less count as this much before the root.
@@ -26,7 +26,7 @@ pub struct Ngram {
     query_norm: Vector,
     conv_norm: Vector,
     /// `[conv_taps, width]`.
-    taps: Vec<f32>,
+    taps: Vector,
 }
 
 impl Ngram {
@@ -71,35 +71,40 @@ impl Block for Ngram {
 
     /// Of what the first stream `x` gains; the streams beside it gain theirs.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
-        let (n_rows, n_embd, width) = (x.n_rows(), x.cols(), self.spec.width());
-        let (eps, states) = (self.spec.eps, state.slots().split().0);
-        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, states), 1.0);
+        let (n_embd, eps) = (x.cols(), self.spec.eps);
+        let (states, last) = state.slots().split();
+        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, last), 1.0);
+        let embedded = cx.scratch.adopt(Rows::new(embedded, n_embd));
+        self.remember_tokens(cx, last);
         let mut gated = self.gated(cx, x, &embedded);
         let mut inputs = cx.scratch.copy_of(&gated);
         cx.device.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
-        let mut convolved = cx.scratch.take(n_rows, width);
-        self.convolve(cx.device, cx.parts, states, &inputs, &mut convolved);
+        let mut convolved = cx.scratch.take(x.n_rows(), self.spec.width());
+        let (conv, parts) = (self.conv(), SlotStates::parts(cx.parts));
+        let operands = (&*states, &inputs, &self.taps);
+        cx.device.dilated_conv(&conv, &parts, operands, &mut convolved);
+        cx.device.keep_last_rows(&conv, &parts, states, &inputs);
         cx.device.silu(&mut convolved);
         cx.device.add(&mut gated, &convolved);
-        self.remember(cx, states, &inputs);
-        let mut out = cx.scratch.zeros(n_rows, n_embd);
-        let gains = std::iter::once(&mut out).chain(&mut cx.beside[..self.spec.n_streams - 1]);
-        for (i, stream) in gains.enumerate() {
-            cx.device.fill_rows(stream, n_embd, &|row, stream| {
-                let gain = &gated[row * width + i * n_embd..][..n_embd];
-                stream.iter_mut().zip(gain).for_each(|(x, gain)| *x += gain);
-            });
+        let gain = |i: usize| cx.scratch.columns_of(&gated, i * n_embd, n_embd);
+        for (i, stream) in cx.beside[..self.spec.n_streams - 1].iter_mut().enumerate() {
+            cx.device.add(stream, &gain(i + 1));
         }
-        out
+        gain(0)
     }
 }
 
 impl Ngram {
-    /// The rows of the table that all heads of all rows take.
-    fn rows_of_table(&self, cx: &BlockCx<'_>, states: &[f32]) -> Vec<u32> {
+    fn conv(&self) -> DilatedConv {
+        let NgramSpec { conv_taps, longest, .. } = self.spec;
+        DilatedConv { channels: self.spec.width(), taps: conv_taps, apart: longest }
+    }
+
+    /// The rows of the table that all heads of all rows take; `last` are the last tokens of all slots.
+    fn rows_of_table(&self, cx: &BlockCx<'_>, last: &[f32]) -> Vec<u32> {
         let mut rows = Vec::with_capacity(cx.tokens.len() * self.spec.heads.len());
         for part in cx.parts {
-            let before = self.tokens_before(part, states);
+            let before = self.tokens_before(part, last);
             for i in 0..part.rows.len() {
                 let tokens: Vec<Option<u32>> = (0..self.spec.longest)
                     .map(|back| token(&cx.tokens[part.rows.clone()], &before, i, back))
@@ -112,7 +117,7 @@ impl Ngram {
     }
 
     /// What each stream may take of `embedded` `[n_rows, n_embd]`, `[n_rows, width]`; `x` is the first stream.
-    fn gated(&self, cx: &BlockCx<'_>, x: &Rows, embedded: &[f32]) -> Rows {
+    fn gated(&self, cx: &BlockCx<'_>, x: &Rows, embedded: &Rows) -> Rows {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
         let n_rows = x.n_rows();
         let mut keys = cx.scratch.take(n_rows, width);
@@ -120,76 +125,26 @@ impl Ngram {
         cx.device.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
         let mut queries = cx.scratch.take(n_rows, width);
         let streams: Vec<&Rows> = std::iter::once(x).chain(&cx.beside[..n - 1]).collect();
-        cx.device.fill_rows(&mut queries, width, &|row, queries| {
-            for (query, stream) in queries.chunks_exact_mut(n_embd).zip(&streams) {
-                query.copy_from_slice(stream.row(row));
-            }
-        });
+        cx.device.side_by_side(&streams, &mut queries);
         cx.device.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
         let mut gates = cx.scratch.take(n_rows, n);
-        let heads = keys.chunks_exact(n_embd).zip(queries.chunks_exact(n_embd));
-        for (gate, (key, query)) in gates.iter_mut().zip(heads) {
-            let product = |(k, q): (&f32, &f32)| f64::from(*k) * f64::from(*q);
-            let score = key.iter().zip(query).map(product).sum::<f64>() as f32;
-            let score = score / (n_embd as f32).sqrt();
-            let root = score.abs().max(LEAST_SCORE).sqrt();
-            *gate = if score == 0.0 { 0.0 } else { root.copysign(score) };
-        }
+        let constants = ((n_embd as f32).sqrt(), LEAST_SCORE);
+        cx.device.product_roots((&keys, &queries), n_embd, constants, &mut gates);
         cx.device.sigmoid(&mut gates);
         let mut values = cx.scratch.take(n_rows, n_embd);
         cx.device.multiply(&self.value, embedded, &mut values);
         let mut gated = queries;
-        cx.device.fill_rows(&mut gated, width, &|row, gated| {
-            let value = values.row(row);
-            for (gated, gate) in gated.chunks_exact_mut(n_embd).zip(&gates[row * n..]) {
-                gated.iter_mut().zip(value).for_each(|(gated, value)| *gated = value * gate);
-            }
-        });
+        cx.device.repeat_rows(&values, n_embd, n, &mut gated);
+        cx.device.scale_rows(&mut gated, n_embd, &gates);
         gated
     }
 
-    /// The convolution of `inputs` `[n_rows, width]`: a sum over taps in order, the oldest first.
-    fn convolve(
-        &self,
-        device: &Device,
-        parts: &[PartRows],
-        states: &[f32],
-        inputs: &[f32],
-        out: &mut [f32],
-    ) {
-        let (width, n_before) = (self.spec.width(), self.spec.n_before());
-        let part_of = |row: usize| parts.iter().find(|part| part.rows.contains(&row));
-        device.fill_rows(out, width, &|row, out| {
-            let Some(part) = part_of(row) else { return };
-            let state = self.state_of(part, states);
-            out.fill(0.0);
-            for (tap, weights) in self.taps.chunks_exact(width).enumerate() {
-                // Places from the oldest remembered row on.
-                let at = row - part.rows.start + tap * self.spec.longest;
-                let x = match at.checked_sub(n_before) {
-                    Some(at) => &inputs[(part.rows.start + at) * width..][..width],
-                    None => &state[at * width..][..width],
-                };
-                for ((out, x), weight) in out.iter_mut().zip(x).zip(weights) {
-                    *out += x * weight;
-                }
-            }
-        });
-    }
-
-    /// Keeps the last inputs of the convolution and the last tokens.
-    fn remember(&self, cx: &BlockCx<'_>, states: &mut [f32], inputs: &[f32]) {
-        let (width, n_before) = (self.spec.width(), self.spec.n_before());
+    /// Keeps the last tokens.
+    fn remember_tokens(&self, cx: &BlockCx<'_>, last: &mut Memory<f32>) {
         for part in cx.parts {
-            let (n, before) = (part.rows.len(), self.tokens_before(part, states));
-            let tokens = &cx.tokens[part.rows.clone()];
-            let state = &mut states[self.place_of(part)];
-            let (kept, last) = state.split_at_mut(n_before * width);
-            let new = n.min(n_before);
-            kept.copy_within(new * width.., 0);
-            let inputs = &inputs[(part.rows.end - new) * width..part.rows.end * width];
-            kept[(n_before - new) * width..].copy_from_slice(inputs);
-            for (i, last) in last.iter_mut().enumerate() {
+            let before = self.tokens_before(part, last);
+            let (n, tokens) = (part.rows.len(), &cx.tokens[part.rows.clone()]);
+            for (i, last) in last[self.place_of(part)].iter_mut().enumerate() {
                 // The row behind the last is one further than it.
                 *last = token(tokens, &before, n, i + 1).map_or(0.0, |token| token as f32 + 1.0);
             }
@@ -197,20 +152,15 @@ impl Ngram {
     }
 
     /// The tokens before a part, the newest first.
-    fn tokens_before(&self, part: &PartRows, states: &[f32]) -> Vec<Option<u32>> {
-        let last = &self.state_of(part, states)[self.spec.n_before() * self.spec.width()..];
+    fn tokens_before(&self, part: &PartRows, last: &[f32]) -> Vec<Option<u32>> {
         // One more than the token, so that what was never written is none.
-        last.iter().map(|x| (*x > 0.0).then(|| *x as u32 - 1)).collect()
+        let token = |x: &f32| (*x > 0.0).then(|| *x as u32 - 1);
+        last[self.place_of(part)].iter().map(token).collect()
     }
 
-    fn state_of<'a>(&self, part: &PartRows, states: &'a [f32]) -> &'a [f32] {
-        &states[self.place_of(part)]
-    }
-
-    /// Where the values of a part's slot are.
+    /// Where the last tokens of a part's slot are.
     fn place_of(&self, part: &PartRows) -> std::ops::Range<usize> {
-        let n = self.spec.n_before() * self.spec.width() + self.spec.longest - 1;
-        let slot = part.slot.0 as usize;
+        let (n, slot) = (self.spec.longest - 1, part.slot.0 as usize);
         slot * n..(slot + 1) * n
     }
 }

@@ -31,8 +31,10 @@ impl Block for Switch {
         let kv = state.kv();
         const WIDTH: usize = SwitchRouterSpec::WIDTH;
         let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
-        let zeros = || cx.scratch.zeros(places.len(), WIDTH);
-        let [mut q, mut k, mut v, mut found] = [zeros(), zeros(), zeros(), zeros()];
+        let zeros = || Rows::new(vec![0.0; places.len() * WIDTH], WIDTH);
+        let [mut q, mut k, mut v] = [zeros(), zeros(), zeros()];
+        let mut found = cx.scratch.zeros(places.len(), WIDTH);
+        // Which adapters there are to multiply with is the host's to know: it reads the places here and what is found.
         for (row, place) in places.iter().enumerate() {
             let at = row * WIDTH;
             q[at] = 1.0;
@@ -43,11 +45,8 @@ impl Block for Switch {
         let variant = (1.0, AttendVariant::default());
         kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
-        let mut of_rows = places;
-        for (place, found) in of_rows.iter_mut().zip(found.chunks_exact(WIDTH)) {
-            *place = found[0].clamp(0.0, last).round();
-        }
-        cx.beside[Beside::ADAPTERS] = of_rows;
+        let found = found.chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());
+        cx.beside[Beside::ADAPTERS] = Rows::new(found.collect(), 1);
         cx.scratch.zeros(x.n_rows(), x.cols())
     }
 }

@@ -62,7 +62,7 @@ impl LowRank {
         &self,
         cx: &BlockCx<'_>,
         x: &Rows,
-        between: impl FnOnce(&Device, &mut [f32]),
+        between: impl FnOnce(&Device, &mut Rows),
     ) -> Rows {
         let mut low = self.down.forward(cx, x);
         between(cx.device, &mut low);

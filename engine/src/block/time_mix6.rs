@@ -187,9 +187,7 @@ impl TimeMix6 {
             return few;
         }
         let mut all = cx.scratch.take(x.n_rows(), width);
-        for (i, head) in all.chunks_exact_mut(d).enumerate() {
-            head.copy_from_slice(&few[i / group * d..][..d]);
-        }
+        cx.device.repeat_rows(&few, d, group, &mut all);
         all
     }
 }

@@ -46,6 +46,18 @@ impl Device {
         }
     }
 
+    /// Multiplies each row of `x` (`[n, d]`) by `factors` (`[d]`).
+    pub fn scale_columns(
+        &self,
+        x: &mut (impl ValuesMut + ?Sized),
+        factors: &(impl Values + ?Sized),
+    ) {
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.scale_columns(x, factors.on_gpu(gpu)),
+            None => self.compute.scale_columns(x.on_host_mut(), factors.on_host()),
+        }
+    }
+
     /// `x *= y`.
     pub fn mul(&self, x: &mut (impl ValuesMut + ?Sized), y: &(impl Values + ?Sized)) {
         match self.gpu_of(x) {
@@ -108,11 +120,27 @@ impl Device {
         }
     }
 
+    /// [`Compute::plain_tanh`](crate::kernels::Compute::plain_tanh).
+    pub fn plain_tanh(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.plain_tanh(x),
+            None => self.compute.plain_tanh(x.on_host_mut()),
+        }
+    }
+
     /// `x = ln(1 + exp(x))`.
     pub fn softplus(&self, x: &mut (impl ValuesMut + ?Sized)) {
         match self.gpu_of(x) {
             Some((gpu, x)) => gpu.softplus(x),
             None => self.compute.softplus(x.on_host_mut()),
+        }
+    }
+
+    /// `x = max(x, 0)`.
+    pub fn relu(&self, x: &mut (impl ValuesMut + ?Sized)) {
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.relu(x),
+            None => self.compute.relu(x.on_host_mut()),
         }
     }
 

@@ -8,6 +8,7 @@ mod attention;
 mod devices;
 mod elementwise;
 mod experts;
+mod fetched;
 mod gates;
 mod memory;
 mod moves;
@@ -22,6 +23,7 @@ mod scan_spans;
 mod scans;
 mod self_test;
 mod store;
+mod streams;
 mod values;
 
 use std::ops::Deref;
@@ -32,12 +34,14 @@ pub use attention::{AttendOver, KvRows};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
+pub use fetched::Fetched;
 pub use memory::Memory;
 pub use name::{DeviceName, DeviceWish};
 pub use products::Product;
 pub use routing::Routing;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
+pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
 
 use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};
@@ -67,6 +71,11 @@ impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
     pub fn memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(self.gpu.as_ref(), len)
+    }
+
+    /// Memory for states that the host reads whatever computes, zero at first; `None` where there is not that much.
+    pub fn host_memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
+        Memory::new(None, len)
     }
 
     /// Where rows come from.
@@ -115,9 +124,19 @@ impl Device {
         Home(self.gpu.clone())
     }
 
+    /// The host's kernels and threads: for what is made before a GPU gets it, such as packed weights and tables.
+    pub fn host(&self) -> &Compute {
+        &self.compute
+    }
+
     /// Whether a GPU computes.
     pub fn has_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// How often the host waited for a GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
     /// Its name: that of a kernel table, or `vulkan:0`.

@@ -1,5 +1,7 @@
 //! Values that change their place, and rotations.
 
+use std::ops::Range;
+
 use super::{Device, Rows, Values, ValuesMut};
 use crate::kernels::{HeadColumns, RopeTable};
 
@@ -44,6 +46,51 @@ impl Device {
             }
             None => self.compute.rope(x.on_host_mut(), head_dim, table),
         }
+    }
+
+    /// `x = value`.
+    pub fn fill(&self, x: &mut (impl ValuesMut + ?Sized), value: f32) {
+        match self.gpu_of(x) {
+            Some((gpu, x)) => gpu.fill(x, value),
+            None => x.on_host_mut().fill(value),
+        }
+    }
+
+    /// Columns `columns` of all rows become `value`.
+    pub fn fill_columns(&self, x: &mut Rows, columns: Range<usize>, value: f32) {
+        let stride = x.cols();
+        if let Some((gpu, x)) = self.gpu_of(x) {
+            let (first, width) = (columns.start, columns.len());
+            return gpu.fill_columns(x, brigade_gpu::Columns { stride, first, width }, value);
+        }
+        for row in x.chunks_exact_mut(stride) {
+            row[columns.clone()].fill(value);
+        }
+    }
+
+    /// Writes each run of `d` values of `x` `times` times, one after the other: `out` has `times` as many values.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn repeat_rows(&self, x: &Rows, d: usize, times: usize, out: &mut Rows) {
+        assert_eq!(out.len(), x.len() * times, "repeat_rows: each row {times} times");
+        match self.gpu_of(out) {
+            Some((gpu, out)) => gpu.repeat_rows(x.on_gpu(gpu), d, times, out),
+            None => {
+                let rows = x.chunks_exact(d);
+                let repeated = rows.flat_map(|row| std::iter::repeat_n(row, times));
+                out.chunks_exact_mut(d).zip(repeated).for_each(|(out, row)| {
+                    out.copy_from_slice(row);
+                });
+            }
+        }
+    }
+
+    /// Where the greatest value of each row is, the first of equal ones. `None` without a GPU, and where a row has a value that
+    /// is no number or +inf, or only -inf: whoever asks looks at the rows then.
+    pub fn greatest(&self, x: &Rows) -> Option<Vec<u32>> {
+        let (gpu, span) = (self.gpu.as_ref()?, x.span()?);
+        gpu.greatest(span, x.cols()).ok()?.into_iter().collect()
     }
 
     /// Rows `picked` of `x`, in this order: `out` is `[picked.len(), x.cols()]`.

@@ -128,7 +128,7 @@ impl Scratch {
         match self.gpu {
             Some(_) if rows.values.span().is_none() && rows.len > 0 => {
                 let mut here = self.take(rows.n_rows(), rows.cols);
-                here.copy_from_slice(&rows);
+                here.copy_values(&rows);
                 here
             }
             _ => rows,
@@ -164,6 +164,16 @@ impl Rows {
     /// Number of rows.
     pub fn n_rows(&self) -> usize {
         self.len.checked_div(self.cols).unwrap_or(0)
+    }
+
+    /// How many values there are, wherever they lie.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Values in a row; 0 where nothing is here yet.
@@ -216,31 +226,37 @@ impl Rows {
         Some(self.values.span_mut()?.split_at(self.len * size_of::<f32>()).0)
     }
 
+    /// The GPU that they lie with.
+    pub(super) fn gpu(&self) -> Option<&Gpu> {
+        self.values.gpu()
+    }
+
     /// The 8-bit form with a GPU; the first caller makes it.
     pub(super) fn gpu_blocks(&self, make: impl FnOnce() -> GpuBuffer) -> &GpuBuffer {
         self.forms.gpu.get_or_init(make)
     }
 
-    /// A copy in memory of its own.
-    pub fn own_copy(&self) -> Self {
-        Self::new(self.to_vec(), self.cols)
-    }
-
-    /// Becomes a copy of `rows`.
+    /// Becomes a copy of `rows`, in memory where these have theirs if its own does not suffice.
     pub fn set(&mut self, rows: &Self) {
         if self.values.len() < rows.len {
-            *self = rows.own_copy();
+            *self = match &rows.home {
+                Some(home) => home.copy_of(rows),
+                None => Self::new(rows.to_vec(), rows.cols),
+            };
             return;
         }
         (self.len, self.cols) = (rows.len, rows.cols);
         self.copy_values(rows);
     }
 
-    /// Takes the values of others of as many.
+    /// Takes the values of others of as many. Those of the host go by way of a table while the GPU is at work.
     fn copy_values(&mut self, from: &Self) {
         let gpu = self.values.gpu().cloned();
         match (gpu, self.span_mut(), from.span()) {
             (Some(gpu), Some(to), Some(from)) => gpu.copy(from, to),
+            (Some(gpu), Some(to), None) if !gpu.is_idle() => {
+                gpu.copy(gpu.upload(bytemuck::cast_slice(from)), to);
+            }
             _ => self.copy_from_slice(from),
         }
     }
@@ -252,7 +268,11 @@ impl Rows {
     pub fn keep_last(&mut self, width: usize) {
         let (n_rows, cols) = (self.n_rows(), self.cols);
         assert!(width <= cols, "the last {width} of {cols} values");
-        if width < cols {
+        if let (Some(home), true) =
+            (self.home.as_ref().filter(|_| self.is_with_gpu()), width < cols)
+        {
+            *self = home.columns_of(self, cols - width, width);
+        } else if width < cols {
             for row in 0..n_rows {
                 self.copy_within((row + 1) * cols - width..(row + 1) * cols, row * width);
             }
@@ -269,7 +289,7 @@ impl Rows {
             }
             (_, values) => {
                 self.values = values;
-                self.to_vec()
+                self.fetched().to_vec()
             }
         }
     }

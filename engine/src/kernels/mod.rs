@@ -30,6 +30,7 @@ mod table;
 mod tiles;
 mod vector;
 
+pub use brigade_gpu::{DilatedConv, StreamShape, SumStart, WeightsAt};
 pub use compute::Compute;
 pub use error::KernelError;
 pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};

@@ -18,12 +18,13 @@ impl Vector {
         self.values
     }
 
-    /// The values with a GPU, always the same one. It gets them when they are first asked for.
+    /// The values with a GPU, always the same one, for ops that are recorded from now on. It gets them when they are first asked
+    /// for.
     ///
     /// # Panics
     /// If it has no memory left.
     pub fn on_gpu<'a>(&'a self, gpu: &Gpu) -> Span<'a> {
-        let copy = || match gpu.keep(bytemuck::cast_slice(&self.values)) {
+        let copy = || match gpu.keep_soon(bytemuck::cast_slice(&self.values)) {
             Ok(buffer) => Box::new(buffer),
             Err(error) => panic!("no memory for a vector of weights: {error}"),
         };

@@ -20,6 +20,11 @@ pub(super) struct Dry {
     longest: BTreeMap<u32, u32>,
 }
 
+/// Whether no token loses anything.
+pub(super) fn is_off(params: &DryParams) -> bool {
+    params.multiplier <= 0.0 || params.base < 1.0
+}
+
 impl Dry {
     /// Looks for runs; tells whether there is anything to apply.
     pub fn find(
@@ -29,7 +34,7 @@ impl Dry {
         n_vocab: usize,
     ) -> Result<bool, SampleError> {
         self.longest.clear();
-        if params.multiplier <= 0.0 || params.base < 1.0 {
+        if is_off(params) {
             return Ok(false);
         }
         let window = history.len().min(params.last_n as usize);

@@ -152,6 +152,18 @@ pub struct Next<'a> {
     pub mu: Option<f32>,
 }
 
+/// Whether the token at `pos` is the first of the greatest logits as they are, and nothing more is asked of it: whatever the
+/// history, [`Sampler::sample`] gives that if all logits are finite.
+pub fn takes_greatest(setup: &SamplerSetup, pos: u32) -> bool {
+    let SamplerSetup { params, top_logprobs, not_before, constraint, guidance, .. } = setup;
+    let is_plain = top_logprobs.is_none() && constraint.is_none() && guidance.is_none();
+    let is_raw = params.logit_bias.is_empty()
+        && penalties::are_off(params)
+        && dry::is_off(&params.dry)
+        && !not_before.holds(pos);
+    is_plain && is_raw && takes_maximum(params)
+}
+
 /// Refuses settings that have no meaning, before a request is admitted.
 ///
 /// # Errors
@@ -252,8 +264,7 @@ fn choose(
     pos: u32,
 ) -> Result<u32, SampleError> {
     let greedy = params.temperature <= 0.0;
-    // The maximum survives every filter but the typical one.
-    if greedy && params.typical_p >= 1.0 {
+    if takes_maximum(params) {
         let best = first_maximum(row);
         return if row[best] == f32::NEG_INFINITY {
             Err(SampleError::NothingLeft)
@@ -289,6 +300,11 @@ fn choose(
         return Ok(candidates.best().id);
     }
     Ok(candidates.draw(temperature, uniform(seed, pos)))
+}
+
+/// Whether filters and draw leave the maximum: it survives every filter but the typical one.
+fn takes_maximum(params: &SamplingParams) -> bool {
+    params.temperature <= 0.0 && params.typical_p >= 1.0
 }
 
 /// Index of the first of the largest values.

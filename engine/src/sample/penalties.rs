@@ -11,6 +11,13 @@ pub(super) struct Penalties {
     counts: BTreeMap<u32, u32>,
 }
 
+/// Whether there are none.
+pub(super) fn are_off(params: &SamplingParams) -> bool {
+    params.repeat_penalty == 1.0
+        && params.frequency_penalty == 0.0
+        && params.presence_penalty == 0.0
+}
+
 impl Penalties {
     /// Counts the window; tells whether there is anything to apply.
     pub fn count(
@@ -20,10 +27,7 @@ impl Penalties {
         n_vocab: usize,
     ) -> Result<bool, SampleError> {
         self.counts.clear();
-        let off = params.repeat_penalty == 1.0
-            && params.frequency_penalty == 0.0
-            && params.presence_penalty == 0.0;
-        if off {
+        if are_off(params) {
             return Ok(false);
         }
         let window = history.len().min(params.penalty_last_n as usize);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::filters::Candidates;
 use super::*;
-use crate::batch::DryParams;
+use crate::batch::{DryParams, Guidance};
 
 fn setup(params: SamplingParams, seed: u64) -> SamplerSetup {
     SamplerSetup { params, seed, top_logprobs: None, ..SamplerSetup::default() }
@@ -60,6 +60,32 @@ fn greedy_takes_the_first_of_equal_maxima() {
     assert_eq!(sample(&row, SamplingParams::greedy(), 1, 0), 1);
     let typical = SamplingParams { typical_p: 0.99, ..SamplingParams::greedy() };
     assert_eq!(sample(&row, typical, 1, 0), 1);
+}
+
+/// Each setting by which the token could be another, or that asks for more than the token.
+#[test]
+fn what_takes_the_greatest_is_known_beforehand() {
+    let greedy = SamplingParams::greedy;
+    assert!(takes_greatest(&setup(greedy(), 1), 7));
+    let others = [
+        SamplingParams { temperature: 0.5, ..greedy() },
+        SamplingParams { typical_p: 0.9, ..greedy() },
+        SamplingParams { repeat_penalty: 1.1, ..greedy() },
+        SamplingParams { frequency_penalty: 0.1, ..greedy() },
+        SamplingParams { presence_penalty: 0.1, ..greedy() },
+        SamplingParams { logit_bias: vec![(1, -1.0)], ..greedy() },
+        SamplingParams { dry: DryParams { multiplier: 0.8, ..greedy().dry }, ..greedy() },
+    ];
+    for params in others {
+        assert!(!takes_greatest(&setup(params.clone(), 1), 7), "{params:?}");
+    }
+    let plain = setup(greedy(), 1);
+    assert!(!takes_greatest(&SamplerSetup { top_logprobs: Some(0), ..plain.clone() }, 7));
+    let guidance = Some(Guidance { scale: 2.0 });
+    assert!(!takes_greatest(&SamplerSetup { guidance, ..plain.clone() }, 7));
+    let later = NotBefore { pos: 8, tokens: [1].into() };
+    let later = SamplerSetup { not_before: later, ..plain };
+    assert_eq!([7, 8].map(|pos| takes_greatest(&later, pos)), [false, true]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::gated_streams::GatedConnection;
 use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;
@@ -62,7 +62,7 @@ impl BlockInput {
     /// reads it goes to the streams, where that is not the sum.
     pub(super) fn apply(
         &self,
-        device: &Device,
+        (device, scratch): (&Device, &Scratch),
         rows: &BoundaryRows,
         out: &mut Rows,
     ) -> Option<Spread> {
@@ -76,13 +76,12 @@ impl BlockInput {
         let mut spread = None;
         match mix {
             Mix::Depth(mix) => {
-                let sources: Vec<&[f32]> =
-                    rows.beside.iter().chain([&rows.hidden]).map(|rows| &rows[..]).collect();
+                let sources: Vec<&Rows> = rows.beside.iter().chain([&rows.hidden]).collect();
                 device.attend_depth(&sources, &mix.score, mix.eps, out);
             }
-            Mix::Streams(matrices, first) => matrices.merge(device, rows, *first, out),
-            Mix::Hyper(connection) => spread = Some(connection.read(device, rows, out)),
-            Mix::Gated(connection) => spread = connection.read(device, rows, out),
+            Mix::Streams(matrices, first) => matrices.merge((device, scratch), rows, *first, out),
+            Mix::Hyper(connection) => spread = Some(connection.read((device, scratch), rows, out)),
+            Mix::Gated(connection) => spread = connection.read((device, scratch), rows, out),
             Mix::Mean(n) => {
                 out.set(&rows.hidden);
                 rows.streams(*n).skip(1).for_each(|stream| device.add(out, stream));

@@ -73,6 +73,7 @@ impl BoundaryRows {
     /// One tensor after the other.
     pub(super) fn into_boundary(self, n_rows: usize) -> Boundary {
         let Self { hidden, beside } = self;
+        let beside: Vec<_> = beside.iter().map(Rows::fetched).collect();
         let mut data = hidden.into_vec();
         data.reserve_exact(beside.iter().map(|tensor| tensor.len()).sum());
         beside.iter().for_each(|tensor| data.extend_from_slice(tensor));

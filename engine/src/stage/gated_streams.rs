@@ -1,11 +1,11 @@
 //! Several streams that every block reads and writes through gates of single values: see [`GatedSpec`] for the formulas.
 
 use super::boundary_rows::BoundaryRows;
-use super::hyper::{Spread, side_by_side};
+use super::hyper::Spread;
 use crate::arch::GatedSpec;
-use crate::device::Device;
+use crate::device::{Device, Rows, Scratch, Values, Weighed};
 use crate::error::ModelError;
-use crate::kernels::{PackedMatrix, Vector};
+use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.
@@ -49,34 +49,30 @@ impl GatedConnection {
     /// `out[n_rows, n_embd]`: the mean of the gated streams. Returns how the output of a block goes to them.
     pub(super) fn read(
         &self,
-        device: &Device,
+        (device, scratch): (&Device, &Scratch),
         rows: &BoundaryRows,
-        out: &mut [f32],
+        out: &mut Rows,
     ) -> Option<Spread> {
-        let (n, width) = (self.spec.n, self.norm.len());
+        let (n, width, n_rows) = (self.spec.n, self.norm.len(), rows.hidden.n_rows());
         let (n_embd, share) = (width / n, 1.0 / n as f32);
-        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
-        let mut all = side_by_side(device, &streams, n_embd);
-        let n_rows = all.len() / width;
+        let mut all = scratch.take(n_rows, width);
+        device.side_by_side(&rows.streams(n).collect::<Vec<_>>(), &mut all);
         device.group_rms_norm(&mut all, &self.norm, n_embd, self.spec.eps);
-        let mut low = vec![0.0; n_rows * self.spec.rank];
+        let mut low = scratch.take(n_rows, self.spec.rank);
         device.multiply(&self.down, &all, &mut low);
         device.scale(&mut low, share);
         device.silu(&mut low);
-        let mut gates = vec![0.0; all.len()];
+        let mut gates = scratch.take(n_rows, width);
         device.multiply(&self.up, &low, &mut gates);
         device.sigmoid(&mut gates);
-        device.fill_rows(out, n_embd, &|row, out| {
-            out.fill(0.0);
-            let (all, gates) = (&all[row * width..][..width], &gates[row * width..][..width]);
-            for (all, gates) in all.chunks_exact(n_embd).zip(gates.chunks_exact(n_embd)) {
-                let gated = all.iter().zip(gates).map(|(x, gate)| x * gate);
-                out.iter_mut().zip(gated).for_each(|(out, x)| *out += x);
-            }
-            out.iter_mut().for_each(|out| *out *= share);
-        });
+        let sources: Vec<(&dyn Values, usize)> =
+            (0..n).map(|i| (&all as &dyn Values, i * n_embd)).collect();
+        let at = WeightsAt { first: 0, stride: width, step: n_embd, by_column: true };
+        let gated = Weighed { sources: &sources, stride: width, weights: &gates, at };
+        device.weigh(out, SumStart::Zero, &gated);
+        device.scale(out, share);
         let inject = self.inject.as_ref()?;
-        let mut post = vec![0.0; n_rows * n];
+        let mut post = scratch.take(n_rows, n);
         device.multiply(inject, &all, &mut post);
         device.scale(&mut post, share);
         device.sigmoid(&mut post);
@@ -94,7 +90,6 @@ impl GatedConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -110,7 +105,7 @@ mod tests {
         };
         let pack = |rows: usize, cols: usize, values: &[f32]| {
             let bytes = bytemuck::cast_slice(values);
-            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(device.host(), GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let (down, up) = (values(RANK * WIDTH, 5), values(WIDTH * RANK, 7));
         let (inject, norm) = (values(N * WIDTH, 4), values(WIDTH, 3));
@@ -127,8 +122,10 @@ mod tests {
         let mut streams = flat.chunks_exact(2).map(|stream| Rows::new(stream.to_vec(), 2));
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
-        let mut read = vec![0.0; 2];
-        let spread = connection.read(&device, &rows, &mut read).unwrap();
+        let scratch = Scratch::default();
+        let tools = (&device, &scratch);
+        let mut read = Rows::new(vec![0.0; 2], 2);
+        let spread = connection.read(tools, &rows, &mut read).unwrap();
 
         let normed: Vec<f64> = (0..WIDTH)
             .map(|i| {
@@ -149,8 +146,8 @@ mod tests {
             let gated = (0..N).map(|i| normed[2 * i + j] * sigmoid(gates[2 * i + j]));
             near(read[j], gated.sum::<f64>() / 3.0);
         }
-        let y = [10.0f32, -20.0];
-        spread.add(&device, &y, &mut rows);
+        let y = Rows::new(vec![10.0, -20.0], 2);
+        spread.add(tools, &y, &mut rows);
         let weights = times(&inject, &normed);
         for (i, stream) in rows.streams(N).enumerate() {
             let weight = 2.0 * sigmoid(weights[i] / 3.0);
@@ -171,7 +168,7 @@ mod tests {
         let pack = |rows: usize, cols: usize, seed: usize| {
             let values = noise(rows * cols, seed);
             let bytes = bytemuck::cast_slice(&values);
-            PackedMatrix::pack(&device, GgmlType::F32, rows, cols, bytes).unwrap()
+            PackedMatrix::pack(device.host(), GgmlType::F32, rows, cols, bytes).unwrap()
         };
         let spec = GatedSpec { n, rank, eps: 1e-5, stems: ["a", "b"], head_stem: "c" };
         let connection = GatedConnection {
@@ -189,9 +186,10 @@ mod tests {
             };
             let mut rows = BoundaryRows::stream(part(&streams[0]));
             rows.beside = streams[1..].iter().map(part).collect();
-            let mut read = vec![0.0; n_rows * n_embd];
-            let spread = connection.read(&device, &rows, &mut read).unwrap();
-            spread.add(&device, &read, &mut rows);
+            let scratch = Scratch::default();
+            let mut read = scratch.take(n_rows, n_embd);
+            let spread = connection.read((&device, &scratch), &rows, &mut read).unwrap();
+            spread.add((&device, &scratch), &read, &mut rows);
             let streams: Vec<f32> = rows.streams(n).flat_map(|stream| stream.to_vec()).collect();
             streams.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };

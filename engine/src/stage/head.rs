@@ -11,7 +11,7 @@ use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Mask, Masks};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::Vector;
-use crate::sample::{Next, Sampler};
+use crate::sample::{Next, Sampler, takes_greatest};
 use crate::state::{PartRows, Sequences};
 
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
@@ -45,13 +45,17 @@ impl Head {
             return Vec::new();
         }
         let mut normed = scratch.take(n, n_embd);
-        self.read.apply(device, wanted, &mut normed);
+        self.read.apply((device, scratch), wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
             Some(output) => self.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
         };
+        if let Some(tokens) = greatest(device, sequences, parts, &logits) {
+            return tokens;
+        }
+        let (normed, logits) = (normed.fetched(), logits.fetched());
         let mut outputs = Vec::with_capacity(n);
         let mut index = 0;
         let mut guide = None;
@@ -102,9 +106,7 @@ impl Head {
             device.softcap(&mut logits, cap);
         }
         if !self.spec.masked.is_empty() {
-            for row in logits.chunks_exact_mut(output.rows()) {
-                row[self.spec.masked.clone()].fill(f32::MIN);
-            }
+            device.fill_columns(&mut logits, self.spec.masked.clone(), f32::MIN);
         }
         logits
     }
@@ -150,6 +152,30 @@ impl Head {
     }
 }
 
+/// What the parts want where they all want tokens that are the greatest logits of their rows, and a GPU finds these: then no
+/// logits leave it.
+fn greatest(
+    device: &Device,
+    sequences: &Sequences,
+    parts: &[PartRows],
+    logits: &Rows,
+) -> Option<Vec<RowOutput>> {
+    let last_pos = |part: &PartRows| part.pos + part.rows.len() as u32 - 1;
+    let is_greatest = |part: &PartRows| {
+        let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
+        part.want == Want::Sample && setup.is_some_and(|s| takes_greatest(s, last_pos(part) + 1))
+    };
+    let wanting = || parts.iter().filter(|part| part.want != Want::Nothing);
+    if !wanting().all(is_greatest) {
+        return None;
+    }
+    let output = |(part, id): (&PartRows, u32)| {
+        let token = SampledToken { id, logprob: None, top: Vec::new(), mu: None };
+        RowOutput { slot: part.slot, pos: last_pos(part), value: RowValue::Sampled(token) }
+    };
+    Some(wanting().zip(device.greatest(logits)?).map(output).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -172,7 +198,7 @@ mod tests {
         Head {
             spec: HeadSpec::usual(1e-5),
             read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
-            output: PackedMatrix::pack(device, GgmlType::F32, N_VOCAB, N_EMBD, bytes)
+            output: PackedMatrix::pack(device.host(), GgmlType::F32, N_VOCAB, N_EMBD, bytes)
                 .ok()
                 .map(Linear::plain),
             n_embd: N_EMBD,

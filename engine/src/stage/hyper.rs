@@ -3,9 +3,9 @@
 
 use super::boundary_rows::BoundaryRows;
 use crate::arch::HyperSpec;
-use crate::device::Device;
+use crate::device::{Device, Rows, Scratch, Values, Weighed};
 use crate::error::ModelError;
-use crate::kernels::{PackedMatrix, Vector};
+use crate::kernels::{PackedMatrix, StreamShape, SumStart, Vector, WeightsAt};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.
@@ -24,10 +24,11 @@ pub(super) struct HyperConnection {
 /// How the output of a block goes to the streams.
 pub(super) struct Spread {
     n: usize,
-    /// `[n_rows, n]`.
-    post: Vec<f32>,
-    /// `[n_rows, n, n]`, from stream to stream; empty where streams do not mix.
-    mix: Vec<f32>,
+    /// `[n_rows, width]`: from column `first` on what each stream gets of the output, and where streams mix behind that
+    /// `[n, n]` from stream to stream.
+    weights: Rows,
+    first: usize,
+    mixes: bool,
 }
 
 impl HyperConnection {
@@ -76,52 +77,29 @@ impl HyperConnection {
     }
 
     /// `out[n_rows, n_embd]`: the sum of the streams that a block reads. Returns how its output goes to them.
-    pub(super) fn read(&self, device: &Device, rows: &BoundaryRows, out: &mut [f32]) -> Spread {
+    pub(super) fn read(
+        &self,
+        (device, scratch): (&Device, &Scratch),
+        rows: &BoundaryRows,
+        out: &mut Rows,
+    ) -> Spread {
         let n = self.spec.n;
-        let weights = self.weights(device, rows);
-        let (n_weights, eps) = (self.base.len(), self.spec.eps);
-        let of_row = |row: usize| &weights[row * n_weights..][..n_weights];
-        let pre =
-            |row: usize, i: usize| sigmoid(self.scale[0] * of_row(row)[i] + self.base[i]) + eps;
-        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
-        let n_embd = self.ones.len() / n;
-        device.fill_rows(out, n_embd, &|row, out| {
-            out.fill(0.0);
-            for (i, stream) in streams.iter().enumerate() {
-                add_times(out, &stream[row * n_embd..][..n_embd], pre(row, i));
-            }
-        });
-        let n_rows = weights.len() / n_weights;
-        let mut spread = Spread { n, post: Vec::new(), mix: Vec::new() };
-        if n_weights == n {
-            return spread;
-        }
-        for row in (0..n_rows).map(of_row) {
-            let (post, mix) = row[n..].split_at(n);
-            let weigh = |(m, b): (&f32, &f32)| {
-                sigmoid(self.scale[1] * m + b) * self.spec.magnitude + self.spec.post_eps
-            };
-            spread.post.extend(post.iter().zip(&self.base[n..]).map(weigh));
-            if let Some(rounds) = self.spec.rounds {
-                let shifted = mix.iter().zip(&self.base[2 * n..]);
-                let start = spread.mix.len();
-                spread.mix.extend(shifted.map(|(m, b)| self.scale[2] * m + b));
-                doubly_stochastic(&mut spread.mix[start..], n, rounds, eps);
-            }
-        }
-        spread
-    }
-
-    /// `m` of all rows, `[n_rows, n_weights]`.
-    fn weights(&self, device: &Device, rows: &BoundaryRows) -> Vec<f32> {
-        let n = self.spec.n;
-        let streams: Vec<&[f32]> = rows.streams(n).map(|stream| &stream[..]).collect();
-        let mut all = side_by_side(device, &streams, self.ones.len() / n);
-        let n_rows = all.len() / self.ones.len();
+        let streams: Vec<&Rows> = rows.streams(n).collect();
+        let mut all = scratch.take(rows.hidden.n_rows(), self.ones.len());
+        device.side_by_side(&streams, &mut all);
         device.rms_norm_inplace(&mut all, &self.ones, self.spec.norm_eps);
-        let mut weights = vec![0.0; n_rows * self.matrix.rows()];
+        let mut weights = scratch.take(all.n_rows(), self.matrix.rows());
         device.multiply(&self.matrix, &all, &mut weights);
-        weights
+        let HyperSpec { eps, magnitude, post_eps, rounds, .. } = self.spec;
+        let shape = StreamShape { n, eps, magnitude, post_eps, rounds };
+        device.stream_weights(&shape, &self.base, &self.scale, &mut weights);
+        let sources: Vec<(&dyn Values, usize)> =
+            streams.into_iter().map(|stream| (stream as &dyn Values, 0)).collect();
+        let at = WeightsAt { first: 0, stride: weights.cols(), step: 1, by_column: false };
+        let read = Weighed { sources: &sources, stride: out.cols(), weights: &weights, at };
+        device.weigh(out, SumStart::Zero, &read);
+        let mixes = rounds.is_some() && weights.cols() > n;
+        Spread { n, weights, first: n, mixes }
     }
 
     /// Bytes of the matrix.
@@ -130,74 +108,33 @@ impl HyperConnection {
     }
 }
 
-/// All streams, `[n_rows, n_embd]` each, as one row: `[n_rows, n * n_embd]`.
-pub(super) fn side_by_side(device: &Device, streams: &[&[f32]], n_embd: usize) -> Vec<f32> {
-    let mut all = vec![0.0; streams.iter().map(|stream| stream.len()).sum()];
-    device.fill_rows(&mut all, streams.len() * n_embd, &|row, all| {
-        for (part, stream) in all.chunks_exact_mut(n_embd).zip(streams) {
-            part.copy_from_slice(&stream[row * n_embd..][..n_embd]);
-        }
-    });
-    all
-}
-
 impl Spread {
     /// With weights `post` `[n_rows, n]` to streams that do not mix.
-    pub(super) fn unmixed(n: usize, post: Vec<f32>) -> Self {
-        Self { n, post, mix: Vec::new() }
+    pub(super) fn unmixed(n: usize, post: Rows) -> Self {
+        Self { n, weights: post, first: 0, mixes: false }
     }
 
     /// Adds a block's output `y` `[n_rows, n_embd]` to the streams, which mix where they do.
-    pub(super) fn add(&self, device: &Device, y: &[f32], rows: &mut BoundaryRows) {
+    pub(super) fn add(
+        &self,
+        (device, scratch): (&Device, &Scratch),
+        y: &Rows,
+        rows: &mut BoundaryRows,
+    ) {
         let n = self.n;
-        let n_embd = y.len() / (self.post.len() / n);
-        let old: Vec<Vec<f32>> = match self.mix.is_empty() {
-            true => Vec::new(),
-            false => rows.streams(n).map(|stream| stream.to_vec()).collect(),
+        let old: Vec<Rows> = match self.mixes {
+            true => rows.streams(n).map(|stream| scratch.copy_of(stream)).collect(),
+            false => Vec::new(),
         };
+        let start = if self.mixes { SumStart::Zero } else { SumStart::Own };
+        let sources = std::iter::once(y).chain(&old);
+        let sources: Vec<_> = sources.map(|rows| (rows as &dyn Values, 0)).collect();
         for (to, stream) in rows.streams_mut(n).enumerate() {
-            device.fill_rows(stream, n_embd, &|row, stream| {
-                let at = row * n_embd..(row + 1) * n_embd;
-                if !old.is_empty() {
-                    stream.fill(0.0);
-                }
-                add_times(stream, &y[at.clone()], self.post[row * n + to]);
-                for (from, old) in old.iter().enumerate() {
-                    add_times(stream, &old[at.clone()], self.mix[(row * n + from) * n + to]);
-                }
-            });
-        }
-    }
-}
-
-fn add_times(out: &mut [f32], x: &[f32], factor: f32) {
-    out.iter_mut().zip(x).for_each(|(out, x)| *out += x * factor);
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + libm::expf(-x))
-}
-
-/// Makes of `[n, n]` numbers a matrix whose rows and columns all sum to one, nearly: a softmax of each row, then the
-/// columns are divided by their sums, and `rounds - 1` times the rows and then the columns. (Sinkhorn and Knopp; arXiv
-/// 2512.24880, section 4.2.)
-fn doubly_stochastic(matrix: &mut [f32], n: usize, rounds: usize, eps: f32) {
-    for row in matrix.chunks_exact_mut(n) {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = libm::expf(*x - most));
-        let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x = *x / sum + eps);
-    }
-    for round in 0..rounds.max(1) {
-        if round > 0 {
-            for row in matrix.chunks_exact_mut(n) {
-                let sum = row.iter().sum::<f32>() + eps;
-                row.iter_mut().for_each(|x| *x /= sum);
-            }
-        }
-        for column in 0..n {
-            let sum = matrix[column..].iter().step_by(n).sum::<f32>() + eps;
-            matrix[column..].iter_mut().step_by(n).for_each(|x| *x /= sum);
+            // What a stream gets of the output stands in the row before what it gets of the first stream.
+            let (first, stride) = (self.first + to, self.weights.cols());
+            let at = WeightsAt { first, stride, step: n, by_column: false };
+            let of = Weighed { sources: &sources, stride: y.cols(), weights: &self.weights, at };
+            device.weigh(stream, start, &of);
         }
     }
 }
@@ -205,7 +142,6 @@ fn doubly_stochastic(matrix: &mut [f32], n: usize, rounds: usize, eps: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Rows;
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -229,7 +165,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&matrix);
         let connection = HyperConnection {
             spec,
-            matrix: PackedMatrix::pack(&device, GgmlType::F32, 6, 6, bytes).unwrap(),
+            matrix: PackedMatrix::pack(device.host(), GgmlType::F32, 6, 6, bytes).unwrap(),
             base: vec![0.1; 6].into(),
             scale: vec![0.5, 2.0].into(),
             ones: vec![1.0; 6].into(),
@@ -238,44 +174,28 @@ mod tests {
         let mut streams = flat.chunks_exact(2).map(|stream| Rows::new(stream.to_vec(), 2));
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
-        let mut read = vec![0.0; 2];
-        let spread = connection.read(&device, &rows, &mut read);
+        let scratch = Scratch::default();
+        let tools = (&device, &scratch);
+        let mut read = Rows::new(vec![0.0; 2], 2);
+        let spread = connection.read(tools, &rows, &mut read);
         let rms = (flat.iter().map(|x| x * x).sum::<f32>() / 6.0).sqrt();
         let bent = |i: usize, scale: f32| 1.0 / (1.0 + (-(scale * flat[i] / rms + 0.1)).exp());
         let want =
             |at: usize| (0..3).map(|i| (bent(i, 0.5) + 0.25) * flat[2 * i + at]).sum::<f32>();
         let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} {b}");
         (0..2).for_each(|at| near(read[at], want(at)));
-        let y = [10.0, -20.0];
-        spread.add(&device, &y, &mut rows);
+        let y = Rows::new(vec![10.0, -20.0], 2);
+        spread.add(tools, &y, &mut rows);
         for (i, stream) in rows.streams(3).enumerate() {
             let post = 2.0 * bent(3 + i, 2.0) + 0.5;
             (0..2).for_each(|at| near(stream[at], flat[2 * i + at] + post * y[at]));
         }
-        let mixed = Spread { n: 3, post: vec![0.0; 3], mix: [[0.0, 1.0, 0.0]; 3].concat() };
+        let weights = [[0.0; 3], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]].concat();
+        let mixed = Spread { n: 3, weights: Rows::new(weights, 12), first: 0, mixes: true };
         let sum: Vec<f32> = (0..2).map(|at| rows.streams(3).map(|s| s[at]).sum()).collect();
-        mixed.add(&device, &y, &mut rows);
+        mixed.add(tools, &y, &mut rows);
         let streams: Vec<&Rows> = rows.streams(3).collect();
         assert_eq!((&streams[0][..], &streams[2][..]), (&[0.0; 2][..], &[0.0; 2][..]));
         (0..2).for_each(|at| near(streams[1][at], sum[at]));
-    }
-
-    #[test]
-    fn rows_and_columns_sum_to_one() {
-        let mut matrix: Vec<f32> = (0..16).map(|i| ((i * 7 % 11) as f32 - 5.0) / 3.0).collect();
-        doubly_stochastic(&mut matrix, 4, 20, 1e-6);
-        for i in 0..4 {
-            let row: f32 = matrix[i * 4..][..4].iter().sum();
-            let column: f32 = matrix[i..].iter().step_by(4).sum();
-            assert!((row - 1.0).abs() < 1e-4 && (column - 1.0).abs() < 1e-4, "{row} {column}");
-        }
-        assert!(matrix.iter().all(|x| *x > 0.0));
-        // One round leaves the columns at one.
-        let mut once: Vec<f32> = (0..9).map(|i| (i * i % 7) as f32 / 4.0).collect();
-        doubly_stochastic(&mut once, 3, 1, 0.0);
-        let column: f32 = once.iter().step_by(3).sum();
-        assert!((column - 1.0).abs() < 1e-6);
-        let row: f32 = once[..3].iter().sum();
-        assert!((row - 1.0).abs() > 1e-3, "rows come second: {row}");
     }
 }

@@ -7,7 +7,7 @@ use super::streams::StreamMatrices;
 use crate::arch::SwitchSpec;
 use crate::batch::UBatch;
 use crate::block::{Embedding, RowAdapters, scale_of};
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{PackedMatrix, Vector};
 
 /// What makes the first layer's rows.
@@ -44,10 +44,11 @@ pub(super) struct EmbeddingLora {
 
 impl Input {
     /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
-    /// multiplied by `scale`.
+    /// multiplied by `scale`. They leave with the boundary: on a CPU they are not the scratch's, whose memory would have to be
+    /// copied.
     pub(super) fn rows(
         &self,
-        device: &Device,
+        (device, scratch): (&Device, &Scratch),
         ub: &UBatch,
         adapters: &RowAdapters,
         scale: f32,
@@ -56,8 +57,9 @@ impl Input {
         if let Some(switch) = &self.switch {
             tokens.iter_mut().for_each(|token| *token = switch.embedded(*token));
         }
-        let mut rows = self.tokens.rows(device, &tokens, scale);
-        self.adapt(device, &tokens, adapters, scale, &mut rows);
+        let rows = Rows::new(self.tokens.rows(device, &tokens, scale), self.tokens.n_embd());
+        let mut rows = scratch.adopt(rows);
+        self.adapt((device, scratch), &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {
             device.add_bias(&mut rows, row);
         }
@@ -71,7 +73,7 @@ impl Input {
         if let Some(norm) = &self.norm {
             norm.apply_inplace(device, &mut rows);
         }
-        Rows::new(rows, self.tokens.n_embd())
+        rows
     }
 
     /// For each row of a ubatch the place of the adapter that its token switches on, 0 for none; `None` where tokens switch
@@ -85,16 +87,16 @@ impl Input {
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
     fn adapt(
         &self,
-        device: &Device,
+        (device, scratch): (&Device, &Scratch),
         tokens: &[u32],
         adapters: &RowAdapters,
         scale: f32,
-        rows: &mut [f32],
+        rows: &mut Rows,
     ) {
         if self.adapters.is_empty() {
             return;
         }
-        let n_embd = self.tokens.n_embd();
+        let mut rows = rows.to_write();
         for (run, uses) in adapters.within(&(0..tokens.len())) {
             for used in uses {
                 let is_it = |lora: &&EmbeddingLora| lora.adapter == used.adapter;
@@ -102,11 +104,10 @@ impl Input {
                 let rank = lora.b.cols();
                 let row = |token: &u32| &lora.a[*token as usize * rank..][..rank];
                 let low: Vec<f32> = tokens[run.clone()].iter().flat_map(row).copied().collect();
-                let mut change = vec![0.0; run.len() * n_embd];
+                let mut change = scratch.take(run.len(), lora.b.rows());
                 device.multiply(&lora.b, &low, &mut change);
                 let factor = scale_of(lora.alpha, rank, used.scale) * scale;
-                let out = &mut rows[run.start * n_embd..run.end * n_embd];
-                device.add_scaled(out, &change, factor);
+                device.add_scaled(&mut rows.part(run.clone()), &change, factor);
             }
         }
     }

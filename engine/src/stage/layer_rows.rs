@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
 use crate::batch::UBatch;
 use crate::block::Embedding;
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, Vector};
 use crate::weights::{TensorSource, WeightLoader};
@@ -48,14 +48,19 @@ impl LayerRows {
     }
 
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
-    pub(super) fn rows(&self, device: &Device, ub: &UBatch, hidden: &[f32]) -> Rows {
+    pub(super) fn rows(
+        &self,
+        (device, scratch): (&Device, &Scratch),
+        ub: &UBatch,
+        hidden: &Rows,
+    ) -> Rows {
         let of_table = self.table.rows(device, &ub.tokens(), (self.width as f32).sqrt());
-        let mut rows = vec![0.0; of_table.len()];
+        let mut rows = scratch.take(hidden.n_rows(), self.projection.rows());
         device.multiply(&self.projection, hidden, &mut rows);
         device.scale(&mut rows, 1.0 / (self.projection.cols() as f32).sqrt());
         device.rms_norm_inplace(&mut rows, &self.norm, self.eps);
         device.add(&mut rows, &of_table);
         device.scale(&mut rows, 1.0 / 2f32.sqrt());
-        Rows::new(rows, self.projection.rows())
+        rows
     }
 }

@@ -362,7 +362,7 @@ fn facts(
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
         device: device.name().to_owned(),
-        threads: device.pool().threads(),
+        threads: device.host().pool().threads(),
     }
 }
 

@@ -160,6 +160,11 @@ impl Stage {
         self.scratch.n_spare()
     }
 
+    /// How often the host waited for the GPU so far; 0 on a CPU.
+    pub fn n_waits(&self) -> u64 {
+        self.device.waits()
+    }
+
     /// Sequences it holds now.
     pub fn n_open(&self) -> usize {
         self.sequences.n_open()
@@ -238,21 +243,22 @@ impl Stage {
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
-        // These rows leave with the boundary: memory of the scratch would have to be copied.
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
+        let tools = (&self.device, &self.scratch);
+        let copy_of = |rows: &Rows| self.scratch.copy_of(rows);
         let mut rows =
-            BoundaryRows::stream(input.rows(&self.device, ub, adapters, self.spec.embedding_scale));
+            BoundaryRows::stream(input.rows(tools, ub, adapters, self.spec.embedding_scale));
         if let Some(low) = &input.low_start {
-            rows.beside.push(rows.hidden.own_copy());
+            rows.beside.push(copy_of(&rows.hidden));
             self.device.add_bias(&mut rows.hidden, low);
         }
         rows.beside.extend(input.switched_on(ub));
         match self.spec.skeleton.beside {
-            Beside::Embedding => rows.beside.push(rows.hidden.own_copy()),
+            Beside::Embedding => rows.beside.push(copy_of(&rows.hidden)),
             Beside::ForLayers { lent, .. } => {
-                let (device, hidden) = (&self.device, &rows.hidden);
-                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(device, ub, hidden));
-                let streams = input.streams.as_ref().map(|s| s.of(device, hidden));
+                let hidden = &rows.hidden;
+                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(tools, ub, hidden));
+                let streams = input.streams.as_ref().map(|s| s.of(tools, hidden));
                 rows.beside.push(of_layers.unwrap_or_default());
                 // Filled by the layers that lend them.
                 rows.beside.resize_with(Beside::streams(lent), Rows::default);
@@ -262,7 +268,7 @@ impl Stage {
         }
         let others = 1..self.spec.skeleton.residual.n_streams();
         if !others.is_empty() {
-            rows.beside = others.map(|_| rows.hidden.own_copy()).collect();
+            rows.beside = others.map(|_| copy_of(&rows.hidden)).collect();
         }
         rows
     }
@@ -363,7 +369,7 @@ impl Stage {
         for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
             let mut input = self.scratch.take(rows.hidden.n_rows(), rows.hidden.cols());
             if let Some(read) = &block.weights.read {
-                read.apply(&self.device, rows, &mut input);
+                read.apply((&self.device, &self.scratch), rows, &mut input);
             }
             early.push_back(input);
         }
@@ -406,7 +412,9 @@ impl Stage {
                 (Reads::LayerInput, _) => {
                     normed = early.pop_front().expect("made at the layer's first block");
                 }
-                (_, Some(read)) => spread = read.apply(&self.device, rows, &mut normed),
+                (_, Some(read)) => {
+                    spread = read.apply((&self.device, &self.scratch), rows, &mut normed);
+                }
                 (_, None) => {}
             }
             let came = weights.stream_norms[1].as_ref().map(|_| self.scratch.copy_of(&rows.hidden));
@@ -427,7 +435,7 @@ impl Stage {
                 norm.apply_inplace(&self.device, &mut out);
             }
             if let Some(spread) = spread {
-                spread.add(&self.device, &out, rows);
+                spread.add((&self.device, &self.scratch), &out, rows);
             } else if block.restarts {
                 rows.restart(out);
             } else {
@@ -521,5 +529,5 @@ fn rope_table(device: &Device, rope: Option<&RopeParams>, parts: &[PartRows]) ->
     let rope = rope.filter(|_| !parts.is_empty())?;
     let positions: Vec<u32> =
         parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
-    Some(RopeTable::new(device, rope, &positions))
+    Some(RopeTable::new(device.host(), rope, &positions))
 }

@@ -2,7 +2,7 @@
 //! them for the head.
 
 use super::boundary_rows::BoundaryRows;
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Scratch};
 use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
 use crate::weights::WeightLoader;
@@ -25,42 +25,36 @@ impl StreamMatrices {
     }
 
     /// The other streams of rows `hidden` `[n_rows, n_embd]`, each of the same magnitude row by row.
-    pub(super) fn of(&self, device: &Device, hidden: &[f32]) -> Vec<Rows> {
-        let stream = |matrix: &PackedMatrix| {
-            Rows::new(projected(device, matrix, hidden, hidden), matrix.rows())
-        };
-        self.0.iter().map(stream).collect()
+    pub(super) fn of(&self, tools: (&Device, &Scratch), hidden: &Rows) -> Vec<Rows> {
+        self.0.iter().map(|matrix| projected(tools, matrix, hidden, hidden)).collect()
     }
 
     /// `out = (hidden + what the matrices make of the other streams) / number of streams`; these are the last tensors
     /// beside the stream, and get the magnitude that it has row by row.
     pub(super) fn merge(
         &self,
-        device: &Device,
+        (device, scratch): (&Device, &Scratch),
         rows: &BoundaryRows,
         first: usize,
-        out: &mut [f32],
+        out: &mut Rows,
     ) {
-        out.copy_from_slice(&rows.hidden);
+        out.set(&rows.hidden);
         for (matrix, stream) in self.0.iter().zip(&rows.beside[first..]) {
-            device.add(out, &projected(device, matrix, stream, &rows.hidden));
+            device.add(out, &projected((device, scratch), matrix, stream, &rows.hidden));
         }
         device.scale(out, 1.0 / (1 + self.0.len()) as f32);
     }
 }
 
 /// `matrix` times each row of `x`, with the magnitude that the row of `like` has.
-fn projected(device: &Device, matrix: &PackedMatrix, x: &[f32], like: &[f32]) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
+fn projected(
+    (device, scratch): (&Device, &Scratch),
+    matrix: &PackedMatrix,
+    x: &Rows,
+    like: &Rows,
+) -> Rows {
+    let mut out = scratch.take(x.n_rows(), matrix.rows());
     device.multiply(matrix, x, &mut out);
-    let n_embd = matrix.rows();
-    device.fill_rows(&mut out, n_embd, &|row, out| {
-        let (target, own) = (magnitude(&like[row * n_embd..][..n_embd]), magnitude(out));
-        out.iter_mut().for_each(|x| *x = *x * target / own);
-    });
+    device.match_magnitudes(&mut out, like);
     out
-}
-
-fn magnitude(row: &[f32]) -> f32 {
-    (row.iter().map(|x| f64::from(x * x)).sum::<f64>() as f32).sqrt()
 }

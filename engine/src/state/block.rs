@@ -34,13 +34,15 @@ impl BlockState {
             }
             (StateSpec::Paged { .. }, None) => unreachable!("pages of {kind:?} have no layout"),
             (StateSpec::Slot { conv, scan }, _) => {
-                Self::Slots(SlotStates::new(device, n_slots, conv, scan)?)
+                // The host makes rows of a table's of the last tokens.
+                let of_host = matches!(kind, BlockKind::Ngram(_));
+                Self::Slots(SlotStates::new(device, n_slots, conv, (scan, of_host))?)
             }
             (spec @ StateSpec::Entries { recent, .. }, _) => {
                 let layout = spec.entry_layout(room.kv_type);
                 let layout = layout.expect("entries have a layout");
                 let entries = Self::Entries(EntryPages::new(device, layout, room)?);
-                let recent = Self::Slots(SlotStates::new(device, n_slots, recent, 0)?);
+                let recent = Self::Slots(SlotStates::new(device, n_slots, recent, (0, false))?);
                 Self::Both(Box::new([entries, recent]))
             }
             (StateSpec::None, _) => Self::None,

@@ -39,6 +39,8 @@ pub(super) enum Function {
     DecayFactors = 24,
     BoundedDecayFactors = 25,
     Sqrt = 26,
+    Relu = 27,
+    PlainTanh = 28,
 }
 
 /// The second operand, and which of its values belongs to value `i`.
@@ -91,6 +93,11 @@ impl Gpu {
         self.change(Function::Mul, x, With::Each(y), []);
     }
 
+    /// Multiplies each row of `x` (`[n, d]`) by `factors` (`[d]`).
+    pub fn scale_columns(&self, x: SpanMut<'_>, factors: Span<'_>) {
+        self.change(Function::Mul, x, With::Columns(factors), []);
+    }
+
     /// Adds `bias` (`[d]`) to each row of `x` (`[n, d]`).
     pub fn add_bias(&self, x: SpanMut<'_>, bias: Span<'_>) {
         self.change(Function::Add, x, With::Columns(bias), []);
@@ -134,9 +141,19 @@ impl Gpu {
         self.change(Function::Tanh, x, With::Nothing, []);
     }
 
+    /// `x = tanh(x)`, with the bits of the crate libm's `tanhf`.
+    pub fn plain_tanh(&self, x: SpanMut<'_>) {
+        self.change(Function::PlainTanh, x, With::Nothing, []);
+    }
+
     /// `x = ln(1 + exp(x))`.
     pub fn softplus(&self, x: SpanMut<'_>) {
         self.change(Function::Softplus, x, With::Nothing, []);
+    }
+
+    /// `x = max(x, 0)`.
+    pub fn relu(&self, x: SpanMut<'_>) {
+        self.change(Function::Relu, x, With::Nothing, []);
     }
 
     /// `x = max(x, 0)²`.

@@ -55,6 +55,23 @@ impl Gpu {
         unsafe { self.moved(Kind::Fill, &push) };
     }
 
+    /// Writes one value to columns of `to` (`[n, columns.stride]`), whose other columns stay as they are.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn fill_columns(&self, to: SpanMut<'_>, columns: Columns, value: f32) {
+        let Columns { stride, width, .. } = columns;
+        let n = to.values() / stride * width;
+        let push = Push {
+            to: columns.check(to.values(), 1, n) + to.address(),
+            to_row: count(stride),
+            last: value.to_bits(),
+            ..rows(n, width)
+        };
+        // SAFETY: the kernel writes the columns of every row of `to` (checked).
+        unsafe { self.moved(Kind::Fill, &push) };
+    }
+
     /// `to = from`.
     ///
     /// # Panics
@@ -178,6 +195,27 @@ impl Gpu {
         assert!(d > 0 && n.is_multiple_of(d), "repeat_row: {n} in rows of {d}");
         let push = Push { from: row.address(), to: to.address(), to_row: count(d), ..rows(n, d) };
         // SAFETY: the kernel reads `row`, and writes the rows of `to`, which are whole (checked).
+        unsafe { self.moved(Kind::Places, &push) };
+    }
+
+    /// Writes each row of `from` (`[n, d]`) `times` times, one after the other: `to` is `[n * times, d]`.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn repeat_rows(&self, from: Span<'_>, d: usize, times: usize, to: SpanMut<'_>) {
+        let (n, there) = (to.values(), from.values());
+        assert!(d > 0 && times > 0 && there.is_multiple_of(d), "repeat_rows: rows of {d}");
+        assert_eq!(n, there * times, "repeat_rows: each row {times} times");
+        let push = Push {
+            from: from.address(),
+            to: to.address(),
+            inner: count(times),
+            from_group: count(d),
+            to_group: count(times * d),
+            to_row: count(d),
+            ..rows(n, d)
+        };
+        // SAFETY: the kernel reads the rows of `from`, and writes as many times as many rows of `to` (checked).
         unsafe { self.moved(Kind::Places, &push) };
     }
 

@@ -146,6 +146,23 @@ impl Compute {
         self.map(x, "tanh", self.kernels().tanh);
     }
 
+    /// `x = tanh(x)`, with the bits of the crate libm's `tanhf`.
+    pub fn plain_tanh(&self, x: &mut [f32]) {
+        self.map(x, "plain_tanh", |x| x.iter_mut().for_each(|x| *x = libm::tanhf(*x)));
+    }
+
+    /// `x = max(x, 0)`.
+    pub fn relu(&self, x: &mut [f32]) {
+        self.map(x, "relu", |x| x.iter_mut().for_each(|x| *x = x.max(0.0)));
+    }
+
+    /// Multiplies each row of `x` (`[n, d]`) by `factors` (`[d]`).
+    pub fn scale_columns(&self, x: &mut [f32], factors: &[f32]) {
+        self.each_row(x, factors.len(), "scale_columns", &|_, row| {
+            row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+        });
+    }
+
     /// `x = ln(1 + exp(x))`.
     pub fn softplus(&self, x: &mut [f32]) {
         self.map(x, "softplus", self.kernels().softplus);

@@ -1,0 +1,72 @@
+//! The first of the greatest values of each row.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static SHADER: Shader = shader!("greatest");
+
+/// Values of a row that a workgroup looks through.
+const PIECE: usize = 4096;
+
+/// Minus infinity, and infinity, ordered as numbers are.
+const LOWEST: u32 = !f32::NEG_INFINITY.to_bits();
+const HIGHEST: u32 = f32::INFINITY.to_bits() | 1 << 31;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Push {
+    x: u64,
+    result: u64,
+    n_units: u32,
+    d: u32,
+    pieces: u32,
+    piece: u32,
+}
+
+impl Gpu {
+    /// Where the greatest value of each row of `x` (`[n, d]`) is, the first of equal ones; `None` of a row with a value that is no
+    /// number or +inf, and of one that has only -inf. Waits for it.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`]; and the first error that there was.
+    ///
+    /// # Panics
+    /// If `x` is not whole rows.
+    pub fn greatest(&self, x: Span<'_>, d: usize) -> Result<Vec<Option<u32>>, GpuError> {
+        let n = x.values();
+        assert!(d > 0 && n.is_multiple_of(d), "greatest: {n} values in rows of {d}");
+        let (n_rows, pieces) = (n / d, d.div_ceil(PIECE));
+        let mut of_pieces = self.buffer(8 * n_rows * pieces, Purpose::Activations)?;
+        let mut found = self.buffer(8 * n_rows, Purpose::Results)?;
+        self.greatest_of(false, x.address(), [n_rows, d, pieces], of_pieces.span_mut());
+        let pairs = of_pieces.span().address();
+        self.greatest_of(true, pairs, [n_rows, pieces, 1], found.span_mut());
+        let pairs: &[[u32; 2]] = bytemuck::cast_slice(found.bytes());
+        self.check()?;
+        let is_number = |key: u32| LOWEST < key && key < HIGHEST;
+        Ok(pairs.iter().map(|&[key, place]| is_number(key).then_some(place)).collect())
+    }
+
+    /// The greatest of each of so many pieces of rows: values, or pairs of an earlier run.
+    fn greatest_of(&self, pairs: bool, x: u64, [n_rows, d, pieces]: [usize; 3], to: SpanMut<'_>) {
+        let push = Push {
+            x,
+            result: to.address(),
+            n_units: count(n_rows * pieces),
+            d: count(d),
+            pieces: count(pieces),
+            piece: count(d.div_ceil(pieces.max(1))),
+        };
+        let groups = lines(n_rows * pieces);
+        // SAFETY: the kernel reads the rows at `x`, `d` values or pairs each, which the callers have, and writes a pair of `to` for
+        // each piece, for which there is room.
+        unsafe { self.dispatch(Order::After, &SHADER, &[u32::from(pairs)], &push, groups) };
+    }
+}
