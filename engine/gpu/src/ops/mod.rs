@@ -1,13 +1,17 @@
 //! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
+mod attend_blocks;
+mod attend_entries;
 mod attend_plan;
 mod attention;
 mod best;
 mod block_index;
+mod chosen;
 mod conv;
 mod delta;
 mod elementwise;
+mod entries;
 mod gates;
 mod index;
 mod index_pages;
@@ -16,6 +20,7 @@ mod mamba;
 mod mean_index;
 mod moves;
 mod pages;
+mod parts;
 mod pooling;
 mod probe;
 mod products;
@@ -27,11 +32,15 @@ mod ssd;
 mod wkv;
 mod wkv7;
 
+pub use attend_blocks::ChosenBlocks;
+pub use attend_entries::{AttendEntries, ChosenEntries};
 pub use attend_plan::Window;
 pub use attention::{AttendPages, AttendVariant, DistanceBiases};
 pub use block_index::{BlockIndexSpans, BlockSizes};
+pub use chosen::ChosenSpans;
 pub use conv::ConvSpans;
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
+pub use entries::{EntryIndexSpans, EntryPages, NewEntries};
 pub use gates::{GateBound, Xielu};
 pub use index::{IndexSpans, PoolSizes};
 pub use kv::KvSpans;

@@ -1,0 +1,63 @@
+//! Copies of runs of values between places of any distance.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use crate::buffer::GpuBuffer;
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static COPY: Shader = shader!("copy_parts");
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Push {
+    from: u64,
+    to: u64,
+    places: u64,
+    n: u32,
+    width: u32,
+}
+
+impl Gpu {
+    /// Copies `width` values for each of `places`: those from the first number on of `from` to those from the second on of
+    /// `to`. No value is written twice.
+    ///
+    /// # Panics
+    /// If a place lies outside.
+    pub fn copy_parts(&self, from: Span<'_>, to: SpanMut<'_>, width: usize, places: &[[usize; 2]]) {
+        let (n_from, n_to) = (from.values(), to.values());
+        let inside = |[from, to]: &[usize; 2]| from + width <= n_from && to + width <= n_to;
+        assert!(places.iter().all(inside), "copy_parts: places of {n_from} and {n_to} values");
+        if places.is_empty() || width == 0 {
+            return;
+        }
+        let numbers: Vec<[u32; 2]> = places.iter().map(|place| place.map(count)).collect();
+        let push = Push {
+            from: from.address(),
+            to: to.address(),
+            places: self.upload(bytemuck::cast_slice(&numbers)).address(),
+            n: count(places.len() * width),
+            width: count(width),
+        };
+        let groups = lines((places.len() * width).div_ceil(64));
+        // SAFETY: the kernel reads `width` values at each first place and writes as many at each second, which are there
+        // (checked).
+        unsafe { self.dispatch(Order::After, &COPY, &[], &push, groups) };
+    }
+
+    /// A buffer for as long as a model lives, with these values. The host waits for nothing: they are brought in the order of
+    /// ops.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    pub fn keep_values(&self, values: &[f32]) -> Result<GpuBuffer, GpuError> {
+        let mut buffer = self.buffer(size_of_val(values), Purpose::Weights)?;
+        self.copy(self.upload(bytemuck::cast_slice(values)), buffer.span_mut());
+        Ok(buffer)
+    }
+}
