@@ -6,11 +6,16 @@
 
 mod attention;
 mod elementwise;
+mod entries;
 mod gates;
+mod index;
+mod lists;
 mod memory;
 mod moves;
 mod name;
 mod norms;
+mod pages;
+mod pools;
 mod products;
 mod rows;
 mod scan_rows;
@@ -23,11 +28,15 @@ use std::ops::Deref;
 
 use brigade_gpu::{Gpu, SpanMut};
 
-pub use attention::{AttendOver, KvRows};
+pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind};
+pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
+pub use index::{IndexOfMeans, IndexOver, PoolingBy};
+pub use lists::Lists;
 pub use memory::Memory;
 pub use moves::Share;
 pub use name::{DeviceName, DeviceWish};
+pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};

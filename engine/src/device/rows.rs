@@ -166,6 +166,16 @@ impl Rows {
         self.len.checked_div(self.cols).unwrap_or(0)
     }
 
+    /// Values of all rows. A GPU is not waited for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no values. A GPU is not waited for.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Values in a row; 0 where nothing is here yet.
     pub fn cols(&self) -> usize {
         self.cols
