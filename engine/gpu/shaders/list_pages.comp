@@ -38,6 +38,8 @@ void main() {
     uint64_t first = (uint64_t(row) * push.n_kv_head + i % push.n_kv_head) * push.per_row;
     Uints blocks = Uints(uint64_t(push.blocks) + first * 4);
     Uints list = Uints(uint64_t(push.lists) + uint64_t(i) * (1 + 3 * push.most) * 4);
+    // A row sees no more pages, and has no room for the sums of more.
+    uint room = min(push.most, (end + KV_PAGE - 1) / KV_PAGE);
     uint n = 0, last = 0;
     for (uint b = 0; b < push.per_row; b++) {
         uint block = blocks.v[b];
@@ -48,7 +50,7 @@ void main() {
         uint start = block * push.positions, stop = min(start + push.positions, end);
         for (uint page = start / KV_PAGE; page * KV_PAGE < stop; page++) {
             if (n == 0 || page != last) {
-                if (n == push.most) {
+                if (n == room) {
                     break;
                 }
                 list.v[1 + 3 * n] = page;

@@ -109,7 +109,8 @@ impl Gpu {
             pad: 0,
         };
         // SAFETY: the kernel reads the blocks of each of the rows' heads (`check`), and writes their lists, each no longer
-        // than there is room for. It lists no page behind a row's last position, whatever the blocks are.
+        // than there is room for. It lists no page behind a row's last position, and no more pages than are before it,
+        // whatever the blocks are.
         unsafe { self.dispatch(Order::After, &LIST, &[], &push, lines(n_lists.div_ceil(64))) };
         Ok((lists, count(listed.most)))
     }
