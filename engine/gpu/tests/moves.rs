@@ -110,13 +110,3 @@ fn runs_are_copied_between_places_of_any_distance() {
         assert_same(&format!("runs of {width}"), &values_of(&out), &want);
     }
 }
-
-#[test]
-fn values_that_are_kept_wait_for_nothing_and_stay() {
-    let Some(gpu) = gpu() else { return };
-    let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
-    let kept = gpu.keep_values(&values).expect("room");
-    gpu.finish().expect("no failure");
-    let _ = gpu.upload(&[7; 4000]);
-    assert_same("kept values", &values_of(&kept), &values);
-}

@@ -3,10 +3,10 @@
 use brigade_gpu::{self as there, BlockIndexSpans, BlockRope, IndexSpans, MeanIndexSpans};
 
 use super::pages::{page_layout, page_parts, with_room};
-use super::{Device, Lists, Memory, Rows, Values};
+use super::{Device, Lists, Memory, Rows, Scratch, Values};
 use crate::kernels::{
-    AttendPart, BlockIndex, BlockSizes, Index, KvLayout, MeanIndex, PoolSizes, Pooling, RopeTable,
-    Vector,
+    AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KvLayout, MeanIndex, PoolSizes,
+    Pooling, RopeTable, Vector,
 };
 
 /// The rows that an index is asked for, and where its keys are.
@@ -126,6 +126,31 @@ impl Device {
             let chosen = gpu.choose_by_means(&index, q.on_gpu(gpu), out.span_mut());
             with_room("scores of means", chosen)
         })
+    }
+
+    /// Puts element `i` of the second half of each row behind that of the first half: pairs come to stand side by side.
+    ///
+    /// # Panics
+    /// If rows have no halves.
+    pub fn halves_to_pairs(&self, x: &mut Rows, scratch: &Scratch) {
+        let (n, half) = (x.n_rows(), x.cols() / 2);
+        assert_eq!(x.cols(), 2 * half, "rows without halves");
+        if x.is_with_gpu() {
+            let halves = HeadColumns { stride: half, first: 0, width: half };
+            let mut apart = scratch.take(2 * n, half);
+            self.heads_apart(x, 2, halves, &mut apart);
+            self.heads_together(&apart, 2, HeadColumns { stride: 1, first: 0, width: 1 }, x);
+            return;
+        }
+        let mut row = scratch.take(1, 2 * half);
+        for x in x.chunks_exact_mut(2 * half) {
+            row.copy_from_slice(x);
+            let (first, second) = row.split_at(half);
+            let pairs = x.as_chunks_mut().0;
+            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
+                *pair = [*halves.0, *halves.1];
+            }
+        }
     }
 
     /// Makes the key of each pool that the parts' rows complete

@@ -1,6 +1,6 @@
 //! Values that change their place, and rotations.
 
-use super::{Device, Rows, Scratch, Values, ValuesMut};
+use super::{Device, Rows, Values, ValuesMut};
 use crate::kernels::{HeadColumns, RopeTable};
 
 impl Device {
@@ -43,31 +43,6 @@ impl Device {
                 gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot, table.layout);
             }
             None => self.compute.rope(x.on_host_mut(), head_dim, table),
-        }
-    }
-
-    /// Puts element `i` of the second half of each row behind that of the first half: pairs come to stand side by side.
-    ///
-    /// # Panics
-    /// If rows have no halves.
-    pub fn halves_to_pairs(&self, x: &mut Rows, scratch: &Scratch) {
-        let (n, half) = (x.n_rows(), x.cols() / 2);
-        assert_eq!(x.cols(), 2 * half, "rows without halves");
-        if x.is_with_gpu() {
-            let halves = HeadColumns { stride: half, first: 0, width: half };
-            let mut apart = scratch.take(2 * n, half);
-            self.heads_apart(x, 2, halves, &mut apart);
-            self.heads_together(&apart, 2, HeadColumns { stride: 1, first: 0, width: 1 }, x);
-            return;
-        }
-        let mut row = scratch.take(1, 2 * half);
-        for x in x.chunks_exact_mut(2 * half) {
-            row.copy_from_slice(x);
-            let (first, second) = row.split_at(half);
-            let pairs = x.as_chunks_mut().0;
-            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
-                *pair = [*halves.0, *halves.1];
-            }
         }
     }
 

@@ -166,12 +166,12 @@ impl Rows {
         self.len.checked_div(self.cols).unwrap_or(0)
     }
 
-    /// Values of all rows. A GPU is not waited for.
+    /// How many values there are, wherever they lie.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no values. A GPU is not waited for.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

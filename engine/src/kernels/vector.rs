@@ -23,7 +23,7 @@ impl Vector {
     /// # Panics
     /// If it has no memory left.
     pub fn on_gpu<'a>(&'a self, gpu: &Gpu) -> Span<'a> {
-        let copy = || match gpu.keep_values(&self.values) {
+        let copy = || match gpu.keep(bytemuck::cast_slice(&self.values)) {
             Ok(buffer) => Box::new(buffer),
             Err(error) => panic!("no memory for a vector of weights: {error}"),
         };

@@ -3,11 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
-use crate::error::GpuError;
-use crate::memory::Purpose;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -48,16 +45,5 @@ impl Gpu {
         // SAFETY: the kernel reads `width` values at each first place and writes as many at each second, which are there
         // (checked).
         unsafe { self.dispatch(Order::After, &COPY, &[], &push, groups) };
-    }
-
-    /// A buffer for as long as a model lives, with these values. The host waits for nothing: they are brought in the order of
-    /// ops.
-    ///
-    /// # Errors
-    /// As [`Gpu::buffer`].
-    pub fn keep_values(&self, values: &[f32]) -> Result<GpuBuffer, GpuError> {
-        let mut buffer = self.buffer(size_of_val(values), Purpose::Weights)?;
-        self.copy(self.upload(bytemuck::cast_slice(values)), buffer.span_mut());
-        Ok(buffer)
     }
 }
