@@ -12,11 +12,14 @@ layout(push_constant, scalar) uniform Push {
     Floats states;
     Floats sinks;
     Floats result;
+    Uints lists;
     uint n_tiles;
     uint n_kv_head;
     uint group;
     uint window;
     uint dv;
+    // Pages that a list has room for.
+    uint most;
 } push;
 
 void main() {
@@ -36,6 +39,10 @@ void main() {
     // Its own, not the tile's: a later span must leave no trace.
     uint end = end_visible(tile, row, push.window);
     uint n_spans = (end + SPAN_POSITIONS - 1) / SPAN_POSITIONS - tile.first_span;
+    if (LISTED) {
+        uint n_pages = page_list(push.lists, tile, kv_head, push.most).v[0];
+        n_spans = (n_pages + SPAN_PAGES - 1) / SPAN_PAGES;
+    }
     uint64_t state_len = STATE_HEAD + v_stride;
     uint64_t first = ((uint64_t(tile.first_state) * push.n_kv_head + kv_head) * TILE + query) * state_len;
     uint64_t stride = push.n_kv_head * TILE * state_len;

@@ -26,12 +26,15 @@ layout(push_constant, scalar) uniform Push {
     Floats states;
     Floats slopes;
     Floats biases;
+    Uints lists;
     uint page_bytes;
     uint n_kv_head;
     uint group;
     uint window;
     uint reach;
     uint n_spans;
+    // Pages that a list has room for.
+    uint most;
     float scale;
     float softcap;
     float inverse_cap;
@@ -70,6 +73,8 @@ uint me = gl_LocalInvocationID.x;
 Tile tile;
 uint kv_head;
 HeadPlaces places;
+// The pages that are read of the sequence, where they are not all.
+Uints list;
 // The weighted values so far: four elements of each of some queries.
 vec4 sums[SUMS];
 
@@ -83,18 +88,29 @@ uint row_of(uint query) {
     return (tile.first_query + query) / push.group;
 }
 
-// Whether a query sees positions of a page.
-bool sees(uint query, uint page) {
+// The number in its sequence of the page at a place among those that are read.
+uint page_at(uint place) {
+    return LISTED ? list.v[1 + 3 * place] : place;
+}
+
+// Whether a position of the page at a place is read at all.
+bool is_read(uint place, uint pos) {
+    return !LISTED || (list.v[2 + 3 * place + pos / 32] >> pos % 32 & 1) != 0;
+}
+
+// Whether a query sees positions of the page at a place.
+bool sees(uint query, uint place) {
+    uint page = page_at(place);
     return seen_first[query] < (page + 1) * KV_PAGE && seen_end[query] > page * KV_PAGE;
 }
 
-// Behind the last position of a page that a query sees; 0 where it sees none of the page.
-uint n_seen(uint query, uint page) {
-    return sees(query, page) ? min(seen_end[query] - page * KV_PAGE, KV_PAGE) : 0;
+// Behind the last position that a query sees of the page at a place; 0 where it sees none.
+uint n_seen(uint query, uint place) {
+    return sees(query, place) ? min(seen_end[query] - page_at(place) * KV_PAGE, KV_PAGE) : 0;
 }
 
-uint64_t head_address(uint page) {
-    uint64_t block = push.pages.v[tile.pages + page];
+uint64_t head_address(uint place) {
+    uint64_t block = push.pages.v[tile.pages + page_at(place)];
     return push.pool + block * push.page_bytes + kv_head * places.bytes;
 }
 
@@ -227,16 +243,16 @@ float score(float product, uint query, uint pos) {
     return x;
 }
 
-// Scores of `n` pages from `first` on.
+// Scores of the `n` pages from place `first` on.
 void score_pages(uint first, uint n) {
     uint four = me % FOURS, query = me / FOURS * AT_ONCE;
-    uint page = first + four / PAGE_FOURS;
-    uint pos = page * KV_PAGE + four % PAGE_FOURS * 4;
+    uint place = first + four / PAGE_FOURS;
     if (four >= n * PAGE_FOURS) {
         return;
     }
+    uint pos = page_at(place) * KV_PAGE + four % PAGE_FOURS * 4;
     vec4 of_queries[AT_ONCE];
-    uint64_t head = head_address(page);
+    uint64_t head = head_address(place);
     if (IN_KEYS) {
         for (uint j = 0; j < 4; j++) {
             float products[AT_ONCE];
@@ -251,13 +267,14 @@ void score_pages(uint first, uint n) {
     [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
         vec4 scores;
         for (uint j = 0; j < 4; j++) {
-            scores[j] = score(of_queries[r][j], query + r, pos + j);
+            float x = score(of_queries[r][j], query + r, pos + j);
+            scores[j] = is_read(place, pos % KV_PAGE + j) ? x : -INFINITE;
         }
         weights[(query + r) * FOURS + four] = scores;
     }
 }
 
-// Makes weights of the scores of `n` pages from `first` on. An invocation has four lanes of a query and page; the first
+// Makes weights of the scores of the `n` pages from place `first` on. An invocation has four lanes of a query and page; the first
 // ones have a query's greatest score `top` and sum of weights `total` over pages.
 void weigh(uint first, uint n, inout float top, inout float total) {
     uint pair = me / 4, lane = me % 4;
@@ -323,7 +340,7 @@ vec4 four_of_value(uint64_t head, uint pos, uint four) {
     return value;
 }
 
-// Adds the weighted values of `n` pages from `first` on.
+// Adds the weighted values of the `n` pages from place `first` on.
 void add_values(uint first, uint n) {
     uint four = me % VALUE_FOURS, query = me / VALUE_FOURS;
     if (query >= BESIDE) {
@@ -384,13 +401,16 @@ void main() {
     kv_head = line() % push.n_kv_head;
     tile = push.tiles.v[push.spans.v[span]];
     places = head_places(DK, DV);
+    if (LISTED) {
+        list = page_list(push.lists, tile, kv_head, push.most);
+    }
     [[unroll]] for (uint s = 0; s < SUMS; s++) {
         sums[s] = vec4(0.0);
     }
     load_queries();
     barrier();
     uint in_sequence = tile.first_span + span - tile.first_state;
-    uint n_pages = (seen_end[tile.n_queries - 1] + KV_PAGE - 1) / KV_PAGE;
+    uint n_pages = LISTED ? list.v[0] : (seen_end[tile.n_queries - 1] + KV_PAGE - 1) / KV_PAGE;
     uint page = max(seen_first[0] / KV_PAGE, in_sequence * SPAN_PAGES);
     uint end = min((in_sequence + 1) * SPAN_PAGES, n_pages);
     float top = -INFINITE, total = 0.0;

@@ -13,6 +13,8 @@ const bool SLOPES = (VARIANT & 8) != 0;
 const bool BIASES = (VARIANT & 16) != 0;
 const bool BOTH_WAYS = (VARIANT & 32) != 0;
 const bool SINKS = (VARIANT & 64) != 0;
+// The tile reads the pages of a list, one for each head of keys and values, and no others.
+const bool LISTED = (VARIANT & 128) != 0;
 
 // Pages whose softmax is accumulated in one go.
 const uint SPAN_PAGES = 16;
@@ -35,9 +37,17 @@ struct Tile {
     uint n_spans;
     // Number of its first span among all.
     uint first_state;
+    // Number of its first list, where it has such.
+    uint first_list;
 };
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Tiles { Tile v[]; };
+
+// The list of a tile's pages for a head: how many there are, and of each its number and the positions that are read of it, a
+// bit for each. Lists have room for `most` pages.
+Uints page_list(Uints lists, Tile tile, uint kv_head, uint most) {
+    return Uints(uint64_t(lists) + uint64_t(tile.first_list + kv_head) * (1 + 3 * most) * 4);
+}
 
 // The first position that a row at `pos` sees.
 uint first_visible(uint pos, uint window) {

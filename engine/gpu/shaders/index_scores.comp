@@ -5,11 +5,14 @@
 #include "numbers.glsl"
 #include "kv_page.glsl"
 #include "index_keys.glsl"
+#include "entries.glsl"
 #include "lanes.glsl"
 
 layout(local_size_x = 256) in;
 // Sixteens of heads.
 layout(constant_id = 2) const uint GROUPS = 4;
+// Whether keys are those of entries, which stand for as many positions as a pool has.
+layout(constant_id = 3) const bool ENTRIES = false;
 
 const uint POOLS = 64;
 // Pools of an invocation, which has one head of each sixteen.
@@ -35,6 +38,8 @@ layout(push_constant, scalar) uniform Push {
     // Elements of a key in its page.
     uint width;
     uint positions;
+    // From one entry of a page to the next.
+    uint entry_bytes;
 } push;
 
 shared float keys[CHUNK][POOLS];
@@ -51,7 +56,12 @@ void load(uint start, uint first, uint n_seen, uint page_list, uint64_t q_start)
             uint pos = (pool + 1) * push.positions - 1;
             uint64_t page = push.pages.v[page_list + pos / KV_PAGE];
             page = push.pool + page * push.page_bytes;
-            key = key_element(page, push.width, pos % KV_PAGE, start + j);
+            if (ENTRIES) {
+                page += pos % KV_PAGE / push.positions * push.entry_bytes;
+                key = record_element(page, push.width, start + j);
+            } else {
+                key = key_element(page, push.width, pos % KV_PAGE, start + j);
+            }
         }
         keys[j][i / CHUNK] = key;
     }

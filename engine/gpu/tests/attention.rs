@@ -109,6 +109,7 @@ impl Case {
                     .biases
                     .then_some(DistanceBiases { of_heads: of_heads.span(), reach: REACH }),
                 both_ways: self.both_ways,
+                blocks: None,
             },
         };
         gpu.attend(&over, q.span(), out.span_mut()).expect("room for the spans");

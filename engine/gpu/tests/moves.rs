@@ -128,3 +128,21 @@ fn rows_of_experts_are_added_in_their_order() {
         assert_same(&format!("{n} rows of {d}, {used} each"), &values_of(&there), &out);
     }
 }
+
+#[test]
+fn runs_are_copied_between_places_of_any_distance() {
+    let Some(gpu) = gpu() else { return };
+    let from: Vec<f32> = (0..90).map(|i| i as f32).collect();
+    let there = on(&gpu, &from);
+    for width in [1, 7, 30] {
+        let places = [[60, 0], [3, 60], [3, 30]];
+        let mut out = on(&gpu, &[-1.0; 90]);
+        gpu.copy_parts(there.span(), out.span_mut(), width, &places);
+        gpu.copy_parts(there.span(), out.span_mut(), width, &[]);
+        let mut want = vec![-1.0; 90];
+        for [at, to] in places {
+            want[to..to + width].copy_from_slice(&from[at..at + width]);
+        }
+        assert_same(&format!("runs of {width}"), &values_of(&out), &want);
+    }
+}

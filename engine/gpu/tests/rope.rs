@@ -45,13 +45,13 @@ fn heads_are_rotated() {
             for yarn in [false, true] {
                 let positions: Vec<u32> = (0..n).map(|r| r * 997 % 40_000).collect();
                 let on_cpu = RopeTable::new(&compute, &params(here, n_rot, yarn), &positions);
-                for on_cpu in [on_cpu.backwards(), on_cpu] {
-                    let angles = table(&compute, &on_cpu, there, n_rot);
+                for on_cpu in [on_cpu.backwards(), &on_cpu] {
+                    let angles = table(&compute, on_cpu, there, n_rot);
                     let mut x = random.values(n as usize * heads * head_dim, 2.0);
                     x.iter_mut().step_by(13).for_each(|x| *x = 0.0);
                     let (mut x_there, angles) = (on(&gpu, &x), on(&gpu, &angles));
                     gpu.rope(x_there.span_mut(), head_dim, angles.span(), n_rot, there);
-                    compute.rope(&mut x, head_dim, &on_cpu);
+                    compute.rope(&mut x, head_dim, on_cpu);
                     let name =
                         format!("{n} rows of {heads} heads, {n_rot} of {head_dim} {there:?}");
                     assert_same(&name, &values_of(&x_there), &x);

@@ -8,10 +8,10 @@ use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use super::{Block, BlockCx};
 use crate::arch::{AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom};
-use crate::device::{KvRows, Rows};
+use crate::device::{BlocksOver, KvRows, Lists, Rows};
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, ChosenBlocks, DistanceBiases, Vector};
-use crate::state::{BlockState, KvCache};
+use crate::kernels::{AttendVariant, DistanceBiases, Vector};
+use crate::state::{AttendHow, BlockState, KvCache};
 use crate::weights::WeightLoader;
 
 /// Weights of one attention block.
@@ -137,8 +137,8 @@ impl Block for Attention {
         let rope = cx.rope_of(spec.rotation);
         let chosen =
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
-        let variant = (spec.scale, self.variant(chosen.as_deref()));
-        kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut heads);
+        let how = self.how(chosen.as_ref());
+        kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut heads);
         if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
         }
@@ -150,10 +150,10 @@ impl Block for Attention {
 }
 
 impl Attention {
-    /// What is unusual of the softmax; `blocks` are those that the index chose.
-    fn variant<'a>(&'a self, blocks: Option<&'a [u32]>) -> AttendVariant<'a> {
+    /// How rows attend; `lists` are the blocks that the index chose.
+    fn how<'a>(&'a self, lists: Option<&'a Lists>) -> AttendHow<'a> {
         let spec = &self.spec;
-        AttendVariant {
+        let variant = AttendVariant {
             window: spec.window,
             softcap: spec.softcap,
             sinks: self.sinks.as_ref(),
@@ -163,12 +163,14 @@ impl Attention {
                 of_heads,
             }),
             both_ways: spec.both_ways,
-            blocks: spec.index.zip(blocks).map(|(index, blocks)| ChosenBlocks {
-                sizes: index.sizes,
-                n_near: index.n_near(),
-                blocks,
-            }),
-        }
+            blocks: None,
+        };
+        let blocks = spec.index.zip(lists).map(|(index, lists)| BlocksOver {
+            sizes: index.sizes,
+            n_near: index.n_near(),
+            lists,
+        });
+        (spec.scale, variant, blocks)
     }
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys

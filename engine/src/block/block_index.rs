@@ -4,10 +4,10 @@
 use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{BlockIndexSpec, BlockScoring};
-use crate::device::Rows;
+use crate::device::{IndexOfMeans, Lists, Rows};
 use crate::error::ModelError;
 use crate::kernels::{RopeTable, Vector};
-use crate::state::{IndexOfMeans, KvCache};
+use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
 /// Weights of an attention block's index.
@@ -55,7 +55,7 @@ impl BlockIndex {
     /// Norms and rotates the projected rows, in place. Keys of which means are made stay as they are.
     pub(super) fn finish(&self, cx: &BlockCx<'_>, rope: Option<&RopeTable>, rows: &mut IndexRows) {
         let BlockIndexSpec { head_dim, eps, scoring, .. } = self.spec;
-        let finish = |x: &mut [f32], norm: &[f32]| {
+        let finish = |x: &mut Rows, norm: &Vector| {
             cx.device.rms_norm_inplace(x, norm, eps);
             if let Some(rope) = rope {
                 cx.device.rope(x, head_dim, rope);
@@ -67,8 +67,8 @@ impl BlockIndex {
         }
     }
 
-    /// The blocks of each row's heads ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks),
-    /// [`Compute::choose_by_means`](crate::kernels::Compute::choose_by_means)). Keys of the rows are in their pages. `rope` is
+    /// The blocks of each row's heads ([`Device::choose_blocks`](crate::device::Device::choose_blocks),
+    /// [`Device::choose_by_means`](crate::device::Device::choose_by_means)). Keys of the rows are in their pages. `rope` is
     /// what rotates the block's own.
     pub(super) fn choose(
         &self,
@@ -76,7 +76,7 @@ impl BlockIndex {
         kv: &KvCache,
         rope: Option<&RopeTable>,
         rows: &IndexRows,
-    ) -> Option<Vec<u32>> {
+    ) -> Option<Lists> {
         let of = (cx.device, cx.parts, cx.sequences);
         let BlockIndexSpec { sizes, eps, scoring, .. } = self.spec;
         match scoring {

@@ -13,13 +13,10 @@ use super::linear::Linear;
 use super::mla::per_head;
 use super::{Block, BlockCx, rotate_last};
 use crate::arch::CompressedSpec;
-use crate::device::Rows;
+use crate::device::{EntriesOver, Rows};
 use crate::error::ModelError;
-use crate::kernels::{
-    AttendEntries, Entries, EntryLayout, EntryRow, HeadColumns, KV_PAGE, KvType, PackedMatrix,
-    Vector,
-};
-use crate::state::{BlockState, EntryPages, PartRows, SlotStates};
+use crate::kernels::{EntryLayout, HeadColumns, KV_PAGE, KvType, PackedMatrix, Vector};
+use crate::state::{BlockState, EntryPages, PartRows, SlotStates, attend_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one such block.
@@ -110,7 +107,7 @@ impl Block for Compressed {
         let near = self.near_keys(cx, &rows.key, &mut recent);
         let mut heads = self.attend(cx, pages.as_deref(), &rows, &near);
         if let Some(table) = cx.rope_of(self.spec.rotation) {
-            rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], &table.backwards());
+            rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], table.backwards());
         }
         self.way_back(cx, &heads)
     }
@@ -157,20 +154,22 @@ impl Compressed {
         let (ring, width) = (self.near_ring(), self.spec.head_dim);
         let n_old: usize = cx.parts.iter().map(|part| self.n_before(part)).sum();
         let mut near = cx.scratch.take(n_old + key.n_rows(), width);
-        let mut left = &mut near[..];
+        let (mut old, mut new, mut at) = (Vec::new(), Vec::new(), 0);
         for part in cx.parts {
             let pos = part.pos as usize;
-            let (old, rest) = left.split_at_mut(self.n_before(part) * width);
-            for (to, pos) in old.chunks_exact_mut(width).zip(pos - self.n_before(part)..) {
-                to.copy_from_slice(recent.row(&ring, part, pos));
+            for pos in pos - self.n_before(part)..pos {
+                old.push([recent.first(&ring, part, pos), at]);
+                at += width;
             }
-            let (new, rest) = rest.split_at_mut(part.rows.len() * width);
-            new.copy_from_slice(&key[part.rows.start * width..part.rows.end * width]);
-            left = rest;
+            for row in part.rows.clone() {
+                new.push([row * width, at]);
+                at += width;
+            }
         }
+        cx.device.bring_parts(recent.values, &mut near, width, &old);
+        cx.device.move_parts(key, &mut near, width, &new);
         if ring.n > 0 {
-            recent
-                .keep(&ring, cx.parts, |row, to| to.copy_from_slice(&key[row * width..][..width]));
+            recent.keep(cx.device, (&ring, 0), cx.parts, key);
         }
         near
     }
@@ -188,44 +187,26 @@ impl Compressed {
         rows: &Projected,
         near: &Rows,
     ) -> Rows {
-        let (width, sequences) = (self.spec.head_dim, cx.sequences);
-        let blocks = |part: &PartRows| sequences.get(part.slot).map_or(&[][..], |s| &s.blocks);
+        let width = self.spec.head_dim;
+        let parts = &attend_parts(cx.parts, cx.sequences, None)[..];
         let chosen = match (&self.maker, pages, &rows.entries) {
-            (Some(maker), Some(pages), Some(rows)) => maker.choose(cx, pages, rows),
-            _ => Vec::new(),
+            (Some(maker), Some(pages), Some(rows)) => maker.choose(cx, pages, rows, parts),
+            _ => None,
         };
-        let mut chosen = chosen.iter().peekable();
-        let mut all = Vec::with_capacity(rows.key.n_rows());
-        let mut start = 0;
-        for part in cx.parts {
-            let n_before = self.n_before(part);
-            for i in 0..part.rows.len() {
-                let pos = part.pos as usize + i;
-                let n_seen = self.spec.window.min(pos + 1);
-                let end = start + n_before + i + 1;
-                let n_entries = pages.map_or(0, |pages| pages.layout().n_entries(pos + 1));
-                let entries = match chosen.next_if(|(row, _)| *row == part.rows.start + i) {
-                    Some((_, entries)) => Entries::Chosen(entries),
-                    None => Entries::First(n_entries),
-                };
-                let near = &near[(end - n_seen) * width..end * width];
-                all.push(EntryRow { blocks: blocks(part), entries, near });
-            }
-            start += n_before + part.rows.len();
-        }
         // Without entries, keys are attended to as they are remembered.
         let none = EntryLayout { every: KV_PAGE, width, index_dim: 0, ty: KvType::F32 };
-        let attend = AttendEntries {
+        let over = EntriesOver {
             layout: pages.map_or(&none, EntryPages::layout),
-            pool: pages.map_or(&[], EntryPages::pool),
-            rows: &all,
-            n_head: self.spec.n_head,
+            pool: pages.map(EntryPages::pool),
+            parts,
+            chosen: chosen.as_ref().map(|(per_row, lists)| (*per_row, lists)),
+            window: self.spec.window,
+            near,
             scale: 1.0 / (width as f32).sqrt(),
-            sinks: Some(&self.sinks),
+            sinks: &self.sinks,
         };
-        let mut room = cx.scratch.take(1, attend.room_len());
         let mut out = cx.scratch.take(rows.q.n_rows(), rows.q.cols());
-        cx.device.attend_entries(&attend, &mut room, &rows.q, &mut out);
+        cx.device.attend_entries(&over, cx.scratch, &rows.q, &mut out);
         out
     }
 

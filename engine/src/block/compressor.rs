@@ -10,9 +10,9 @@ use std::ops::Range;
 use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::EntriesSpec;
-use crate::device::Rows;
+use crate::device::{Device, GatedAt, Memory, Rows, ValuesAt};
 use crate::error::ModelError;
-use crate::kernels::{GatedRow, Vector};
+use crate::kernels::Vector;
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
 
@@ -53,16 +53,11 @@ pub(super) struct Ring {
 /// What all sequences remember of their last positions.
 pub(super) struct Recent<'a> {
     /// `[n_slots, of_slot]`.
-    pub(super) values: &'a mut [f32],
+    pub(super) values: &'a mut Memory<f32>,
     pub(super) of_slot: usize,
 }
 
 impl Ring {
-    fn range(&self, of_slot: usize, slot: usize, pos: usize) -> Range<usize> {
-        let start = slot * of_slot + self.start + pos % self.n * self.width;
-        start..start + self.width
-    }
-
     /// Behind the last row.
     pub(super) fn end(&self) -> usize {
         self.start + self.n * self.width
@@ -70,26 +65,29 @@ impl Ring {
 }
 
 impl Recent<'_> {
-    /// The row of a position of a part's sequence, one of the last that came before.
-    pub(super) fn row(&self, ring: &Ring, part: &PartRows, pos: usize) -> &[f32] {
-        &self.values[ring.range(self.of_slot, part.slot.0 as usize, pos)]
+    /// Where the row of a position of a part's sequence begins, one of the last that came before or of the part.
+    pub(super) fn first(&self, ring: &Ring, part: &PartRows, pos: usize) -> usize {
+        part.slot.0 as usize * self.of_slot + ring.start + pos % ring.n * ring.width
     }
 
-    /// Keeps the rows of a ubatch: `put` writes row `row`.
+    /// Keeps the rows of a ubatch, from value `first` of what is remembered of a position on.
     pub(super) fn keep(
         &mut self,
-        ring: &Ring,
+        device: &Device,
+        (ring, first): (&Ring, usize),
         parts: &[PartRows],
-        put: impl Fn(usize, &mut [f32]),
+        rows: &Rows,
     ) {
+        let width = rows.cols();
+        let mut places = Vec::new();
         for part in parts {
             let n = part.rows.len();
             for i in n.saturating_sub(ring.n)..n {
-                let (slot, pos) = (part.slot.0 as usize, part.pos as usize + i);
-                let to = ring.range(self.of_slot, slot, pos);
-                put(part.rows.start + i, &mut self.values[to]);
+                let to = self.first(ring, part, part.pos as usize + i) + first;
+                places.push([(part.rows.start + i) * width, to]);
             }
         }
+        device.keep_parts(rows, self.values, width, &places);
     }
 }
 
@@ -134,12 +132,9 @@ impl Compressor {
 
     /// What the projected rows give: gates get what depends on the place.
     pub(super) fn finish(&self, cx: &BlockCx<'_>, values: Rows, mut gates: Rows) -> Inputs {
-        let (width, every) = (self.gates.rows(), self.spec.every);
-        let places: Vec<usize> = cx.positions().map(|pos| pos as usize % every).collect();
-        for (gates, place) in gates.chunks_exact_mut(width).zip(places) {
-            let by_place = &self.gates_by_place[place * width..][..width];
-            gates.iter_mut().zip(by_place).for_each(|(gate, by_place)| *gate += by_place);
-        }
+        let every = self.spec.every;
+        let places: Vec<u32> = cx.positions().map(|pos| pos % every as u32).collect();
+        cx.device.add_picked(&mut gates, &self.gates_by_place, &places);
         Inputs { values, gates }
     }
 
@@ -163,33 +158,38 @@ impl Compressor {
         entry: usize,
         inputs: &'a Inputs,
         recent: &'a Recent<'_>,
-    ) -> Vec<GatedRow<'a>> {
+    ) -> Vec<GatedAt<'a>> {
         let (every, width, n_input) = (self.spec.every, self.width, self.gates.rows());
         let start = entry * every;
         let first = if self.spec.overlaps { start.saturating_sub(every) } else { start };
         let row = |pos: usize| {
-            let (values, gates) = match pos.checked_sub(part.pos as usize) {
-                Some(i) => {
-                    let at = (part.rows.start + i) * n_input..(part.rows.start + i + 1) * n_input;
-                    (&inputs.values[at.clone()], &inputs.gates[at])
-                }
-                None => recent.row(&self.recent, part, pos).split_at(n_input),
-            };
             // The last columns are for a position's own entry.
             let first = if pos < start { 0 } else { n_input - width };
-            GatedRow { values: &values[first..][..width], gates: &gates[first..][..width] }
+            match pos.checked_sub(part.pos as usize) {
+                Some(i) => {
+                    let at = (part.rows.start + i) * n_input + first;
+                    GatedAt {
+                        values: ValuesAt::of_rows(&inputs.values, at),
+                        gates: ValuesAt::of_rows(&inputs.gates, at),
+                    }
+                }
+                None => {
+                    let at = recent.first(&self.recent, part, pos) + first;
+                    GatedAt {
+                        values: ValuesAt::of_states(recent.values, at),
+                        gates: ValuesAt::of_states(recent.values, at + n_input),
+                    }
+                }
+            }
         };
         (first..start + every).map(row).collect()
     }
 
     /// Remembers what the rows gave.
     pub(super) fn remember(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &mut Recent<'_>) {
-        let n = self.gates.rows();
-        recent.keep(&self.recent, cx.parts, |row, to| {
-            let (values, gates) = to.split_at_mut(n);
-            values.copy_from_slice(&inputs.values[row * n..][..n]);
-            gates.copy_from_slice(&inputs.gates[row * n..][..n]);
-        });
+        for (rows, first) in [(&inputs.values, 0), (&inputs.gates, self.gates.rows())] {
+            recent.keep(cx.device, (&self.recent, first), cx.parts, rows);
+        }
     }
 
     /// Bytes of all matrices.

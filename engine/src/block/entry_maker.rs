@@ -4,9 +4,9 @@ use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::Linear;
 use super::{BlockCx, rotate_last};
 use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
-use crate::device::Rows;
+use crate::device::{EntryIndexOver, Lists, NewEntries, Rows};
 use crate::error::ModelError;
-use crate::kernels::{EntryIndex, IndexedRow, NewEntries, RopeTable};
+use crate::kernels::{AttendPart, RopeTable};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
 
@@ -128,31 +128,24 @@ impl EntryMaker {
         }
         let mut keys = self.keys.compress(cx, &rows.inputs, recent);
         let mut of_index = match (&self.index, &rows.index) {
-            (Some(index), Some(rows)) => index.keys.compress(cx, &rows.inputs, recent),
-            _ => Rows::default(),
+            (Some(index), Some(rows)) => Some(index.keys.compress(cx, &rows.inputs, recent)),
+            _ => None,
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {
             let table = rope.at(cx.device, &positions);
             rotate_last(cx, &mut keys, [width, self.n_rot], &table);
-            if index_dim > 0 {
-                rotate_last(cx, &mut of_index, [index_dim, self.n_rot], &table);
+            if let Some(of_index) = &mut of_index {
+                rotate_last(cx, of_index, [index_dim, self.n_rot], &table);
             }
         }
-        let mut at = 0;
-        for part in cx.parts {
+        let new = |part| {
             let entries = completed(part, every);
-            let made = at..at + entries.len();
-            at = made.end;
-            let Some(sequence) = cx.sequences.get(part.slot) else { continue };
-            let new = NewEntries {
-                blocks: &sequence.blocks,
-                first: entries.start,
-                keys: &keys[made.start * width..made.end * width],
-                index: &of_index[made.start * index_dim..made.end * index_dim],
-            };
-            pages.write(cx.device, &new);
-        }
+            let blocks = cx.sequences.get(part.slot).map_or(&[][..], |sequence| &sequence.blocks);
+            NewEntries { blocks, first: entries.start, n: entries.len() }
+        };
+        let new: Vec<NewEntries<'_>> = cx.parts.iter().map(new).collect();
+        pages.write(cx.device, &new, (&keys, of_index.as_ref()));
     }
 
     /// Remembers what entries of later rows are made of.
@@ -163,29 +156,19 @@ impl EntryMaker {
         }
     }
 
-    /// The entries of the rows that see more than they attend to, each with its row; none without an index.
+    /// How many entries a row attends to that sees more, and those of all such rows ([`EntryIndexOver`]); `None` without an
+    /// index. `parts` are the ubatch's.
     pub(super) fn choose(
         &self,
         cx: &BlockCx<'_>,
         pages: &EntryPages,
         rows: &MakerRows,
-    ) -> Vec<(usize, Vec<u32>)> {
-        let (Some(index), Some(rows)) = (&self.index, &rows.index) else { return Vec::new() };
-        let EntryIndexSpec { n_head, per_row, .. } = index.spec;
-        let mut far = Vec::new();
-        for part in cx.parts {
-            let Some(sequence) = cx.sequences.get(part.slot) else { continue };
-            for (i, row) in part.rows.clone().enumerate() {
-                let n_seen = pages.layout().n_entries(part.pos as usize + i + 1);
-                if n_seen > per_row {
-                    far.push(IndexedRow { row, blocks: &sequence.blocks, n_seen });
-                }
-            }
-        }
-        let (layout, pool) = (pages.layout(), pages.pool());
-        let index = EntryIndex { layout, pool, rows: &far, n_head, per_row };
-        let chosen = cx.device.choose_entries(&index, &rows.query, &rows.weights);
-        far.iter().map(|far| far.row).zip(chosen).collect()
+        parts: &[AttendPart<'_>],
+    ) -> Option<(usize, Lists)> {
+        let (index, rows) = (self.index.as_ref()?, rows.index.as_ref()?);
+        let (layout, pool, per_row) = (pages.layout(), pages.pool(), index.spec.per_row);
+        let over = EntryIndexOver { layout, pool, parts, per_row };
+        Some((per_row, cx.device.choose_entries(&over, &rows.query, &rows.weights)))
     }
 
     /// Bytes of all matrices.

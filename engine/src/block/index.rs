@@ -5,9 +5,9 @@
 use super::BlockCx;
 use super::linear::Linear;
 use crate::arch::{ChosenSpec, IndexSpec};
-use crate::device::Rows;
+use crate::device::{PoolingBy, Rows};
 use crate::error::ModelError;
-use crate::kernels::{HeadColumns, PoolSizes, Pooling, Vector};
+use crate::kernels::{HeadColumns, PoolSizes, Vector};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 
@@ -80,13 +80,13 @@ impl Index {
 
     /// Makes keys `[n, head_dim]` of the projected rows, in place; where keys are pooled, the rows' gates come to stand
     /// behind them, `[n, 2 * head_dim]`.
-    pub(super) fn finish_keys(&self, cx: &BlockCx<'_>, keys: &mut Rows, gates: &[f32]) {
+    pub(super) fn finish_keys(&self, cx: &BlockCx<'_>, keys: &mut Rows, gates: &Rows) {
         let ([weight, bias], IndexSpec { head_dim, eps, .. }) = (&self.key_norm, self.spec);
         cx.device.group_layer_norm(keys, weight, bias, head_dim, eps);
         self.rotate(cx, keys);
         if self.gates.is_some() {
             let mut both = cx.scratch.take(keys.n_rows(), 2 * head_dim);
-            for (part, first) in [(&keys[..], 0), (gates, head_dim)] {
+            for (part, first) in [(&*keys, 0), (gates, head_dim)] {
                 let columns = HeadColumns { stride: 2 * head_dim, first, width: head_dim };
                 cx.device.heads_together(part, 1, columns, &mut both);
             }
@@ -97,7 +97,7 @@ impl Index {
     /// Makes the keys of pools that the rows complete. Keys and gates of the rows are in their pages.
     pub(super) fn pool_keys(&self, cx: &BlockCx<'_>, kv: &mut KvCache) {
         if let Some(gates) = &self.gates {
-            let pooling = Pooling { positions: self.sizes.positions, bias: &gates.bias };
+            let pooling = PoolingBy { positions: self.sizes.positions, bias: &gates.bias };
             kv.pool_keys((cx.device, cx.parts, cx.sequences), pooling);
         }
     }
@@ -123,7 +123,7 @@ impl Index {
     }
 
     /// Rotates the first or the last elements of each head, in place.
-    fn rotate(&self, cx: &BlockCx<'_>, heads: &mut [f32]) {
+    fn rotate(&self, cx: &BlockCx<'_>, heads: &mut Rows) {
         let table = cx.rope_of(self.spec.rotation);
         let IndexSpec { head_dim: stride, rotates_last, halves, .. } = self.spec;
         let Some(table) = table else { return };
@@ -135,24 +135,11 @@ impl Index {
         let mut pe = cx.scratch.take(heads.len() / stride, self.n_pe);
         cx.device.heads_apart(heads, 1, columns, &mut pe);
         if halves {
-            self.pairs_side_by_side(cx, &mut pe);
+            // They stay so: queries and keys are in the same order, and no product of them changes.
+            cx.device.halves_to_pairs(&mut pe, cx.scratch);
         }
         cx.device.rope(&mut pe, self.n_pe, table);
         cx.device.heads_together(&pe, 1, columns, heads);
-    }
-
-    /// Puts the pairs of rows of `n_pe` elements side by side. They stay so: queries and keys are in the same order, and no
-    /// product of them changes.
-    fn pairs_side_by_side(&self, cx: &BlockCx<'_>, pe: &mut [f32]) {
-        let mut row = cx.scratch.take(1, self.n_pe);
-        for pe in pe.chunks_exact_mut(self.n_pe) {
-            row.copy_from_slice(pe);
-            let (first, second) = row.split_at(self.n_pe / 2);
-            let pairs = pe.as_chunks_mut().0;
-            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
-                *pair = [*halves.0, *halves.1];
-            }
-        }
     }
 
     /// Bytes of all matrices.

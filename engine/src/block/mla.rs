@@ -16,9 +16,9 @@ use super::index::Index;
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
-use crate::device::{KvRows, Product, Rows};
+use crate::device::{KvRows, PoolsOver, Product, Rows};
 use crate::error::ModelError;
-use crate::kernels::{AttendVariant, Chosen, HeadColumns, PackedMatrix, Vector};
+use crate::kernels::{AttendVariant, HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
@@ -212,15 +212,14 @@ impl Mla {
         let mut latent = cx.scratch.take(q_hat.n_rows(), spec.n_head * spec.kv_rank);
         let sinks = self.sinks.as_ref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
-        let variant = (spec.scale, variant);
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
-            kv.attend(cx.device, cx.parts, cx.sequences, variant, q_hat, &mut latent);
+            let how = (spec.scale, variant, None);
+            kv.attend(cx.device, cx.parts, cx.sequences, how, q_hat, &mut latent);
             return latent;
         };
-        let mut room = cx.scratch.take(1, Chosen::room_len(kv.layout(), sizes, q_hat.n_rows()));
-        let pools = own.unwrap_or_else(|| &cx.beside[place]);
-        let of = (cx.device, cx.parts, cx.sequences);
-        kv.attend_chosen(of, variant, Chosen { sizes, pools }, &mut room, (q_hat, &mut latent));
+        let chosen = PoolsOver { sizes, pools: own.unwrap_or_else(|| &cx.beside[place]) };
+        let (of, how) = ((cx.device, cx.parts, cx.sequences), (spec.scale, variant));
+        kv.attend_chosen(of, how, chosen, cx.scratch, (q_hat, &mut latent));
         latent
     }
 

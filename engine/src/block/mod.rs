@@ -186,12 +186,7 @@ impl<'a> BlockCx<'a> {
 }
 
 /// Rotates the last `n_rot` elements of heads of `stride`.
-fn rotate_last(
-    cx: &BlockCx<'_>,
-    heads: &mut [f32],
-    [stride, n_rot]: [usize; 2],
-    table: &RopeTable,
-) {
+fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, [stride, n_rot]: [usize; 2], table: &RopeTable) {
     let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
     let mut pe = cx.scratch.take(heads.len() / stride, n_rot);
     // Rotated row by row: heads need not be apart.

@@ -42,8 +42,8 @@ impl Block for Switch {
             v[at] = *place;
         }
         kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: Some(&v), index: None });
-        let variant = (1.0, AttendVariant::default());
-        kv.attend(cx.device, cx.parts, cx.sequences, variant, &q, &mut found);
+        let how = (1.0, AttendVariant::default(), None);
+        kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
         let found = found.chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());
         cx.beside[Beside::ADAPTERS] = Rows::new(found.collect(), 1);

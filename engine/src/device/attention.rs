@@ -1,10 +1,13 @@
 //! Keys and values of rows to their pages, and attention over pages.
 
-use brigade_gpu::{self as there, AttendPages, Gpu, KvSpans, PageLayout, PagePart};
+use brigade_gpu::{self as there, AttendPages, ChosenSpans, Gpu, KvSpans};
 
-use super::{Device, Memory, Rows, Values, give_up};
+use super::index::{block_sizes, pool_sizes};
+use super::pages::{page_layout, page_parts, with_room};
+use super::{Device, Lists, Memory, Rows, Scratch, Values};
 use crate::kernels::{
-    self, Attend, AttendPart, AttendVariant, KvLayout, KvType, ValuePlace, Window,
+    self, Attend, AttendPart, AttendVariant, BlockSizes, Chosen, ChosenBlocks, KvLayout, PoolSizes,
+    Window,
 };
 
 /// What rows leave in their pages.
@@ -28,8 +31,30 @@ pub struct AttendOver<'a> {
     pub parts: &'a [AttendPart<'a>],
     /// Factor on the scores.
     pub scale: f32,
-    /// What few models change of the softmax.
+    /// What few models change of the softmax; blocks stand in `blocks`.
     pub variant: AttendVariant<'a>,
+    /// The blocks that rows attend to; `None`: all.
+    pub blocks: Option<BlocksOver<'a>>,
+}
+
+/// The blocks of positions that rows attend to ([`ChosenBlocks`]).
+#[derive(Clone, Copy)]
+pub struct BlocksOver<'a> {
+    /// Of the blocks, and how many a row attends to at most.
+    pub sizes: BlockSizes,
+    /// Rows that see no more positions than this attend to all they see.
+    pub n_near: usize,
+    /// `[n_rows, n_kv_head, per_row]`.
+    pub lists: &'a Lists,
+}
+
+/// The positions, or pools of them, that rows attend to ([`Chosen`]).
+#[derive(Clone, Copy)]
+pub struct PoolsOver<'a> {
+    /// So many for each row that sees more.
+    pub sizes: PoolSizes,
+    /// `[n_rows, per_row]`.
+    pub pools: &'a Rows,
 }
 
 impl Device {
@@ -61,25 +86,57 @@ impl Device {
     /// # Panics
     /// If shapes disagree, or a GPU has no memory for it: the stage ends with this as its reason.
     pub fn attend(&self, over: &AttendOver<'_>, q: &Rows, out: &mut Rows) {
-        let AttendOver { layout, pool, parts, scale, variant } = *over;
+        let AttendOver { layout, pool, parts, scale, variant, blocks } = *over;
         let n_head = q.cols() / layout.head_dim_k;
-        let there = (self.gpu.as_ref(), pool.span(), variant.blocks);
-        if let ((Some(gpu), Some(pool), None), true) = (there, out.is_with_gpu()) {
-            let out = out.span_mut().expect("rows with a GPU have a span");
+        if let (Some(pool), Some((gpu, out))) = (pool.span(), self.gpu_of(out)) {
             let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
-            let variant = on_gpu(&variant, gpu);
+            let variant = on_gpu(&variant, blocks, gpu);
             let over = AttendPages { layout, pool, parts, n_head, scale, variant };
-            if let Err(error) = gpu.attend(&over, q.on_gpu(gpu), out) {
-                give_up("attention", &error);
-            }
-            return;
+            return with_room("attention", gpu.attend(&over, q.on_gpu(gpu), out));
         }
+        let blocks = blocks.map(|BlocksOver { sizes, n_near, lists }| ChosenBlocks {
+            sizes,
+            n_near,
+            blocks: lists.on_host(),
+        });
+        let variant = AttendVariant { blocks, ..variant };
         self.compute.attend(&Attend { layout, pool, parts, n_head, scale, variant }, q, out);
+    }
+
+    /// [`Device::attend`] to the chosen positions ([`Compute::attend_chosen`](crate::kernels::Compute::attend_chosen)).
+    ///
+    /// # Panics
+    /// If values are not in the keys, shapes disagree, or a GPU has no memory for it.
+    pub fn attend_chosen(
+        &self,
+        over: &AttendOver<'_>,
+        chosen: PoolsOver<'_>,
+        scratch: &Scratch,
+        q: &Rows,
+        out: &mut Rows,
+    ) {
+        let AttendOver { layout, pool, parts, scale, variant, .. } = *over;
+        let PoolsOver { sizes, pools } = chosen;
+        let n_head = q.cols() / layout.head_dim_k;
+        if let (Some(pool), Some((gpu, out))) = (pool.span(), self.gpu_of(out)) {
+            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
+            let variant = on_gpu(&variant, None, gpu);
+            let over = AttendPages { layout, pool, parts, n_head, scale, variant };
+            let chosen = ChosenSpans { sizes: pool_sizes(sizes), pools: pools.on_gpu(gpu) };
+            let attended = gpu.attend_chosen(&over, &chosen, q.on_gpu(gpu), out);
+            return with_room("attention to chosen positions", attended);
+        }
+        let mut room = scratch.take(1, Chosen::room_len(layout, sizes, q.n_rows()));
+        let attend = Attend { layout, pool, parts, n_head, scale, variant };
+        self.compute.attend_chosen(&attend, &Chosen { sizes, pools }, &mut room, q, out);
     }
 }
 
-/// Without chosen blocks.
-fn on_gpu<'a>(variant: &AttendVariant<'a>, gpu: &Gpu) -> there::AttendVariant<'a> {
+fn on_gpu<'a>(
+    variant: &AttendVariant<'a>,
+    blocks: Option<BlocksOver<'a>>,
+    gpu: &'a Gpu,
+) -> there::AttendVariant<'a> {
     let window = variant.window.map(|window| match window {
         Window::Sliding(n) => there::Window::Sliding(n),
         Window::Chunk(n) => there::Window::Chunk(n),
@@ -96,29 +153,10 @@ fn on_gpu<'a>(variant: &AttendVariant<'a>, gpu: &Gpu) -> there::AttendVariant<'a
         slopes: variant.slopes.map(|slopes| slopes.on_gpu(gpu)),
         biases,
         both_ways: variant.both_ways,
+        blocks: blocks.map(|BlocksOver { sizes, n_near, lists }| there::ChosenBlocks {
+            sizes: block_sizes(sizes),
+            n_near,
+            blocks: lists.on_gpu(gpu),
+        }),
     }
-}
-
-fn page_layout(layout: &KvLayout) -> PageLayout {
-    let KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
-    let values = match values {
-        ValuePlace::Apart => brigade_gpu::ValuePlace::Apart,
-        ValuePlace::InKeys => brigade_gpu::ValuePlace::InKeys,
-    };
-    let ty = match ty {
-        KvType::F32 => brigade_gpu::KvType::F32,
-        KvType::F16 => brigade_gpu::KvType::F16,
-        KvType::Q8_0 => brigade_gpu::KvType::Q8_0,
-    };
-    PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
-}
-
-fn page_parts<'a>(parts: &[AttendPart<'a>]) -> Vec<PagePart<'a>> {
-    let part = |part: &AttendPart<'a>| PagePart {
-        pages: bytemuck::cast_slice(part.blocks),
-        first_pos: part.first_pos,
-        n_rows: part.n_rows,
-        first_row: part.first_row,
-    };
-    parts.iter().map(part).collect()
 }

@@ -7,13 +7,18 @@
 mod attention;
 mod devices;
 mod elementwise;
+mod entries;
 mod experts;
 mod fetched;
 mod gates;
+mod index;
+mod lists;
 mod memory;
 mod moves;
 mod name;
 mod norms;
+mod pages;
+mod pools;
 mod probe;
 mod products;
 mod routing;
@@ -30,13 +35,17 @@ use std::ops::Deref;
 
 use brigade_gpu::{Gpu, SpanMut};
 
-pub use attention::{AttendOver, KvRows};
+pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
+pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use fetched::Fetched;
+pub use index::{IndexOfMeans, IndexOver, PoolingBy};
+pub use lists::Lists;
 pub use memory::Memory;
 pub use name::{DeviceName, DeviceWish};
+pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
 pub use routing::Routing;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};

@@ -3,10 +3,9 @@
 
 use super::{Sequence, StateRoom};
 use crate::batch::BlockId;
-use crate::device::Device;
-use crate::device::Memory;
+use crate::device::{Device, Memory, NewEntries, Rows};
 use crate::error::ModelError;
-use crate::kernels::{EntryLayout, KV_PAGE, NewEntries};
+use crate::kernels::{EntryLayout, KV_PAGE};
 
 /// Pages of entries.
 pub struct EntryPages {
@@ -32,7 +31,7 @@ impl EntryPages {
     }
 
     /// All pages, one after the other.
-    pub fn pool(&self) -> &[u8] {
+    pub fn pool(&self) -> &Memory<u8> {
         &self.pool
     }
 
@@ -77,9 +76,9 @@ impl EntryPages {
         }
     }
 
-    /// Writes entries that became complete.
-    pub fn write(&mut self, device: &Device, new: &NewEntries<'_>) {
-        device.write_entries(&self.layout, &mut self.pool, new);
+    /// Writes entries that became complete, see [`Device::write_entries`].
+    pub fn write(&mut self, device: &Device, new: &[NewEntries<'_>], keys: (&Rows, Option<&Rows>)) {
+        device.write_entries(&self.layout, &mut self.pool, new, keys);
     }
 }
 
@@ -112,9 +111,9 @@ mod tests {
                     }
                     let keys: Vec<f32> = (0..n_entries * 20).map(|i| i as f32 / 64.0).collect();
                     let index: Vec<f32> = (0..n_entries * 12).map(|i| -(i as f32)).collect();
-                    let new =
-                        NewEntries { blocks: &of.blocks, first: 0, keys: &keys, index: &index };
-                    pages.write(&device, &new);
+                    let new = NewEntries { blocks: &of.blocks, first: 0, n: n_entries };
+                    let [keys, index] = [Rows::new(keys, 20), Rows::new(index, 12)];
+                    pages.write(&device, &[new], (&keys, Some(&index)));
                     let mut bytes = Vec::new();
                     pages.read_into(&of, (0, pages.n_kept(len)), len, &mut bytes);
                     bytes

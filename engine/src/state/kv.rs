@@ -8,28 +8,13 @@ use std::ops::Range;
 use super::places::{Places, pages_kept, visible};
 use super::{PartRows, Sequence, Sequences, StateRoom};
 use crate::batch::BlockId;
-use crate::device::{AttendOver, KvRows, Memory};
-use crate::device::{Device, Rows};
+use crate::device::{AttendOver, BlocksOver, IndexOfMeans, IndexOver, KvRows, Lists, Memory};
+use crate::device::{Device, PoolingBy, PoolsOver, Rows, Scratch};
 use crate::error::ModelError;
-use crate::kernels::{
-    Attend, AttendPart, AttendVariant, BlockIndex, BlockSizes, Chosen, Index, KV_PAGE, KvLayout,
-    MeanIndex, PoolSizes, Pooling, RopeTable, Window,
-};
+use crate::kernels::{AttendPart, AttendVariant, BlockSizes, KV_PAGE, KvLayout, PoolSizes, Window};
 
-/// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
-#[derive(Clone, Copy)]
-pub struct IndexOfMeans<'a> {
-    /// Its heads.
-    pub n_head: usize,
-    /// What it chooses.
-    pub sizes: BlockSizes,
-    /// Weight of the norm of a mean, `[index_dim]`.
-    pub norm: &'a [f32],
-    /// Epsilon of that norm.
-    pub eps: f32,
-    /// What rotates a mean.
-    pub rope: Option<&'a RopeTable>,
-}
+/// How rows attend: the factor on scores, what few models change of the softmax, and the blocks that an index chose.
+pub type AttendHow<'a> = (f32, AttendVariant<'a>, Option<BlocksOver<'a>>);
 
 /// Pages of keys and values.
 pub struct KvCache {
@@ -159,12 +144,12 @@ impl KvCache {
         device.kv_write(&self.layout, &mut self.pool, &parts, rows);
     }
 
-    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Compute::pool_keys`]. What the rows
+    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. What the rows
     /// leave must have been written.
     pub fn pool_keys(
         &mut self,
         (device, parts, sequences): (&Device, &[PartRows], &Sequences),
-        pooling: Pooling<'_>,
+        pooling: PoolingBy<'_>,
     ) {
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
@@ -202,84 +187,80 @@ impl KvCache {
         device: &Device,
         parts: &[PartRows],
         sequences: &Sequences,
-        (scale, variant): (f32, AttendVariant<'_>),
+        (scale, variant, blocks): AttendHow<'_>,
         q: &Rows,
         out: &mut Rows,
     ) {
         let tables = self.tables(parts, sequences);
-        let parts = attend_parts(parts, sequences, tables.as_deref());
+        let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
         let (layout, pool) = (&self.layout, &self.pool);
-        device.attend(&AttendOver { layout, pool, parts: &parts, scale, variant }, q, out);
+        device.attend(&AttendOver { layout, pool, parts, scale, variant, blocks }, q, out);
     }
 
-    /// The pools of each row that an index chooses, see [`Compute::choose`]: with `queries` `[n_rows, n_head * dim]` and
+    /// The pools of each row that an index chooses, see [`Device::choose`]: with `queries` `[n_rows, n_head * dim]` and
     /// weights `[n_rows, n_head]`.
     pub fn choose(
         &self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
+        of: (&Device, &[PartRows], &Sequences),
         sizes: PoolSizes,
-        (queries, weights): (&[f32], &[f32]),
-        out: &mut [f32],
+        queries: (&Rows, &Rows),
+        out: &mut Rows,
     ) {
-        let tables = self.tables(parts, sequences);
-        let parts = attend_parts(parts, sequences, tables.as_deref());
-        let (layout, pool) = (&self.layout, &self.pool[..]);
-        let n_rows = out.len() / sizes.per_row;
-        let index = Index { layout, pool, parts: &parts, n_head: weights.len() / n_rows, sizes };
-        device.choose(&index, queries, weights, out);
+        self.asked(of, |device, over| device.choose(over, sizes, queries, out));
     }
 
-    /// The blocks of each row's heads that an index chooses, see [`Compute::choose_blocks`]: with `queries` `[n_rows,
+    /// The blocks of each row's heads that an index chooses, see [`Device::choose_blocks`]: with `queries` `[n_rows,
     /// n_kv_head * index_dim]`.
     pub fn choose_blocks(
         &self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
+        of: (&Device, &[PartRows], &Sequences),
         sizes: BlockSizes,
-        queries: &[f32],
-    ) -> Option<Vec<u32>> {
-        let tables = self.tables(parts, sequences);
-        let parts = attend_parts(parts, sequences, tables.as_deref());
-        let (layout, pool) = (&self.layout, &self.pool[..]);
-        device.choose_blocks(&BlockIndex { layout, pool, parts: &parts, sizes }, queries)
+        queries: &Rows,
+    ) -> Option<Lists> {
+        self.asked(of, |device, over| device.choose_blocks(over, sizes, queries))
     }
 
-    /// The blocks of the rows of `parts` that an index of means chooses, see [`Compute::choose_by_means`], with `queries` `[n_rows, n_head * index_dim]`.
+    /// The blocks of the rows of `parts` that an index of means chooses, see [`Device::choose_by_means`], with `queries`
+    /// `[n_rows, n_head * index_dim]`.
     pub fn choose_by_means(
         &self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
+        of: (&Device, &[PartRows], &Sequences),
         index: &IndexOfMeans<'_>,
-        queries: &[f32],
-    ) -> Option<Vec<u32>> {
-        let tables = self.tables(parts, sequences);
-        let parts = attend_parts(parts, sequences, tables.as_deref());
-        let IndexOfMeans { n_head, sizes, norm, eps, rope } = *index;
-        let (layout, pool, parts) = (&self.layout, &self.pool[..], &parts[..]);
-        let index = MeanIndex { layout, pool, parts, n_head, sizes, norm, eps, rope };
-        device.choose_by_means(&index, queries)
+        queries: &Rows,
+    ) -> Option<Lists> {
+        self.asked(of, |device, over| device.choose_by_means(over, index, queries))
     }
 
-    /// As [`Self::attend`], to the positions that were chosen for each row; `room` is memory to work in
-    /// ([`Chosen::room_len`]).
+    /// Asks an index whose keys are in the pages.
+    fn asked<T>(
+        &self,
+        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
+        ask: impl FnOnce(&Device, &IndexOver<'_>) -> T,
+    ) -> T {
+        let tables = self.tables(parts, sequences);
+        let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
+        ask(device, &IndexOver { layout: &self.layout, pool: &self.pool, parts })
+    }
+
+    /// As [`Self::attend`], to the positions that were chosen for each row; what is copied for that lies in `scratch`.
     pub fn attend_chosen(
         &self,
         (device, parts, sequences): (&Device, &[PartRows], &Sequences),
         (scale, variant): (f32, AttendVariant<'_>),
-        chosen: Chosen<'_>,
-        room: &mut [f32],
-        (q, out): (&[f32], &mut [f32]),
+        chosen: PoolsOver<'_>,
+        scratch: &Scratch,
+        (q, out): (&Rows, &mut Rows),
     ) {
         let tables = self.tables(parts, sequences);
-        let parts = attend_parts(parts, sequences, tables.as_deref());
-        let (layout, pool) = (&self.layout, &self.pool[..]);
-        let n_rows: usize = parts.iter().map(|part| part.n_rows).sum();
-        let n_head = q.len() / n_rows / layout.head_dim_k;
-        let attend = Attend { layout, pool, parts: &parts, n_head, scale, variant };
-        device.attend_chosen(&attend, &chosen, room, q, out);
+        let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
+        let (layout, pool) = (&self.layout, &self.pool);
+        let over = AttendOver { layout, pool, parts, scale, variant, blocks: None };
+        device.attend_chosen(&over, chosen, scratch, q, out);
     }
 }
 
 /// The parts with their pages, as the kernels take them: of `tables`, where there are such.
-fn attend_parts<'a>(
+pub fn attend_parts<'a>(
     parts: &[PartRows],
     sequences: &'a Sequences,
     tables: Option<&'a [Vec<BlockId>]>,

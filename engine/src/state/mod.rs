@@ -16,7 +16,7 @@ mod snapshot;
 pub use block::BlockState;
 pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
 pub use entries::EntryPages;
-pub use kv::{IndexOfMeans, KvCache};
+pub use kv::{AttendHow, KvCache, attend_parts};
 pub use parts::{merge_snapshots, select_layers};
 pub use places::{pages_kept, pages_of_each, pages_of_rows};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};

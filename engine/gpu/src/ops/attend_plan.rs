@@ -1,12 +1,17 @@
 //! How attention is cut for the device: tiles of queries that share the reading of pages, and spans of pages. Spans start afresh and
 //! lie at absolute positions, so that no bit depends on the rows beside a row, nor on how its part is cut into tiles.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::pages::{KV_PAGE, PageLayout, PagePart};
 
-/// Positions whose softmax is accumulated in one go; part of the arithmetic.
-const SPAN_POSITIONS: usize = 16 * KV_PAGE;
+/// Pages whose softmax is accumulated in one go; part of the arithmetic.
+const SPAN_PAGES: usize = 16;
+
+/// Positions of them.
+const SPAN_POSITIONS: usize = SPAN_PAGES * KV_PAGE;
 
 /// Values before the weighted sum in a state.
 const STATE_HEAD: usize = 4;
@@ -52,12 +57,15 @@ pub(super) struct Tile {
     first_span: u32,
     n_spans: u32,
     first_state: u32,
+    first_list: u32,
 }
 
 /// Tiles that are computed together.
 pub(super) struct Batch {
     /// Queries that a tile has room for.
     pub(super) tile: usize,
+    /// Whether their queries read the pages of lists.
+    pub(super) is_listed: bool,
     pub(super) tiles: Vec<Tile>,
     /// Of each span the number of its tile.
     pub(super) spans: Vec<u32>,
@@ -68,6 +76,18 @@ pub(super) struct Plan {
     pub(super) batches: Vec<Batch>,
     /// Pages that the tiles name, sequence after sequence.
     pub(super) pages: Vec<u32>,
+    /// Of each row that reads the pages of lists, one for each head of keys and values: its number, and behind the last
+    /// position that it sees.
+    pub(super) far_rows: Vec<[u32; 2]>,
+}
+
+/// Rows that do not read all pages they see.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Listed {
+    /// Rows that see no more positions than this read all.
+    pub(super) n_near: usize,
+    /// Pages that a list has room for.
+    pub(super) most: usize,
 }
 
 impl Plan {
@@ -79,29 +99,64 @@ impl Plan {
         layout: &PageLayout,
         parts: &[PagePart<'_>],
         group: usize,
-        sight: Sight,
+        (sight, listed): (Sight, Option<Listed>),
         n_pages: usize,
     ) -> Self {
-        let mut plan = Self { batches: Vec::new(), pages: Vec::new() };
-        let mut sizes: Vec<usize> =
-            parts.iter().map(|part| tile_size(layout, part.n_rows * group)).collect();
-        let tile_of_part = sizes.clone();
+        let mut plan = Self { batches: Vec::new(), pages: Vec::new(), far_rows: Vec::new() };
+        let n_near = |part: &PagePart<'_>| match listed {
+            None => part.n_rows,
+            Some(listed) => part.n_near(listed.n_near),
+        };
+        let size_of = |part: &PagePart<'_>| tile_size(layout, n_near(part) * group);
+        let mut sizes: Vec<usize> = parts.iter().map(size_of).collect();
         sizes.sort_unstable();
         sizes.dedup();
         let firsts: Vec<u32> =
             parts.iter().map(|part| plan.list_pages(part, sight, n_pages)).collect();
         for size in sizes {
             let room = (STATE_BYTES / state_bytes(layout, size)).max(1);
-            plan.batches.push(Batch { tile: size, tiles: Vec::new(), spans: Vec::new() });
-            for (p, part) in parts.iter().enumerate().filter(|(p, _)| tile_of_part[*p] == size) {
-                for start in (0..part.n_rows * group).step_by(size) {
-                    let n = size.min(part.n_rows * group - start);
-                    plan.add_tile(part, firsts[p], (start, n, group), sight, room);
+            plan.batches.push(Batch::new(size, false));
+            for (part, pages) in parts.iter().zip(&firsts).filter(|(part, _)| size_of(part) == size)
+            {
+                let end = n_near(part) * group;
+                for start in (0..end).step_by(size) {
+                    let queries = start..end.min(start + size);
+                    plan.add(Tile::of(part, *pages, queries, group, sight), room);
                 }
             }
         }
+        if let Some(listed) = listed {
+            plan.add_listed(layout, (parts, &firsts), group, listed);
+        }
         plan.batches.retain(|batch| !batch.tiles.is_empty());
         plan
+    }
+
+    /// Adds the tiles of rows that read the pages of lists, each row's by itself.
+    fn add_listed(
+        &mut self,
+        layout: &PageLayout,
+        (parts, firsts): (&[PagePart<'_>], &[u32]),
+        group: usize,
+        listed: Listed,
+    ) {
+        let size = tile_size(layout, group);
+        let room = (STATE_BYTES / state_bytes(layout, size)).max(1);
+        let sight = Sight { window: None, both_ways: false };
+        self.batches.push(Batch::new(size, true));
+        for (part, pages) in parts.iter().zip(firsts) {
+            for row in part.n_near(listed.n_near)..part.n_rows {
+                let first_list = (self.far_rows.len() * layout.n_kv_head) as u32;
+                let end = part.first_pos + row + 1;
+                self.far_rows.push([(part.first_row + row) as u32, end as u32]);
+                let n_spans = listed.most.min(end.div_ceil(KV_PAGE)).div_ceil(SPAN_PAGES) as u32;
+                for start in (row * group..(row + 1) * group).step_by(size) {
+                    let queries = start..((row + 1) * group).min(start + size);
+                    let tile = Tile::of(part, *pages, queries, group, sight);
+                    self.add(Tile { first_span: 0, n_spans, first_list, ..tile }, room);
+                }
+            }
+        }
     }
 
     /// Bytes of the states of the largest batch.
@@ -123,37 +178,51 @@ impl Plan {
         start.wrapping_sub(first as u32)
     }
 
-    /// Adds queries `start..start + n` of a part to the last batch, or to a new one where that has no room.
-    fn add_tile(
-        &mut self,
-        part: &PagePart<'_>,
-        pages: u32,
-        (start, n, group): (usize, usize, usize),
-        sight: Sight,
-        room: usize,
-    ) {
-        let end = sight.end_visible(part, (start + n - 1) / group);
-        let first_span = sight.first_visible(part.first_pos + start / group) / SPAN_POSITIONS;
-        let n_spans = end.div_ceil(SPAN_POSITIONS) - first_span;
+    /// Adds a tile to the last batch, or to a new one where that has no room.
+    fn add(&mut self, tile: Tile, room: usize) {
+        let n_spans = tile.n_spans as usize;
         let is_full = |batch: &Batch| !batch.tiles.is_empty() && batch.spans.len() + n_spans > room;
         if let Some(full) = self.batches.last().filter(|batch| is_full(batch)) {
-            let next = Batch { tile: full.tile, tiles: Vec::new(), spans: Vec::new() };
+            let next = Batch::new(full.tile, full.is_listed);
             self.batches.push(next);
         }
-        let batch = self.batches.last_mut().expect("`new` adds one before any tile");
+        let batch = self.batches.last_mut().expect("there is one before any tile");
         let number = batch.tiles.len() as u32;
-        batch.tiles.push(Tile {
+        batch.tiles.push(Tile { first_state: batch.spans.len() as u32, ..tile });
+        batch.spans.extend(std::iter::repeat_n(number, n_spans));
+    }
+}
+
+impl Batch {
+    fn new(tile: usize, is_listed: bool) -> Self {
+        Self { tile, is_listed, tiles: Vec::new(), spans: Vec::new() }
+    }
+}
+
+impl Tile {
+    /// Some queries of a part whose page 0 is at `pages` of the list of all pages, and the spans that they see.
+    fn of(
+        part: &PagePart<'_>,
+        pages: u32,
+        queries: Range<usize>,
+        group: usize,
+        sight: Sight,
+    ) -> Self {
+        let end = sight.end_visible(part, (queries.end - 1) / group);
+        let first_span =
+            sight.first_visible(part.first_pos + queries.start / group) / SPAN_POSITIONS;
+        Self {
             first_row: part.first_row as u32,
             first_pos: part.first_pos as u32,
             n_rows: part.n_rows as u32,
             pages,
-            first_query: start as u32,
-            n_queries: n as u32,
+            first_query: queries.start as u32,
+            n_queries: queries.len() as u32,
             first_span: first_span as u32,
-            n_spans: n_spans as u32,
-            first_state: batch.spans.len() as u32,
-        });
-        batch.spans.extend(std::iter::repeat_n(number, n_spans));
+            n_spans: (end.div_ceil(SPAN_POSITIONS) - first_span) as u32,
+            first_state: 0,
+            first_list: 0,
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::attend_blocks::{ChosenBlocks, PageList};
 use super::attend_plan::{Batch, Plan, Sight, Window};
 use super::elementwise::count;
 use super::pages::{PageLayout, PagePart, ValuePlace};
@@ -59,6 +60,9 @@ pub struct AttendVariant<'a> {
     pub biases: Option<DistanceBiases<'a>>,
     /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
     pub both_ways: bool,
+    /// The blocks that a row's heads see of the positions before it; `None`: all. Not beside a window, nor where rows see
+    /// those after them.
+    pub blocks: Option<ChosenBlocks<'a>>,
 }
 
 /// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
@@ -82,16 +86,17 @@ struct SpanPush {
     states: u64,
     slopes: u64,
     biases: u64,
+    lists: u64,
     page_bytes: u32,
     n_kv_head: u32,
     group: u32,
     window: u32,
     reach: u32,
     n_spans: u32,
+    most: u32,
     scale: f32,
     softcap: f32,
     inverse_cap: f32,
-    pad: u32,
 }
 
 #[repr(C)]
@@ -101,12 +106,13 @@ struct MergePush {
     states: u64,
     sinks: u64,
     result: u64,
+    lists: u64,
     n_tiles: u32,
     n_kv_head: u32,
     group: u32,
     window: u32,
     dv: u32,
-    pad: u32,
+    most: u32,
 }
 
 impl Gpu {
@@ -127,16 +133,28 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         let n_pages = over.check(q.values(), out.values());
         let sight = Sight { window: over.variant.window, both_ways: over.variant.both_ways };
-        let plan = Plan::new(over.layout, over.parts, over.group(), sight, n_pages);
+        let listed = over.variant.blocks.map(|blocks| blocks.listed(over.parts));
+        let sees = (sight, listed);
+        let plan = Plan::new(over.layout, over.parts, over.group(), sees, n_pages);
         if plan.batches.is_empty() {
             return Ok(());
         }
+        let lists = match (over.variant.blocks, listed) {
+            (Some(blocks), Some(listed)) if !plan.far_rows.is_empty() => {
+                Some(self.list_pages(&blocks, listed, &plan.far_rows, over.layout.n_kv_head)?)
+            }
+            _ => None,
+        };
+        let lists = lists.as_ref().map_or(PageList::NONE, |(lists, most)| PageList {
+            address: lists.span().address(),
+            most: *most,
+        });
         let mut states = self.buffer(plan.state_bytes(over.layout), Purpose::Activations)?;
         let pages = self.upload(bytemuck::cast_slice(&plan.pages));
         for batch in &plan.batches {
             let tiles = self.upload(bytemuck::cast_slice(&batch.tiles));
-            self.attend_spans(over, batch, (tiles, pages), q, states.span_mut());
-            self.merge_spans(over, batch, tiles, states.span(), out.address());
+            self.attend_spans(over, batch, (tiles, pages, lists), q, states.span_mut());
+            self.merge_spans(over, batch, (tiles, lists), states.span(), out.address());
         }
         Ok(())
     }
@@ -146,7 +164,7 @@ impl Gpu {
         &self,
         over: &AttendPages<'_>,
         batch: &Batch,
-        (tiles, pages): (Span<'_>, Span<'_>),
+        (tiles, pages, lists): (Span<'_>, Span<'_>, PageList),
         q: Span<'_>,
         states: SpanMut<'_>,
     ) {
@@ -160,25 +178,27 @@ impl Gpu {
             states: states.address(),
             slopes: variant.slopes.map_or(0, |slopes| slopes.address()),
             biases: variant.biases.map_or(0, |biases| biases.of_heads.address()),
+            lists: lists.address,
             page_bytes: count(layout.page_bytes()),
             n_kv_head: layout.n_kv_head as u32,
             group: over.group() as u32,
             window: variant.window_len(),
             reach: variant.biases.map_or(0, |biases| count(biases.reach)),
             n_spans: count(batch.spans.len()),
+            most: lists.most,
             scale: over.scale,
             softcap: variant.softcap.unwrap_or(1.0),
             inverse_cap: 1.0 / variant.softcap.unwrap_or(1.0),
-            pad: 0,
         };
         let [ty, in_keys] = over.page_constants();
         let tile = batch.tile as u32;
         let (dk, dv) = (layout.head_dim_k as u32, layout.head_dim_v as u32);
-        let constants = [ty, in_keys, tile, variant.bits(), dk, dv];
+        let constants = [ty, in_keys, tile, variant.bits(batch), dk, dv];
         let groups = lines(batch.spans.len() * layout.n_kv_head);
         // SAFETY: the kernel reads the queries of the tiles' rows, which are rows of `q` (`check`), the pages that the parts name,
-        // which are in the pool (`Plan::new`), and slopes and biases of each head (`check`). It writes a state for each span, head
-        // and query: `Plan::state_bytes` counts them.
+        // which are in the pool (`Plan::new`), and slopes and biases of each head (`check`). Lists that it reads name no page
+        // behind the row's own (`Gpu::list_pages`). It writes a state for each span, head and query: `Plan::state_bytes`
+        // counts them.
         unsafe { self.dispatch(Order::After, &SPAN, &constants, &push, groups) };
     }
 
@@ -187,7 +207,7 @@ impl Gpu {
         &self,
         over: &AttendPages<'_>,
         batch: &Batch,
-        tiles: Span<'_>,
+        (tiles, lists): (Span<'_>, PageList),
         states: Span<'_>,
         result: u64,
     ) {
@@ -197,15 +217,16 @@ impl Gpu {
             states: states.address(),
             sinks: variant.sinks.map_or(0, |sinks| sinks.address()),
             result,
+            lists: lists.address,
             n_tiles: count(batch.tiles.len()),
             n_kv_head: layout.n_kv_head as u32,
             group: over.group() as u32,
             window: variant.window_len(),
             dv: layout.head_dim_v as u32,
-            pad: 0,
+            most: lists.most,
         };
         let [ty, in_keys] = over.page_constants();
-        let constants = [ty, in_keys, batch.tile as u32, variant.bits()];
+        let constants = [ty, in_keys, batch.tile as u32, variant.bits(batch)];
         let queries = batch.tiles.len() * layout.n_kv_head * batch.tile;
         let n = count(queries * layout.head_dim_v.div_ceil(4)) as usize;
         // SAFETY: the kernel reads the states that were filled before, and a sink of each head. It writes the rows of the tiles,
@@ -249,6 +270,11 @@ impl AttendPages<'_> {
         let reach = variant.biases.map_or(0, |biases| biases.reach);
         let biases = variant.biases.map(|biases| biases.of_heads);
         assert!(fits(biases, n_head * (2 * reach + 1)), "attend: biases for each query head");
+        if let Some(blocks) = variant.blocks {
+            let sees_before = variant.window.is_none() && !variant.both_ways;
+            assert!(sees_before, "attend: chosen blocks of all positions before a row");
+            blocks.check(n_rows, n_kv_head);
+        }
         let mut next = 0;
         for part in self.parts {
             assert!(part.first_row >= next, "attend: parts are out of order");
@@ -262,7 +288,7 @@ impl AttendPages<'_> {
 
 impl AttendVariant<'_> {
     /// The constant by which shaders know it: see `attend_tile.glsl`.
-    fn bits(&self) -> u32 {
+    fn bits(&self, batch: &Batch) -> u32 {
         let window = match self.window {
             None => 0,
             Some(Window::Sliding(_)) => 1,
@@ -275,6 +301,7 @@ impl AttendVariant<'_> {
             self.biases.is_some(),
             self.both_ways,
             self.sinks.is_some(),
+            batch.is_listed,
         ];
         (2..).zip(flags).fold(window, |bits, (place, flag)| bits | u32::from(flag) << place)
     }

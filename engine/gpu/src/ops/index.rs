@@ -95,7 +95,7 @@ struct Push {
     dim: u32,
     width: u32,
     positions: u32,
-    pad: u32,
+    entry_bytes: u32,
 }
 
 impl PoolSizes {
@@ -209,10 +209,11 @@ impl Gpu {
             dim: count(scorer.dim),
             width: keys.width,
             positions: count(scorer.positions),
-            pad: 0,
+            entry_bytes: keys.entry_bytes,
         };
         let [ty, in_keys] = keys.constants;
-        let constants = [ty, in_keys, n_head.div_ceil(LANES) as u32];
+        let of_entries = u32::from(keys.entry_bytes > 0);
+        let constants = [ty, in_keys, n_head.div_ceil(LANES) as u32, of_entries];
         // SAFETY: the kernel reads the rows' queries and weights, and keys of the pools that they see, in pages that their
         // lists name; it writes a score for each pool that a row sees to the row's line. Callers have checked that these
         // are there.

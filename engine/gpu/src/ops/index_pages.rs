@@ -14,6 +14,8 @@ pub(super) struct IndexKeys {
     pub(super) page_bytes: u32,
     /// Elements that a page has of a key.
     pub(super) width: u32,
+    /// From one entry of a page to the next, where keys are those of entries; else 0.
+    pub(super) entry_bytes: u32,
     /// Type of the elements, and whether keys are rows: the first constants of the shaders.
     pub(super) constants: [u32; 2],
 }
@@ -41,6 +43,7 @@ impl IndexKeys {
             address: address + heads as u64,
             page_bytes: count(layout.page_bytes()),
             width: count(if in_keys { dim.next_multiple_of(LANES) } else { dim }),
+            entry_bytes: 0,
             constants: [layout.ty.code(), u32::from(in_keys)],
         }
     }
@@ -49,7 +52,7 @@ impl IndexKeys {
     pub(super) fn of_rows(rows: Span<'_>, width: usize) -> Self {
         let page_bytes = count(4 * KV_PAGE * width);
         let constants = [KvType::F32.code(), 1];
-        Self { address: rows.address(), page_bytes, width: width as u32, constants }
+        Self { address: rows.address(), page_bytes, width: width as u32, entry_bytes: 0, constants }
     }
 }
 
@@ -66,7 +69,19 @@ impl PageLists {
         parts: &[PagePart<'_>],
         n_rows: usize,
     ) -> Self {
-        let n_pages = pool_bytes / layout.page_bytes();
+        Self::of_pages(op, pool_bytes / layout.page_bytes(), parts, n_rows)
+    }
+
+    /// As [`Self::new`], of a pool of so many pages.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub(super) fn of_pages(
+        op: &str,
+        n_pages: usize,
+        parts: &[PagePart<'_>],
+        n_rows: usize,
+    ) -> Self {
         let (mut pages, mut starts, mut end) = (Vec::new(), Vec::new(), 0);
         for part in parts {
             let used = &part.pages[..(part.first_pos + part.n_rows).div_ceil(KV_PAGE)];

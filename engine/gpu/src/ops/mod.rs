@@ -1,15 +1,19 @@
 //! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
+mod attend_blocks;
+mod attend_entries;
 mod attend_plan;
 mod attention;
 mod best;
 mod block_index;
+mod chosen;
 mod conv;
 mod delta;
 mod depth;
 mod dilated;
 mod elementwise;
+mod entries;
 mod gates;
 mod greatest;
 mod index;
@@ -19,6 +23,7 @@ mod mamba;
 mod mean_index;
 mod moves;
 mod pages;
+mod parts;
 mod pooling;
 mod probe;
 mod products;
@@ -34,12 +39,16 @@ mod wide;
 mod wkv;
 mod wkv7;
 
+pub use attend_blocks::ChosenBlocks;
+pub use attend_entries::{AttendEntries, ChosenEntries};
 pub use attend_plan::Window;
 pub use attention::{AttendPages, AttendVariant, DistanceBiases};
 pub use block_index::{BlockIndexSpans, BlockSizes};
+pub use chosen::ChosenSpans;
 pub use conv::ConvSpans;
 pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use dilated::DilatedConv;
+pub use entries::{EntryIndexSpans, EntryPages, NewEntries};
 pub use gates::{GateBound, Xielu};
 pub use index::{IndexSpans, PoolSizes};
 pub use kv::KvSpans;

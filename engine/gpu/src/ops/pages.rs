@@ -70,13 +70,19 @@ impl KvType {
         self as u32
     }
 
-    /// Bytes of `n` elements of a position.
-    fn bytes_of(self, n: usize) -> usize {
+    /// Bytes of an element without its part of a scale.
+    pub(super) fn code_bytes(self) -> usize {
         match self {
-            Self::F32 => 4 * n,
-            Self::F16 => 2 * n,
-            Self::Q8_0 => n + 2 * n.div_ceil(SCALE_ELEMS),
+            Self::F32 => 4,
+            Self::F16 => 2,
+            Self::Q8_0 => 1,
         }
+    }
+
+    /// Bytes of `n` elements of a position.
+    pub(super) fn bytes_of(self, n: usize) -> usize {
+        let scales = if self == Self::Q8_0 { n.div_ceil(SCALE_ELEMS) } else { 0 };
+        n * self.code_bytes() + 2 * scales
     }
 }
 
@@ -129,6 +135,11 @@ impl PageLayout {
 }
 
 impl PagePart<'_> {
+    /// Rows, the first ones, that see no more than `width` positions.
+    pub(super) fn n_near(&self, width: usize) -> usize {
+        width.saturating_sub(self.first_pos).min(self.n_rows)
+    }
+
     /// Panics where the part has rows outside its pages, or one of its pages from number `first` on outside a pool of so many.
     pub(super) fn check(&self, op: &str, first: usize, n_pages: usize) {
         let end = self.first_pos + self.n_rows;

@@ -3,7 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attend_blocks;
+mod attend_chosen;
 mod blocks;
+mod entries;
 mod means;
 mod pooling;
 mod positions;

@@ -38,6 +38,7 @@ impl RopeTable {
             cos: cos.into(),
             sin: sin.into(),
             by_pair: OnceLock::new(),
+            backwards: OnceLock::new(),
         }
     }
 

@@ -278,7 +278,7 @@ fn a_table_backwards_turns_back() {
             let mut out = x.clone();
             compute.rope(&mut out, 40, &table);
             assert!(out.iter().zip(&x).any(|(out, x)| (out - x).abs() > 0.1), "it turns");
-            compute.rope(&mut out, 40, &table.backwards());
+            compute.rope(&mut out, 40, table.backwards());
             out
         });
         out.iter().zip(&x).for_each(|(out, x)| close("rope", *out, f64::from(*x), 1e-6));

@@ -50,6 +50,8 @@ pub struct RopeTable {
     pub(crate) sin: Vector,
     /// Per row the cosines of all pairs, then their sines, whatever the layout; made when it is asked for.
     pub(in crate::kernels) by_pair: OnceLock<Vector>,
+    /// What turns back; made when it is asked for.
+    pub(in crate::kernels) backwards: OnceLock<Box<RopeTable>>,
 }
 
 /// One row of heads to rotate.
@@ -66,7 +68,11 @@ pub(in crate::kernels) struct RopeRow<'a> {
 
 impl RopeTable {
     /// The table that turns back what this one turned, as far as it has no magnitude.
-    pub fn backwards(&self) -> Self {
+    pub fn backwards(&self) -> &Self {
+        self.backwards.get_or_init(|| Box::new(self.turned_back()))
+    }
+
+    fn turned_back(&self) -> Self {
         let (mut cos, mut sin) = (self.cos.to_vec(), self.sin.to_vec());
         match self.layout {
             RopeLayout::Norm => sin.iter_mut().for_each(|sin| *sin = -*sin),
@@ -82,6 +88,7 @@ impl RopeTable {
             cos: cos.into(),
             sin: sin.into(),
             by_pair: OnceLock::new(),
+            backwards: OnceLock::new(),
             ..*self
         }
     }

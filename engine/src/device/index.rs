@@ -1,0 +1,192 @@
+//! What indexes of sparse attention choose, and the keys by which they do.
+
+use brigade_gpu::{self as there, BlockIndexSpans, BlockRope, IndexSpans, MeanIndexSpans};
+
+use super::pages::{page_layout, page_parts, with_room};
+use super::{Device, Lists, Memory, Rows, Scratch, Values};
+use crate::kernels::{
+    AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KvLayout, MeanIndex, PoolSizes,
+    Pooling, RopeTable, Vector,
+};
+
+/// The rows that an index is asked for, and where its keys are.
+#[derive(Clone, Copy)]
+pub struct IndexOver<'a> {
+    /// Shape of the pages, which have keys of the index.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other.
+    pub pool: &'a Memory<u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+}
+
+/// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
+#[derive(Clone, Copy)]
+pub struct IndexOfMeans<'a> {
+    /// Its heads.
+    pub n_head: usize,
+    /// What it chooses.
+    pub sizes: BlockSizes,
+    /// Weight of the norm of a mean, `[index_dim]`.
+    pub norm: &'a Vector,
+    /// Epsilon of that norm.
+    pub eps: f32,
+    /// What rotates a mean.
+    pub rope: Option<&'a RopeTable>,
+}
+
+/// What weighs keys that become one.
+#[derive(Clone, Copy)]
+pub struct PoolingBy<'a> {
+    /// Positions of a pool, at least 2.
+    pub positions: usize,
+    /// `[positions, dim]`: added to the gate of each position.
+    pub bias: &'a Vector,
+}
+
+impl Device {
+    /// The pools of each row, `[n_rows, sizes.per_row]` ([`Compute::choose`](crate::kernels::Compute::choose)). `q` is
+    /// `[n_rows, n_head * dim]`, `weights` is `[n_rows, n_head]`.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a GPU has no memory for it.
+    pub fn choose(
+        &self,
+        over: &IndexOver<'_>,
+        sizes: PoolSizes,
+        (q, weights): (&Rows, &Rows),
+        out: &mut Rows,
+    ) {
+        let IndexOver { layout, pool, parts } = *over;
+        let n_head = weights.cols();
+        if let (Some(pool), Some((gpu, out))) = (pool.span(), self.gpu_of(out)) {
+            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
+            let sizes = pool_sizes(sizes);
+            let index = IndexSpans { layout, pool, parts, n_head, sizes };
+            return with_room(
+                "scores of an index",
+                gpu.choose(&index, q.on_gpu(gpu), weights.on_gpu(gpu), out),
+            );
+        }
+        self.compute.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
+    }
+
+    /// The blocks of each head of each row ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks)). `q` is
+    /// `[n_rows, n_kv_head * index_dim]`.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a GPU has no memory for it.
+    pub fn choose_blocks(
+        &self,
+        over: &IndexOver<'_>,
+        sizes: BlockSizes,
+        q: &Rows,
+    ) -> Option<Lists> {
+        let IndexOver { layout, pool, parts } = *over;
+        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) {
+            let n = q.n_rows() * layout.n_kv_head * sizes.per_row;
+            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
+            let index = BlockIndexSpans { layout, pool, parts, sizes: block_sizes(sizes) };
+            return Lists::filled(gpu, n, |out| {
+                let chosen = gpu.choose_blocks(&index, q.on_gpu(gpu), out.span_mut());
+                with_room("scores of blocks", chosen)
+            });
+        }
+        self.compute.choose_blocks(&BlockIndex { layout, pool, parts, sizes }, q).map(Lists::on)
+    }
+
+    /// The blocks of each row ([`Compute::choose_by_means`](crate::kernels::Compute::choose_by_means)). `q` is `[n_rows,
+    /// n_head * index_dim]`.
+    ///
+    /// # Panics
+    /// If shapes disagree, or a GPU has no memory for it.
+    pub fn choose_by_means(
+        &self,
+        over: &IndexOver<'_>,
+        index: &IndexOfMeans<'_>,
+        q: &Rows,
+    ) -> Option<Lists> {
+        let IndexOver { layout, pool, parts } = *over;
+        let IndexOfMeans { n_head, sizes, norm, eps, rope } = *index;
+        let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) else {
+            let index = MeanIndex { layout, pool, parts, n_head, sizes, norm, eps, rope };
+            return self.compute.choose_by_means(&index, q).map(Lists::on);
+        };
+        let n = q.n_rows() * layout.n_kv_head * sizes.per_row;
+        let rope = rope.map(|rope| rope.at(&self.compute, &starts(parts, sizes)));
+        let rope = rope.as_ref().map(|rope| BlockRope {
+            table: gpu.upload(bytemuck::cast_slice(rope.by_pair())),
+            n_rot: rope.n_rot,
+            layout: rope.layout,
+        });
+        let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
+        let (norm, sizes) = (norm.on_gpu(gpu), block_sizes(sizes));
+        let index = MeanIndexSpans { layout, pool, parts, n_head, sizes, norm, eps, rope };
+        Lists::filled(gpu, n, |out| {
+            let chosen = gpu.choose_by_means(&index, q.on_gpu(gpu), out.span_mut());
+            with_room("scores of means", chosen)
+        })
+    }
+
+    /// Puts element `i` of the second half of each row behind that of the first half: pairs come to stand side by side.
+    ///
+    /// # Panics
+    /// If rows have no halves.
+    pub fn halves_to_pairs(&self, x: &mut Rows, scratch: &Scratch) {
+        let (n, half) = (x.n_rows(), x.cols() / 2);
+        assert_eq!(x.cols(), 2 * half, "rows without halves");
+        if x.is_with_gpu() {
+            let halves = HeadColumns { stride: half, first: 0, width: half };
+            let mut apart = scratch.take(2 * n, half);
+            self.heads_apart(x, 2, halves, &mut apart);
+            self.heads_together(&apart, 2, HeadColumns { stride: 1, first: 0, width: 1 }, x);
+            return;
+        }
+        let mut row = scratch.take(1, 2 * half);
+        for x in x.chunks_exact_mut(2 * half) {
+            row.copy_from_slice(x);
+            let (first, second) = row.split_at(half);
+            let pairs = x.as_chunks_mut().0;
+            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
+                *pair = [*halves.0, *halves.1];
+            }
+        }
+    }
+
+    /// Makes the key of each pool that the parts' rows complete
+    /// ([`Compute::pool_keys`](crate::kernels::Compute::pool_keys)).
+    ///
+    /// # Panics
+    /// If shapes disagree, or a GPU has no memory for it.
+    pub fn pool_keys(
+        &self,
+        layout: &KvLayout,
+        pool: &mut Memory<u8>,
+        parts: &[AttendPart<'_>],
+        pooling: PoolingBy<'_>,
+    ) {
+        let PoolingBy { positions, bias } = pooling;
+        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span_mut()) {
+            let pooling = there::PoolingSpans { positions, bias: bias.on_gpu(gpu) };
+            let made = gpu.pool_keys(&page_layout(layout), pool, &page_parts(parts), pooling);
+            return with_room("keys of pools", made);
+        }
+        self.compute.pool_keys(layout, pool, parts, Pooling { positions, bias });
+    }
+}
+
+/// The first positions of all blocks that a row sees whole.
+fn starts(parts: &[AttendPart<'_>], sizes: BlockSizes) -> Vec<u32> {
+    let n_whole = |part: &AttendPart<'_>| (part.first_pos + part.n_rows) / sizes.positions;
+    let most = parts.iter().map(n_whole).max().unwrap_or(0);
+    (0..most).map(|block| (block * sizes.positions) as u32).collect()
+}
+
+pub(super) fn pool_sizes(sizes: PoolSizes) -> there::PoolSizes {
+    there::PoolSizes { positions: sizes.positions, per_row: sizes.per_row }
+}
+
+pub(super) fn block_sizes(sizes: BlockSizes) -> there::BlockSizes {
+    let BlockSizes { positions, per_row, newest } = sizes;
+    there::BlockSizes { positions, per_row, newest }
+}
