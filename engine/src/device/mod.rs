@@ -153,11 +153,6 @@ impl Device {
         &self.name
     }
 
-    /// How often the host waited for the GPU so far.
-    pub fn waits(&self) -> u64 {
-        self.gpu.as_ref().map_or(0, Gpu::waits)
-    }
-
     /// Waits for all that the GPU was told to do.
     ///
     /// # Errors

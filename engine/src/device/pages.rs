@@ -2,6 +2,7 @@
 
 use brigade_gpu::{GpuError, PageLayout, PagePart};
 
+use super::give_up;
 use crate::batch::BlockId;
 use crate::kernels::{AttendPart, KvLayout, KvType, ValuePlace};
 
@@ -41,5 +42,5 @@ pub(super) fn page_numbers(blocks: &[BlockId]) -> &[u32] {
 /// # Panics
 /// If the GPU had none: the stage ends with this as its reason.
 pub(super) fn with_room<T>(what: &str, given: Result<T, GpuError>) -> T {
-    given.unwrap_or_else(|error| panic!("no memory for {what}: {error}"))
+    given.unwrap_or_else(|error| give_up(what, &error))
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use brigade_gpu::{self as there, ExpertRoutes, Gpu};
 
-use super::{Device, Rows, Values};
+use super::{Device, Rows, Values, give_up};
 use crate::kernels::{ChooseBy, ExpertChoice};
 
 /// Which experts work on which rows. A row and one of its experts are a pair; pairs are sorted by expert.
@@ -50,7 +50,8 @@ impl Device {
             let choice = on_gpu(choice, gpu);
             if choice.fits() {
                 let routes = gpu.route(&choice, probs.on_gpu(gpu));
-                let routes = routes.unwrap_or_else(|error| panic!("no memory to route: {error}"));
+                let routes =
+                    routes.unwrap_or_else(|error| give_up("the routing of experts", &error));
                 return Routing { n_expert, n_used, n_pairs, on_gpu: Some(routes), on_host };
             }
         }

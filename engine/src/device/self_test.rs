@@ -165,7 +165,7 @@ fn attention(device: &Device) -> Result<Vec<f32>, KernelError> {
     device.kv_write(&layout, &mut pool, &parts, &KvRows { k: &k, v: Some(&v), index: None });
     let mut out = device.scratch().take(n_rows, n_head * d);
     let (layout, parts, variant) = (&layout, &parts[..], AttendVariant::default());
-    let over = AttendOver { layout, pool: &pool, parts, scale: 0.125, variant };
+    let over = AttendOver { layout, pool: &pool, parts, scale: 0.125, variant, blocks: None };
     device.attend(&over, &q, &mut out);
     Ok(out.to_vec())
 }

@@ -2,7 +2,7 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{Activation, BlockKind, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
-use crate::device::{Device, DeviceName};
+use crate::device::{Device, DeviceName, Devices};
 use crate::kernels::{
     ExpertGroups, GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available, unfused,
 };
@@ -348,7 +348,8 @@ fn experts_in_every_variant_match_f64() {
 /// host hands work over and does not wait for any of it.
 #[test]
 fn experts_on_a_gpu_have_the_bits_of_unfused_and_wait_for_nothing() {
-    let gpu = || Device::open(&DeviceName::Vulkan(0), 2, None);
+    let devices = Devices::default();
+    let gpu = || devices.open(&DeviceName::Vulkan(0), 2, None);
     if let Err(reason) = gpu() {
         println!("skipped: {reason}");
         return;
