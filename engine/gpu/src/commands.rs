@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ash::vk;
 
-use crate::device::GpuOptions;
 use crate::error::GpuError;
 use crate::logical::Device;
+use crate::options::GpuOptions;
 use crate::shader::MAX_PUSH;
 use crate::upload::Uploads;
 

@@ -1,10 +1,8 @@
 //! A GPU in use: its memory, its kernels, its queue.
 
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use ash::vk;
 
@@ -14,36 +12,10 @@ use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
 use crate::logical::Device;
 use crate::memory::{Memory, Purpose, Region};
+use crate::options::GpuOptions;
 use crate::pipelines::Pipelines;
 use crate::shader::{MAX_PUSH, Shader};
 use crate::span::Span;
-
-/// How a GPU is used.
-#[derive(Clone, Debug)]
-pub struct GpuOptions {
-    /// Folder that keeps compiled kernels from one run to the next; `None`: they are compiled in each.
-    pub pipeline_cache: Option<PathBuf>,
-    /// Most bytes of device memory to take; `None`: what there is.
-    pub memory_limit: Option<u64>,
-    /// After so many batches of commands the device counts as lost: for tests of what happens then.
-    pub lose_after: Option<u64>,
-    /// Whether matrix units are used where there are some. The bits are the same without them.
-    pub matrix_units: bool,
-    /// How long the device may make no progress before it counts as hanging.
-    pub patience: Duration,
-}
-
-impl Default for GpuOptions {
-    fn default() -> Self {
-        Self {
-            pipeline_cache: None,
-            memory_limit: None,
-            lose_after: None,
-            matrix_units: true,
-            patience: Duration::from_secs(300),
-        }
-    }
-}
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
 /// done, and return at once.

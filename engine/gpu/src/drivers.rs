@@ -3,9 +3,7 @@
 //! An entry names where the trouble is described. What computes other bits is found by the engine's test at start; here stands
 //! what a test could not survive, or what would not show in one.
 
-use ash::vk::DriverId;
-
-use crate::facts::GpuKind;
+use ash::vk::{DriverId, PhysicalDeviceType};
 
 /// What is known of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +17,18 @@ pub(crate) enum Verdict {
 }
 
 /// What is known of the driver `id` of a device of this kind.
-pub(crate) fn verdict(id: DriverId, kind: GpuKind) -> Verdict {
+pub(crate) fn verdict(id: DriverId, kind: PhysicalDeviceType) -> Verdict {
     match (id, kind) {
         (DriverId::MESA_DOZEN, _) => Verdict::Refused(
             "it translates to Direct3D 12 and is no conformant Vulkan: install the GPU's own Vulkan driver",
         ),
         // GPUOpen-Drivers/AMDVLK issue 422.
-        (DriverId::AMD_PROPRIETARY | DriverId::AMD_OPEN_SOURCE, GpuKind::Integrated) => {
-            Verdict::NoUnits(
-                "the driver crashes when it is asked for their shapes (AMDVLK issue 422)",
-            )
-        }
+        (
+            DriverId::AMD_PROPRIETARY | DriverId::AMD_OPEN_SOURCE,
+            PhysicalDeviceType::INTEGRATED_GPU,
+        ) => Verdict::NoUnits(
+            "the driver crashes when it is asked for their shapes (AMDVLK issue 422)",
+        ),
         // IGCIT/Intel-GPU-Community-Issue-Tracker-IGCIT issue 1487.
         (DriverId::INTEL_PROPRIETARY_WINDOWS, _) => {
             Verdict::NoUnits("the driver loses the device in their kernels (IGCIT issue 1487)")
@@ -44,14 +43,14 @@ mod tests {
 
     #[test]
     fn each_bad_driver_has_its_verdict_and_others_have_none() {
-        let refused = verdict(DriverId::MESA_DOZEN, GpuKind::Discrete);
+        let refused = verdict(DriverId::MESA_DOZEN, PhysicalDeviceType::DISCRETE_GPU);
         assert!(matches!(refused, Verdict::Refused(why) if why.contains("install")));
         for id in [DriverId::AMD_PROPRIETARY, DriverId::AMD_OPEN_SOURCE] {
-            assert!(matches!(verdict(id, GpuKind::Integrated), Verdict::NoUnits(_)));
-            assert_eq!(verdict(id, GpuKind::Discrete), Verdict::Good);
+            assert!(matches!(verdict(id, PhysicalDeviceType::INTEGRATED_GPU), Verdict::NoUnits(_)));
+            assert_eq!(verdict(id, PhysicalDeviceType::DISCRETE_GPU), Verdict::Good);
         }
         for id in [DriverId::MESA_RADV, DriverId::NVIDIA_PROPRIETARY, DriverId::MESA_LLVMPIPE] {
-            assert_eq!(verdict(id, GpuKind::Integrated), Verdict::Good);
+            assert_eq!(verdict(id, PhysicalDeviceType::INTEGRATED_GPU), Verdict::Good);
         }
     }
 }

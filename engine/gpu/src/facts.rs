@@ -169,7 +169,7 @@ impl GpuFacts {
         // SAFETY: the device is one of this instance.
         let features = unsafe { instance.raw.get_physical_device_features(device) };
         let heaps = Heaps::of(instance, device);
-        let (no_units, refused) = match verdict(driver.driver_id, kind(base.device_type)) {
+        let (no_units, refused) = match verdict(driver.driver_id, base.device_type) {
             Verdict::Good => (None, None),
             Verdict::NoUnits(why) => (Some(why), None),
             Verdict::Refused(why) => (Some(why), Some(why)),
@@ -182,12 +182,7 @@ impl GpuFacts {
             name: text(base.device_name_as_c_str().unwrap_or_default()),
             driver: text(driver.driver_name_as_c_str().unwrap_or_default()),
             driver_version: text(driver.driver_info_as_c_str().unwrap_or_default()),
-            api_version: format!(
-                "{}.{}.{}",
-                vk::api_version_major(version),
-                vk::api_version_minor(version),
-                vk::api_version_patch(version)
-            ),
+            api_version: version_text(version),
             kind: kind(base.device_type),
             device_bytes: heaps.device,
             visible_bytes: heaps.visible,
@@ -305,6 +300,12 @@ fn kind(of: vk::PhysicalDeviceType) -> GpuKind {
         vk::PhysicalDeviceType::CPU => GpuKind::Software,
         _ => GpuKind::Other,
     }
+}
+
+fn version_text(version: u32) -> String {
+    let [major, minor, patch] =
+        [vk::api_version_major, vk::api_version_minor, vk::api_version_patch].map(|of| of(version));
+    format!("{major}.{minor}.{patch}")
 }
 
 fn text(name: &CStr) -> String {

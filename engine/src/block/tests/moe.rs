@@ -2,7 +2,7 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::arch::{Activation, BlockKind, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
-use crate::device::{Device, DeviceName, Devices};
+use crate::device::{DeviceName, Devices};
 use crate::kernels::{
     ExpertGroups, GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available, unfused,
 };

@@ -1,0 +1,31 @@
+//! How a GPU is used.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a GPU is used.
+#[derive(Clone, Debug)]
+pub struct GpuOptions {
+    /// Folder that keeps compiled kernels from one run to the next; `None`: they are compiled in each.
+    pub pipeline_cache: Option<PathBuf>,
+    /// Most bytes of device memory to take; `None`: what there is.
+    pub memory_limit: Option<u64>,
+    /// After so many batches of commands the device counts as lost: for tests of what happens then.
+    pub lose_after: Option<u64>,
+    /// Whether matrix units are used where there are some. The bits are the same without them.
+    pub matrix_units: bool,
+    /// How long the device may make no progress before it counts as hanging.
+    pub patience: Duration,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            pipeline_cache: None,
+            memory_limit: None,
+            lose_after: None,
+            matrix_units: true,
+            patience: Duration::from_secs(300),
+        }
+    }
+}
