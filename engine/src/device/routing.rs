@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use brigade_gpu::{self as there, ExpertRoutes, Gpu};
+use brigade_gpu::ExpertRoutes;
 
 use super::{Device, Rows, Values, give_up};
-use crate::kernels::{ChooseBy, ExpertChoice};
+use crate::kernels::ExpertChoice;
 
 /// Which experts work on which rows. A row and one of its experts are a pair; pairs are sorted by expert.
 pub struct Routing {
@@ -47,7 +47,7 @@ impl Device {
         let n_pairs = probs.n_rows() * n_used;
         let on_host = OnceLock::new();
         if let Some(gpu) = self.gpu.as_ref().filter(|_| probs.is_with_gpu()) {
-            let choice = on_gpu(choice, gpu);
+            let choice = choice.map_bias(|bias| bias.on_gpu(gpu));
             if choice.fits() {
                 let routes = gpu.route(&choice, probs.on_gpu(gpu));
                 let routes =
@@ -129,18 +129,6 @@ impl Lists {
         self.shares.iter().for_each(|share| weights[share.pair as usize] = share.weight);
         weights
     }
-}
-
-fn on_gpu<'a>(choice: &'a ExpertChoice<'_>, gpu: &'a Gpu) -> there::ExpertChoice<'a> {
-    let ExpertChoice { n_expert, n_used, by, weights } = *choice;
-    let by = match by {
-        ChooseBy::Score { bias, groups } => {
-            there::ChooseBy::Score { bias: bias.map(|bias| bias.on_gpu(gpu)), groups }
-        }
-        ChooseBy::GroupsOfBest(per_group) => there::ChooseBy::GroupsOfBest(per_group),
-        ChooseBy::Known(known) => there::ChooseBy::Known(known),
-    };
-    there::ExpertChoice { n_expert, n_used, by, weights }
 }
 
 #[cfg(test)]

@@ -41,13 +41,13 @@ pub enum ExpertWeights {
     Softmax(f32),
 }
 
-/// Which experts a row uses.
+/// Which experts a row uses. `B` is a vector, wherever it lies.
 #[derive(Clone, Copy, Debug)]
-pub enum ChooseBy<'a> {
+pub enum ChooseBy<'a, B = Span<'a>> {
     /// Those with the highest scores, descending; ties go to the lower id.
     Score {
         /// What is added to the router's values for the choice alone, `[n_expert]`.
-        bias: Option<Span<'a>>,
+        bias: Option<B>,
         /// Groups that are chosen first.
         groups: Option<ExpertGroups>,
     },
@@ -60,15 +60,38 @@ pub enum ChooseBy<'a> {
 
 /// How experts of rows are chosen and weighed.
 #[derive(Clone, Copy, Debug)]
-pub struct ExpertChoice<'a> {
+pub struct ExpertChoice<'a, B = Span<'a>> {
     /// Experts that the router knows.
     pub n_expert: usize,
     /// Experts that a row uses.
     pub n_used: usize,
     /// Which they are.
-    pub by: ChooseBy<'a>,
+    pub by: ChooseBy<'a, B>,
     /// How they are weighed.
     pub weights: ExpertWeights,
+}
+
+impl<'a, B> ExpertChoice<'a, B> {
+    /// Experts that work: groups count where those are chosen.
+    pub fn n_working(&self) -> usize {
+        match self.by {
+            ChooseBy::GroupsOfBest(per_group) => self.n_expert / per_group,
+            ChooseBy::Score { .. } | ChooseBy::Known(_) => self.n_expert,
+        }
+    }
+
+    /// The same choice, with its vector seen elsewhere.
+    pub fn map_bias<C>(self, elsewhere: impl FnOnce(B) -> C) -> ExpertChoice<'a, C> {
+        let Self { n_expert, n_used, by, weights } = self;
+        let by = match by {
+            ChooseBy::Score { bias, groups } => {
+                ChooseBy::Score { bias: bias.map(elsewhere), groups }
+            }
+            ChooseBy::GroupsOfBest(per_group) => ChooseBy::GroupsOfBest(per_group),
+            ChooseBy::Known(known) => ChooseBy::Known(known),
+        };
+        ExpertChoice { n_expert, n_used, by, weights }
+    }
 }
 
 /// Which experts work on which rows, in lists on the device.
@@ -140,14 +163,6 @@ impl ExpertChoice<'_> {
     /// Whether a device can do it.
     pub fn fits(&self) -> bool {
         self.n_expert <= MAX_EXPERTS && self.n_used <= MAX_EXPERTS
-    }
-
-    /// Experts that work: groups count where those are chosen.
-    fn n_working(&self) -> usize {
-        match self.by {
-            ChooseBy::GroupsOfBest(per_group) => self.n_expert / per_group,
-            ChooseBy::Score { .. } | ChooseBy::Known(_) => self.n_expert,
-        }
     }
 
     /// # Panics

@@ -52,9 +52,9 @@ impl StreamShape {
 
 impl Gpu {
     /// Makes weights of the numbers `weights` (`[n_rows, width]`), in place, with `base` (`[width]`) and a value of `scale` for
-    /// each kind. Of each row the first `n` become `sigmoid(scale[0] m + base) + eps`, the next `n`
-    /// `magnitude sigmoid(scale[1] m + base) + post_eps`, and the `[n, n]` others, as `scale[2] m + base`, a matrix whose rows and
-    /// columns sum to one (Sinkhorn and Knopp; arXiv 2512.24880, section 4.2). The exponentials are those of the crate libm.
+    /// each kind. The first `n` of each row become `sigmoid(scale[0] m + base) + eps`. The next `n` become
+    /// `magnitude sigmoid(scale[1] m + base) + post_eps`. The others are a matrix `[n, n]` of `scale[2] m + base`, which is made one
+    /// whose rows and columns sum to one (Sinkhorn and Knopp; arXiv 2512.24880, section 4.2). The exponentials are those of the crate libm.
     ///
     /// # Panics
     /// If shapes disagree, or there are more than 16 streams.

@@ -10,45 +10,11 @@ use crate::kernels::vector::Vector;
 /// Members of a group whose scores are its score.
 const GROUP_SCORES: usize = 2;
 
-/// Which experts a row uses.
-#[derive(Clone, Copy, Debug)]
-pub enum ChooseBy<'a> {
-    /// Those with the highest scores, descending; ties go to the lower id.
-    Score {
-        /// What is added to the router's values for the choice alone, `[n_expert]`.
-        bias: Option<&'a Vector>,
-        /// Groups that are chosen first.
-        groups: Option<ExpertGroups>,
-    },
-    /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it
-    /// has one of them. A group weighs what the router gives the expert of its number.
-    GroupsOfBest(usize),
-    /// These, `[n_rows, n_used]`.
-    Known(&'a [u32]),
-}
+/// Which experts a row uses ([`brigade_gpu::ChooseBy`]).
+pub type ChooseBy<'a> = brigade_gpu::ChooseBy<'a, &'a Vector>;
 
-/// How experts of rows are chosen and weighed.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertChoice<'a> {
-    /// Experts that the router knows.
-    pub n_expert: usize,
-    /// Experts that a row uses.
-    pub n_used: usize,
-    /// Which they are.
-    pub by: ChooseBy<'a>,
-    /// How they are weighed.
-    pub weights: ExpertWeights,
-}
-
-impl ExpertChoice<'_> {
-    /// Experts that work: groups count where those are chosen.
-    pub fn n_working(&self) -> usize {
-        match self.by {
-            ChooseBy::GroupsOfBest(per_group) => self.n_expert / per_group,
-            ChooseBy::Score { .. } | ChooseBy::Known(_) => self.n_expert,
-        }
-    }
-}
+/// How experts of rows are chosen and weighed ([`brigade_gpu::ExpertChoice`]).
+pub type ExpertChoice<'a> = brigade_gpu::ExpertChoice<'a, &'a Vector>;
 
 impl Compute {
     /// The experts of each row with their weights, `[n_rows, n_used]` both, by what a router gives each expert, `probs`

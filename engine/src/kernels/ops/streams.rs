@@ -5,9 +5,9 @@ use brigade_gpu::StreamShape;
 use crate::kernels::compute::Compute;
 
 impl Compute {
-    /// Makes weights of the numbers `weights` (`[n_rows, base.len()]`), in place. Of each row the first `n` become
-    /// `sigmoid(scale[0] m + base) + eps`, the next `n` `magnitude sigmoid(scale[1] m + base) + post_eps`, and the `[n, n]`
-    /// others, as `scale[2] m + base`, a matrix whose rows and columns sum to one, nearly.
+    /// Makes weights of the numbers `weights` (`[n_rows, base.len()]`), in place. The first `n` of each row become
+    /// `sigmoid(scale[0] m + base) + eps`. The next `n` become `magnitude sigmoid(scale[1] m + base) + post_eps`. The others
+    /// are a matrix `[n, n]` of `scale[2] m + base`, which is made one whose rows and columns sum to one, nearly.
     ///
     /// # Panics
     /// If shapes disagree.
