@@ -328,6 +328,66 @@ fn documents_link_to_what_exists() {
     none("links to nothing", &broken);
 }
 
+/// Names in backticks of one column of KERNELS.md's table, each with its line.
+fn listed(column: usize) -> Vec<(String, String)> {
+    let text = read("engine/gpu/KERNELS.md");
+    let rows = text.lines().filter(|line| line.starts_with("| `"));
+    let names = rows.flat_map(|row| {
+        let cell = row.split('|').nth(column).unwrap_or_default();
+        let names = cell.split('`').skip(1).step_by(2);
+        names.map(|name| (name.to_string(), row.to_string())).collect::<Vec<_>>()
+    });
+    names.collect()
+}
+
+/// Public methods of `Gpu` in a file. What takes no `&self` computes nothing.
+fn ops_of(code: &str) -> BTreeSet<String> {
+    let within = code.split("impl Gpu {").skip(1).filter_map(|rest| rest.split("\n}").next());
+    let heads = within.flat_map(|body| body.split("\n    pub fn ").skip(1));
+    let ops = heads.filter_map(|head| {
+        let (name, rest) = head.split_once('(')?;
+        rest.trim_start().starts_with("&self").then(|| name.split('<').next().unwrap_or(name))
+    });
+    ops.map(str::to_string).collect()
+}
+
+#[test]
+fn the_list_of_kernels_is_complete() {
+    let folder = root().join("engine/gpu");
+    let names: Vec<String> = all_files().into_iter().map(|(name, _)| name).collect();
+    let shaders: BTreeSet<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("engine/gpu/shaders/")?.strip_suffix(".comp"))
+        .collect();
+    let ops: BTreeSet<String> = sources()
+        .iter()
+        .filter(|(name, _)| name.starts_with("engine/gpu/src/ops/"))
+        .flat_map(|(_, text)| ops_of(text))
+        .collect();
+    assert!(shaders.len() > 40 && ops.len() > 60, "{} {}", shaders.len(), ops.len());
+    let of = |column| listed(column).into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();
+    // A cell may send to an op of another row for its kernels.
+    let (listed_ops, kernels) = (of(1), of(3));
+    let mut wrong = Vec::new();
+    wrong.extend(ops.difference(&listed_ops).map(|op| format!("no row has the op `{op}`")));
+    wrong.extend(listed_ops.difference(&ops).map(|op| format!("`{op}` is no method of Gpu")));
+    let missing = shaders.iter().filter(|kernel| !kernels.contains(**kernel));
+    wrong.extend(missing.map(|kernel| format!("no row has the kernel `{kernel}`")));
+    let unknown = kernels.iter().filter(|k| !shaders.contains(k.as_str()) && !ops.contains(*k));
+    wrong.extend(unknown.map(|kernel| format!("`{kernel}` is neither a kernel nor an op")));
+    for (column, place) in [(2, "src/ops"), (5, "tests")] {
+        let is_there = |at: &str| {
+            [".rs", "/mod.rs"].iter().any(|end| folder.join(format!("{at}{end}")).is_file())
+        };
+        for (name, row) in listed(column) {
+            if !is_there(&format!("{place}/{name}")) {
+                wrong.push(format!("engine/gpu/{place} has no `{name}`: {row}"));
+            }
+        }
+    }
+    none("engine/gpu/KERNELS.md", &wrong);
+}
+
 #[test]
 fn dashboards_show_metrics_that_exist() {
     let known = read("coordinator/src/metrics.rs");

@@ -73,8 +73,9 @@ uint me = gl_LocalInvocationID.x;
 Tile tile;
 uint kv_head;
 HeadPlaces places;
-// The pages that are read of the sequence, where they are not all.
+// The pages that are read of the sequence, where they are not all; and the last page that the tile sees.
 Uints list;
+uint last_page;
 // The weighted values so far: four elements of each of some queries.
 vec4 sums[SUMS];
 
@@ -88,9 +89,10 @@ uint row_of(uint query) {
     return (tile.first_query + query) / push.group;
 }
 
-// The number in its sequence of the page at a place among those that are read.
+// The number in its sequence of the page at a place among those that are read. Behind a list's end lies anything, and a
+// software driver runs a loop's body once more than it asks, without storing: so no page behind the tile's last is told.
 uint page_at(uint place) {
-    return LISTED ? list.v[1 + 3 * place] : place;
+    return LISTED ? min(list.v[1 + 3 * place], last_page) : place;
 }
 
 // Whether a position of the page at a place is read at all.
@@ -409,6 +411,7 @@ void main() {
     }
     load_queries();
     barrier();
+    last_page = (max(seen_end[tile.n_queries - 1], 1) - 1) / KV_PAGE;
     uint in_sequence = tile.first_span + span - tile.first_state;
     uint n_pages = LISTED ? list.v[0] : (seen_end[tile.n_queries - 1] + KV_PAGE - 1) / KV_PAGE;
     uint page = max(seen_first[0] / KV_PAGE, in_sequence * SPAN_PAGES);

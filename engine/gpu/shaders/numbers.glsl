@@ -1,11 +1,14 @@
 // Arithmetic whose bits are those of the CPU's kernels without fused steps.
 //
 // Sums, differences and products of floats are rounded to nearest even by every device: the compiler of these shaders marks each
-// as not to be contracted. Everything else that rounds stands here. Where a device flushes subnormal numbers, sums and
-// products that would be subnormal are 0; quotients and roots here are not flushed. A NaN has no payload.
+// as not to be contracted. Everything else that rounds stands here. A NaN has no payload.
+//
+// Where a device flushes subnormal numbers, sums and products that would be subnormal are 0. Functions here never make a
+// subnormal number on their way to one that is none: those of all devices are the same.
 
 const float LOG2_E = 1.44269504088896340736;
 const float NOT_A_NUMBER = uintBitsToFloat(0x7fc00000u);
+const float LEAST_NORMAL = uintBitsToFloat(0x00800000u);
 const float INFINITE = uintBitsToFloat(0x7f800000u);
 
 // The 24 bits of a finite number that is not 0, and its exponent: `m * 2^(e - 150)`, `m` in 2^23..2^24.
@@ -80,7 +83,7 @@ float div_exact(float a, float b) {
     return uintBitsToFloat(y | sign);
 }
 
-// `sqrt(x)`, rounded to nearest even: the root of 25 bits is estimated by the device, and made exact by its remainder.
+// `sqrt(x)`, rounded to nearest even; a subnormal x may be taken for 0, whose root is x. The root of 25 bits is estimated by the device, and made exact by its remainder.
 float sqrt_exact(float x) {
     uint bits = floatBitsToUint(x);
     if ((bits & 0x7fffffffu) == 0 || bits == 0x7f800000u) {
@@ -141,14 +144,19 @@ float exp_(float x) {
     return x < -87.33 ? 0.0 : y;
 }
 
+// x of 0 or above, or 0 in the place of a subnormal number.
+float normal_or_0(float x) {
+    return x < LEAST_NORMAL ? 0.0 : x;
+}
+
 // x / (1 + e^-x)
 float silu_(float x) {
     return div_exact(x, 1.0 + exp_(0.0 - x));
 }
 
-// 1 / (1 + e^-x)
+// 1 / (1 + e^-x), or 0 where that is subnormal
 float sigmoid_(float x) {
-    return div_exact(1.0, 1.0 + exp_(0.0 - x));
+    return normal_or_0(div_exact(1.0, 1.0 + exp_(0.0 - x)));
 }
 
 float tanh_(float x) {
@@ -161,10 +169,10 @@ float tanh_(float x) {
     return div_exact(x * over, under);
 }
 
-// ln(1 + e^x)
+// ln(1 + e^x), or 0 where half of it is subnormal
 float softplus_(float x) {
     float u = exp_(x > 0.0 ? 0.0 - x : x);
-    float t = div_exact(u, u + 2.0);
+    float t = normal_or_0(div_exact(u, u + 2.0));
     float square = t * t;
     float sum = 2.0 / 17.0;
     sum = sum * square + 2.0 / 15.0;

@@ -258,7 +258,9 @@ impl Heaps {
 
 /// The shapes of matrix units over subgroups.
 fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
-    if !instance.device_has(device, khr::cooperative_matrix::NAME) {
+    if !instance.device_has(device, khr::cooperative_matrix::NAME)
+        || !orders_memory(instance, device)
+    {
         return Vec::new();
     }
     let units = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
@@ -279,6 +281,15 @@ fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape>
         sums: matrix_type(shape.c_type),
     });
     shapes.collect()
+}
+
+/// Whether kernels can be held to Vulkan's memory model, as matrix units ask, with atomics that the whole device sees.
+fn orders_memory(instance: &Instance, device: vk::PhysicalDevice) -> bool {
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12);
+    // SAFETY: the device is one of this instance; a device of an older version leaves the structure as it is.
+    unsafe { instance.raw.get_physical_device_features2(device, &mut all) };
+    v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE
 }
 
 fn matrix_type(of: vk::ComponentTypeKHR) -> MatrixType {

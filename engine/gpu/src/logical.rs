@@ -94,7 +94,8 @@ impl Wanted {
                 .shader_int8(true)
                 .scalar_block_layout(true)
                 .timeline_semaphore(true)
-                .vulkan_memory_model(units),
+                .vulkan_memory_model(units)
+                .vulkan_memory_model_device_scope(units),
             v13: vk::PhysicalDeviceVulkan13Features::default()
                 .synchronization2(true)
                 .maintenance4(true)

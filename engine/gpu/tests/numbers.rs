@@ -100,7 +100,10 @@ fn quotients_are_rounded_to_nearest_even() {
 
 #[test]
 fn roots_are_rounded_to_nearest_even() {
-    assert_exact(SQRT, &pairs(4_000_000), float(|a, _| a.sqrt()));
+    let (mut any, other) = pairs(4_000_000);
+    // A device that flushes subnormal numbers may take one for 0, whose root is itself.
+    any.iter_mut().filter(|x| f32::from_bits(**x).is_subnormal()).for_each(|x| *x = 0);
+    assert_exact(SQRT, &(any, other), float(|a, _| a.sqrt()));
     // Squares of 24 bits and their neighbours, where a rounding is closest.
     let near = (0..1_000_000u32).map(|i| {
         let root = f32::from_bits(0x3f80_0000 + i * 16);
@@ -153,8 +156,15 @@ fn sums_and_products_are_those_of_the_cpu_where_nothing_is_subnormal() {
     for (function, op) in ops {
         let Some(wrong) = differing(function, &pairs, float(op), |_, _, w| !nan(w)) else { return };
         let flushed = |&(a, b, _, w): &(u32, u32, u32, u32)| {
-            let a = f32::from_bits(a);
-            subnormal(w) || a.is_subnormal() || subnormal(b) || (a * a).is_subnormal()
+            let [a, b] = [a, b].map(f32::from_bits);
+            // What is rounded up to the least normal number may be flushed before.
+            let tiny = |x: f64| x.abs() < f64::from(f32::MIN_POSITIVE);
+            let product = if function == MUL {
+                f64::from(a) * f64::from(b)
+            } else {
+                f64::from(a) * f64::from(a)
+            };
+            subnormal(w) || a.is_subnormal() || b.is_subnormal() || function != ADD && tiny(product)
         };
         let (flushed, wrong): (Vec<_>, Vec<_>) = wrong.into_iter().partition(flushed);
         println!("function {function}: {} results differ by subnormals", flushed.len());
@@ -189,7 +199,6 @@ fn activations_have_the_bits_of_the_cpu_over_their_whole_range() {
         let pairs = x.iter().zip(there.iter().zip(&here));
         let wrong: Vec<_> = pairs
             .filter(|(_, (g, c))| g.to_bits() != c.to_bits() && !(g.is_nan() && c.is_nan()))
-            .filter(|(_, (_, c))| !c.is_subnormal())
             .collect();
         println!(
             "{name}: {} of {} differ: {:?}",

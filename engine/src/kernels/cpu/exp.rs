@@ -41,11 +41,18 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, s.add(s.splat(1.0), e))
 }
 
-/// `1 / (1 + e^-x)`.
+/// `x` of 0 or above, or 0 in the place of a subnormal number. Processors are slow with those, and some GPUs have none:
+/// what is made of them would differ.
+#[inline(always)]
+fn normal_or_0<S: Simd>(s: S, x: S::F) -> S::F {
+    s.select_gt(s.splat(f32::MIN_POSITIVE), x, s.zero(), x)
+}
+
+/// `1 / (1 + e^-x)`, or 0 where that is subnormal.
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     let e = exp(s, s.sub(s.zero(), x));
-    s.div(s.splat(1.0), s.add(s.splat(1.0), e))
+    normal_or_0(s, s.div(s.splat(1.0), s.add(s.splat(1.0), e)))
 }
 
 /// Up to here `tanh` is a fraction of polynomials.
@@ -65,7 +72,7 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     s.select_gt(square, s.splat(TANH_SMALL * TANH_SMALL), large, small)
 }
 
-/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`.
+/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`. It is 0 where half of it is subnormal.
 ///
 /// `ln(1 + u) = 2 atanh(u / (2 + u))` for `u` in 0..=1. The series in `t = u / (2 + u) <= 1/3` is summed to
 /// `t^17`. Less than 1e-9 of the value is left beyond that.
@@ -73,7 +80,7 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
 pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     let negated = s.sub(s.zero(), x);
     let u = exp(s, s.select_gt(x, s.zero(), negated, x));
-    let t = s.div(u, s.add(u, s.splat(2.0)));
+    let t = normal_or_0(s, s.div(u, s.add(u, s.splat(2.0))));
     let square = s.mul(t, t);
     let mut sum = s.splat(2.0 / 17.0);
     for odd in [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
