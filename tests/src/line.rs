@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{DeviceName, Devices};
+use brigade_engine::device::{DeviceName, Devices, GpuOptions};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
@@ -20,11 +20,18 @@ pub const SLOT_POSITIONS: usize = 2048;
 /// Names the op table of all test lines: `avx512`, `avx2`, `neon` or `reference`.
 const FORCE_KERNELS: &str = "BRIGADE_TEST_KERNELS";
 
+/// Environment variable that makes tests use GPUs as cards with a memory of their own.
+const FORCE_APART: &str = "BRIGADE_TEST_APART";
+
 /// The op table that every machine has.
 const REFERENCE: &str = "reference";
 
 /// The GPUs of all test lines, which are opened once.
 static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
+
+/// GPUs as cards are used that have a memory of their own, whatever they are.
+static APART: LazyLock<Devices> =
+    LazyLock::new(|| Devices::new(GpuOptions { apart: true, ..GpuOptions::default() }));
 
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
@@ -45,6 +52,8 @@ pub struct LineConfig {
     pub kernels: Option<&'static str>,
     /// Op table of each stage in turn, over and over; empty: `kernels` for all.
     pub mixed: Vec<&'static str>,
+    /// Whether GPUs are used as cards with a memory of their own; `BRIGADE_TEST_APART` makes that the default.
+    pub apart: bool,
     /// Compute threads of each stage.
     pub threads: usize,
     /// Type of the KV cache.
@@ -67,6 +76,7 @@ impl Default for LineConfig {
             cuts: Vec::new(),
             kernels: None,
             mixed: Vec::new(),
+            apart: std::env::var_os(FORCE_APART).is_some(),
             threads: 1,
             kv_type: KvType::F32,
             windows: false,
@@ -298,7 +308,8 @@ fn load(
     config: &LineConfig,
 ) -> Stage {
     let name = table.map_or_else(device_name, |name| name.parse().unwrap());
-    let device = DEVICES.open(&name, config.threads, None).unwrap();
+    let devices = if config.apart { &APART } else { &DEVICES };
+    let device = devices.open(&name, config.threads, None).unwrap();
     let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,

@@ -39,7 +39,7 @@ pub struct Speeds {
 /// The kernels refuse the product's weights, or there is no memory for them.
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
     let gb_per_second = match device.has_gpu() {
-        false => probe::memory_bandwidth(device)? / 1e9,
+        false => probe::memory_bandwidth(device.host())? / 1e9,
         true => {
             let (seconds, bytes) = product(device, [1, GPU_READ_OUT, GPU_DIM])?;
             bytes as f64 / seconds / 1e9
@@ -58,7 +58,7 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
 fn product(device: &Device, [n_rows, out, dim]: [usize; 3]) -> Result<(f64, usize), KernelError> {
     let ty = GgmlType::Q8_0;
     let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
-    let w = device.place(PackedMatrix::pack(device, ty, out, dim, &bytes)?)?;
+    let w = device.place(PackedMatrix::pack(device.host(), ty, out, dim, &bytes)?)?;
     let scratch = device.scratch();
     let (mut x, mut y) = (scratch.take(n_rows, dim), scratch.take(n_rows, out));
     x.fill(0.5);

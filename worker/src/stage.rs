@@ -112,7 +112,7 @@ impl EngineBackend {
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
         let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
         let device = device.map_err(|e| model_failure(e.into()))?;
-        device.pool().pin_caller();
+        device.host().pool().pin_caller();
         Ok(device)
     }
 }
@@ -145,7 +145,7 @@ fn measure_apart(
 ) -> Result<Speeds, KernelError> {
     let work = || {
         let device = devices.open(device, threads, cpu_list(cpus))?;
-        device.pool().pin_caller();
+        device.host().pool().pin_caller();
         measure(&device)
     };
     std::thread::scope(|scope| match scope.spawn(work).join() {
@@ -258,7 +258,7 @@ impl StageBackend for EngineBackend {
         let cpus = self.cpus.last().map(std::slice::from_ref);
         let device = self.devices.open(&name, 1, cpus);
         let device = device.map_err(|e| model_failure(e.into()))?;
-        device.pool().pin_caller();
+        device.host().pool().pin_caller();
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !has.contains(&0) {
             keep_embedding(&model, &weights, &mut *progress)?;

@@ -1,5 +1,5 @@
-// The places of the greatest scores of lines, ascending; of equal ones the earlier. A workgroup has a line. It finds the
-// least score that is among them, eight bits at a time, and how many of its equals are.
+// The places of the greatest scores of lines, ascending; of equal ones the earlier, and zeros are equal, whatever their sign. A
+// workgroup has a line. It finds the least score that is among them, eight bits at a time, and how many of its equals are.
 #version 460
 #include "common.glsl"
 #include "ordered.glsl"
@@ -9,8 +9,11 @@ layout(local_size_x = 256) in;
 layout(constant_id = 0) const bool FLOATS = true;
 // Whether places are given as f32.
 layout(constant_id = 1) const bool AS_FLOATS = true;
+// Whether the second copy of a row has the scores in the place of their places.
+layout(constant_id = 2) const bool SCORES = false;
 
 const uint GROUP = 256;
+const uint MINUS_0 = 0x80000000u;
 
 // A line of scores.
 struct Line {
@@ -47,7 +50,7 @@ shared uvec2 before[GROUP];
 // Score `i` of the line that starts at `start`, as a number.
 uint score(uint start, uint i) {
     uint bits = push.scores.v[start + i];
-    return FLOATS ? ordered(uintBitsToFloat(bits)) : bits;
+    return FLOATS ? ordered(uintBitsToFloat(bits == MINUS_0 ? 0 : bits)) : bits;
 }
 
 // Counts the scores of each digit at `shift`, of those that have `prefix` under `mask`, and finds the digit of the one that
@@ -75,11 +78,12 @@ void find_digit(uint start, uint n, uint shift, uint prefix, uint mask, uint wan
     barrier();
 }
 
-// Writes number `i` of a row's results, to each copy of the row.
-void put(uint row, uint i, uint value) {
+// Writes number `i` of a row's results, to each copy of the row; `scored`: the bits of its score.
+void put(uint row, uint i, uint value, uint scored) {
     uint width = push.wanted + push.n_behind;
     for (uint copy = 0; copy < push.copies; copy++) {
         uint bits = AS_FLOATS ? floatBitsToUint(float(value)) : value;
+        bits = SCORES && copy == 1 ? scored : bits;
         push.result.v[(row * push.copies + copy) * width + i] = bits;
     }
 }
@@ -119,11 +123,11 @@ void main() {
     for (uint i = first; i < end; i++) {
         uint value = score(start, i);
         if (value > least || (value == least && seen.y < equals)) {
-            put(of.row, seen.x + min(seen.y, equals), i);
+            put(of.row, seen.x + min(seen.y, equals), i, push.scores.v[start + i]);
         }
         seen += uvec2(value > least ? 1 : 0, value == least ? 1 : 0);
     }
     if (me < push.n_behind) {
-        put(of.row, push.wanted + me, of.behind + me);
+        put(of.row, push.wanted + me, of.behind + me, 0);
     }
 }

@@ -1,5 +1,8 @@
 //! Buffers: memory that is the device's and, between its works, the host's.
 
+use std::ops::Range;
+use std::ptr::NonNull;
+
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::memory::{Purpose, Region};
@@ -19,6 +22,9 @@ pub struct GpuBuffer {
 unsafe impl Send for GpuBuffer {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for GpuBuffer {}
+
+/// Most bytes that the host reads in one copy.
+const READ_AT_ONCE: usize = 16 << 20;
 
 impl Gpu {
     /// A buffer of `len` bytes. They are zero, except that recycled ones of [`Purpose::Activations`] and
@@ -42,7 +48,7 @@ impl Gpu {
     pub fn keep(&self, bytes: &[u8]) -> Result<GpuBuffer, GpuError> {
         let region = self.take_region(bytes.len() as u64, Purpose::Weights)?;
         let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len() };
-        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer.write(0, bytes);
         Ok(buffer)
     }
 
@@ -80,18 +86,65 @@ impl GpuBuffer {
 
     /// The bytes, for the host: waits for every command that was recorded. Where the device is lost they are anything, and
     /// [`Gpu::check`] says so.
+    ///
+    /// # Panics
+    /// If the host does not see them: of weights and states, [`GpuBuffer::read`] brings copies.
     pub fn bytes(&self) -> &[u8] {
+        let host = self.host();
         self.gpu.wait();
         // SAFETY: the region has `len` bytes and is this buffer's. No command is pending, and one that writes here can only be
         // recorded with the buffer borrowed mutably.
-        unsafe { std::slice::from_raw_parts(self.region.host.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(host.as_ptr(), self.len) }
     }
 
     /// The bytes, for the host to change: waits for every command that was recorded.
+    ///
+    /// # Panics
+    /// As [`GpuBuffer::bytes`]; [`GpuBuffer::write`] brings them there.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let host = self.host();
         self.gpu.wait();
         // SAFETY: as in `bytes`, and no other command can be recorded with the buffer while it is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.region.host.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), self.len) }
+    }
+
+    fn host(&self) -> NonNull<u8> {
+        self.region.host.expect("a buffer that the host sees")
+    }
+
+    /// Appends some of the bytes to `out`: waits for every command that was recorded. Where the device has failed they are
+    /// anything, and [`Gpu::check`] says so.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where there is no room for a copy that the host sees.
+    ///
+    /// # Panics
+    /// If the range ends beyond the buffer; or, where the host does not see the bytes, if it is not of whole values of four.
+    pub fn read(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), GpuError> {
+        if self.region.host.is_some() {
+            out.extend_from_slice(&self.bytes()[range]);
+            return Ok(());
+        }
+        for start in range.clone().step_by(READ_AT_ONCE) {
+            let piece = start..range.end.min(start + READ_AT_ONCE);
+            let mut copy = self.gpu.buffer(piece.len(), Purpose::Results)?;
+            self.gpu.copy(self.span().part(piece), copy.span_mut());
+            out.extend_from_slice(copy.bytes());
+        }
+        Ok(())
+    }
+
+    /// Writes bytes from `at` on, after all commands that were recorded and before those to come.
+    ///
+    /// # Panics
+    /// If they end beyond the buffer.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len.saturating_sub(at), "{} bytes at {at}", bytes.len());
+        if self.region.host.is_some() {
+            self.bytes_mut()[at..][..bytes.len()].copy_from_slice(bytes);
+        } else {
+            self.gpu.stage(self.region.buffer, self.region.offset + at as u64, bytes);
+        }
     }
 
     /// All of it, for ops that read.

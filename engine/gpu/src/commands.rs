@@ -9,6 +9,7 @@ use crate::error::GpuError;
 use crate::logical::Device;
 use crate::options::GpuOptions;
 use crate::shader::MAX_PUSH;
+use crate::staging::Staging;
 use crate::upload::Uploads;
 
 /// How a dispatch stands to the one before it.
@@ -21,8 +22,10 @@ pub(crate) enum Order {
     Beside,
 }
 
-/// Dispatches that are handed to the device together.
-const BATCH: usize = 256;
+/// Dispatches that are handed to the device together after a wait, so that it begins while the host goes on; and later ones
+/// at most: each batch has twice as many as the one before.
+const FIRST_BATCH: usize = 16;
+const LAST_BATCH: usize = 256;
 
 /// Steps of waiting after which it is looked whether the device comes on.
 const STEP: Duration = Duration::from_secs(1);
@@ -36,6 +39,8 @@ pub(crate) struct Recorder {
     /// The batch that is being recorded, and its dispatches.
     open: Option<vk::CommandBuffer>,
     dispatches: usize,
+    /// Dispatches that it shall have.
+    batch: usize,
     /// Batches on their way, with their numbers.
     flying: VecDeque<(vk::CommandBuffer, u64)>,
     idle: Vec<vk::CommandBuffer>,
@@ -45,6 +50,7 @@ pub(crate) struct Recorder {
     patience: Duration,
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
+    staging: Staging,
 }
 
 /// One run of a kernel.
@@ -78,6 +84,7 @@ impl Recorder {
                 layout: raw.create_pipeline_layout(&layout, None).map_err(&failed)?,
                 open: None,
                 dispatches: 0,
+                batch: FIRST_BATCH,
                 flying: VecDeque::new(),
                 idle: Vec::new(),
                 submitted: 0,
@@ -85,6 +92,7 @@ impl Recorder {
                 patience: options.patience,
                 lose_after: options.lose_after,
                 uploads: Uploads::default(),
+                staging: Staging::default(),
             })
         }
     }
@@ -115,8 +123,9 @@ impl Recorder {
             device.raw.cmd_dispatch(commands, x, y, z);
         }
         self.dispatches += 1;
-        if self.dispatches >= BATCH {
+        if self.dispatches >= self.batch {
             self.submit(device)?;
+            self.batch = (2 * self.batch).min(LAST_BATCH);
         }
         Ok(())
     }
@@ -138,10 +147,48 @@ impl Recorder {
         Ok(())
     }
 
+    /// Records that bytes of the host come to `to` from `offset` on, after all before. The bytes are read at once; the device
+    /// may still copy some when this returns.
+    pub(crate) fn stage(
+        &mut self,
+        device: &Device,
+        to: vk::Buffer,
+        mut offset: u64,
+        mut bytes: &[u8],
+    ) -> Result<(), GpuError> {
+        while !bytes.is_empty() {
+            if self.staging.is_full() {
+                // What was filled is on its way while the host fills the next chunk.
+                self.submit(device)?;
+                if let Some(batch) = self.staging.next(self.submitted) {
+                    self.wait_for(device, batch)?;
+                }
+            }
+            let (piece, rest) = bytes.split_at(self.staging.room().min(bytes.len()));
+            let (from, at) = self.staging.put(device, piece)?;
+            let commands = self.begin(device)?;
+            barrier(device, commands, vk::PipelineStageFlags2::TRANSFER);
+            let len = piece.len() as u64;
+            let regions = [vk::BufferCopy { src_offset: at, dst_offset: offset, size: len }];
+            // SAFETY: the buffer is being recorded, and both ranges lie in their buffers. Nobody writes the chunk before the copy
+            // is done: the ring waits for the batch (above).
+            unsafe { device.raw.cmd_copy_buffer(commands, from, to, &regions) };
+            self.owed_barrier = true;
+            (offset, bytes) = (offset + len, rest);
+        }
+        Ok(())
+    }
+
     /// Hands over what was recorded, and waits until all is done.
     pub(crate) fn wait(&mut self, device: &Device) -> Result<(), GpuError> {
         self.submit(device)?;
-        let (semaphores, values) = ([self.done], [self.submitted]);
+        self.batch = FIRST_BATCH;
+        self.wait_for(device, self.submitted)
+    }
+
+    /// Waits until a batch that was handed over is done.
+    fn wait_for(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
+        let (semaphores, values) = ([self.done], [batch]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let mut seen = self.progress(device)?;
         let mut since = Instant::now();
@@ -160,7 +207,7 @@ impl Recorder {
                 return Err(GpuError::TimedOut { seconds: self.patience.as_secs() });
             }
         }
-        self.recycle(self.submitted);
+        self.recycle(batch);
         Ok(())
     }
 
@@ -242,7 +289,7 @@ impl Recorder {
     pub(crate) unsafe fn destroy(&mut self, device: &Device) {
         // SAFETY: promised by the caller; nothing of this is used afterwards.
         unsafe {
-            for chunk in self.uploads.drain() {
+            for chunk in self.uploads.drain().chain(self.staging.drain()) {
                 chunk.destroy(device);
             }
             device.raw.destroy_command_pool(self.pool, None);

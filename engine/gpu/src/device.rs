@@ -69,7 +69,8 @@ impl Gpu {
         let recorder = Recorder::new(&device, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, facts.limits, folder)?;
-        let memory = Memory::new(options.memory_limit, facts.limits.allocation);
+        let apart = options.apart || !facts.shares_host_memory();
+        let memory = Memory::new(options.memory_limit, facts.limits.allocation, apart);
         report(&facts);
         Ok(Self(Arc::new(Open {
             facts,
@@ -117,7 +118,7 @@ impl Gpu {
         self.0.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// Waits until all that was recorded is done. The tables of [`Gpu::upload`] are gone then.
+    /// Waits until all that was recorded is done. The tables that this thread brought with [`Gpu::upload`] are gone then.
     ///
     /// # Errors
     /// The first error that there was, in this or anything before.
@@ -125,14 +126,14 @@ impl Gpu {
         let mut recorder = lock(&self.0.recorder);
         self.wait_with(&mut recorder);
         if self.check().is_ok() {
-            recorder.uploads.restart();
+            recorder.uploads.end();
         }
         drop(recorder);
         lock(&self.0.pipelines).save_at_times(&self.0.device);
         self.check()
     }
 
-    /// Copies a small table, such as positions or page lists, to where ops read it. It is there until the next
+    /// Copies a small table, such as positions or page lists, to where ops read it. It is there until this thread's next
     /// [`Gpu::finish`].
     pub fn upload(&self, bytes: &[u8]) -> Span<'_> {
         let put = |recorder: &mut Recorder| recorder.uploads.put(&self.0.device, bytes);
@@ -174,6 +175,11 @@ impl Gpu {
             let pipeline = lock(&self.0.pipelines).get(device, layout, shader, constants)?;
             recorder.run(device, &Run { order, pipeline, push, groups })
         });
+    }
+
+    /// Records that bytes of the host come to bytes of a slab. They are read before this returns.
+    pub(crate) fn stage(&self, to: vk::Buffer, offset: u64, bytes: &[u8]) {
+        self.record(|recorder| recorder.stage(&self.0.device, to, offset, bytes));
     }
 
     /// Records that bytes of a slab become zero.
@@ -252,6 +258,9 @@ impl Gpu {
     }
 }
 
+/// Bytes of a card's memory that the host should see: what the rows of a ubatch take.
+const WINDOW: u64 = 224 << 20;
+
 /// Says in the log what was opened, and what could be better.
 fn report(facts: &GpuFacts) {
     let device = &facts.name;
@@ -266,13 +275,12 @@ fn report(facts: &GpuFacts) {
     if let Some(why) = facts.no_units {
         tracing::warn!(device, "the GPU's matrix units are left alone: {why}");
     }
-    if facts.visible_bytes < facts.device_bytes / 2 {
+    if facts.visible_bytes < WINDOW && !facts.shares_host_memory() {
         tracing::warn!(
             device,
-            "the host sees only {} of {} bytes of the GPU's memory, and models will lie outside it, slowly: switch on \
-             Resizable BAR (Above 4G Decoding) in the machine's firmware",
+            "the host sees only {} bytes of the GPU's memory, and rows of large ubatches will lie outside it, slowly: \
+             switch on Resizable BAR (Above 4G Decoding) in the machine's firmware",
             facts.visible_bytes,
-            facts.device_bytes
         );
     }
 }

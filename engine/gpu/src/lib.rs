@@ -23,6 +23,7 @@ mod pipelines;
 mod shader;
 mod slab;
 mod span;
+mod staging;
 mod upload;
 
 pub use buffer::GpuBuffer;

@@ -29,8 +29,13 @@ impl Purpose {
         matches!(self, Self::Weights | Self::States)
     }
 
-    fn place(self) -> Place {
-        if self == Self::Results { Place::Host } else { Place::Device }
+    /// Where it lies; `apart`: the device has memory of its own, of which the host sees a part or sees it slowly.
+    fn place(self, apart: bool) -> Place {
+        match self {
+            Self::Weights | Self::States if apart => Place::Private,
+            Self::Weights | Self::States | Self::Activations => Place::Device,
+            Self::Results => Place::Host,
+        }
     }
 }
 
@@ -48,6 +53,8 @@ pub(crate) struct Memory {
     limit: Option<u64>,
     /// Most bytes of one allocation.
     largest: u64,
+    /// Whether what lasts lies where the host does not see it.
+    apart: bool,
 }
 
 /// A slab that buffers share.
@@ -64,7 +71,7 @@ struct Shared {
 pub(crate) struct Region {
     pub(crate) slab: u32,
     pub(crate) buffer: vk::Buffer,
-    pub(crate) host: NonNull<u8>,
+    pub(crate) host: Option<NonNull<u8>>,
     pub(crate) address: u64,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -73,8 +80,8 @@ pub(crate) struct Region {
 }
 
 impl Memory {
-    pub(crate) fn new(limit: Option<u64>, largest: u64) -> Self {
-        Self { slabs: BTreeMap::new(), next: 0, used: 0, limit, largest }
+    pub(crate) fn new(limit: Option<u64>, largest: u64, apart: bool) -> Self {
+        Self { slabs: BTreeMap::new(), next: 0, used: 0, limit, largest, apart }
     }
 
     /// Bytes of all slabs.
@@ -113,7 +120,7 @@ impl Memory {
         let no_room = GpuError::OutOfMemory { wanted: len, used: self.used, limit: self.limit };
         let sizes = [wanted, len];
         let slab = sizes.into_iter().filter(|size| allowed(*size)).find_map(|size| {
-            Slab::new(device, size, purpose.place())
+            Slab::new(device, size, purpose.place(self.apart))
                 .inspect_err(|error| tracing::debug!(size, %error, "no slab of this size"))
                 .ok()
         });
@@ -162,7 +169,7 @@ impl Shared {
         let untouched = self.touched.clamp(offset, offset + len);
         self.touched = self.touched.max(offset + len);
         // SAFETY: the part lies in the slab.
-        let host = unsafe { self.slab.host.add(offset as usize) };
+        let host = self.slab.host.map(|host| unsafe { host.add(offset as usize) });
         let (buffer, address) = (self.slab.buffer, self.slab.address + offset);
         Some(Region { slab: id, buffer, host, address, offset, len, untouched })
     }

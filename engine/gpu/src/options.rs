@@ -14,6 +14,8 @@ pub struct GpuOptions {
     pub lose_after: Option<u64>,
     /// Whether matrix units are used where there are some. The bits are the same without them.
     pub matrix_units: bool,
+    /// Whether weights and states lie where the host does not see them even if it could: as with a card of its own, for tests.
+    pub apart: bool,
     /// How long the device may make no progress before it counts as hanging.
     pub patience: Duration,
 }
@@ -25,6 +27,7 @@ impl Default for GpuOptions {
             memory_limit: None,
             lose_after: None,
             matrix_units: true,
+            apart: false,
             patience: Duration::from_secs(300),
         }
     }

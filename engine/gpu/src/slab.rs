@@ -1,4 +1,4 @@
-//! One piece of memory, as the driver gives it: addressed by the device, mapped for the host.
+//! One piece of memory, as the driver gives it: addressed by the device, and mapped for the host where that shall see it.
 
 use std::ptr::NonNull;
 
@@ -11,8 +11,8 @@ use crate::logical::Device;
 pub(crate) struct Slab {
     pub(crate) buffer: vk::Buffer,
     memory: vk::DeviceMemory,
-    /// The first byte, for the host.
-    pub(crate) host: NonNull<u8>,
+    /// The first byte, for the host, where it sees the memory.
+    pub(crate) host: Option<NonNull<u8>>,
     /// The first byte, for the device.
     pub(crate) address: u64,
     pub(crate) len: u64,
@@ -26,8 +26,10 @@ unsafe impl Sync for Slab {}
 /// Where memory is, if there is a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Near the device.
+    /// Near the device, and seen by the host.
     Device,
+    /// Near the device; the host does not see it.
+    Private,
     /// Where the host reads it fast.
     Host,
 }
@@ -39,7 +41,7 @@ const HOST: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 );
 
 impl Slab {
-    /// Allocates `len` bytes that both can see, at `place` if there is room.
+    /// Allocates `len` bytes at `place`, or elsewhere if there is no room.
     pub(crate) fn new(device: &Device, len: u64, place: Place) -> Result<Self, GpuError> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
@@ -50,7 +52,7 @@ impl Slab {
         let buffer =
             unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;
         let result = allocate(device, buffer, place).and_then(|memory| {
-            Self::bind(device, buffer, memory, len).inspect_err(|_| {
+            Self::bind(device, buffer, memory, (len, place)).inspect_err(|_| {
                 // SAFETY: nothing uses the memory yet.
                 unsafe { device.raw.free_memory(memory, None) };
             })
@@ -65,19 +67,15 @@ impl Slab {
         device: &Device,
         buffer: vk::Buffer,
         memory: vk::DeviceMemory,
-        len: u64,
+        (len, place): (u64, Place),
     ) -> Result<Self, GpuError> {
         // SAFETY: both are new, and the memory is as large as the buffer asks.
         unsafe { device.raw.bind_buffer_memory(buffer, memory, 0) }
             .map_err(GpuError::of("to bind memory"))?;
-        let flags = vk::MemoryMapFlags::empty();
-        // SAFETY: the memory can be mapped (`HOST`) and is not mapped yet.
-        let host = unsafe { device.raw.map_memory(memory, 0, vk::WHOLE_SIZE, flags) }
-            .map_err(GpuError::of("to map memory"))?;
-        let host = NonNull::new(host.cast::<u8>()).ok_or(GpuError::Vulkan {
-            doing: "to map memory",
-            result: vk::Result::ERROR_MEMORY_MAP_FAILED,
-        })?;
+        let host = match place {
+            Place::Private => None,
+            Place::Device | Place::Host => Some(map(device, memory)?),
+        };
         let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
         // SAFETY: the buffer is bound and was made for this.
         let address = unsafe { device.raw.get_buffer_device_address(&info) };
@@ -97,6 +95,18 @@ impl Slab {
     }
 }
 
+/// Where the host sees memory of a kind that it can see ([`HOST`]).
+fn map(device: &Device, memory: vk::DeviceMemory) -> Result<NonNull<u8>, GpuError> {
+    let flags = vk::MemoryMapFlags::empty();
+    // SAFETY: the memory can be mapped and is not mapped yet.
+    let host = unsafe { device.raw.map_memory(memory, 0, vk::WHOLE_SIZE, flags) }
+        .map_err(GpuError::of("to map memory"))?;
+    NonNull::new(host.cast::<u8>()).ok_or(GpuError::Vulkan {
+        doing: "to map memory",
+        result: vk::Result::ERROR_MEMORY_MAP_FAILED,
+    })
+}
+
 /// Memory for a buffer, from the first kind that has room: kinds at `place` come first.
 fn allocate(
     device: &Device,
@@ -111,7 +121,8 @@ fn allocate(
     let kinds = kinds.memory_types_as_slice().iter().enumerate();
     let mut kinds: Vec<(usize, vk::MemoryPropertyFlags)> = kinds
         .map(|(i, kind)| (i, kind.property_flags))
-        .filter(|(i, flags)| needs.memory_type_bits >> i & 1 == 1 && flags.contains(HOST))
+        .filter(|(i, _)| needs.memory_type_bits >> i & 1 == 1)
+        .filter(|(_, flags)| place == Place::Private || flags.contains(HOST))
         .collect();
     let near =
         |flags: vk::MemoryPropertyFlags| flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL);
@@ -119,6 +130,8 @@ fn allocate(
         |flags: vk::MemoryPropertyFlags| flags.contains(vk::MemoryPropertyFlags::HOST_CACHED);
     kinds.sort_by_key(|(_, flags)| match place {
         Place::Device => (!near(*flags), false),
+        // What the host sees of a card's memory may be a small window, which other purposes need.
+        Place::Private => (!near(*flags), flags.contains(HOST)),
         Place::Host => (!cached(*flags), near(*flags)),
     });
     let mut result = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;

@@ -1,4 +1,8 @@
-//! Small tables for the device, which live until the next `finish`.
+//! Small tables for the device. A thread's tables live until its next `finish`, whatever other threads do meanwhile: each may compute a
+//! stage of its own on the device.
+
+use std::collections::HashMap;
+use std::thread::{self, ThreadId};
 
 use crate::error::GpuError;
 use crate::logical::Device;
@@ -7,12 +11,17 @@ use crate::slab::{Place, Slab};
 /// Bytes of a chunk that tables share.
 const CHUNK: u64 = 1 << 20;
 
-/// Chunks that are filled one after the other.
+/// Chunks that are filled one after the other, of each thread its own.
 #[derive(Default)]
 pub(crate) struct Uploads {
+    of_threads: HashMap<ThreadId, Tables>,
+    free: Vec<Slab>,
+}
+
+/// Tables of one thread; the last chunk is being filled.
+#[derive(Default)]
+struct Tables {
     chunks: Vec<Slab>,
-    /// The chunk that is being filled.
-    at: usize,
     used: u64,
 }
 
@@ -20,31 +29,36 @@ impl Uploads {
     /// Copies bytes to where the device reads them, and says where.
     pub(crate) fn put(&mut self, device: &Device, bytes: &[u8]) -> Result<u64, GpuError> {
         let len = (bytes.len() as u64).max(1).next_multiple_of(crate::memory::ALIGNMENT);
-        while self.chunks.get(self.at).is_some_and(|chunk| self.used + len > chunk.len) {
-            self.at += 1;
-            self.used = 0;
+        let tables = self.of_threads.entry(thread::current().id()).or_default();
+        if tables.chunks.last().is_none_or(|chunk| tables.used + len > chunk.len) {
+            let chunk = match self.free.iter().position(|chunk| len <= chunk.len) {
+                Some(fits) => self.free.swap_remove(fits),
+                None => Slab::new(device, len.max(CHUNK), Place::Device)?,
+            };
+            tables.chunks.push(chunk);
+            tables.used = 0;
         }
-        if self.at == self.chunks.len() {
-            self.chunks.push(Slab::new(device, len.max(CHUNK), Place::Device)?);
-        }
-        let (chunk, offset) = (&self.chunks[self.at], self.used);
-        self.used += len;
+        let (chunk, offset) = (tables.chunks.last().expect("one was just pushed"), tables.used);
+        let host = chunk.host.expect("the host sees what is near the device (`Place::Device`)");
+        tables.used += len;
         // SAFETY: the chunk has room for them (above), and nobody has been told of this part since the device
         // was waited for.
         unsafe {
-            let to = chunk.host.add(offset as usize).as_ptr();
+            let to = host.add(offset as usize).as_ptr();
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
         Ok(chunk.address + offset)
     }
 
-    /// Starts again at the first chunk. The device has done all its work.
-    pub(crate) fn restart(&mut self) {
-        (self.at, self.used) = (0, 0);
+    /// The chunks of this thread are free again. The device has done all its work.
+    pub(crate) fn end(&mut self) {
+        let tables = self.of_threads.remove(&thread::current().id());
+        self.free.extend(tables.into_iter().flat_map(|tables| tables.chunks));
     }
 
     /// Takes out every chunk.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
-        std::mem::take(&mut self.chunks).into_iter()
+        let of_threads = std::mem::take(&mut self.of_threads).into_values();
+        of_threads.flat_map(|tables| tables.chunks).chain(std::mem::take(&mut self.free))
     }
 }

@@ -190,21 +190,3 @@ fn values_of_every_size_are_kept_as_on_the_cpu() {
     check(&gpu, &layout(2, 64, 32, KvType::F16), true);
     check(&gpu, &layout(1, 64, 96, KvType::Q8_0), true);
 }
-
-#[test]
-fn copied_pages_have_the_same_bytes() {
-    let Some(gpu) = gpu() else { return };
-    let layout = PageLayout { index_dim: 20, ..layout(3, 20, 20, KvType::Q8_0) };
-    let bytes = layout.page_bytes();
-    let mut pool = pool(&gpu, &layout);
-    let mut random = Random(6);
-    let mut want: Vec<u8> = (0..7 * bytes).map(|_| random.bits() as u8).collect();
-    pool.bytes_mut().copy_from_slice(&want);
-    gpu.copy_pages(&layout, pool.span_mut(), &[[1, 4], [1, 0], [6, 2]]);
-    gpu.copy_pages(&layout, pool.span_mut(), &[[4, 5]]);
-    gpu.copy_pages(&layout, pool.span_mut(), &[]);
-    for (from, to) in [(1, 4), (1, 0), (6, 2), (4, 5)] {
-        want.copy_within(from * bytes..(from + 1) * bytes, to * bytes);
-    }
-    assert!(pool.bytes() == want, "copies of pages");
-}

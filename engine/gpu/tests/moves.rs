@@ -82,6 +82,35 @@ fn the_first_of_the_greatest_values_is_found() {
 }
 
 #[test]
+fn some_of_the_greatest_values_are_found_with_their_places() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(6);
+    for (n, d, k) in [(1, 1, 1), (3, 5, 2), (2, 256, 256), (4, 4097, 40), (2, 20_000, 1024)] {
+        let mut x: Vec<f32> = (0..n * d).map(|_| random.below(900) as f32 - 800.0).collect();
+        x.iter_mut().step_by(3).for_each(|x| *x = if *x == 0.0 { -0.0 } else { *x });
+        x[0] = f32::NEG_INFINITY;
+        x[d - 1] = 1.0;
+        let wanted = |row: &[f32]| {
+            let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+            all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+            all.truncate(k);
+            all.sort_by_key(|(place, _)| *place);
+            all.into_iter().map(|(place, value)| (place, value.to_bits())).collect()
+        };
+        let rows: Vec<Vec<(u32, u32)>> = x.chunks_exact(d).map(wanted).collect();
+        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().into_iter();
+        let found = found.map(|row| {
+            let row = row.expect("all are numbers").into_iter();
+            row.map(|(place, value)| (place, value.to_bits())).collect()
+        });
+        assert!(found.collect::<Vec<Vec<_>>>() == rows, "{k} of {n} rows of {d}");
+        x[d / 2] = f32::NAN;
+        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap();
+        assert!(found[0].is_none() && found[1..].iter().all(Option::is_some));
+    }
+}
+
+#[test]
 fn rows_are_gathered_by_a_list_and_repeated() {
     let Some(gpu) = gpu() else { return };
     let mut random = Random(3);

@@ -87,6 +87,27 @@ fn uploads_stay_until_the_next_finish() {
     }
 }
 
+/// What a thread brought stays while others finish their work.
+#[test]
+fn uploads_of_a_thread_stay_whoever_else_finishes() {
+    let Some(gpu) = gpu() else { return };
+    std::thread::scope(|scope| {
+        for t in 0..4 {
+            let gpu = gpu.clone();
+            scope.spawn(move || {
+                for i in 0..40 {
+                    let mut x = on(&gpu, &[0.0; 300]);
+                    let table = gpu.upload(bytemuck::cast_slice(&[(t * 100 + i) as f32; 300]));
+                    std::thread::yield_now();
+                    gpu.add(x.span_mut(), table);
+                    assert!(values_of(&x).iter().all(|x| *x == (t * 100 + i) as f32));
+                    gpu.finish().unwrap();
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn threads_may_share_a_device() {
     let Some(gpu) = gpu() else { return };

@@ -133,7 +133,7 @@ impl EntryMaker {
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {
-            let table = rope.at(cx.device, &positions);
+            let table = rope.at(cx.device.host(), &positions);
             rotate_last(cx, &mut keys, [width, self.n_rot], &table);
             if let Some(of_index) = &mut of_index {
                 rotate_last(cx, of_index, [index_dim, self.n_rot], &table);

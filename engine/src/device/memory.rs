@@ -5,13 +5,16 @@
 //! that was used before, and would have to write zeros over all of it. The second stage of a process would
 //! then take seconds to load, and would hold all the memory that it only reserves.
 //!
-//! States of a stage on a GPU lie with that.
+//! States of a stage on a GPU lie with that. The host sees those of a card of its own through copies only.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
 use memmap2::MmapMut;
+
+use super::give_up;
 
 /// A fixed number of values, zero at first, from a page's start.
 pub struct Memory<T> {
@@ -44,6 +47,75 @@ impl<T: bytemuck::Pod> Memory<T> {
         Some(Self { place, values: PhantomData })
     }
 
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        let nbytes = match &self.place {
+            Place::Nowhere => 0,
+            Place::Host(map) => map.len(),
+            Place::Gpu(buffer) => buffer.len(),
+        };
+        nbytes / size_of::<T>()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Some values, wherever they lie. Where they lie with a GPU this waits for it; if it has failed they are anything, which
+    /// [`Device::finish`](super::Device::finish) tells.
+    ///
+    /// # Panics
+    /// If the range ends beyond them.
+    pub fn read(&self, range: Range<usize>) -> Cow<'_, [T]> {
+        let Place::Gpu(buffer) = &self.place else { return Cow::Borrowed(&self[range]) };
+        let range = bytes_of::<T>(range);
+        let mut bytes = Vec::with_capacity(range.len());
+        if let Err(error) = buffer.read(range, &mut bytes) {
+            give_up("a copy of states", &error);
+        }
+        Cow::Owned(bytemuck::pod_collect_to_vec(&bytes))
+    }
+
+    /// Writes values from `at` on, wherever they lie.
+    ///
+    /// # Panics
+    /// If they end beyond those that there are.
+    pub fn write(&mut self, at: usize, values: &[T]) {
+        match &mut self.place {
+            Place::Gpu(buffer) => buffer.write(at * size_of::<T>(), bytemuck::cast_slice(values)),
+            _ => self[at..][..values.len()].copy_from_slice(values),
+        }
+    }
+
+    /// Makes some values zero, wherever they lie.
+    ///
+    /// # Panics
+    /// If the range ends beyond them, or with a GPU, where it is not of whole f32.
+    pub fn clear(&mut self, range: Range<usize>) {
+        match &mut self.place {
+            Place::Gpu(buffer) => {
+                let gpu = buffer.gpu().clone();
+                gpu.fill(buffer.span_mut().part(bytes_of::<T>(range)), 0.0);
+            }
+            _ => self[range].fill(T::zeroed()),
+        }
+    }
+
+    /// Of parts of `n` values each, copies part `from` to part `to`, wherever they lie.
+    ///
+    /// # Panics
+    /// As [`Memory::clear`].
+    pub fn copy_part(&mut self, n: usize, from: usize, to: usize) {
+        match &mut self.place {
+            Place::Gpu(buffer) => {
+                let gpu = buffer.gpu().clone();
+                gpu.copy_slot(buffer.span_mut(), n * size_of::<T>() / size_of::<f32>(), from, to);
+            }
+            _ => self.copy_within(from * n..(from + 1) * n, to * n),
+        }
+    }
+
     /// The values, if they lie with a GPU.
     pub(super) fn span(&self) -> Option<Span<'_>> {
         match &self.place {
@@ -61,6 +133,11 @@ impl<T: bytemuck::Pod> Memory<T> {
     }
 }
 
+fn bytes_of<T>(values: Range<usize>) -> Range<usize> {
+    values.start * size_of::<T>()..values.end * size_of::<T>()
+}
+
+/// For what runs on the host. A card's own memory it does not see: what lies there has ops on the GPU.
 impl<T: bytemuck::Pod> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {

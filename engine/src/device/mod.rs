@@ -31,8 +31,6 @@ mod store;
 mod streams;
 mod values;
 
-use std::ops::Deref;
-
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
@@ -190,14 +188,5 @@ impl From<Compute> for Device {
     fn from(compute: Compute) -> Self {
         let name = compute.kernels().name.to_owned();
         Self { compute, gpu: None, name }
-    }
-}
-
-/// Ops that run on the host, wherever rows lie.
-impl Deref for Device {
-    type Target = Compute;
-
-    fn deref(&self) -> &Compute {
-        &self.compute
     }
 }

@@ -93,6 +93,13 @@ impl Device {
         gpu.greatest(span, x.cols()).ok()?.into_iter().collect()
     }
 
+    /// The `k` greatest values of each row with their places, which ascend; of equal ones the earlier. `None` as of
+    /// [`Device::greatest`].
+    pub fn greatest_few(&self, x: &Rows, k: usize) -> Option<Vec<Vec<(u32, f32)>>> {
+        let (gpu, span) = (self.gpu.as_ref()?, x.span()?);
+        gpu.greatest_few(span, x.cols(), k).ok()?.into_iter().collect()
+    }
+
     /// Rows `picked` of `x`, in this order: `out` is `[picked.len(), x.cols()]`.
     pub fn gather_rows(&self, x: &Rows, picked: &[u32], out: &mut Rows) {
         match self.gpu_of(out) {

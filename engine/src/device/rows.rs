@@ -268,7 +268,9 @@ impl Rows {
     pub fn keep_last(&mut self, width: usize) {
         let (n_rows, cols) = (self.n_rows(), self.cols);
         assert!(width <= cols, "the last {width} of {cols} values");
-        if let (Some(home), true) =
+        if width == 0 {
+            (self.len, self.cols) = (0, 0);
+        } else if let (Some(home), true) =
             (self.home.as_ref().filter(|_| self.is_with_gpu()), width < cols)
         {
             *self = home.columns_of(self, cols - width, width);

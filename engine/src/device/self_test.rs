@@ -135,7 +135,7 @@ fn product(
     [n_rows, out, cols]: [usize; 3],
     bytes: &[u8],
 ) -> Result<Vec<f32>, KernelError> {
-    let w = device.place(PackedMatrix::pack(device, ty, out, cols, bytes)?)?;
+    let w = device.place(PackedMatrix::pack(device.host(), ty, out, cols, bytes)?)?;
     let mut y = device.scratch().take(n_rows, out);
     device.multiply(&w, &rows(device, 7, n_rows, cols), &mut y);
     Ok(y.to_vec())
@@ -195,7 +195,8 @@ fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
     let parts = [ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: n }];
     let x = DeltaRows { q, k, v, decay, beta };
     device.delta_scan(&shape, &parts, &mut states, x, &mut out);
-    Ok([&out[..], &states[..]].concat())
+    let states = states.read(0..values);
+    Ok([&out[..], &states].concat())
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(crate) struct AlignedBytes {
 enum Memory {
     Heap(Box<[Line]>),
     Map(MmapMut),
-    /// With a GPU, which shows it to the host. What is shared stays as it is.
+    /// With a GPU. What is shared stays as it is.
     Gpu(Arc<GpuBuffer>),
 }
 
@@ -53,6 +53,11 @@ impl AlignedBytes {
     /// The bytes of a GPU's buffer.
     pub(crate) fn with_gpu(buffer: GpuBuffer) -> Self {
         Self { len: buffer.len(), memory: Memory::Gpu(Arc::new(buffer)) }
+    }
+
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// The bytes, if they lie with a GPU.
@@ -84,6 +89,7 @@ fn map(len: usize) -> Result<MmapMut, KernelError> {
     Ok(map)
 }
 
+/// For what runs on the host. Of a card with a memory of its own it sees nothing: weights there are read by its ops.
 impl Deref for AlignedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

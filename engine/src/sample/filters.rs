@@ -50,15 +50,24 @@ impl Candidates {
     /// One pass: a logit that does not beat the k-th best so far is skipped. An equal one is, too,
     /// since its id is larger.
     pub fn take_top_k(&mut self, row: &[f32], k: usize) {
+        let all = k == 0 || k >= row.len();
+        self.take((0..).zip(row.iter().copied()), k, all);
+    }
+
+    /// [`Self::take_top_k`] of a row of which some ids and their logits are given: ids ascend, and the `k` best are among them.
+    pub fn take_top_k_of(&mut self, few: &[(u32, f32)], k: usize) {
+        self.take(few.iter().copied(), k, false);
+    }
+
+    fn take(&mut self, row: impl Iterator<Item = (u32, f32)>, k: usize, all: bool) {
         self.list.clear();
         let mut bar = f32::NEG_INFINITY;
-        let all = k == 0 || k >= row.len();
-        for (id, &logit) in row.iter().enumerate() {
+        for (id, logit) in row {
             if logit <= bar {
                 continue;
             }
             // Adding zero turns -0.0 into 0.0, so that the two are equal under `total_cmp`.
-            self.list.push(Candidate { id: id as u32, logit: logit + 0.0 });
+            self.list.push(Candidate { id, logit: logit + 0.0 });
             if !all && self.list.len() >= k + TOP_K_SLACK {
                 self.list.select_nth_unstable_by(k - 1, by_logit);
                 self.list.truncate(k);

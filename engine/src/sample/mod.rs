@@ -128,7 +128,7 @@ impl Sampler {
                 let (id, mu) = mirostat.draw(candidates, row, params.temperature, mu, u)?;
                 (id, Some(mu))
             }
-            _ => (choose(&mut self.candidates, row, params, setup.seed, pos)?, None),
+            _ => (choose(&mut self.candidates, Row::All(row), params, setup.seed, pos)?, None),
         };
         let (logprob, top) = match setup.top_logprobs {
             None => (None, Vec::new()),
@@ -139,6 +139,31 @@ impl Sampler {
         };
         Ok(SampledToken { id, logprob, top, mu })
     }
+
+    /// [`Sampler::sample`] where the draw looks at no other logits than these ([`looks_at`]): ids ascend, and so many of the best
+    /// are among them, the smaller ids of equal ones. All logits of the row are finite or -inf.
+    ///
+    /// # Errors
+    /// Nothing is left to choose.
+    pub fn sample_few(
+        &mut self,
+        few: &[(u32, f32)],
+        setup: &SamplerSetup,
+        pos: u32,
+    ) -> Result<SampledToken, SampleError> {
+        let row = Row::Few(few);
+        let id = choose(&mut self.candidates, row, &setup.params, setup.seed, pos)?;
+        Ok(SampledToken { id, logprob: None, top: Vec::new(), mu: None })
+    }
+}
+
+/// A row's logits.
+#[derive(Clone, Copy)]
+enum Row<'a> {
+    /// All of them.
+    All(&'a [f32]),
+    /// Ids and logits of those that the draw looks at, or more; ids ascend.
+    Few(&'a [(u32, f32)]),
 }
 
 /// The place of a token that is to be drawn.
@@ -152,16 +177,21 @@ pub struct Next<'a> {
     pub mu: Option<f32>,
 }
 
-/// Whether the token at `pos` is the first of the greatest logits as they are, and nothing more is asked of it: whatever the
-/// history, [`Sampler::sample`] gives that if all logits are finite.
-pub fn takes_greatest(setup: &SamplerSetup, pos: u32) -> bool {
+/// How many of the greatest logits, as they are, the draw of the token at `pos` looks at, whatever the history is; `None` where it
+/// looks at others too, or more is asked than the token.
+pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
     let SamplerSetup { params, top_logprobs, not_before, constraint, guidance, .. } = setup;
     let is_plain = top_logprobs.is_none() && constraint.is_none() && guidance.is_none();
     let is_raw = params.logit_bias.is_empty()
         && penalties::are_off(params)
         && dry::is_off(&params.dry)
         && !not_before.holds(pos);
-    is_plain && is_raw && takes_maximum(params)
+    let some_only = params.top_k > 0 && params.top_n_sigma <= 0.0 && params.mirostat.is_none();
+    match (is_plain && is_raw, takes_maximum(params)) {
+        (true, true) => Some(1),
+        (true, false) if some_only => Some(params.top_k as usize),
+        _ => None,
+    }
 }
 
 /// Refuses settings that have no meaning, before a request is admitted.
@@ -258,25 +288,28 @@ const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
 
 fn choose(
     candidates: &mut Candidates,
-    row: &[f32],
+    row: Row<'_>,
     params: &SamplingParams,
     seed: u64,
     pos: u32,
 ) -> Result<u32, SampleError> {
     let greedy = params.temperature <= 0.0;
     if takes_maximum(params) {
-        let best = first_maximum(row);
-        return if row[best] == f32::NEG_INFINITY {
-            Err(SampleError::NothingLeft)
-        } else {
-            Ok(best as u32)
+        return match first_maximum(row) {
+            Some((id, logit)) if logit > f32::NEG_INFINITY => Ok(id),
+            _ => Err(SampleError::NothingLeft),
         };
     }
-    candidates.take_top_k(row, params.top_k as usize);
+    match row {
+        Row::All(row) => candidates.take_top_k(row, params.top_k as usize),
+        Row::Few(few) => candidates.take_top_k_of(few, params.top_k as usize),
+    }
     if candidates.is_empty() {
         return Err(SampleError::NothingLeft);
     }
-    candidates.top_n_sigma(row, params.top_n_sigma);
+    if let Row::All(row) = row {
+        candidates.top_n_sigma(row, params.top_n_sigma);
+    }
     candidates.typical(params.typical_p);
     candidates.top_p(params.top_p);
     candidates.min_p(params.min_p);
@@ -307,8 +340,15 @@ fn takes_maximum(params: &SamplingParams) -> bool {
     params.temperature <= 0.0 && params.typical_p >= 1.0
 }
 
-/// Index of the first of the largest values.
-fn first_maximum(row: &[f32]) -> usize {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    row.iter().position(|l| *l == max).unwrap_or(0)
+/// The first of the largest logits and its id.
+fn first_maximum(row: Row<'_>) -> Option<(u32, f32)> {
+    match row {
+        Row::All(row) => {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter().position(|l| *l == max).map(|id| (id as u32, max))
+        }
+        Row::Few(few) => {
+            few.iter().copied().reduce(|best, next| if next.1 > best.1 { next } else { best })
+        }
+    }
 }

@@ -62,30 +62,69 @@ fn greedy_takes_the_first_of_equal_maxima() {
     assert_eq!(sample(&row, typical, 1, 0), 1);
 }
 
-/// Each setting by which the token could be another, or that asks for more than the token.
+/// Each setting by which a draw could look at other logits, or that asks for more than the token.
 #[test]
-fn what_takes_the_greatest_is_known_beforehand() {
+fn how_many_logits_a_draw_looks_at_is_known_beforehand() {
     let greedy = SamplingParams::greedy;
-    assert!(takes_greatest(&setup(greedy(), 1), 7));
-    let others = [
-        SamplingParams { temperature: 0.5, ..greedy() },
-        SamplingParams { typical_p: 0.9, ..greedy() },
-        SamplingParams { repeat_penalty: 1.1, ..greedy() },
-        SamplingParams { frequency_penalty: 0.1, ..greedy() },
-        SamplingParams { presence_penalty: 0.1, ..greedy() },
-        SamplingParams { logit_bias: vec![(1, -1.0)], ..greedy() },
-        SamplingParams { dry: DryParams { multiplier: 0.8, ..greedy().dry }, ..greedy() },
-    ];
-    for params in others {
-        assert!(!takes_greatest(&setup(params.clone(), 1), 7), "{params:?}");
+    let top_40 =
+        SamplingParams { xtc_probability: 0.5, typical_p: 0.9, ..SamplingParams::default() };
+    let looked_at = |params: SamplingParams| looks_at(&setup(params, 1), 7);
+    assert_eq!(looked_at(greedy()), Some(1));
+    assert_eq!(looked_at(SamplingParams { top_k: 20, ..greedy() }), Some(1));
+    assert_eq!(looked_at(top_40.clone()), Some(40));
+    assert_eq!(looked_at(SamplingParams { temperature: 0.0, ..top_40.clone() }), Some(40));
+    assert_eq!(looked_at(SamplingParams { temperature: 0.5, top_k: 0, ..greedy() }), None);
+    for base in [greedy(), top_40.clone()] {
+        let others = [
+            SamplingParams { repeat_penalty: 1.1, ..base.clone() },
+            SamplingParams { frequency_penalty: 0.1, ..base.clone() },
+            SamplingParams { presence_penalty: 0.1, ..base.clone() },
+            SamplingParams { logit_bias: vec![(1, -1.0)], ..base.clone() },
+            SamplingParams {
+                dry: DryParams { multiplier: 0.8, ..base.dry.clone() },
+                ..base.clone()
+            },
+        ];
+        for params in others {
+            assert_eq!(looked_at(params.clone()), None, "{params:?}");
+        }
+        let (plain, most) = (setup(base.clone(), 1), looked_at(base));
+        assert_eq!(looks_at(&SamplerSetup { top_logprobs: Some(0), ..plain.clone() }, 7), None);
+        let guidance = Some(Guidance { scale: 2.0 });
+        assert_eq!(looks_at(&SamplerSetup { guidance, ..plain.clone() }, 7), None);
+        let later = NotBefore { pos: 8, tokens: [1].into() };
+        let later = SamplerSetup { not_before: later, ..plain };
+        assert_eq!([7, 8].map(|pos| looks_at(&later, pos)), [None, most]);
     }
-    let plain = setup(greedy(), 1);
-    assert!(!takes_greatest(&SamplerSetup { top_logprobs: Some(0), ..plain.clone() }, 7));
-    let guidance = Some(Guidance { scale: 2.0 });
-    assert!(!takes_greatest(&SamplerSetup { guidance, ..plain.clone() }, 7));
-    let later = NotBefore { pos: 8, tokens: [1].into() };
-    let later = SamplerSetup { not_before: later, ..plain };
-    assert_eq!([7, 8].map(|pos| takes_greatest(&later, pos)), [false, true]);
+    let mirostat = Some(Mirostat { tau: 5.0, eta: 0.1 });
+    assert_eq!(looked_at(SamplingParams { mirostat, ..top_40.clone() }), None);
+    assert_eq!(looked_at(SamplingParams { top_n_sigma: 1.0, ..top_40 }), None);
+}
+
+proptest! {
+    /// Of few logits, with others among them or without, the draw is that of the whole row.
+    #[test]
+    fn a_draw_of_few_logits_is_that_of_the_row(
+        row in prop::collection::vec(prop_oneof![Just(0.0f32), Just(-0.0), Just(f32::NEG_INFINITY), -4.0f32..4.0], 3..60),
+        top_k in 1u32..12,
+        more in 0usize..9,
+        greedy in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let temperature = if greedy { 0.0 } else { 0.9 };
+        let params = SamplingParams {
+            temperature, top_k, top_p: 0.9, xtc_probability: 0.5, typical_p: 0.95, ..SamplingParams::default()
+        };
+        let mut few: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+        few.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+        few.truncate(top_k as usize + more);
+        few.sort_by_key(|(id, _)| *id);
+        let setup = setup(params, seed);
+        for pos in 0..8 {
+            let of_few = Sampler::new().sample_few(&few, &setup, pos);
+            prop_assert_eq!(of_few, Sampler::new().sample(&row, &setup, &[], at(pos)));
+        }
+    }
 }
 
 #[test]

@@ -11,8 +11,11 @@ use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Mask, Masks};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::Vector;
-use crate::sample::{Next, Sampler, takes_greatest};
+use crate::sample::{Next, Sampler, looks_at};
 use crate::state::{PartRows, Sequences};
+
+/// Most logits of a row that a GPU finds for a draw: where more are looked at, all of them leave it.
+const MOST_OF_FEW: usize = 1024;
 
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
@@ -52,7 +55,7 @@ impl Head {
             Some(output) => self.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
         };
-        if let Some(tokens) = greatest(device, sequences, parts, &logits) {
+        if let Some(tokens) = self.drawn_of_few(device, sequences, parts, &logits) {
             return tokens;
         }
         let (normed, logits) = (normed.fetched(), logits.fetched());
@@ -111,6 +114,40 @@ impl Head {
         logits
     }
 
+    /// What the parts want where they all want tokens for which few logits of their rows are looked at, and a GPU finds these:
+    /// no others leave it then.
+    fn drawn_of_few(
+        &mut self,
+        device: &Device,
+        sequences: &Sequences,
+        parts: &[PartRows],
+        logits: &Rows,
+    ) -> Option<Vec<RowOutput>> {
+        let wanting: Vec<&PartRows> =
+            parts.iter().filter(|part| part.want != Want::Nothing).collect();
+        let setup_of = |part: &PartRows| sequences.get(part.slot)?.sampler.as_ref();
+        let last_pos = |part: &PartRows| part.pos + part.rows.len() as u32 - 1;
+        let looked_at = wanting.iter().map(|part| match part.want {
+            Want::Sample => looks_at(setup_of(part)?, last_pos(part) + 1),
+            _ => None,
+        });
+        let k = looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()?;
+        let few = match k {
+            1 => device.greatest(logits)?.into_iter().map(|id| vec![(id, 0.0)]).collect(),
+            _ if k <= MOST_OF_FEW.min(logits.cols()) => device.greatest_few(logits, k)?,
+            _ => return None,
+        };
+        let drawn = wanting.into_iter().zip(few).map(|(part, few)| {
+            let pos = last_pos(part);
+            let value = match self.sampler.sample_few(&few, setup_of(part)?, pos + 1) {
+                Ok(token) => RowValue::Sampled(token),
+                Err(error) => RowValue::Failed(error.to_string()),
+            };
+            Some(RowOutput { slot: part.slot, pos, value })
+        });
+        drawn.collect()
+    }
+
     fn sample(
         &mut self,
         sequences: &Sequences,
@@ -150,30 +187,6 @@ impl Head {
             Err(error) => RowValue::Failed(error.to_string()),
         }
     }
-}
-
-/// What the parts want where they all want tokens that are the greatest logits of their rows, and a GPU finds these: then no
-/// logits leave it.
-fn greatest(
-    device: &Device,
-    sequences: &Sequences,
-    parts: &[PartRows],
-    logits: &Rows,
-) -> Option<Vec<RowOutput>> {
-    let last_pos = |part: &PartRows| part.pos + part.rows.len() as u32 - 1;
-    let is_greatest = |part: &PartRows| {
-        let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
-        part.want == Want::Sample && setup.is_some_and(|s| takes_greatest(s, last_pos(part) + 1))
-    };
-    let wanting = || parts.iter().filter(|part| part.want != Want::Nothing);
-    if !wanting().all(is_greatest) {
-        return None;
-    }
-    let output = |(part, id): (&PartRows, u32)| {
-        let token = SampledToken { id, logprob: None, top: Vec::new(), mu: None };
-        RowOutput { slot: part.slot, pos: last_pos(part), value: RowValue::Sampled(token) }
-    };
-    Some(wanting().zip(device.greatest(logits)?).map(output).collect())
 }
 
 #[cfg(test)]

@@ -181,14 +181,14 @@ impl BlockState {
             Self::Kv(kv) => {
                 let pages = bytes.chunks_exact(kv.layout().page_bytes());
                 for (block, page) in kv.kept(sequence, sequence.len).iter().zip(pages) {
-                    kv.page_mut(*block).copy_from_slice(page);
+                    kv.write_page(*block, page);
                 }
             }
             Self::Slots(slots) => slots.write(slot, bytes),
             Self::Entries(entries) => {
                 let pages = bytes.chunks_exact(entries.layout().page_bytes());
                 for (block, page) in sequence.blocks.iter().zip(pages) {
-                    entries.page_mut(*block).copy_from_slice(page);
+                    entries.write_page(*block, page);
                 }
             }
             Self::Both(both) => {

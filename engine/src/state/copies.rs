@@ -124,7 +124,7 @@ impl BlockState {
             Self::Kv(kv) if kv.keeps_all() => {
                 let mut bytes = take();
                 for block in &sequence.blocks[first as usize..(first + n) as usize] {
-                    bytes.extend_from_slice(kv.page(*block));
+                    bytes.extend_from_slice(&kv.page(*block));
                 }
                 bytes
             }
@@ -210,7 +210,7 @@ impl BlockState {
                 let n_full = if kv.keeps_all() { len as usize / KV_PAGE } else { 0 };
                 let all = full.take(n_full).chain(rest.chunks_exact(nbytes));
                 for (block, page) in kv.kept(sequence, len).iter().zip(all) {
-                    kv.page_mut(*block).copy_from_slice(page);
+                    kv.write_page(*block, page);
                 }
             }
             (Self::Entries(entries), BlockSource::InPlace(held)) => {
@@ -225,7 +225,7 @@ impl BlockState {
                 let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
                 let all = full.take(len as usize / KV_PAGE).chain(rest.chunks_exact(nbytes));
                 for (block, page) in sequence.blocks.iter().zip(all) {
-                    entries.page_mut(*block).copy_from_slice(page);
+                    entries.write_page(*block, page);
                 }
             }
             (Self::Slots(slots), BlockSource::Bytes { rest, .. }) => slots.write(slot, rest),

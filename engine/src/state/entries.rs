@@ -47,15 +47,12 @@ impl EntryPages {
 
     /// Copies one page to another.
     pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
-        let n = self.layout.page_bytes();
-        let src = src.0 as usize * n;
-        self.pool.copy_within(src..src + n, dst.0 as usize * n);
+        self.pool.copy_part(self.layout.page_bytes(), src.0 as usize, dst.0 as usize);
     }
 
-    /// The bytes of a page, to be written.
-    pub fn page_mut(&mut self, block: BlockId) -> &mut [u8] {
-        let n = self.layout.page_bytes();
-        &mut self.pool[block.0 as usize * n..][..n]
+    /// Writes the bytes of a page.
+    pub fn write_page(&mut self, block: BlockId, bytes: &[u8]) {
+        self.pool.write(block.0 as usize * self.layout.page_bytes(), bytes);
     }
 
     /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. What they hold beside its entries is
@@ -71,7 +68,7 @@ impl EntryPages {
         for page in first..first + n {
             let start = bytes.len();
             let block = sequence.blocks[page].0 as usize;
-            bytes.extend_from_slice(&self.pool[block * nbytes..][..nbytes]);
+            bytes.extend_from_slice(&self.pool.read(block * nbytes..(block + 1) * nbytes));
             self.layout.clear_unwritten(&mut bytes[start..], page, len as usize);
         }
     }

@@ -3,6 +3,7 @@
 //! Which page belongs to which sequence is decided by the coordinator and arrives with the ubatch. This file
 //! owns the memory, and pairs the parts of a ubatch with their pages for the kernels.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::places::{Places, pages_kept, visible};
@@ -83,20 +84,19 @@ impl KvCache {
     ///
     /// # Panics
     /// If it is not kept.
-    pub fn page(&self, block: BlockId) -> &[u8] {
+    pub fn page(&self, block: BlockId) -> Cow<'_, [u8]> {
         let place = match &self.places {
             Some(places) => places.get(block).expect("a page that a row sees has a place"),
             None => block,
         };
         let n = self.layout.page_bytes();
-        &self.pool[place.0 as usize * n..][..n]
+        self.pool.read(place.0 as usize * n..(place.0 as usize + 1) * n)
     }
 
-    /// The bytes of a page, to be written.
-    pub fn page_mut(&mut self, block: BlockId) -> &mut [u8] {
+    /// Writes the bytes of a page.
+    pub fn write_page(&mut self, block: BlockId, bytes: &[u8]) {
         let place = self.places.as_mut().map_or(block, |places| places.take(block));
-        let n = self.layout.page_bytes();
-        &mut self.pool[place.0 as usize * n..][..n]
+        self.pool.write(place.0 as usize * self.layout.page_bytes(), bytes);
     }
 
     /// Copies one page to another, if it is kept.
@@ -108,15 +108,13 @@ impl KvCache {
             }
             None => (src, dst),
         };
-        let n = self.layout.page_bytes();
-        let src = src.0 as usize * n;
-        self.pool.copy_within(src..src + n, dst.0 as usize * n);
+        self.pool.copy_part(self.layout.page_bytes(), src.0 as usize, dst.0 as usize);
     }
 
     /// Appends the bytes of pages, the last of which holds the last of `len` positions; what it holds beyond is zeros.
     pub fn read_into(&self, pages: &[BlockId], len: u32, bytes: &mut Vec<u8>) {
         for page in pages {
-            bytes.extend_from_slice(self.page(*page));
+            bytes.extend_from_slice(&self.page(*page));
         }
         let tail = len as usize % KV_PAGE;
         if tail > 0 && !pages.is_empty() {

@@ -1,9 +1,10 @@
 //! The recurrent state of one block. Each slot has the last inputs of its convolutions, and the matrix that
 //! its scan carries on.
 
+use std::ops::Range;
+
 use crate::batch::SlotId;
-use crate::device::Device;
-use crate::device::Memory;
+use crate::device::{Device, Memory};
 use crate::error::ModelError;
 use crate::kernels::ScanPart;
 
@@ -50,7 +51,7 @@ impl SlotStates {
 
     /// Bytes reserved.
     pub fn nbytes(&self) -> usize {
-        size_of_val(&self.conv[..]) + size_of_val(&self.scan[..])
+        (self.conv.len() + self.scan.len()) * size_of::<f32>()
     }
 
     /// Bytes of one slot.
@@ -60,16 +61,16 @@ impl SlotStates {
 
     /// A slot starts from nothing.
     pub fn zero(&mut self, slot: SlotId) {
-        let (conv, scan) = self.slot_mut(slot);
-        conv.fill(0.0);
-        scan.fill(0.0);
+        let (conv, scan) = self.values_of(slot);
+        self.conv.clear(conv);
+        self.scan.clear(scan);
     }
 
     /// A slot starts as a copy of another.
     pub fn copy(&mut self, src: SlotId, dst: SlotId) {
         let (src, dst) = (src.0 as usize, dst.0 as usize);
-        self.conv.copy_within(src * self.n_conv..(src + 1) * self.n_conv, dst * self.n_conv);
-        self.scan.copy_within(src * self.n_scan..(src + 1) * self.n_scan, dst * self.n_scan);
+        self.conv.copy_part(self.n_conv, src, dst);
+        self.scan.copy_part(self.n_scan, src, dst);
     }
 
     /// A slot's state as little-endian bytes (the engine builds for no other order).
@@ -81,21 +82,19 @@ impl SlotStates {
 
     /// Adds what [`Self::read`] returns to `bytes`.
     pub fn read_into(&self, slot: SlotId, bytes: &mut Vec<u8>) {
-        let slot = slot.0 as usize;
-        let conv = &self.conv[slot * self.n_conv..][..self.n_conv];
-        let scan = &self.scan[slot * self.n_scan..][..self.n_scan];
+        let (conv, scan) = self.values_of(slot);
         // Checkpoints read states between two ubatches: at the speed of memory, not value by value.
-        bytes.extend_from_slice(bytemuck::cast_slice(conv));
-        bytes.extend_from_slice(bytemuck::cast_slice(scan));
+        bytes.extend_from_slice(bytemuck::cast_slice(&self.conv.read(conv)));
+        bytes.extend_from_slice(bytemuck::cast_slice(&self.scan.read(scan)));
     }
 
     /// Puts back what [`Self::read`] returned.
     pub fn write(&mut self, slot: SlotId, bytes: &[u8]) {
-        let (conv, scan) = self.slot_mut(slot);
-        let values = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
-        for (to, value) in conv.iter_mut().chain(scan).zip(values) {
-            *to = value;
-        }
+        let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+        let (conv, scan) = values.split_at(self.n_conv);
+        let (conv_at, scan_at) = self.values_of(slot);
+        self.conv.write(conv_at.start, conv);
+        self.scan.write(scan_at.start, scan);
     }
 
     /// The parts of a ubatch as the scan ops take them.
@@ -109,12 +108,11 @@ impl SlotStates {
         parts.iter().map(scan_part).collect()
     }
 
-    fn slot_mut(&mut self, slot: SlotId) -> (&mut [f32], &mut [f32]) {
+    /// Which values of the convolutions and of the scan are a slot's.
+    fn values_of(&self, slot: SlotId) -> (Range<usize>, Range<usize>) {
         let slot = slot.0 as usize;
-        (
-            &mut self.conv[slot * self.n_conv..][..self.n_conv],
-            &mut self.scan[slot * self.n_scan..][..self.n_scan],
-        )
+        let of = |n: usize| slot * n..(slot + 1) * n;
+        (of(self.n_conv), of(self.n_scan))
     }
 }
 

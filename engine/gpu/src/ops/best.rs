@@ -44,6 +44,8 @@ pub(super) struct Best {
     pub(super) of_floats: bool,
     /// Whether places are written as f32; else as u32.
     pub(super) as_floats: bool,
+    /// Whether the second of two copies has the scores.
+    pub(super) with_scores: bool,
 }
 
 #[repr(C)]
@@ -67,7 +69,8 @@ pub(super) fn at_once(n: usize, lines: usize, stride: usize) -> usize {
 
 impl Gpu {
     /// Writes the places of each line's greatest scores (`[lines, stride]`), ascending, to its row of `out`
-    /// (`[rows, copies, wanted + n_behind]`). Of equal scores the earlier ones are taken. Other rows stay as they are.
+    /// (`[rows, copies, wanted + n_behind]`). Of equal scores the earlier ones are taken; both zeros are equal. Other rows stay as
+    /// they are.
     ///
     /// # Panics
     /// If a line has fewer scores than are wanted or more than `stride`, or shapes disagree.
@@ -98,7 +101,7 @@ impl Gpu {
             copies: count(copies),
             pad: 0,
         };
-        let constants = [best.of_floats, best.as_floats].map(u32::from);
+        let constants = [best.of_floats, best.as_floats, best.with_scores].map(u32::from);
         // SAFETY: the kernel reads the lines of scores and writes their rows of `out`, which are there (checked): as many
         // places as are wanted, since a line has as many scores.
         unsafe { self.dispatch(Order::After, &BEST, &constants, &push, lines(all.len())) };

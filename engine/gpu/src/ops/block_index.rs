@@ -128,6 +128,7 @@ impl Gpu {
             copies: 1,
             of_floats: false,
             as_floats: false,
+            with_scores: false,
         };
         for tiles in tiles.chunks_mut(at_once) {
             let lines = lines_of(tiles, n_head, sizes);

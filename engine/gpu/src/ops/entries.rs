@@ -217,8 +217,14 @@ impl Gpu {
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
         let keys = layout.index_keys(pool.address());
         let scorer = Scorer { keys, pages, q, weights, n_head, dim, positions: layout.every };
-        let best =
-            Best { wanted: per_row, n_behind: 0, copies: 1, of_floats: true, as_floats: false };
+        let best = Best {
+            wanted: per_row,
+            n_behind: 0,
+            copies: 1,
+            of_floats: true,
+            as_floats: false,
+            with_scores: false,
+        };
         // Lists lie in the order of their rows, which ascend.
         let rows: Vec<u32> = far.iter().map(|far| far.row).collect();
         let place = |far: &FarRow| {

@@ -1,7 +1,8 @@
-//! The first of the greatest values of each row.
+//! The first of the greatest values of each row, or some of the greatest.
 
 use bytemuck::{Pod, Zeroable};
 
+use super::best::{Best, Line};
 use super::elementwise::count;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -52,6 +53,43 @@ impl Gpu {
         self.check()?;
         let is_number = |key: u32| LOWEST < key && key < HIGHEST;
         Ok(pairs.iter().map(|&[key, place]| is_number(key).then_some(place)).collect())
+    }
+
+    /// The `k` greatest values of each row of `x` (`[n, d]`) with their places, which ascend; of equal ones the earlier. `None` of a
+    /// row that [`Gpu::greatest`] gives none of. Waits for them.
+    ///
+    /// # Errors
+    /// As [`Gpu::greatest`].
+    ///
+    /// # Panics
+    /// If `x` is not whole rows, or they have fewer than `k` values.
+    pub fn greatest_few(
+        &self,
+        x: Span<'_>,
+        d: usize,
+        k: usize,
+    ) -> Result<Vec<Option<Vec<(u32, f32)>>>, GpuError> {
+        let n_rows = x.values() / d;
+        let mut found = self.buffer(n_rows * 2 * k * size_of::<u32>(), Purpose::Results)?;
+        let best = Best {
+            wanted: k,
+            n_behind: 0,
+            copies: 2,
+            of_floats: true,
+            as_floats: false,
+            with_scores: true,
+        };
+        let line = |row: usize| Line { n: count(d), row: count(row), behind: 0 };
+        let all: Vec<Line> = (0..n_rows).map(line).collect();
+        self.best(best, &all, x, d, found.span_mut());
+        let usable = self.greatest(x, d)?;
+        let rows = bytemuck::cast_slice::<u8, u32>(found.bytes()).chunks_exact(2 * k);
+        let few = |row: &[u32]| {
+            let (places, values) = row.split_at(k);
+            let values = values.iter().map(|bits| f32::from_bits(*bits));
+            places.iter().copied().zip(values).collect()
+        };
+        Ok(rows.zip(usable).map(|(row, usable)| usable.map(|_| few(row))).collect())
     }
 
     /// The greatest of each of so many pieces of rows: values, or pairs of an earlier run.

@@ -157,8 +157,14 @@ impl Gpu {
         let far: Vec<FarRow> = far.collect();
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
         let scorer = Scorer { keys, pages, q, weights, n_head, dim, positions };
-        let best =
-            Best { wanted: per_row, n_behind: 0, copies: 1, of_floats: true, as_floats: true };
+        let best = Best {
+            wanted: per_row,
+            n_behind: 0,
+            copies: 1,
+            of_floats: true,
+            as_floats: true,
+            with_scores: false,
+        };
         self.choose_scored(&scorer, &far, best, |row| (row.row, 0), out)
     }
 

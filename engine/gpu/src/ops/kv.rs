@@ -1,4 +1,4 @@
-//! Writing keys and values to pages, and copying pages.
+//! Writing keys and values to pages.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,7 +10,6 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static WRITE: Shader = shader!("kv_write");
-static COPY: Shader = shader!("kv_copy");
 
 /// Invocations of a workgroup.
 const GROUP: usize = 64;
@@ -44,15 +43,6 @@ pub(super) struct WritePush {
     pub(super) dk: u32,
     pub(super) dv: u32,
     pub(super) index_dim: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct CopyPush {
-    pool: u64,
-    pairs: u64,
-    n_pairs: u32,
-    lines: u32,
 }
 
 impl Gpu {
@@ -101,36 +91,6 @@ impl Gpu {
         // SAFETY: the kernel reads the `n_rows` rows of keys, of values and of an index (checked), and writes to the pages that
         // parts name: they are in the pool (`places` checks that).
         unsafe { self.dispatch(Order::After, &WRITE, &constants, &push, groups) };
-    }
-
-    /// Copies page `from` of a pool onto page `to`, for each pair `[from, to]`. No page is in two pairs, unless both read it.
-    ///
-    /// # Panics
-    /// If a page lies outside the pool, or one that is written is in another pair, or in its own twice.
-    pub fn copy_pages(&self, layout: &PageLayout, pool: SpanMut<'_>, pairs: &[[u32; 2]]) {
-        layout.check_pool("copy_pages", pool.address(), pool.len());
-        let bytes = layout.page_bytes();
-        let n_pages = pool.len() / bytes;
-        let inside = |page: &u32| (*page as usize) < n_pages;
-        assert!(pairs.as_flattened().iter().all(inside), "copy_pages: a page outside the pool");
-        let mut written: Vec<u32> = pairs.iter().map(|[_, to]| *to).collect();
-        written.sort_unstable();
-        let twice = written.windows(2).any(|two| two[0] == two[1]);
-        let read = pairs.iter().any(|[from, _]| written.binary_search(from).is_ok());
-        assert!(!twice && !read, "copy_pages: a page is written and used otherwise");
-        if pairs.is_empty() {
-            return;
-        }
-        let lines_of_page = bytes / size_of::<[u32; 4]>();
-        let push = CopyPush {
-            pool: pool.address(),
-            pairs: self.upload(bytemuck::cast_slice(pairs)).address(),
-            n_pairs: count(pairs.len()),
-            lines: count(lines_of_page),
-        };
-        let groups = lines(count(pairs.len() * lines_of_page).div_ceil(GROUP as u32) as usize);
-        // SAFETY: the kernel reads and writes the pages of the pairs, which are in the pool (checked).
-        unsafe { self.dispatch(Order::After, &COPY, &[], &push, groups) };
     }
 }
 

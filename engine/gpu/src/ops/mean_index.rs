@@ -149,6 +149,7 @@ impl Gpu {
             copies: index.layout.n_kv_head,
             of_floats: true,
             as_floats: false,
+            with_scores: false,
         };
         let place = |far: &FarRow| {
             let seen = seen(far.row as usize - part.first_row);

@@ -150,7 +150,7 @@ impl Bench {
         }
         let ub = UBatch { id: 0, ops, parts: seq_parts };
         let applied = self.sequences.apply(&ub).unwrap();
-        let table = rope.map(|rope| RopeTable::new(&self.device, rope, &positions));
+        let table = rope.map(|rope| RopeTable::new(self.device.host(), rope, &positions));
         self.tokens.resize(positions.len(), 0);
         self.forward(&applied.parts, table.as_ref(), x)
     }
