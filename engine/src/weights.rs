@@ -97,6 +97,14 @@ impl<'a> WeightLoader<'a> {
         Self { shared: Some(source), ..self }
     }
 
+    /// Refuses an index of so many heads where the device has no kernel for it.
+    ///
+    /// # Errors
+    /// The device is a GPU, and that is too many for it.
+    pub fn check_index(&self, heads: usize) -> Result<(), ModelError> {
+        Ok(self.device.check_index(heads)?)
+    }
+
     /// The source, for who keeps it.
     ///
     /// # Errors

@@ -119,9 +119,9 @@ impl GpuBuffer {
     /// [`GpuError::OutOfMemory`] where there is no room for a copy that the host sees.
     ///
     /// # Panics
-    /// If the range ends beyond the buffer; or, where the host does not see the bytes, if it is not of whole values of four.
+    /// If the range ends beyond the buffer; or, where the host reads a copy, if it is not of whole values of four.
     pub fn read(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), GpuError> {
-        if self.region.host.is_some() {
+        if self.region.cached && self.region.host.is_some() {
             out.extend_from_slice(&self.bytes()[range]);
             return Ok(());
         }

@@ -42,7 +42,7 @@ pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
 pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
-pub use ops::{GatedSpans, IndexSpans, PoolSizes, PoolingSpans};
+pub use ops::{FewValues, GatedSpans, IndexSpans, MAX_INDEX_HEADS, PoolSizes, PoolingSpans};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
 pub use ops::{Product, WeightType, Weights};
 pub use ops::{Wkv6Rows, Wkv7Rows, Wkv7Spans};

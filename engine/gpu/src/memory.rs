@@ -72,6 +72,8 @@ pub(crate) struct Region {
     pub(crate) slab: u32,
     pub(crate) buffer: vk::Buffer,
     pub(crate) host: Option<NonNull<u8>>,
+    /// Whether the host reads it through its caches.
+    pub(crate) cached: bool,
     pub(crate) address: u64,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -170,7 +172,8 @@ impl Shared {
         self.touched = self.touched.max(offset + len);
         // SAFETY: the part lies in the slab.
         let host = self.slab.host.map(|host| unsafe { host.add(offset as usize) });
-        let (buffer, address) = (self.slab.buffer, self.slab.address + offset);
-        Some(Region { slab: id, buffer, host, address, offset, len, untouched })
+        let Slab { buffer, cached, .. } = self.slab;
+        let address = self.slab.address + offset;
+        Some(Region { slab: id, buffer, host, cached, address, offset, len, untouched })
     }
 }

@@ -13,6 +13,8 @@ pub(crate) struct Slab {
     memory: vk::DeviceMemory,
     /// The first byte, for the host, where it sees the memory.
     pub(crate) host: Option<NonNull<u8>>,
+    /// Whether the host reads it through its caches, and not word by word.
+    pub(crate) cached: bool,
     /// The first byte, for the device.
     pub(crate) address: u64,
     pub(crate) len: u64,
@@ -51,8 +53,10 @@ impl Slab {
         // SAFETY: the device is open; `info` is complete.
         let buffer =
             unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;
-        let result = allocate(device, buffer, place).and_then(|memory| {
-            Self::bind(device, buffer, memory, (len, place)).inspect_err(|_| {
+        let result = allocate(device, buffer, place).and_then(|(memory, kind)| {
+            let cached = kind.contains(vk::MemoryPropertyFlags::HOST_CACHED);
+            let bound = Self::bind(device, buffer, memory, (len, place));
+            bound.map(|slab| Self { cached, ..slab }).inspect_err(|_| {
                 // SAFETY: nothing uses the memory yet.
                 unsafe { device.raw.free_memory(memory, None) };
             })
@@ -79,7 +83,7 @@ impl Slab {
         let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
         // SAFETY: the buffer is bound and was made for this.
         let address = unsafe { device.raw.get_buffer_device_address(&info) };
-        Ok(Self { buffer, memory, host, address, len })
+        Ok(Self { buffer, memory, host, cached: false, address, len })
     }
 
     /// Gives the memory back.
@@ -107,12 +111,12 @@ fn map(device: &Device, memory: vk::DeviceMemory) -> Result<NonNull<u8>, GpuErro
     })
 }
 
-/// Memory for a buffer, from the first kind that has room: kinds at `place` come first.
+/// Memory for a buffer, from the first kind that has room, and that kind: kinds at `place` come first.
 fn allocate(
     device: &Device,
     buffer: vk::Buffer,
     place: Place,
-) -> Result<vk::DeviceMemory, GpuError> {
+) -> Result<(vk::DeviceMemory, vk::MemoryPropertyFlags), GpuError> {
     // SAFETY: the buffer is of this device.
     let needs = unsafe { device.raw.get_buffer_memory_requirements(buffer) };
     // SAFETY: the device is one of its instance.
@@ -135,7 +139,7 @@ fn allocate(
         Place::Host => (!cached(*flags), near(*flags)),
     });
     let mut result = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
-    for (index, _) in kinds {
+    for (index, flags) in kinds {
         let mut addressed =
             vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
         let info = vk::MemoryAllocateInfo::default()
@@ -144,7 +148,7 @@ fn allocate(
             .push_next(&mut addressed);
         // SAFETY: the device is open; the kind is one that the buffer can have.
         match unsafe { device.raw.allocate_memory(&info, None) } {
-            Ok(memory) => return Ok(memory),
+            Ok(memory) => return Ok((memory, flags)),
             Err(refused) => result = refused,
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use brigade_gpu::{Gpu, GpuError, GpuOptions, Purpose};
-use common::{gpu, on, values_of};
+use common::{Random, gpu, on, values_of};
 
 #[test]
 fn devices_tell_what_they_are() {
@@ -85,6 +85,37 @@ fn uploads_stay_until_the_next_finish() {
         assert!(values_of(&sums).iter().all(|x| *x == 19_900.0), "round {round}");
         gpu.finish().unwrap();
     }
+}
+
+/// More bytes than the ring of chunks has, odd pieces of them, and ops between.
+#[test]
+fn bytes_come_to_memory_that_the_host_does_not_see_and_back() {
+    let options = GpuOptions { apart: true, ..GpuOptions::default() };
+    let Ok(gpu) = Gpu::open(0, &options) else { return };
+    let mut random = Random(9);
+    let bytes: Vec<u8> = (0..(60 << 20) / 8).flat_map(|_| random.bits().to_le_bytes()).collect();
+    let (weights, more) = (gpu.keep(&bytes).unwrap(), gpu.keep(&bytes[3..1000]).unwrap());
+    let mut read = Vec::new();
+    for range in [0..bytes.len(), 4..20, (16 << 20) - 8..(16 << 20) + 8, 12..12] {
+        read.clear();
+        weights.read(range.clone(), &mut read).unwrap();
+        assert!(read == bytes[range.clone()], "{range:?}");
+    }
+    read.clear();
+    more.read(0..996, &mut read).unwrap();
+    assert!(read == bytes[3..999]);
+    let mut states = gpu.buffer(4000, Purpose::States).unwrap();
+    for round in 1..4 {
+        let values = [round as f32; 500];
+        states.write(800, bytemuck::cast_slice(&values));
+        gpu.scale(states.span_mut(), 2.0);
+        read.clear();
+        states.read(796..2804, &mut read).unwrap();
+        let found: &[f32] = bytemuck::cast_slice(&read);
+        assert!(found[0] == 0.0 && found[501] == 0.0, "{round}");
+        assert!(found[1..501].iter().all(|x| *x == 2.0 * round as f32), "{round}");
+    }
+    gpu.finish().unwrap();
 }
 
 /// What a thread brought stays while others finish their work.
@@ -208,4 +239,23 @@ fn a_part_ends_within_its_span() {
     let Some(gpu) = gpu() else { panic!("bytes 8..20 of 16") };
     let buffer = gpu.buffer(16, Purpose::Activations).unwrap();
     let _ = buffer.span().part(8..20);
+}
+
+/// What the host needs to tell a GPU of one kernel, without waiting for it.
+#[test]
+#[ignore = "prints a time"]
+fn recording_an_op_takes_so_long() {
+    let Some(gpu) = gpu() else { return };
+    let (mut x, y) = (on(&gpu, &[0.0; 64]), on(&gpu, &[1.0; 64]));
+    let n = 256;
+    let mut times: Vec<f64> = (0..100)
+        .map(|_| {
+            gpu.finish().unwrap();
+            let started = std::time::Instant::now();
+            (0..n).for_each(|_| gpu.add(x.span_mut(), y.span()));
+            started.elapsed().as_secs_f64() * 1e9 / f64::from(n)
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    println!("{:.0} ns to record an op, submissions of batches among them", times[times.len() / 2]);
 }

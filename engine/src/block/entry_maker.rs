@@ -59,6 +59,7 @@ impl EntryMaker {
         let index = match spec.index {
             Some(index) => {
                 let name = |part: &str| format!("{stem}.indexer.{part}.weight");
+                loader.check_index(index.n_head)?;
                 let wide = index.n_head * index.head_dim;
                 let stem = format!("{stem}.indexer_compressor");
                 let at = (n_embd, keys.end());

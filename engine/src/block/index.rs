@@ -51,6 +51,7 @@ impl Index {
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.indexer.{part}");
         let (n_head, dim) = (spec.n_head, spec.head_dim);
+        loader.check_index(n_head)?;
         let matrix = |loader: &mut WeightLoader<'_>, part, rows, cols| {
             Linear::matrix(loader, &format!("{}.weight", name(part)), rows, cols)
         };

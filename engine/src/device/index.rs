@@ -1,12 +1,14 @@
 //! What indexes of sparse attention choose, and the keys by which they do.
 
-use brigade_gpu::{self as there, BlockIndexSpans, BlockRope, IndexSpans, MeanIndexSpans};
+use brigade_gpu::{
+    self as there, BlockIndexSpans, BlockRope, IndexSpans, MAX_INDEX_HEADS, MeanIndexSpans,
+};
 
 use super::pages::{page_layout, page_parts, with_room};
 use super::{Device, Lists, Memory, Rows, Scratch, Values};
 use crate::kernels::{
-    AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KvLayout, MeanIndex, PoolSizes,
-    Pooling, RopeTable, Vector,
+    AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KernelError, KvLayout, MeanIndex,
+    PoolSizes, Pooling, RopeTable, Vector,
 };
 
 /// The rows that an index is asked for, and where its keys are.
@@ -45,6 +47,17 @@ pub struct PoolingBy<'a> {
 }
 
 impl Device {
+    /// Refuses an index of more heads than ops here take.
+    ///
+    /// # Errors
+    /// [`KernelError::IndexHeads`].
+    pub fn check_index(&self, heads: usize) -> Result<(), KernelError> {
+        match self.has_gpu() && heads > MAX_INDEX_HEADS {
+            true => Err(KernelError::IndexHeads { heads, most: MAX_INDEX_HEADS }),
+            false => Ok(()),
+        }
+    }
+
     /// The pools of each row, `[n_rows, sizes.per_row]` ([`Compute::choose`](crate::kernels::Compute::choose)). `q` is
     /// `[n_rows, n_head * dim]`, `weights` is `[n_rows, n_head]`.
     ///

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use brigade_gpu::FewValues;
+
 use super::{Device, Rows, Values, ValuesMut};
 use crate::kernels::{HeadColumns, RopeTable};
 
@@ -95,7 +97,7 @@ impl Device {
 
     /// The `k` greatest values of each row with their places, which ascend; of equal ones the earlier. `None` as of
     /// [`Device::greatest`].
-    pub fn greatest_few(&self, x: &Rows, k: usize) -> Option<Vec<Vec<(u32, f32)>>> {
+    pub fn greatest_few(&self, x: &Rows, k: usize) -> Option<Vec<FewValues>> {
         let (gpu, span) = (self.gpu.as_ref()?, x.span()?);
         gpu.greatest_few(span, x.cols(), k).ok()?.into_iter().collect()
     }

@@ -49,6 +49,17 @@ pub enum KernelError {
     /// A GPU refused. Its text says what to do.
     #[error(transparent)]
     Gpu(#[from] brigade_gpu::GpuError),
+    /// An index has more heads than a GPU's kernels take. Give its layers to other workers.
+    #[error(
+        "an index of {heads} heads has more than the kernels of a GPU take ({most}): give its layers to workers with \
+         --device cpu"
+    )]
+    IndexHeads {
+        /// Heads of the index.
+        heads: usize,
+        /// Most that there may be.
+        most: usize,
+    },
     /// No memory for packed weights. Give the worker fewer layers.
     #[error("no memory for {bytes} bytes of packed weights: {source}")]
     Memory {

@@ -20,6 +20,9 @@ const PIECE: usize = 4096;
 const LOWEST: u32 = !f32::NEG_INFINITY.to_bits();
 const HIGHEST: u32 = f32::INFINITY.to_bits() | 1 << 31;
 
+/// Some values of a row with their places, which ascend.
+pub type FewValues = Vec<(u32, f32)>;
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Push {
@@ -68,7 +71,7 @@ impl Gpu {
         x: Span<'_>,
         d: usize,
         k: usize,
-    ) -> Result<Vec<Option<Vec<(u32, f32)>>>, GpuError> {
+    ) -> Result<Vec<Option<FewValues>>, GpuError> {
         let n_rows = x.values() / d;
         let mut found = self.buffer(n_rows * 2 * k * size_of::<u32>(), Purpose::Results)?;
         let best = Best {

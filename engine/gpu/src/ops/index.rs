@@ -24,8 +24,8 @@ static SCORES: Shader = shader!("index_scores");
 /// Pools of a workgroup.
 const POOLS: usize = 64;
 
-/// Most heads: a workgroup has their queries in shared memory.
-const MAX_HEADS: usize = 128;
+/// Most heads of an index: a workgroup has their queries in shared memory.
+pub const MAX_INDEX_HEADS: usize = 128;
 
 /// How many positions a row attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +199,7 @@ impl Gpu {
     /// The scores of all pools that some rows see, `[rows, stride]`.
     fn scores(&self, scorer: &Scorer<'_>, rows: &[FarRow], stride: usize, scores: SpanMut<'_>) {
         let Scorer { keys, n_head, .. } = *scorer;
-        assert!(n_head <= MAX_HEADS, "an index of {n_head} heads");
+        assert!(n_head <= MAX_INDEX_HEADS, "an index of {n_head} heads");
         let n_units = rows.len() * (stride / POOLS);
         let push = Push {
             rows: self.upload(bytemuck::cast_slice(rows)).address(),
