@@ -2,6 +2,7 @@
 //! and simulated lines.
 
 pub mod browser;
+pub mod each;
 pub mod fakes;
 pub mod golden;
 pub mod hostile;

@@ -10,6 +10,7 @@ use std::path::Path;
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::npy;
+use brigade_tests::each::each;
 use brigade_tests::golden::{Entry, Golden};
 use brigade_tests::line;
 use brigade_tests::process::run;
@@ -30,19 +31,20 @@ fn sends_more(spec: &ModelSpec) -> bool {
     (1..spec.n_layer()).any(|cut| spec.boundary(cut).widths.len() > 1)
 }
 
-fn check_all(which: impl Fn(&Entry, &ModelSpec) -> bool) {
+fn check_all(which: impl Fn(&Entry, &ModelSpec) -> bool + Sync) {
     println!("kernels: {}", line::serving().name);
     let folder = std::env::temp_dir().join(format!("brigade-golden-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for golden in Golden::folders() {
-        for (name, entry) in golden.models() {
+        let models: Vec<_> = golden.models().collect();
+        each(&models, |(name, entry)| {
             let path = golden.model(entry);
             let spec = arch::describe(&Gguf::open(&path).unwrap());
             let spec = spec.unwrap_or_else(|e| panic!("{name}: {e}"));
             if which(entry, &spec) {
                 check(&golden, name, entry, spec.n_layer(), &folder);
             }
-        }
+        });
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -2,12 +2,14 @@
 //! Machines without a Vulkan driver skip.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
 use brigade_engine::device::gpus;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_tests::each::each;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
 
@@ -30,9 +32,10 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
     if no_gpu() {
         return;
     }
-    let (mut checked, mut differ) = (0, Vec::new());
+    let (mut checked, differ) = (0, Mutex::new(Vec::new()));
     for golden in Golden::folders() {
-        for (name, entry) in golden.models() {
+        let models: Vec<_> = golden.models().collect();
+        each(&models, |(name, entry)| {
             let path = golden.model(entry);
             let tokens = &golden.manifest.tokens;
             let logits = |config: &LineConfig, n_ubatch: usize| -> Vec<u32> {
@@ -51,11 +54,13 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
             let on_gpu = logits(&alone("vulkan:0"), N_UBATCH) == want;
             let in_line = logits(&mixed, N_UBATCH) == want;
             if !(on_gpu && in_line) {
-                differ.push(format!("{name} (alone {on_gpu}, mixed {in_line})"));
+                let of = format!("{name} (alone {on_gpu}, mixed {in_line})");
+                differ.lock().unwrap().push(of);
             }
-            checked += 1;
-        }
+        });
+        checked += models.len();
     }
+    let differ = differ.into_inner().unwrap();
     println!("{checked} models on the GPU, {} of other bits", differ.len());
     assert!(differ.is_empty(), "other bits than {UNFUSED}: {}", differ.join(", "));
 }

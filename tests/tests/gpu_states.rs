@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use brigade_engine::device::gpus;
+use brigade_tests::each::each;
 use brigade_tests::process::{KINDS_OF_STATE, run, synth};
 
 /// Tokens that each of the three runs draws.
@@ -54,8 +55,7 @@ fn states_go_from_cpus_to_a_gpu_and_back() {
         println!("skipped: {reason}");
         return;
     }
-    for (arch, size) in KINDS_OF_STATE {
-        there_and_back(arch, size, "f16");
-    }
-    there_and_back("llama", "tiny", "q8_0");
+    let mut kinds = KINDS_OF_STATE.map(|(arch, size)| (arch, size, "f16")).to_vec();
+    kinds.push(("llama", "tiny", "q8_0"));
+    each(&kinds, |(arch, size, kv_type)| there_and_back(arch, size, kv_type));
 }

@@ -13,6 +13,7 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::Stage;
 use brigade_engine::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_tests::each::each;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 
@@ -115,7 +116,7 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
 #[test]
 fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
     let prompt = tokens(PROMPT, 1);
-    for model in MODELS {
+    each(&MODELS, |model| {
         let spec = describe(model);
         let n_layer = spec.n_layer();
         for table in line::tables() {
@@ -135,7 +136,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
             }
             println!("{model} on {}: {PROMPT} tokens, {} splits equal", table.name, sizes.len());
         }
-    }
+    });
 }
 
 #[test]
