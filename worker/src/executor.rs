@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{Boundary, CopyName, RowValue, UBatch};
+use brigade_engine::device::GaveUp;
 use brigade_engine::error::SnapshotError;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{self as pb, StageTiming};
@@ -503,6 +504,9 @@ fn micros(time: Duration) -> u32 {
 }
 
 fn panic_text(doing: &str, panic: &(dyn Any + Send)) -> String {
+    if let Some(GaveUp(why)) = panic.downcast_ref() {
+        return format!("{doing} was given up: {why}");
+    }
     let text = panic
         .downcast_ref::<&str>()
         .copied()

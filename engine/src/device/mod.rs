@@ -160,14 +160,17 @@ impl Device {
     }
 }
 
-/// Ends the ubatch, for lack of memory or because the GPU failed: whoever called the stage gets these words as those of a
-/// panic. None is printed: it is no bug.
+/// Why a ubatch was ended, as the payload of a panic: no bug, but a lack of memory or a GPU that failed.
+#[derive(Debug)]
+pub struct GaveUp(pub String);
+
+/// Ends the ubatch: whoever called the stage gets a [`GaveUp`] as the payload of a panic, of which nothing is printed.
 fn give_up(what: &str, error: &GpuError) -> ! {
     let why = match error {
         GpuError::OutOfMemory { .. } => format!("no memory for {what}: {error}"),
         _ => error.to_string(),
     };
-    std::panic::resume_unwind(Box::new(why))
+    std::panic::resume_unwind(Box::new(GaveUp(why)))
 }
 
 /// Where weights and states lie: with the host, or with an open GPU. What lies elsewhere is of no use to a device.
