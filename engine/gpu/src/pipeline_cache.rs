@@ -5,11 +5,15 @@
 //! written anew.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::facts::Identity;
 
 /// First bytes of a file.
 const MARK: &[u8; 8] = b"BRIGVKP1";
+
+/// A file that is older and not in its place yet was left by a process that was killed.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(600);
 
 /// Bytes before the driver's data: mark, length, checksum.
 const HEAD: usize = 24;
@@ -53,6 +57,24 @@ impl CacheFile {
         let written = folder.and_then(|()| std::fs::write(&new, &file));
         if let Err(error) = written.and_then(|()| std::fs::rename(&new, &self.path)) {
             tracing::warn!(path = %self.path.display(), %error, "kernels are not kept");
+        }
+        self.remove_leftovers();
+    }
+
+    /// Removes what processes left that were killed while they wrote.
+    fn remove_leftovers(&self) {
+        let (Some(folder), Some(stem)) = (self.path.parent(), self.path.file_stem()) else {
+            return;
+        };
+        let unfinished = format!("{}.new-", stem.to_string_lossy());
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let is_one = entry.file_name().to_string_lossy().starts_with(&unfinished);
+            let age =
+                entry.metadata().and_then(|of| of.modified()).ok().and_then(|at| at.elapsed().ok());
+            if is_one && age.is_some_and(|age| age > WRITTEN_WITHIN) {
+                // Another process may have removed it.
+                let _ = std::fs::remove_file(entry.path());
+            }
         }
     }
 

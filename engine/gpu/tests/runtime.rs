@@ -224,12 +224,18 @@ fn kernels_are_kept_and_a_damaged_file_is_made_anew() {
         bytes[at] ^= 0x10;
         bytes
     };
+    // Two unfinished files: one that was left long ago, and one that is just being written.
+    let [left, fresh] = ["new-1", "new-2"].map(|end| file.with_extension(end));
+    let an_hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    std::fs::File::create(&left).unwrap().set_modified(an_hour_ago).unwrap();
+    std::fs::File::create(&fresh).unwrap();
     for damaged in [Vec::new(), cut, flip(3), flip(30), flip(whole.len() - 1)] {
         std::fs::write(&file, &damaged).unwrap();
         work().unwrap();
         let again = std::fs::read(&file).unwrap();
         assert!(again != damaged && again.starts_with(&whole[..8]), "the file is whole again");
     }
+    assert!(!left.exists() && fresh.exists());
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
