@@ -11,6 +11,7 @@
 //! It prints Markdown. Models are those of `brigade synth`, made in the system's folder for temporary files and kept there for
 //! the next run. A software driver is refused, unless with `--small`: its figures are no speeds.
 
+use brigade_tests::bench;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -43,17 +44,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    // `cargo test --benches` asks for a smoke test only.
-    if std::env::args().any(|arg| arg == "--test") {
-        return ExitCode::SUCCESS;
-    }
-    match options().and_then(|options| run(&options)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("gpu: {what}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::main("gpu", options, run)
 }
 
 fn options() -> Result<Options, String> {

@@ -31,6 +31,7 @@
 
 use std::process::ExitCode;
 
+use brigade_tests::bench;
 use brigade_tests::lines::measured::{self, Compared};
 use brigade_tests::lines::plot::plot;
 use brigade_tests::lines::{Costs, ModelCost, cases, markdown, table};
@@ -49,17 +50,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    // `cargo test --benches` asks for a smoke test only.
-    if std::env::args().any(|arg| arg == "--test") {
-        return ExitCode::SUCCESS;
-    }
-    match options().and_then(|options| run(&options)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("lines: {what}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::main("lines", options, run)
 }
 
 fn options() -> Result<Options, String> {

@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: real processes, fake and hostile peers, lines of stages, golden models,
 //! and simulated lines.
 
+pub mod bench;
 pub mod browser;
 pub mod each;
 pub mod fakes;

@@ -48,6 +48,7 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
             let mixed = LineConfig {
                 cuts: Line::even_cuts(n_layer, 2),
                 mixed: vec![UNFUSED, "vulkan:0"],
+                // Once as memory that both see, once as a card's own.
                 apart: true,
                 ..LineConfig::default()
             };

@@ -112,11 +112,11 @@ impl GpuBuffer {
         self.region.host.expect("a buffer that the host sees")
     }
 
-    /// Appends some of the bytes to `out`: waits for every command that was recorded. Where the device has failed they are
+    /// Appends some of the bytes to `out`: waits for every command that was recorded. Where the device fails in that they are
     /// anything, and [`Gpu::check`] says so.
     ///
     /// # Errors
-    /// [`GpuError::OutOfMemory`] where there is no room for a copy that the host sees.
+    /// As [`Gpu::buffer`], where the host reads a copy.
     ///
     /// # Panics
     /// If the range ends beyond the buffer; or, where the host reads a copy, if it is not of whole values of four.

@@ -18,7 +18,6 @@ pub(crate) enum Order {
     /// It runs when all before it are done, and sees what they wrote.
     After,
     /// It may run at the same time as the one before it: neither writes what the other uses.
-    #[allow(dead_code, reason = "for ops of several dispatches")]
     Beside,
 }
 

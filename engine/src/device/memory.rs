@@ -62,11 +62,11 @@ impl<T: bytemuck::Pod> Memory<T> {
         self.len() == 0
     }
 
-    /// Some values, wherever they lie. Where they lie with a GPU this waits for it; if it has failed they are anything, which
+    /// Some values, wherever they lie. Where they lie with a GPU this waits for it; if that fails now they are anything, which
     /// [`Device::finish`](super::Device::finish) tells.
     ///
     /// # Panics
-    /// If the range ends beyond them.
+    /// If the range ends beyond them. If the GPU failed before or has no room for a copy, with [`GaveUp`](super::GaveUp).
     pub fn read(&self, range: Range<usize>) -> Cow<'_, [T]> {
         let Place::Gpu(buffer) = &self.place else { return Cow::Borrowed(&self[range]) };
         let range = bytes_of::<T>(range);

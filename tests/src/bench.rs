@@ -1,0 +1,22 @@
+//! What benches with options of their own have in common.
+
+use std::process::ExitCode;
+
+/// Runs a bench with what it was told; an error is printed behind its name. `cargo test --benches` asks for a smoke test only, in
+/// which nothing runs.
+pub fn main<O>(
+    name: &str,
+    options: impl FnOnce() -> Result<O, String>,
+    run: impl FnOnce(&O) -> Result<(), String>,
+) -> ExitCode {
+    if std::env::args().any(|arg| arg == "--test") {
+        return ExitCode::SUCCESS;
+    }
+    match options().and_then(|options| run(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{name}: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
