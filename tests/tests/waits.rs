@@ -1,5 +1,5 @@
-//! How often the host waits for a GPU in a forward pass: once, for what leaves the stage. Where it needs to look at
-//! something to go on, it waits for that. Machines without a Vulkan driver skip.
+//! What a forward pass on a GPU costs the host. It waits once, for what leaves the stage; where it needs to look at something to go on,
+//! it waits for that. And it records nothing that was recorded for a pass before. Machines without a Vulkan driver skip.
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
@@ -47,6 +47,9 @@ const AT_MOST: [(&str, u64); 34] = [
     ("graniteswitch", 4),
 ];
 
+/// Models whose steps of decode differ: every so many positions one makes an entry; adapters that tokens switch on are other work.
+const DIFFERENT: [&str; 2] = ["deepseek4", "graniteswitch"];
+
 /// Rows of a prompt's ubatch.
 const N_ROWS: usize = 20;
 
@@ -67,13 +70,53 @@ fn waits(line: &mut Line, tokens: &[u32]) -> [u64; 2] {
     [run(line, Vec::new(), N_ROWS, Want::Logits), run(line, Vec::new(), 1, Want::Sample)]
 }
 
+/// Both look at counts of the one device: they are one test, so that nobody else uses it.
 #[test]
-fn the_host_waits_once_in_a_pass() {
+fn the_host_waits_once_in_a_pass_and_records_it_once() {
     if let Err(reason) = gpus() {
         println!("skipped: {reason}");
         return;
     }
     let golden = Golden::repository();
+    kernels_are_compiled_before_they_are_used(&golden);
+    the_host_waits_once(&golden);
+    decode_is_recorded_once(&golden);
+}
+
+/// Models that are rehearsed: of each kind of mixer, and one whose later stage is told by rows what to do.
+const REHEARSED: [&str; 6] =
+    ["granitehybrid", "graniteswitch", "kimi-linear", "llama", "qwen2moe", "rwkv7"];
+
+/// A rehearsal finds all kernels of prompts and of decode, and changes nothing that is computed later.
+fn kernels_are_compiled_before_they_are_used(golden: &Golden) {
+    let tokens = &golden.manifest.tokens;
+    for name in REHEARSED {
+        let path = golden.model(&golden.manifest.models[name]);
+        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let cuts = Line::even_cuts(n_layer, 2);
+        let config = |kernels| LineConfig { cuts: cuts.clone(), kernels, ..LineConfig::default() };
+        let mut line = Line::open(&path, &config(Some("vulkan:0")));
+        let found: Vec<_> =
+            line.stages().iter_mut().map(|stage| stage.rehearse().unwrap()).collect();
+        let before = line.stages()[0].n_kernels();
+        let bits = |rows: Vec<Vec<f32>>| -> Vec<u32> {
+            rows.into_iter().flatten().map(f32::to_bits).collect()
+        };
+        let logits = bits(line.logits(tokens, 37));
+        let generated = line.generate(tokens, 4, 37);
+        let missed = line.stages()[0].n_kernels() - before;
+        println!("{name}: {found:?} kernels compiled before, {missed} in a prompt and in decode");
+        assert_eq!(missed, 0, "{name}: kernels that a rehearsal misses");
+        let again: Vec<_> =
+            line.stages().iter_mut().map(|stage| stage.rehearse().unwrap()).collect();
+        assert_eq!(again, [0, 0], "{name}: kernels are compiled once");
+        let mut unfused = Line::open(&path, &config(Some("unfused")));
+        assert!(logits == bits(unfused.logits(tokens, 37)), "{name}: other bits after a rehearsal");
+        assert_eq!(generated, unfused.generate(tokens, 4, 37), "{name}");
+    }
+}
+
+fn the_host_waits_once(golden: &Golden) {
     let mut more = Vec::new();
     for (name, at_most) in AT_MOST {
         let path = golden.model(&golden.manifest.models[name]);
@@ -89,4 +132,37 @@ fn the_host_waits_once_in_a_pass() {
         }
     }
     assert!(more.is_empty(), "stages that wait for more than what leaves them: {more:#?}");
+}
+
+/// Steps of decode before which all memory has been taken once, and those that are looked at: within a page, and within what an
+/// attention's workgroup takes.
+const WARM: u32 = 6;
+const STEPS: u32 = 10;
+
+fn decode_is_recorded_once(golden: &Golden) {
+    let mut more = Vec::new();
+    for (name, _) in AT_MOST {
+        let path = golden.model(&golden.manifest.models[name]);
+        let config = LineConfig { kernels: Some("vulkan:0"), ..LineConfig::default() };
+        let mut line = Line::open(&path, &config);
+        let mut ops = vec![Line::open_slot(0, Some(Line::greedy()))];
+        let (mut all, mut found) = (0, 0);
+        for pos in 0..WARM + STEPS {
+            let before = line.stages()[0].n_batches();
+            let tokens = vec![golden.manifest.tokens[pos as usize]];
+            let part = SeqPart { slot: SlotId(0), pos, tokens, want: Want::Sample, mu: None };
+            line.run(std::mem::take(&mut ops), vec![part]);
+            let after = line.stages()[0].n_batches();
+            if pos >= WARM {
+                all += after[0] - before[0];
+                found = found.max(after[1] - before[1]);
+            }
+        }
+        println!("{name}: {all} batches in {STEPS} steps, {found} recorded in one at most");
+        assert!(all >= u64::from(STEPS), "{name}: nothing was handed over");
+        if found > 0 && !DIFFERENT.contains(&name) {
+            more.push(format!("{name}: {found}"));
+        }
+    }
+    assert!(more.is_empty(), "steps of decode that were recorded again: {more:#?}");
 }

@@ -34,6 +34,8 @@ pub struct RawConfig {
     pub threads: Option<usize>,
     /// `--host-memory`: as `--memory`, where stages lie in the host's memory.
     pub host_memory: Option<String>,
+    /// `--gpu-memory`: as `--memory`, where stages lie in a GPU's own memory.
+    pub gpu_memory: Option<String>,
     /// `--device`.
     pub device: Option<String>,
     /// `--no-coopmat`.
@@ -101,6 +103,8 @@ pub struct Config {
     pub memory_bytes: Option<u64>,
     /// The same, for stages in the host's memory alone.
     pub host_memory_bytes: Option<u64>,
+    /// The same, for stages in a GPU's own memory alone.
+    pub gpu_memory_bytes: Option<u64>,
     /// Compute threads; `None`: one a CPU of `cpus`, or one a core.
     pub threads: Option<usize>,
     /// What computes.
@@ -203,6 +207,7 @@ impl Config {
             advertise,
             memory_bytes: bytes("--memory", &raw.memory)?,
             host_memory_bytes: bytes("--host-memory", &raw.host_memory)?,
+            gpu_memory_bytes: bytes("--gpu-memory", &raw.gpu_memory)?,
             threads: raw.threads,
             device: device(raw.device, raw.kernels)?,
             matrix_units: !raw.no_coopmat,

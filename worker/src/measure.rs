@@ -20,7 +20,9 @@ const PRODUCT_ROWS: usize = 32;
 const GPU_DIM: usize = 4096;
 const GPU_OUT: usize = 4096;
 const GPU_ROWS: usize = 256;
-const GPU_READ_OUT: usize = 16384;
+/// Matrices that a GPU reads in turn, so that none is in its caches when it is read again; a few for one in software.
+const GPU_MATRICES: usize = 8;
+const SOFTWARE_MATRICES: usize = 2;
 /// Time for products; the fastest counts.
 const PRODUCT_TIME: Duration = Duration::from_millis(30);
 
@@ -38,27 +40,39 @@ pub struct Speeds {
 /// # Errors
 /// The kernels refuse the product's weights, or there is no memory for them.
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
-    let gb_per_second = match device.has_gpu() {
-        false => probe::memory_bandwidth(device.host())? / 1e9,
-        true => {
-            let (seconds, bytes) = product(device, [1, GPU_READ_OUT, GPU_DIM])?;
-            bytes as f64 / seconds / 1e9
-        }
-    };
-    let sizes = match device.has_gpu() {
-        false => [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM],
-        true => [GPU_ROWS, GPU_OUT, GPU_DIM],
-    };
-    let (seconds, _) = product(device, sizes)?;
-    let operations = 2.0 * sizes.iter().product::<usize>() as f64;
-    Ok(Speeds { gb_per_second, gop_per_second: operations / seconds / 1e9 })
+    let per_second = |(seconds, work): (f64, f64)| work / seconds / 1e9;
+    if !device.has_gpu() {
+        let operations = products(device, 1, [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM])?;
+        return Ok(Speeds {
+            gb_per_second: probe::memory_bandwidth(device.host())? / 1e9,
+            gop_per_second: per_second((operations.seconds, operations.operations)),
+        });
+    }
+    let n = if device.is_on_cores() { SOFTWARE_MATRICES } else { GPU_MATRICES };
+    let read = products(device, n, [1, GPU_OUT, GPU_DIM])?;
+    let computed = products(device, n, [GPU_ROWS, GPU_OUT, GPU_DIM])?;
+    Ok(Speeds {
+        gb_per_second: per_second((read.seconds, read.bytes)),
+        gop_per_second: per_second((computed.seconds, computed.operations)),
+    })
 }
 
-/// Seconds of the fastest product of `n_rows` rows with int8 weights `[out, dim]`, and the bytes of these.
-fn product(device: &Device, [n_rows, out, dim]: [usize; 3]) -> Result<(f64, usize), KernelError> {
+/// The fastest run of some products.
+struct Run {
+    seconds: f64,
+    /// Of the weights.
+    bytes: f64,
+    /// A multiply-add is two.
+    operations: f64,
+}
+
+/// Multiplies `n_rows` rows with each of `n` int8 matrices `[out, dim]`, one after the other: a GPU is waited for once for all of
+/// them, as in a forward pass.
+fn products(device: &Device, n: usize, [n_rows, out, dim]: [usize; 3]) -> Result<Run, KernelError> {
     let ty = GgmlType::Q8_0;
     let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
-    let w = device.place(PackedMatrix::pack(device.host(), ty, out, dim, &bytes)?)?;
+    let matrix = || device.place(PackedMatrix::pack(device.host(), ty, out, dim, &bytes)?);
+    let matrices: Vec<PackedMatrix> = (0..n).map(|_| matrix()).collect::<Result<_, _>>()?;
     let scratch = device.scratch();
     let (mut x, mut y) = (scratch.take(n_rows, dim), scratch.take(n_rows, out));
     x.fill(0.5);
@@ -66,12 +80,14 @@ fn product(device: &Device, [n_rows, out, dim]: [usize; 3]) -> Result<(f64, usiz
     let until = Instant::now() + PRODUCT_TIME;
     while fastest.is_infinite() || Instant::now() < until {
         let started = Instant::now();
-        device.multiply(&w, &x, &mut y);
+        matrices.iter().for_each(|w| device.multiply(w, &x, &mut y));
         device.finish()?;
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
     black_box(&y[..]);
-    Ok((fastest, w.nbytes()))
+    let nbytes: usize = matrices.iter().map(PackedMatrix::nbytes).sum();
+    let operations = 2 * n * n_rows * out * dim;
+    Ok(Run { seconds: fastest, bytes: nbytes as f64, operations: operations as f64 })
 }
 
 #[cfg(test)]

@@ -93,8 +93,11 @@ impl Bound {
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
-        let of_host = config.host_memory_bytes.filter(|_| !backend.has_own_memory());
-        let memory_limit = match config.memory_bytes.or(of_host) {
+        let of_place = match backend.has_own_memory() {
+            true => config.gpu_memory_bytes,
+            false => config.host_memory_bytes,
+        };
+        let memory_limit = match config.memory_bytes.or(of_place) {
             Some(nbytes) => nbytes,
             None => backend
                 .free_bytes()

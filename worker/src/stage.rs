@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
@@ -235,6 +236,7 @@ impl StageBackend for EngineBackend {
         )
         .map_err(model_failure)?;
         weights.loaded();
+        compile_kernels(&mut stage)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);
         let one = StageSpec { max_seqs: 1, n_blocks: pages, ..spec.clone() };
@@ -269,6 +271,18 @@ impl StageBackend for EngineBackend {
         weights.loaded();
         Ok(kept)
     }
+}
+
+/// Has a GPU's kernels compiled that the stage will run. A driver that computes in software takes longer to compile all of them
+/// than to compute what a small model needs: there each waits until it is used.
+fn compile_kernels(stage: &mut Stage) -> Result<(), Failure> {
+    if stage.is_on_cores() {
+        return Ok(());
+    }
+    let started = Instant::now();
+    let n = stage.rehearse().map_err(|error| model_failure(KernelError::Gpu(error).into()))?;
+    tracing::info!(kernels = n, took = ?started.elapsed(), "the GPU's driver compiled kernels");
+    Ok(())
 }
 
 /// What is added behind the stage's layers; the order was checked when it was parsed.

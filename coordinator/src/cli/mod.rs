@@ -14,6 +14,7 @@ mod demo;
 mod detokenize;
 mod devices;
 mod embed;
+mod gpu_shares;
 mod input;
 mod inspect;
 mod keeping;

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::security::Security;
-use super::{input, progress};
+use super::{gpu_shares, input, progress};
 use crate::cluster::admin::Admin;
 use crate::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OpenLine,
@@ -440,6 +440,11 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     let free = brigade_worker::memory::available_bytes();
     let share =
         |free: u64| free.saturating_sub(brigade_worker::memory::RESERVE_BYTES) / count as u64;
+    let devices = line.device.clone().unwrap_or_default().0;
+    let gpu_memory = match (line.memory, &line.kernels) {
+        (None, None) => gpu_shares::of_workers(&devices, count),
+        _ => Vec::new(),
+    };
     Ok(LocalOptions {
         program: program()?,
         count,
@@ -447,7 +452,8 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         threads,
         memory: line.memory,
         host_memory: free.map(share),
-        devices: line.device.clone().unwrap_or_default().0,
+        gpu_memory,
+        devices,
         no_coopmat: line.no_coopmat,
         kernels: line.kernels.clone(),
         log_format: LogFormat::of_this_process().name(),

@@ -63,6 +63,9 @@ pub struct WorkerArgs {
     /// As --memory, where stages lie in the host's memory
     #[arg(long, value_name = "SIZE", hide = true)]
     host_memory: Option<String>,
+    /// As --memory, where stages lie in a GPU's own memory
+    #[arg(long, value_name = "SIZE", hide = true)]
+    gpu_memory: Option<String>,
     /// Compute threads [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -152,6 +155,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         advertise: args.advertise,
         memory: args.memory,
         host_memory: args.host_memory,
+        gpu_memory: args.gpu_memory,
         threads: args.threads,
         device: args.device,
         no_coopmat: args.no_coopmat,

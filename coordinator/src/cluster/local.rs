@@ -45,6 +45,8 @@ pub struct LocalOptions {
     pub memory: Option<u64>,
     /// Bytes each may use of the host's memory, if its stages lie there.
     pub host_memory: Option<u64>,
+    /// Bytes each may use of its GPU's memory, by number of the worker; a missing entry leaves it to the worker.
+    pub gpu_memory: Vec<Option<u64>>,
     /// Devices, which workers take in turn; empty: what each finds.
     pub devices: Vec<String>,
     /// Whether GPUs' matrix units are left alone.
@@ -182,6 +184,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(memory) = options.host_memory {
         command.arg("--host-memory").arg(memory.to_string());
     }
+    if let Some(memory) = options.gpu_memory.get(index).copied().flatten() {
+        command.arg("--gpu-memory").arg(memory.to_string());
+    }
     if options.no_coopmat {
         command.arg("--no-coopmat");
     }
@@ -219,6 +224,7 @@ mod tests {
             threads: None,
             memory: None,
             host_memory: None,
+            gpu_memory: Vec::new(),
             devices: Vec::new(),
             no_coopmat: false,
             kernels: None,

@@ -1,13 +1,14 @@
-//! Commands: recorded one after the other, handed to the device in batches, waited for when the host reads.
+//! Commands: gathered one after the other, handed to the device in batches, waited for when the host reads.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use ash::vk;
 
+use crate::batch::Batch;
 use crate::error::GpuError;
 use crate::logical::Device;
 use crate::options::GpuOptions;
+use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
 use crate::staging::Staging;
 use crate::upload::Uploads;
@@ -29,22 +30,18 @@ const LAST_BATCH: usize = 256;
 /// Steps of waiting after which it is looked whether the device comes on.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What was recorded and is not done yet.
+/// What was gathered and is not done yet.
 pub(crate) struct Recorder {
-    pool: vk::CommandPool,
     /// Counts the batches that are done.
     done: vk::Semaphore,
     layout: vk::PipelineLayout,
-    /// The batch that is being recorded, and its dispatches.
-    open: Option<vk::CommandBuffer>,
-    dispatches: usize,
-    /// Dispatches that it shall have.
+    /// What is handed over next.
+    open: Batch,
+    /// Runs of kernels that it shall have.
     batch: usize,
-    /// Batches on their way, with their numbers.
-    flying: VecDeque<(vk::CommandBuffer, u64)>,
-    idle: Vec<vk::CommandBuffer>,
+    recorded: Recorded,
     submitted: u64,
-    /// Something was recorded, or left out, that the next dispatch stays behind in any case.
+    /// Something was gathered, or left out, that the next run stays behind in any case.
     owed_barrier: bool,
     patience: Duration,
     lose_after: Option<u64>,
@@ -77,15 +74,14 @@ impl Recorder {
         // SAFETY: the device is open and the infos are complete. What was created before one that fails goes with the
         // device, which is given up then.
         unsafe {
+            let pool = raw.create_command_pool(&info, None).map_err(&failed)?;
+            let layout = raw.create_pipeline_layout(&layout, None).map_err(&failed)?;
             Ok(Self {
-                pool: raw.create_command_pool(&info, None).map_err(&failed)?,
                 done: raw.create_semaphore(&semaphore, None).map_err(&failed)?,
-                layout: raw.create_pipeline_layout(&layout, None).map_err(&failed)?,
-                open: None,
-                dispatches: 0,
+                layout,
+                open: Batch::default(),
                 batch: FIRST_BATCH,
-                flying: VecDeque::new(),
-                idle: Vec::new(),
+                recorded: Recorded::new(pool, layout),
                 submitted: 0,
                 owed_barrier: false,
                 patience: options.patience,
@@ -101,52 +97,38 @@ impl Recorder {
         self.layout
     }
 
-    /// Records a run of a kernel.
+    /// Batches that were handed over, and how many of them had to be recorded.
+    pub(crate) fn batches(&self) -> [u64; 2] {
+        [self.submitted, self.recorded.n_recorded()]
+    }
+
+    /// Adds a run of a kernel.
     pub(crate) fn run(&mut self, device: &Device, run: &Run<'_>) -> Result<(), GpuError> {
         if run.groups.contains(&0) {
             self.owed_barrier |= run.order == Order::After;
             return Ok(());
         }
-        let commands = self.begin(device)?;
         if run.order == Order::After || self.owed_barrier {
-            barrier(device, commands, vk::PipelineStageFlags2::COMPUTE_SHADER);
+            self.open.barrier(vk::PipelineStageFlags2::COMPUTE_SHADER);
             self.owed_barrier = false;
         }
-        let [x, y, z] = run.groups;
-        let (point, stage) = (vk::PipelineBindPoint::COMPUTE, vk::ShaderStageFlags::COMPUTE);
-        // SAFETY: the buffer is being recorded; pipeline and layout are of this device and fit each other; the
-        // push constants are within the layout's range.
-        unsafe {
-            device.raw.cmd_bind_pipeline(commands, point, run.pipeline);
-            device.raw.cmd_push_constants(commands, self.layout, stage, 0, run.push);
-            device.raw.cmd_dispatch(commands, x, y, z);
-        }
-        self.dispatches += 1;
-        if self.dispatches >= self.batch {
+        self.open.run(run.pipeline, run.push, run.groups);
+        if self.open.runs() >= self.batch {
             self.submit(device)?;
             self.batch = (2 * self.batch).min(LAST_BATCH);
         }
         Ok(())
     }
 
-    /// Records that bytes become zero, after all before.
-    pub(crate) fn zeros(
-        &mut self,
-        device: &Device,
-        buffer: vk::Buffer,
-        range: std::ops::Range<u64>,
-    ) -> Result<(), GpuError> {
-        let commands = self.begin(device)?;
-        barrier(device, commands, vk::PipelineStageFlags2::TRANSFER);
-        let len = range.end - range.start;
-        // SAFETY: the buffer is being recorded; the range lies in its buffer, and both ends are multiples of 4.
-        unsafe { device.raw.cmd_fill_buffer(commands, buffer, range.start, len, 0) };
-        // What runs beside the dispatch before it stays behind this.
+    /// Adds that bytes become zero, after all before. The range starts and ends at multiples of 4.
+    pub(crate) fn zeros(&mut self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
+        self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
+        self.open.fill(buffer, range);
+        // What runs beside the run before it stays behind this.
         self.owed_barrier = true;
-        Ok(())
     }
 
-    /// Records that bytes of the host come to `to` from `offset` on, after all before. The bytes are read at once; the device
+    /// Adds that bytes of the host come to `to` from `offset` on, after all before. The bytes are read at once; the device
     /// may still copy some when this returns.
     pub(crate) fn stage(
         &mut self,
@@ -165,13 +147,10 @@ impl Recorder {
             }
             let (piece, rest) = bytes.split_at(self.staging.room().min(bytes.len()));
             let (from, at) = self.staging.put(device, piece)?;
-            let commands = self.begin(device)?;
-            barrier(device, commands, vk::PipelineStageFlags2::TRANSFER);
             let len = piece.len() as u64;
-            let regions = [vk::BufferCopy { src_offset: at, dst_offset: offset, size: len }];
-            // SAFETY: the buffer is being recorded, and both ranges lie in their buffers. Nobody writes the chunk before the copy
-            // is done: the ring waits for the batch (above).
-            unsafe { device.raw.cmd_copy_buffer(commands, from, to, &regions) };
+            self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
+            // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
+            self.open.copy((from, at), (to, offset), len);
             self.owed_barrier = true;
             (offset, bytes) = (offset + len, rest);
         }
@@ -206,7 +185,6 @@ impl Recorder {
                 return Err(GpuError::TimedOut { seconds: self.patience.as_secs() });
             }
         }
-        self.recycle(batch);
         Ok(())
     }
 
@@ -217,45 +195,18 @@ impl Recorder {
             .map_err(GpuError::of("to look at its work"))
     }
 
-    /// The batch that is being recorded, or a new one.
-    fn begin(&mut self, device: &Device) -> Result<vk::CommandBuffer, GpuError> {
-        if let Some(commands) = self.open {
-            return Ok(commands);
-        }
-        let done = self.progress(device)?;
-        self.recycle(done);
-        let failed = GpuError::of("a command buffer");
-        let commands = match self.idle.pop() {
-            Some(commands) => commands,
-            None => {
-                let info = vk::CommandBufferAllocateInfo::default()
-                    .command_pool(self.pool)
-                    .level(vk::CommandBufferLevel::PRIMARY)
-                    .command_buffer_count(1);
-                // SAFETY: the pool is of this device, and used under the recorder's lock alone.
-                unsafe { device.raw.allocate_command_buffers(&info) }.map_err(&failed)?[0]
-            }
-        };
-        let info = vk::CommandBufferBeginInfo::default()
-            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the buffer is not pending: it is new, or its batch is done. Beginning resets it.
-        unsafe { device.raw.begin_command_buffer(commands, &info) }.map_err(&failed)?;
-        self.open = Some(commands);
-        self.dispatches = 0;
-        Ok(commands)
-    }
-
     /// Hands the batch over, without waiting.
     fn submit(&mut self, device: &Device) -> Result<(), GpuError> {
-        let Some(commands) = self.open.take() else { return Ok(()) };
+        if self.open.is_empty() {
+            return Ok(());
+        }
         if self.lose_after.is_some_and(|batches| self.submitted >= batches) {
             return Err(GpuError::Lost);
         }
-        barrier(device, commands, vk::PipelineStageFlags2::HOST);
-        let failed = GpuError::of("work");
-        // SAFETY: the buffer is being recorded.
-        unsafe { device.raw.end_command_buffer(commands) }.map_err(&failed)?;
+        self.open.barrier(vk::PipelineStageFlags2::HOST);
         let number = self.submitted + 1;
+        let done = self.progress(device)?;
+        let commands = self.recorded.commands(device, &mut self.open, (number, done))?;
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         let signals = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.done)
@@ -267,18 +218,9 @@ impl Recorder {
         // SAFETY: the queue is used under the recorder's lock alone; what the commands use lives until they are done:
         // pipelines as long as the device, memory until its slab is destroyed, which waits.
         unsafe { device.raw.queue_submit2(device.queue, &[info], vk::Fence::null()) }
-            .map_err(&failed)?;
+            .map_err(GpuError::of("work"))?;
         self.submitted = number;
-        self.flying.push_back((commands, number));
         Ok(())
-    }
-
-    /// Command buffers of batches up to `done` are free again.
-    fn recycle(&mut self, done: u64) {
-        while self.flying.front().is_some_and(|(_, number)| *number <= done) {
-            let Some((commands, _)) = self.flying.pop_front() else { break };
-            self.idle.push(commands);
-        }
     }
 
     /// Gives everything back.
@@ -291,23 +233,8 @@ impl Recorder {
             for chunk in self.uploads.drain().chain(self.staging.drain()) {
                 chunk.destroy(device);
             }
-            device.raw.destroy_command_pool(self.pool, None);
+            self.recorded.destroy(device);
             device.raw.destroy_semaphore(self.done, None);
-            device.raw.destroy_pipeline_layout(self.layout, None);
         }
     }
-}
-
-/// All kernels and fills before are done, and what they wrote is seen by what follows at `stage`.
-fn barrier(device: &Device, commands: vk::CommandBuffer, stage: vk::PipelineStageFlags2) {
-    let work = vk::PipelineStageFlags2::COMPUTE_SHADER | vk::PipelineStageFlags2::TRANSFER;
-    let (read, write) = (vk::AccessFlags2::MEMORY_READ, vk::AccessFlags2::MEMORY_WRITE);
-    let barriers = [vk::MemoryBarrier2::default()
-        .src_stage_mask(work)
-        .src_access_mask(write)
-        .dst_stage_mask(stage)
-        .dst_access_mask(read | write)];
-    let info = vk::DependencyInfo::default().memory_barriers(&barriers);
-    // SAFETY: the buffer is being recorded.
-    unsafe { device.raw.cmd_pipeline_barrier2(commands, &info) };
 }

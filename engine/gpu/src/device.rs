@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ash::vk;
 
@@ -10,10 +10,12 @@ use crate::commands::{Order, Recorder, Run};
 use crate::error::GpuError;
 use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
+use crate::lock::lock;
 use crate::logical::Device;
 use crate::memory::{Memory, Purpose, Region};
 use crate::options::GpuOptions;
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Pipelines, Wanted};
+use crate::rehearsal::Rehearsal;
 use crate::shader::{MAX_PUSH, Shader};
 use crate::span::Span;
 
@@ -28,6 +30,7 @@ struct Open {
     facts: GpuFacts,
     recorder: Mutex<Recorder>,
     pipelines: Mutex<Pipelines>,
+    rehearsal: Rehearsal,
     memory: Mutex<Memory>,
     /// Whether something was recorded that was not waited for.
     pending: AtomicBool,
@@ -68,7 +71,7 @@ impl Gpu {
         let device = Device::open(instance, physical, &facts)?;
         let recorder = Recorder::new(&device, options)?;
         let folder = options.pipeline_cache.as_deref();
-        let pipelines = Pipelines::new(&device, facts.limits, folder)?;
+        let pipelines = Pipelines::new(&device, recorder.layout(), facts.limits, folder)?;
         let apart = options.apart || !facts.shares_host_memory();
         let memory = Memory::new(options.memory_limit, facts.limits.allocation, apart);
         report(&facts);
@@ -76,6 +79,7 @@ impl Gpu {
             facts,
             recorder: Mutex::new(recorder),
             pipelines: Mutex::new(pipelines),
+            rehearsal: Rehearsal::default(),
             memory: Mutex::new(memory),
             pending: AtomicBool::new(false),
             waits: AtomicU64::new(0),
@@ -103,6 +107,12 @@ impl Gpu {
     /// How often the host waited so far. Where nothing was recorded it does not wait.
     pub fn waits(&self) -> u64 {
         self.0.waits.load(Ordering::Relaxed)
+    }
+
+    /// How many batches of commands were handed to the device so far, and how many of these were recorded for that: the others
+    /// do what one before them did, and were there.
+    pub fn batches(&self) -> [u64; 2] {
+        lock(&self.0.recorder).batches()
     }
 
     /// Whether all that was recorded was waited for, so that the host reads and writes at once.
@@ -170,11 +180,39 @@ impl Gpu {
     ) {
         let push = bytemuck::bytes_of(push);
         assert!(push.len() <= MAX_PUSH && push.len().is_multiple_of(4), "push of {}", shader.name);
+        let wanted = Wanted::new(shader, constants);
+        if self.0.rehearsal.notes(|| wanted) {
+            return;
+        }
         self.record(|recorder| {
-            let (device, layout) = (&self.0.device, recorder.layout());
-            let pipeline = lock(&self.0.pipelines).get(device, layout, shader, constants)?;
+            let device = &self.0.device;
+            let pipeline = lock(&self.0.pipelines).get(device, &wanted)?;
             recorder.run(device, &Run { order, pipeline, push, groups })
         });
+    }
+
+    /// How many kernels are compiled by now, each for some constants.
+    pub fn n_kernels(&self) -> usize {
+        lock(&self.0.pipelines).len()
+    }
+
+    /// Who rehearses.
+    pub(crate) fn rehearsal(&self) -> &Rehearsal {
+        &self.0.rehearsal
+    }
+
+    /// Those of some kernels that are still to be compiled.
+    pub(crate) fn not_compiled(&self, of: impl IntoIterator<Item = Wanted>) -> Vec<Wanted> {
+        let pipelines = lock(&self.0.pipelines);
+        of.into_iter().filter(|wanted| !pipelines.has(wanted)).collect()
+    }
+
+    /// Compiles a kernel while others go on.
+    pub(crate) fn make_pipeline(&self, wanted: &Wanted) -> Result<(), GpuError> {
+        let maker = lock(&self.0.pipelines).maker();
+        let made = maker.make(&self.0.device, wanted)?;
+        lock(&self.0.pipelines).keep(&self.0.device, wanted, made);
+        Ok(())
     }
 
     /// Records that bytes of the host come to bytes of a slab. They are read before this returns.
@@ -185,7 +223,10 @@ impl Gpu {
     /// Records that bytes of a slab become zero.
     pub(crate) fn record_zeros(&self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
         if !range.is_empty() {
-            self.record(|recorder| recorder.zeros(&self.0.device, buffer, range));
+            self.record(|recorder| {
+                recorder.zeros(buffer, range);
+                Ok(())
+            });
         }
     }
 
@@ -321,9 +362,4 @@ pub(crate) fn lines(n: usize) -> [u32; 3] {
     assert!(n <= WIDTH * WIDTH, "{n} workgroups");
     let x = n.clamp(1, WIDTH);
     [x as u32, n.div_ceil(x) as u32, 1]
-}
-
-/// A lock that outlives a panic of its holder: what it guards stays consistent between calls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,20 +6,25 @@
 //!
 //! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
 
+mod batch;
 mod buffer;
 mod commands;
+mod compile;
 mod device;
 mod drivers;
 mod error;
 mod facts;
 mod free;
 mod instance;
+mod lock;
 mod logical;
 mod memory;
 mod ops;
 mod options;
 mod pipeline_cache;
 mod pipelines;
+mod recorded;
+mod rehearsal;
 mod shader;
 mod slab;
 mod span;

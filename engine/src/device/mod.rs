@@ -146,6 +146,21 @@ impl Device {
         self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
+    /// How many batches of commands a GPU was handed so far, and how many of these had to be recorded for that.
+    pub fn batches(&self) -> [u64; 2] {
+        self.gpu.as_ref().map_or([0; 2], Gpu::batches)
+    }
+
+    /// Kernels of the GPU that are compiled by now; 0 on a CPU.
+    pub fn n_kernels(&self) -> usize {
+        self.gpu.as_ref().map_or(0, Gpu::n_kernels)
+    }
+
+    /// Whether the host's cores compute, also where they pass for a GPU.
+    pub fn is_on_cores(&self) -> bool {
+        self.gpu.as_ref().is_none_or(|gpu| gpu.facts().kind == GpuKind::Software)
+    }
+
     /// Its name: that of a kernel table, or `vulkan:0`.
     pub fn name(&self) -> &str {
         &self.name
@@ -176,6 +191,17 @@ fn give_up(what: &str, error: &GpuError) -> ! {
 /// Where weights and states lie: with the host, or with an open GPU. What lies elsewhere is of no use to a device.
 #[derive(Clone, Debug, Default)]
 pub struct Home(Option<Gpu>);
+
+impl Home {
+    /// Has a GPU compile the kernels that `pass` runs, which computes nothing itself, and returns how many these were. On the CPU
+    /// `pass` is not run.
+    ///
+    /// # Errors
+    /// A kernel does not compile, or the GPU failed.
+    pub fn rehearse(&self, pass: impl FnOnce()) -> Result<usize, GpuError> {
+        self.0.as_ref().map_or(Ok(0), |gpu| gpu.rehearse(pass))
+    }
+}
 
 impl PartialEq for Home {
     fn eq(&self, other: &Self) -> bool {

@@ -73,9 +73,11 @@ impl Scratch {
     pub fn take(&self, n_rows: usize, cols: usize) -> Rows {
         let len = n_rows * cols;
         let spare = &mut *self.spare();
-        // The tightest fit: layers that ask for the same lengths in turn get the same memory again.
+        // The tightest fit, and of several the one that lies first: layers, and passes, that ask for the same lengths in turn get
+        // the same memory again.
         let fits = (0..spare.stores.len()).filter(|i| spare.stores[*i].len() >= len);
-        let values = match fits.min_by_key(|i| spare.stores[*i].len()) {
+        let place = |i: &usize| (spare.stores[*i].len(), spare.stores[*i].address());
+        let values = match fits.min_by_key(place) {
             Some(i) => spare.stores.swap_remove(i),
             None => {
                 spare.n_grown += 1;

@@ -41,6 +41,14 @@ impl Store {
         }
     }
 
+    /// Where they lie, to tell stores of one scratch apart.
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Self::Host(values) => values.as_ptr().addr() as u64,
+            Self::Gpu(buffer) => buffer.address(),
+        }
+    }
+
     /// The values, for the host.
     pub(super) fn on_host(&self) -> &[f32] {
         match self {

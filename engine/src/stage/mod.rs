@@ -17,6 +17,7 @@ mod kept;
 mod layer_rows;
 mod load;
 mod norm;
+mod rehearsal;
 mod snapshot;
 mod streams;
 mod switched;
@@ -163,6 +164,21 @@ impl Stage {
     /// How often the host waited for the GPU so far; 0 on a CPU.
     pub fn n_waits(&self) -> u64 {
         self.device.waits()
+    }
+
+    /// Batches of commands that the GPU was handed so far, and how many of these had to be recorded; 0 on a CPU.
+    pub fn n_batches(&self) -> [u64; 2] {
+        self.device.batches()
+    }
+
+    /// Kernels of the GPU that are compiled by now; 0 on a CPU.
+    pub fn n_kernels(&self) -> usize {
+        self.device.n_kernels()
+    }
+
+    /// Whether the host's cores compute, also where they pass for a GPU.
+    pub fn is_on_cores(&self) -> bool {
+        self.device.is_on_cores()
     }
 
     /// Sequences it holds now.

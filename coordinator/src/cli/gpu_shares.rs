@@ -1,0 +1,86 @@
+//! What each local worker may use of a GPU's memory, where several workers share the GPU.
+//!
+//! A worker that has a GPU to itself looks how much is free. Of several, each would find all of it free, and be given more layers
+//! than there is room for. One that is started again would find what the others leave, which may be less than it had.
+
+use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus};
+use brigade_worker::memory::RESERVE_BYTES;
+
+/// What is asked of a GPU.
+struct Card {
+    free_bytes: u64,
+    /// Whether `auto` may come to it.
+    is_hardware: bool,
+}
+
+/// For each of `count` workers its bytes; `None` where it has no GPU, or one to itself. `devices` are taken in turn.
+pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
+    let wishes: Vec<DeviceWish> = (0..count).map(|index| wish(devices, index)).collect();
+    let n_on_gpus = wishes.iter().filter(|wish| !is_cpu(wish)).count();
+    // Nothing is asked of a GPU where none can be shared.
+    match (n_on_gpus > 1).then(gpus) {
+        Some(Ok(found)) => shares(&wishes, &found.iter().map(Card::of).collect::<Vec<_>>()),
+        // Workers say themselves why a GPU is not to be had.
+        Some(Err(_)) | None => vec![None; count],
+    }
+}
+
+/// What a worker is told to compute on. What is no device is refused when the worker starts.
+fn wish(devices: &[String], index: usize) -> DeviceWish {
+    let name = devices.iter().cycle().nth(index);
+    name.and_then(|name| name.parse().ok()).unwrap_or_default()
+}
+
+fn is_cpu(wish: &DeviceWish) -> bool {
+    matches!(wish, DeviceWish::Named(DeviceName::Cpu(_)))
+}
+
+impl Card {
+    fn of(facts: &GpuFacts) -> Self {
+        let is_hardware = facts.kind != GpuKind::Software && facts.refused.is_none();
+        Self { free_bytes: facts.free_bytes, is_hardware }
+    }
+}
+
+fn shares(wishes: &[DeviceWish], cards: &[Card]) -> Vec<Option<u64>> {
+    let index = |wish: &DeviceWish| match wish {
+        DeviceWish::Auto => cards.iter().position(|card| card.is_hardware),
+        DeviceWish::Named(DeviceName::Vulkan(index)) => Some(*index),
+        DeviceWish::Named(DeviceName::Cpu(_)) => None,
+    };
+    let indices: Vec<Option<usize>> = wishes.iter().map(index).collect();
+    let share = |of: &Option<usize>| {
+        let card = cards.get((*of)?)?;
+        let n = indices.iter().filter(|other| *other == of).count() as u64;
+        (n > 1).then(|| card.free_bytes.saturating_sub(n * RESERVE_BYTES) / n)
+    };
+    indices.iter().map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_of_one_gpu_share_what_is_free() {
+        let card = |gib: u64, is_hardware| Card { free_bytes: gib << 30, is_hardware };
+        let cards = [card(2, false), card(80, true), card(24, true)];
+        let shares = |names: &[&str]| {
+            let wishes: Vec<DeviceWish> = names.iter().map(|name| name.parse().unwrap()).collect();
+            shares(&wishes, &cards)
+        };
+        let half = Some(((80 << 30) - 2 * RESERVE_BYTES) / 2);
+        assert_eq!(shares(&["auto", "auto"]), [half, half]);
+        assert_eq!(shares(&["vulkan:1", "vulkan:2"]), [None, None]);
+        assert_eq!(shares(&["auto", "cpu", "vulkan:1"]), [half, None, half]);
+        assert_eq!(shares(&["vulkan:9", "vulkan:9"]), [None, None]);
+    }
+
+    #[test]
+    fn without_gpus_there_is_nothing_to_share() {
+        assert_eq!(of_workers(&["cpu".to_owned()], 3), [None, None, None]);
+        assert_eq!(of_workers(&["vulkan:0".to_owned(), "cpu".to_owned()], 2), [None, None]);
+        let auto: DeviceWish = "auto".parse().unwrap();
+        assert_eq!(shares(&[auto.clone(), auto], &[]), [None, None]);
+    }
+}
