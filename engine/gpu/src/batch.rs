@@ -77,6 +77,19 @@ impl Batch {
         self.runs += 1;
     }
 
+    /// Puts a run in the place of the one that was added last.
+    ///
+    /// # Panics
+    /// If something else was added last.
+    pub(crate) fn replace_run(&mut self, pipeline: vk::Pipeline, push: &[u8], groups: [u32; 3]) {
+        let Some(Step::Run { push: len, .. }) = self.steps.pop() else {
+            unreachable!("the recorder keeps the last run only until something else is added")
+        };
+        self.pushes.truncate(self.pushes.len() - len);
+        self.runs -= 1;
+        self.run(pipeline, push, groups);
+    }
+
     pub(crate) fn fill(&mut self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
         let len = range.end - range.start;
         self.steps.push(Step::Fill { buffer, at: range.start, len });

@@ -12,6 +12,7 @@ use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
 use crate::staging::Staging;
 use crate::upload::Uploads;
+use crate::work::Work;
 
 /// How a dispatch stands to the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(crate) struct Recorder {
     open: Batch,
     /// Runs of kernels that it shall have.
     batch: usize,
+    /// The run that it ends with, if it ends with one that came after all before.
+    last: Option<Work>,
     recorded: Recorded,
     submitted: u64,
     /// Something was gathered, or left out, that the next run stays behind in any case.
@@ -47,14 +50,6 @@ pub(crate) struct Recorder {
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
     staging: Staging,
-}
-
-/// One run of a kernel.
-pub(crate) struct Run<'a> {
-    pub(crate) order: Order,
-    pub(crate) pipeline: vk::Pipeline,
-    pub(crate) push: &'a [u8],
-    pub(crate) groups: [u32; 3],
 }
 
 impl Recorder {
@@ -81,6 +76,7 @@ impl Recorder {
                 layout,
                 open: Batch::default(),
                 batch: FIRST_BATCH,
+                last: None,
                 recorded: Recorded::new(pool, layout),
                 submitted: 0,
                 owed_barrier: false,
@@ -102,17 +98,36 @@ impl Recorder {
         [self.submitted, self.recorded.n_recorded()]
     }
 
+    /// The run that was added last, if it came after all before and is not handed over.
+    pub(crate) fn last(&self) -> Option<&Work> {
+        self.last.as_ref()
+    }
+
+    /// Puts a run in the place of the last one ([`Recorder::last`]).
+    pub(crate) fn replace_last(&mut self, pipeline: vk::Pipeline, work: &Work) {
+        self.open.replace_run(pipeline, work.push(), work.groups);
+        self.last = Some(*work);
+    }
+
     /// Adds a run of a kernel.
-    pub(crate) fn run(&mut self, device: &Device, run: &Run<'_>) -> Result<(), GpuError> {
-        if run.groups.contains(&0) {
-            self.owed_barrier |= run.order == Order::After;
+    pub(crate) fn run(
+        &mut self,
+        device: &Device,
+        order: Order,
+        pipeline: vk::Pipeline,
+        work: &Work,
+    ) -> Result<(), GpuError> {
+        self.last = None;
+        if work.groups.contains(&0) {
+            self.owed_barrier |= order == Order::After;
             return Ok(());
         }
-        if run.order == Order::After || self.owed_barrier {
+        if order == Order::After || self.owed_barrier {
             self.open.barrier(vk::PipelineStageFlags2::COMPUTE_SHADER);
             self.owed_barrier = false;
         }
-        self.open.run(run.pipeline, run.push, run.groups);
+        self.open.run(pipeline, work.push(), work.groups);
+        self.last = (order == Order::After).then_some(*work);
         if self.open.runs() >= self.batch {
             self.submit(device)?;
             self.batch = (2 * self.batch).min(LAST_BATCH);
@@ -122,6 +137,7 @@ impl Recorder {
 
     /// Adds that bytes become zero, after all before. The range starts and ends at multiples of 4.
     pub(crate) fn zeros(&mut self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
+        self.last = None;
         self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
         self.open.fill(buffer, range);
         // What runs beside the run before it stays behind this.
@@ -137,6 +153,7 @@ impl Recorder {
         mut offset: u64,
         mut bytes: &[u8],
     ) -> Result<(), GpuError> {
+        self.last = None;
         while !bytes.is_empty() {
             if self.staging.is_full() {
                 // What was filled is on its way while the host fills the next chunk.
@@ -197,6 +214,7 @@ impl Recorder {
 
     /// Hands the batch over, without waiting.
     fn submit(&mut self, device: &Device) -> Result<(), GpuError> {
+        self.last = None;
         if self.open.is_empty() {
             return Ok(());
         }

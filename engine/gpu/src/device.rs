@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ash::vk;
 
-use crate::commands::{Order, Recorder, Run};
+use crate::commands::{Order, Recorder};
 use crate::error::GpuError;
 use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
@@ -16,8 +16,9 @@ use crate::memory::{Memory, Purpose, Region};
 use crate::options::GpuOptions;
 use crate::pipelines::{Pipelines, Wanted};
 use crate::rehearsal::Rehearsal;
-use crate::shader::{MAX_PUSH, Shader};
+use crate::shader::Shader;
 use crate::span::Span;
+use crate::work::Work;
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
 /// done, and return at once.
@@ -161,8 +162,7 @@ impl Gpu {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Records a run of a kernel: `constants` are its specialization constants from `constant_id` 0 on, `push` is its push
-    /// constants, `groups` how many workgroups there are (see [`lines`]).
+    /// Records a run of a kernel ([`Work::new`]).
     ///
     /// # Panics
     /// If `push` has more than 128 bytes.
@@ -178,16 +178,39 @@ impl Gpu {
         push: &P,
         groups: [u32; 3],
     ) {
-        let push = bytemuck::bytes_of(push);
-        assert!(push.len() <= MAX_PUSH && push.len().is_multiple_of(4), "push of {}", shader.name);
-        let wanted = Wanted::new(shader, constants);
-        if self.0.rehearsal.notes(|| wanted) {
-            return;
+        let work = Work::new(shader, constants, push, groups);
+        // SAFETY: promised by the caller; nothing is joined.
+        unsafe { self.run(order, &work, |_| None) };
+    }
+
+    /// Records a run of a kernel, which comes after all before. Where `joined` has a run that does the work of the last one and
+    /// this one's, that takes the place of both.
+    ///
+    /// # Safety
+    /// As [`Gpu::dispatch`], for `work` and for what `joined` gives.
+    pub(crate) unsafe fn dispatch_joined(
+        &self,
+        work: &Work,
+        joined: impl FnOnce(&Work) -> Option<Work>,
+    ) {
+        // SAFETY: promised by the caller.
+        unsafe { self.run(Order::After, work, joined) };
+    }
+
+    /// # Safety
+    /// As [`Gpu::dispatch_joined`].
+    unsafe fn run(&self, order: Order, work: &Work, joined: impl FnOnce(&Work) -> Option<Work>) {
+        if self.0.rehearsal.is_mine() {
+            return self.0.rehearsal.notes(order, work, joined);
         }
         self.record(|recorder| {
             let device = &self.0.device;
-            let pipeline = lock(&self.0.pipelines).get(device, &wanted)?;
-            recorder.run(device, &Run { order, pipeline, push, groups })
+            let pipeline = |work: &Work| lock(&self.0.pipelines).get(device, &work.wanted);
+            if let Some(both) = recorder.last().and_then(joined) {
+                recorder.replace_last(pipeline(&both)?, &both);
+                return Ok(());
+            }
+            recorder.run(device, order, pipeline(work)?, work)
         });
     }
 

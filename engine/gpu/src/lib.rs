@@ -30,6 +30,7 @@ mod slab;
 mod span;
 mod staging;
 mod upload;
+mod work;
 
 pub use buffer::GpuBuffer;
 pub use device::Gpu;

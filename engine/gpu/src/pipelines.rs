@@ -39,7 +39,8 @@ impl Wanted {
         Self { shader, constants: values, len: constants.len() }
     }
 
-    fn key(&self) -> (&'static str, &[u32]) {
+    /// The kernel's name, and its constants.
+    pub(crate) fn key(&self) -> (&'static str, &[u32]) {
         (self.shader.name, &self.constants[..self.len])
     }
 }

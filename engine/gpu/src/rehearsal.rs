@@ -5,38 +5,50 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
+use crate::commands::Order;
 use crate::lock::lock;
 use crate::pipelines::Wanted;
+use crate::work::Work;
 
 /// Which thread rehearses, if any, and what it would have run. Other threads compute meanwhile.
 #[derive(Default)]
 pub(crate) struct Rehearsal {
     /// Whether some thread does: all ask this first.
     is_on: AtomicBool,
-    of: Mutex<Option<(ThreadId, HashSet<Wanted>)>>,
+    of: Mutex<Option<Noted>>,
     /// One thread at a time: a second one waits for the first.
     turns: Mutex<()>,
+}
+
+/// What a thread would have run.
+struct Noted {
+    thread: ThreadId,
+    found: HashSet<Wanted>,
+    /// The last run, where the next one may join it.
+    last: Option<Work>,
 }
 
 impl Rehearsal {
     /// Whether this thread rehearses.
     pub(crate) fn is_mine(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
-            && lock(&self.of).as_ref().is_some_and(|(of, _)| *of == thread::current().id())
+            && lock(&self.of).as_ref().is_some_and(|noted| noted.thread == thread::current().id())
     }
 
-    /// Whether this thread rehearses; then what it would run is noted.
-    pub(crate) fn notes(&self, wanted: impl FnOnce() -> Wanted) -> bool {
-        if !self.is_on.load(Ordering::Acquire) {
-            return false;
-        }
-        match &mut *lock(&self.of) {
-            Some((of, found)) if *of == thread::current().id() => {
-                found.insert(wanted());
-                true
-            }
-            _ => false,
-        }
+    /// Notes what this thread, which rehearses, would run: this, and where it joins the last one, both in one.
+    pub(crate) fn notes(
+        &self,
+        order: Order,
+        work: &Work,
+        joined: impl FnOnce(&Work) -> Option<Work>,
+    ) {
+        let mut of = lock(&self.of);
+        let Some(noted) = of.as_mut() else { return };
+        // Where a batch ends between the two they are not joined: all are needed.
+        noted.found.insert(work.wanted);
+        let both = noted.last.as_ref().and_then(joined);
+        noted.found.extend(both.map(|both| both.wanted));
+        noted.last = both.or((order == Order::After).then_some(*work));
     }
 }
 
@@ -44,7 +56,8 @@ impl Rehearsal {
     /// Begins one on this thread, once others are over.
     pub(crate) fn begin(&self) -> Begun<'_> {
         let turn = lock(&self.turns);
-        *lock(&self.of) = Some((thread::current().id(), HashSet::new()));
+        let thread = thread::current().id();
+        *lock(&self.of) = Some(Noted { thread, found: HashSet::new(), last: None });
         self.is_on.store(true, Ordering::Release);
         Begun { rehearsal: self, _turn: turn }
     }
@@ -59,7 +72,7 @@ pub(crate) struct Begun<'a> {
 impl Begun<'_> {
     /// Ends it: what the pass would have run.
     pub(crate) fn end(self) -> HashSet<Wanted> {
-        lock(&self.rehearsal.of).take().map_or_else(HashSet::new, |(_, found)| found)
+        lock(&self.rehearsal.of).take().map_or_else(HashSet::new, |noted| noted.found)
     }
 }
 

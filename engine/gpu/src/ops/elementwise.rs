@@ -7,7 +7,7 @@ use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
-static SHADER: Shader = shader!("elementwise");
+pub(super) static SHADER: Shader = shader!("elementwise");
 
 /// What the shader computes of `x`, `y` and `z`, by the numbers it has for them.
 #[derive(Clone, Copy)]
@@ -57,14 +57,14 @@ pub(super) enum With<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Push {
-    x: u64,
-    y: u64,
-    z: u64,
-    result: u64,
-    n: u32,
-    width: u32,
-    constants: [f32; 4],
+pub(super) struct Push {
+    pub(super) x: u64,
+    pub(super) y: u64,
+    pub(super) z: u64,
+    pub(super) result: u64,
+    pub(super) n: u32,
+    pub(super) width: u32,
+    pub(super) constants: [f32; 4],
 }
 
 impl Gpu {

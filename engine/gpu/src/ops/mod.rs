@@ -18,6 +18,7 @@ mod gates;
 mod greatest;
 mod index;
 mod index_pages;
+mod joining;
 mod kv;
 mod mamba;
 mod mean_index;

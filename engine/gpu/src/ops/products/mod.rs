@@ -11,16 +11,21 @@ mod kernel;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
+use super::joining;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
+use crate::work::Work;
 
 pub use experts::{ExpertProduct, ExpertRows, ExpertTable};
 pub use format::WeightType;
 use kernel::Kernel;
 
-static QUANTIZE: Shader = shader!("quantize");
+pub(super) static QUANTIZE: Shader = shader!("quantize");
+
+/// Stands for no function in `quantize.comp`.
+const AS_THEY_ARE: u32 = u32::MAX;
 
 /// Values of a block of activations.
 const BLOCK: usize = 32;
@@ -60,11 +65,14 @@ pub struct Product<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct QuantizePush {
-    x: u64,
-    blocks: u64,
-    n_blocks: u32,
-    pad: u32,
+pub(super) struct QuantizePush {
+    pub(super) x: u64,
+    pub(super) blocks: u64,
+    pub(super) y: u64,
+    pub(super) result: u64,
+    pub(super) n_blocks: u32,
+    pub(super) width: u32,
+    pub(super) constants: [f32; 4],
 }
 
 /// What `product_work.glsl` is told.
@@ -146,9 +154,12 @@ impl Gpu {
         assert!(out.address().is_multiple_of(16), "quantize: blocks are aligned to 16 bytes");
         let n_blocks = values / BLOCK;
         let (x, blocks) = (x.address(), out.address());
-        let push = QuantizePush { x, blocks, n_blocks: count(n_blocks), pad: 0 };
-        // SAFETY: the kernel reads the blocks of `x` and writes those of `out`, which has as many (checked).
-        unsafe { self.dispatch(Order::After, &QUANTIZE, &[], &push, lines(n_blocks.div_ceil(32))) };
+        let push = QuantizePush { x, blocks, n_blocks: count(n_blocks), ..QuantizePush::zeroed() };
+        let groups = lines(n_blocks.div_ceil(32));
+        let work = Work::new(&QUANTIZE, &[AS_THEY_ARE, 0], &push, groups);
+        // SAFETY: the kernel reads the blocks of `x` and writes those of `out`, which has as many (checked). Joined to what
+        // makes the values it does that one's work too.
+        unsafe { self.dispatch_joined(&work, |last| joining::blocks_of_result(last, &work)) };
     }
 
     /// `out = x * wᵀ` for `n_rows` rows; see [`Product`].
