@@ -13,7 +13,7 @@ use crate::pipeline_cache::CacheFile;
 use crate::shader::Shader;
 
 /// Most specialization constants of a kernel.
-const MAX_CONSTANTS: usize = 13;
+const MAX_CONSTANTS: usize = 16;
 
 /// How soon after the file was written it may be written again, while kernels are used for the first time.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ impl Pipelines {
     /// The pipeline of a kernel with these constants (`constant_id` 0 and on).
     ///
     /// # Panics
-    /// If there are more than twelve constants.
+    /// If there are more than [`MAX_CONSTANTS`].
     pub(crate) fn get(
         &mut self,
         device: &Device,

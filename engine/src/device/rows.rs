@@ -4,8 +4,9 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use brigade_gpu::{Columns, Gpu, GpuBuffer, Span, SpanMut};
+use brigade_gpu::{Columns, Gpu, GpuBuffer, RowForm, Span, SpanMut};
 
+use super::products::formed;
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
 
@@ -39,8 +40,9 @@ pub struct Rows {
 #[derive(Default)]
 struct Forms {
     cpu: ActForms,
-    /// The 8-bit form, with a GPU.
-    gpu: OnceLock<GpuBuffer>,
+    /// With a GPU: the 8-bit form, and that in f16.
+    blocks: OnceLock<GpuBuffer>,
+    halves: OnceLock<GpuBuffer>,
 }
 
 /// Whole rows of others, to be written.
@@ -222,7 +224,8 @@ impl Rows {
 
     /// All values to be written, if they lie with a GPU.
     pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        self.forms.gpu.take();
+        self.forms.blocks.take();
+        self.forms.halves.take();
         Some(self.values.span_mut()?.split_at(self.len * size_of::<f32>()).0)
     }
 
@@ -231,9 +234,15 @@ impl Rows {
         self.values.gpu()
     }
 
-    /// The 8-bit form with a GPU; the first caller makes it.
-    pub(super) fn gpu_blocks(&self, make: impl FnOnce() -> GpuBuffer) -> &GpuBuffer {
-        self.forms.gpu.get_or_init(make)
+    /// All rows in a form that products read, if they lie with this GPU. The first caller makes it.
+    pub(super) fn in_form(&self, gpu: &Gpu, form: RowForm) -> Option<Span<'_>> {
+        let x = self.span()?;
+        let kept = match form {
+            RowForm::Floats => return Some(x),
+            RowForm::Blocks => &self.forms.blocks,
+            RowForm::Halves => &self.forms.halves,
+        };
+        Some(kept.get_or_init(|| formed(gpu, form, x, self.cols)).span())
     }
 
     /// Becomes a copy of `rows`, in memory where these have theirs if its own does not suffice.
