@@ -449,6 +449,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         host_memory: free.map(share),
         devices: line.device.clone().unwrap_or_default().0,
         no_coopmat: line.no_coopmat,
+        fast_math: line.fast_math,
         kernels: line.kernels.clone(),
         log_format: LogFormat::of_this_process().name(),
         log_level,

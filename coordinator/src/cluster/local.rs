@@ -49,6 +49,8 @@ pub struct LocalOptions {
     pub devices: Vec<String>,
     /// Whether GPUs' matrix units are left alone.
     pub no_coopmat: bool,
+    /// Whether GPUs compute products of many rows in f16.
+    pub fast_math: bool,
     /// Kernel table.
     pub kernels: Option<String>,
     /// `--log-format` of this process, passed on.
@@ -185,6 +187,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if options.no_coopmat {
         command.arg("--no-coopmat");
     }
+    if options.fast_math {
+        command.arg("--fast-math");
+    }
     if let Some(device) = options.devices.iter().cycle().nth(index) {
         command.arg("--device").arg(device);
     }
@@ -221,6 +226,7 @@ mod tests {
             host_memory: None,
             devices: Vec::new(),
             no_coopmat: false,
+            fast_math: false,
             kernels: None,
             log_format: "text",
             log_level: "error",
