@@ -2,7 +2,7 @@
 
 use brigade_gpu::{self as there, ExpertRoutes, ExpertTable, Gpu};
 
-use super::products::weight_type;
+use super::products::{in_form, weight_type};
 use super::routing::Routing;
 use super::{Device, Product, Rows, Scratch, Values};
 use crate::kernels::{KernelError, PackedMatrix, Vector};
@@ -173,7 +173,7 @@ impl ExpertProduct<'_> {
         let Self { w, out } = self;
         let table = w.table.as_ref().expect(THERE);
         let form = gpu.expert_row_form(table.ty(), routes);
-        let span = |x: &'a Rows| x.in_form(gpu, form).expect(THERE);
+        let span = |x: &'a Rows| in_form(gpu, form, x).expect(THERE);
         let x = match x {
             ExpertRows::Routed(x) => there::ExpertRows::Routed(span(x)),
             ExpertRows::OfPairs(x) => there::ExpertRows::OfPairs(span(x)),

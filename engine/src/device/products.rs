@@ -40,17 +40,22 @@ impl Product<'_> {
         let w = weights(w, w.span().expect(THERE));
         let form = gpu.row_form(w.ty, rows.len());
         let row_bytes = form.row_bytes(w.cols);
-        let x = x.in_form(gpu, form).expect(THERE);
+        let x = in_form(gpu, form, x).expect(THERE);
         let x = x.part(rows.start * row_bytes..rows.end * row_bytes);
         brigade_gpu::Product { w, x, n_rows: rows.len(), out: out.span_mut().expect(THERE) }
     }
+}
+
+/// Rows in a form that products read, if they lie with the GPU. Another than f32 is made once, until a value changes.
+pub(super) fn in_form<'a>(gpu: &Gpu, form: RowForm, x: &'a Rows) -> Option<Span<'a>> {
+    x.in_form(form, |values| formed(gpu, form, values, x.cols()))
 }
 
 /// Rows `[_, cols]` in another form than f32.
 ///
 /// # Panics
 /// If the GPU has no memory for it. The stage ends with this as its reason.
-pub(super) fn formed(gpu: &Gpu, form: RowForm, x: Span<'_>, cols: usize) -> GpuBuffer {
+fn formed(gpu: &Gpu, form: RowForm, x: Span<'_>, cols: usize) -> GpuBuffer {
     let n_rows = x.values().checked_div(cols).unwrap_or(0);
     match gpu.buffer(n_rows * form.row_bytes(cols), Purpose::Activations) {
         Ok(mut buffer) => {

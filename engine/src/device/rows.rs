@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use brigade_gpu::{Columns, Gpu, GpuBuffer, RowForm, Span, SpanMut};
 
-use super::products::formed;
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
 
@@ -234,15 +233,19 @@ impl Rows {
         self.values.gpu()
     }
 
-    /// All rows in a form that products read, if they lie with this GPU. The first caller makes it.
-    pub(super) fn in_form(&self, gpu: &Gpu, form: RowForm) -> Option<Span<'_>> {
+    /// All rows in a form that products read, if they lie with a GPU. The first caller makes it.
+    pub(super) fn in_form(
+        &self,
+        form: RowForm,
+        make: impl FnOnce(Span<'_>) -> GpuBuffer,
+    ) -> Option<Span<'_>> {
         let x = self.span()?;
         let kept = match form {
             RowForm::Floats => return Some(x),
             RowForm::Blocks => &self.forms.blocks,
             RowForm::Halves => &self.forms.halves,
         };
-        Some(kept.get_or_init(|| formed(gpu, form, x, self.cols)).span())
+        Some(kept.get_or_init(|| make(x)).span())
     }
 
     /// Becomes a copy of `rows`, in memory where these have theirs if its own does not suffice.

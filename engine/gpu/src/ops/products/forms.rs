@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernel::FEW_ROWS;
-use super::{BLOCK, WeightType};
+use super::BLOCK;
+use super::format::WeightType;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::ops::elementwise::count;
@@ -12,6 +12,9 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static HALF_ROWS: Shader = shader!("half_rows");
+
+/// Most rows that a kernel of few rows takes.
+pub(super) const FEW_ROWS: usize = 8;
 
 /// Bytes before the values of a row of [`RowForm::Halves`].
 const ROW_HEAD_BYTES: usize = 16;

@@ -1,8 +1,9 @@
 //! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it,
 //! but with fast math.
 
+use super::LANES;
 use super::format::{Format, WeightType};
-use super::{LANES, RowForm};
+use super::forms::{FEW_ROWS, RowForm};
 use crate::device::lines;
 use crate::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 use crate::shader::{Shader, shader};
@@ -13,9 +14,6 @@ static UNITS: Shader = shader!("product_units");
 static FAST: Shader = shader!("product_fast");
 static FLOATS_FEW: Shader = shader!("product_floats_few");
 static FLOATS_MANY: Shader = shader!("product_floats_many");
-
-/// Most rows that a kernel of few rows takes.
-pub(super) const FEW_ROWS: usize = 8;
 
 /// Which constant says what a workgroup multiplies.
 const KIND: usize = 12;
