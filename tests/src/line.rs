@@ -33,6 +33,10 @@ static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
 static APART: LazyLock<Devices> =
     LazyLock::new(|| Devices::new(GpuOptions { apart: true, ..GpuOptions::default() }));
 
+/// GPUs compute products of many rows in f16.
+static FAST: LazyLock<Devices> =
+    LazyLock::new(|| Devices::new(GpuOptions { fast_math: true, ..GpuOptions::default() }));
+
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
 
@@ -54,6 +58,8 @@ pub struct LineConfig {
     pub mixed: Vec<&'static str>,
     /// Whether GPUs are used as cards with a memory of their own; `BRIGADE_TEST_APART` makes that the default.
     pub apart: bool,
+    /// Whether GPUs have fast math; they are then not used apart.
+    pub fast_math: bool,
     /// Compute threads of each stage.
     pub threads: usize,
     /// Type of the KV cache.
@@ -77,6 +83,7 @@ impl Default for LineConfig {
             kernels: None,
             mixed: Vec::new(),
             apart: std::env::var_os(FORCE_APART).is_some(),
+            fast_math: false,
             threads: 1,
             kv_type: KvType::F32,
             windows: false,
@@ -308,7 +315,11 @@ fn load(
     config: &LineConfig,
 ) -> Stage {
     let name = table.map_or_else(device_name, |name| name.parse().unwrap());
-    let devices = if config.apart { &APART } else { &DEVICES };
+    let devices = match (config.fast_math, config.apart) {
+        (true, _) => &FAST,
+        (false, true) => &APART,
+        (false, false) => &DEVICES,
+    };
     let device = devices.open(&name, config.threads, None).unwrap();
     let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
     let stage = StageConfig {

@@ -1,16 +1,17 @@
 //! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
-//! Machines without a Vulkan driver skip.
+//! Machines without a Vulkan driver skip. With fast math the bits are others: that is measured.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use brigade_engine::arch;
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
-use brigade_engine::device::gpus;
+use brigade_engine::device::{DeviceName, Devices, GpuOptions, gpus};
 use brigade_engine::gguf::Gguf;
+use brigade_engine::kernels::NUMERICS_UNFUSED;
 use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_tests::each::each;
-use brigade_tests::golden::Golden;
+use brigade_tests::golden::{Golden, argmax, relative_error, same_bits};
 use brigade_tests::line::{self, Line, LineConfig};
 
 /// What computes the bits that a GPU has to compute.
@@ -162,4 +163,74 @@ fn greedy_tokens_are_those_of_unfused() {
         };
         assert_eq!(tokens("vulkan:0"), tokens(UNFUSED), "{name}");
     }
+}
+
+/// How far logits may be from llama.cpp's, which itself reads rows in 8 bits; as in `golden.rs`.
+const QUANT_LIMIT: f64 = 3e-2;
+
+/// A device without matrix units for f16 has no fast math, and a line says so.
+fn no_fast_math() -> bool {
+    let found = gpus().unwrap_or_default();
+    let has = found.first().is_some_and(|facts| facts.has_f16_units());
+    if !has {
+        println!("skipped: the first GPU has no f16 matrix units");
+    }
+    !has
+}
+
+/// Errors of default and of fast math beside each other: ||ours - theirs||² / ||theirs||² against llama.cpp's logits.
+#[test]
+fn golden_models_with_fast_math_are_as_near_as_without() {
+    if no_fast_math() {
+        return;
+    }
+    let golden = Golden::repository();
+    for name in ["llama-q4_k", "llama-q6_k", "gpt-oss-mxfp4"] {
+        let entry = &golden.manifest.models[name];
+        let (path, tokens) = (golden.model(entry), &golden.manifest.tokens);
+        let logits = |fast_math| {
+            let config =
+                LineConfig { kernels: Some("vulkan:0"), fast_math, ..LineConfig::default() };
+            Line::open(&path, &config).logits(tokens, tokens.len())
+        };
+        let (exact, fast) = (logits(false), logits(true));
+        assert!(!same_bits(&exact, &fast), "{name}: the f16 units compute nothing");
+        let errors = [&exact, &fast].map(|logits| relative_error(&golden, entry, logits));
+        let n = entry.argmax.len();
+        let equal = (0..n).filter(|&i| argmax(&fast[i]) == entry.argmax[i]).count();
+        println!(
+            "{name:14} default {:.1e}, fast math {:.1e}, argmax {equal}/{n}",
+            errors[0].powi(2),
+            errors[1].powi(2)
+        );
+        assert!(errors.iter().all(|error| *error <= QUANT_LIMIT), "{name}: {errors:?}");
+        assert!(equal * 10 >= n * 9, "{name}: argmax {equal}/{n}");
+    }
+}
+
+/// Fast math is a class of its own, to the planner and for states.
+#[test]
+fn fast_math_has_numerics_of_its_own() {
+    if no_fast_math() {
+        return;
+    }
+    let gpu = DeviceName::Vulkan(0);
+    let devices = |fast_math| Devices::new(GpuOptions { fast_math, ..GpuOptions::default() });
+    let number = |fast_math| devices(fast_math).numerics(&gpu).unwrap();
+    assert_eq!(number(false), NUMERICS_UNFUSED);
+    let fast = number(true);
+    assert!(fast != NUMERICS_UNFUSED && fast == number(true), "{fast}");
+    let path = Golden::repository().named("llama");
+    let kind = |fast_math| {
+        let config = LineConfig { kernels: Some("vulkan:0"), fast_math, ..LineConfig::default() };
+        Line::open(&path, &config).stages()[0].copy_kind()
+    };
+    assert_ne!(kind(false), kind(true), "copies of states");
+}
+
+#[test]
+fn a_cpu_has_no_fast_math() {
+    let devices = Devices::new(GpuOptions { fast_math: true, ..GpuOptions::default() });
+    let refusal = devices.check(&DeviceName::Cpu(None)).unwrap_err().to_string();
+    assert!(refusal.contains("start without --fast-math"), "{refusal}");
 }

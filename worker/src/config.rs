@@ -40,6 +40,8 @@ pub struct RawConfig {
     pub device: Option<String>,
     /// `--no-coopmat`.
     pub no_coopmat: bool,
+    /// `--fast-math`.
+    pub fast_math: bool,
     /// `--gpu-lost-after`.
     pub gpu_lost_after: Option<u64>,
     /// `--kernels`.
@@ -111,6 +113,8 @@ pub struct Config {
     pub device: DeviceWish,
     /// Whether a GPU's matrix units are used.
     pub matrix_units: bool,
+    /// Whether its products of many rows are computed in f16, with bits of its own.
+    pub fast_math: bool,
     /// After so many batches of commands the GPU counts as lost, once: for tests.
     pub gpu_lost_after: Option<u64>,
     /// CPUs that threads are pinned to; empty: not pinned.
@@ -197,6 +201,10 @@ impl Config {
             let problem = format!("must be 1 to {MAX_THREADS}");
             return Err(bad("--threads", threads.to_string(), problem));
         }
+        if raw.fast_math && raw.no_coopmat {
+            let problem = "needs the matrix units that --no-coopmat leaves alone: give one of them";
+            return Err(bad("--fast-math", "", problem));
+        }
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
@@ -211,6 +219,7 @@ impl Config {
             threads: raw.threads,
             device: device(raw.device, raw.kernels)?,
             matrix_units: !raw.no_coopmat,
+            fast_math: raw.fast_math,
             gpu_lost_after: raw.gpu_lost_after,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
@@ -486,6 +495,7 @@ mod tests {
             (RawConfig { threads: Some(0), ..raw() }, "--threads"),
             (RawConfig { cpus: Some("x".into()), ..raw() }, "--cpus"),
             (RawConfig { cache_limit: Some("0".into()), ..raw() }, "--cache-limit"),
+            (RawConfig { fast_math: true, no_coopmat: true, ..raw() }, "--no-coopmat"),
             (RawConfig { speed: Some("40".into()), ..raw() }, "--speed"),
             (RawConfig { speed: Some("40,0".into()), ..raw() }, "--speed"),
             (RawConfig { speed: Some("inf,900".into()), ..raw() }, "--speed"),

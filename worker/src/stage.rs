@@ -56,6 +56,7 @@ impl EngineBackend {
         let devices = Devices::new(GpuOptions {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,
+            fast_math: config.fast_math,
             // The plan has what is needed; a little more is for kernels and for the slack of slabs.
             memory_limit: config.memory_bytes.map(|bytes| bytes + memory::RESERVE_BYTES),
             lose_after: config.gpu_lost_after,
@@ -72,7 +73,7 @@ impl EngineBackend {
             Some(told) => told,
             None => measure_apart(&devices, &device, threads, &config.cpus)?,
         };
-        let tables = tables(&device);
+        let tables = tables(&devices, &device)?;
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
             DeviceName::Vulkan(_) => device.to_string(),
@@ -119,13 +120,13 @@ impl EngineBackend {
 }
 
 /// What can be asked for here, best first, each with the number of what it computes.
-fn tables(device: &DeviceName) -> Vec<(String, u32)> {
+fn tables(devices: &Devices, device: &DeviceName) -> Result<Vec<(String, u32)>, KernelError> {
     let gpu = match device {
         DeviceName::Cpu(_) => None,
-        DeviceName::Vulkan(_) => Some((device.to_string(), kernels::NUMERICS_UNFUSED)),
+        DeviceName::Vulkan(_) => Some((device.to_string(), devices.numerics(device)?)),
     };
     let of_cpu = kernels::available().into_iter().chain([kernels::unfused()]);
-    gpu.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect()
+    Ok(gpu.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect())
 }
 
 /// For people: tenths say enough of a speed.

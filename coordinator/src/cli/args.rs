@@ -180,6 +180,10 @@ pub struct LineArgs {
     /// Leave GPUs' matrix units alone, where a driver fails with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,
+    /// Compute prompts on GPUs' f16 matrix units, which is faster there: answers then have other bits than without, and may change
+    /// with the GPU, its driver, and the requests beside them; the promise of the same bytes does not hold
+    #[arg(long, conflicts_with_all = ["worker", "no_coopmat"])]
+    pub fast_math: bool,
     /// Kernel table all stages must use, e.g. reference, avx2, avx512 [default: each its best]
     #[arg(long, value_name = "NAME")]
     pub kernels: Option<String>,

@@ -84,12 +84,14 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     output::line(format_args!("--device auto takes {auto}"))
 }
 
-/// Whether it has matrix units for products.
+/// Which matrix units it has for products: those for int8 are used by themselves, those for f16 with `--fast-math`.
 fn units(facts: &GpuFacts) -> String {
-    match (facts.has_int8_units(), facts.no_units) {
-        (true, _) => "int8 matrix units".to_owned(),
-        (false, None) => "no int8 matrix units".to_owned(),
-        (false, Some(why)) => format!("matrix units left alone: {why}"),
+    match (facts.no_units, facts.has_int8_units(), facts.has_f16_units()) {
+        (Some(why), ..) => format!("matrix units left alone: {why}"),
+        (None, true, true) => "int8 and f16 matrix units".to_owned(),
+        (None, true, false) => "int8 matrix units, none for f16".to_owned(),
+        (None, false, true) => "f16 matrix units, none for int8".to_owned(),
+        (None, false, false) => "no matrix units for int8 or f16".to_owned(),
     }
 }
 
@@ -101,6 +103,7 @@ fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
         "memory_bytes": facts.device_bytes,
         "free_bytes": facts.free_bytes,
         "int8_matrix_units": facts.has_int8_units(),
+        "f16_matrix_units": facts.has_f16_units(),
         "no_units": facts.no_units,
         "refused": facts.refused,
         "driver": facts.driver,

@@ -455,6 +455,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         gpu_memory,
         devices,
         no_coopmat: line.no_coopmat,
+        fast_math: line.fast_math,
         kernels: line.kernels.clone(),
         log_format: LogFormat::of_this_process().name(),
         log_level,

@@ -76,6 +76,10 @@ pub struct WorkerArgs {
     /// Leave a GPU's matrix units alone, where its driver fails with them: prompts then take longer, results are the same
     #[arg(long)]
     no_coopmat: bool,
+    /// Compute prompts on a GPU's f16 matrix units, which is faster there: answers then have other bits than without, and may change
+    /// with the GPU, its driver, and the requests beside them; the promise of the same bytes does not hold
+    #[arg(long, conflicts_with = "no_coopmat")]
+    fast_math: bool,
     /// After so many batches of commands the GPU counts as lost, once
     #[arg(long, value_name = "N", hide = true)]
     gpu_lost_after: Option<u64>,
@@ -159,6 +163,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         threads: args.threads,
         device: args.device,
         no_coopmat: args.no_coopmat,
+        fast_math: args.fast_math,
         gpu_lost_after: args.gpu_lost_after,
         kernels: args.kernels,
         cpus: args.cpus,

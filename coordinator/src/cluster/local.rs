@@ -51,6 +51,8 @@ pub struct LocalOptions {
     pub devices: Vec<String>,
     /// Whether GPUs' matrix units are left alone.
     pub no_coopmat: bool,
+    /// Whether GPUs compute products of many rows in f16.
+    pub fast_math: bool,
     /// Kernel table.
     pub kernels: Option<String>,
     /// `--log-format` of this process, passed on.
@@ -190,6 +192,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if options.no_coopmat {
         command.arg("--no-coopmat");
     }
+    if options.fast_math {
+        command.arg("--fast-math");
+    }
     if let Some(device) = options.devices.iter().cycle().nth(index) {
         command.arg("--device").arg(device);
     }
@@ -227,6 +232,7 @@ mod tests {
             gpu_memory: Vec::new(),
             devices: Vec::new(),
             no_coopmat: false,
+            fast_math: false,
             kernels: None,
             log_format: "text",
             log_level: "error",

@@ -311,7 +311,7 @@ fn tell_kernels(line: &LineInfo) {
         tracing::warn!(
             numerics = numerics.join(", "),
             devices = tables.join(", "),
-            "workers compute other bits: CPUs beside GPUs do, and other releases; answers depend on which of them has which layers"
+            "workers compute other bits: CPUs beside GPUs do, GPUs with --fast-math beside others, and other releases; answers depend on which of them has which layers"
         );
     } else if tables.len() > 1 {
         tracing::info!(

@@ -29,6 +29,8 @@ pub struct Gpu(Arc<Open>);
 
 struct Open {
     facts: GpuFacts,
+    /// [`GpuOptions::fast_math`].
+    fast_math: bool,
     recorder: Mutex<Recorder>,
     pipelines: Mutex<Pipelines>,
     rehearsal: Rehearsal,
@@ -55,7 +57,7 @@ impl Gpu {
     /// Opens a device.
     ///
     /// # Errors
-    /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature.
+    /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature, or what options ask for.
     pub fn open(index: usize, options: &GpuOptions) -> Result<Self, GpuError> {
         let instance = Instance::new()?;
         let devices = instance.devices()?;
@@ -69,7 +71,11 @@ impl Gpu {
         if !options.matrix_units {
             facts.matrices.clear();
         }
-        let device = Device::open(instance, physical, &facts)?;
+        if options.fast_math && !facts.has_f16_units() {
+            let (device, driver) = (facts.name.clone(), facts.driver_text());
+            return Err(GpuError::NoHalfUnits { device, driver });
+        }
+        let device = Device::open(instance, physical, &facts, options.fast_math)?;
         let recorder = Recorder::new(&device, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, recorder.layout(), facts.limits, folder)?;
@@ -78,6 +84,7 @@ impl Gpu {
         report(&facts);
         Ok(Self(Arc::new(Open {
             facts,
+            fast_math: options.fast_math,
             recorder: Mutex::new(recorder),
             pipelines: Mutex::new(pipelines),
             rehearsal: Rehearsal::default(),
@@ -92,6 +99,11 @@ impl Gpu {
     /// What the device says of itself.
     pub fn facts(&self) -> &GpuFacts {
         &self.0.facts
+    }
+
+    /// Whether products of many rows are computed in f16: [`GpuOptions::fast_math`].
+    pub fn has_fast_math(&self) -> bool {
+        self.0.fast_math
     }
 
     /// Bytes that buffers take, with what is kept for further ones.

@@ -108,6 +108,8 @@ pub enum MatrixType {
 pub(crate) struct Limits {
     /// Most bytes of one allocation.
     pub(crate) allocation: u64,
+    /// Most invocations that run together.
+    pub(crate) subgroup: u32,
     /// Ways of rounding and of subnormals that kernels can be told to keep.
     pub(crate) controls: FloatControls,
     /// Who made the device, which it is, and its driver: what compiled kernels depend on.
@@ -141,6 +143,30 @@ impl GpuFacts {
     /// Whether matrix units multiply signed bytes.
     pub fn has_int8_units(&self) -> bool {
         self.matrices.iter().any(|shape| shape.factors == MatrixType::I8)
+    }
+
+    /// Whether matrix units multiply f16 with sums in f32, in a shape that `--fast-math` has a kernel for.
+    pub fn has_f16_units(&self) -> bool {
+        self.f16_units().is_some()
+    }
+
+    /// The largest shape in which matrix units multiply f16 with sums in f32 and that tiles of sixteen rows have whole.
+    pub(crate) fn f16_units(&self) -> Option<MatrixShape> {
+        let fits = |shape: &&MatrixShape| {
+            let MatrixShape { m, n, k, factors, sums } = **shape;
+            let types = factors == MatrixType::F16 && sums == MatrixType::F32;
+            types && [8, 16].contains(&m) && [8, 16].contains(&n) && [8, 16, 32].contains(&k)
+        };
+        let shapes = self.matrices.iter().filter(fits);
+        shapes.max_by_key(|shape| shape.m * shape.n * shape.k).copied()
+    }
+
+    /// What the bits of its f16 matrix units depend on, in words: maker, device, driver, shape. Two devices of the same words
+    /// compute the same bits with `--fast-math`.
+    pub fn f16_identity(&self) -> String {
+        let Identity { vendor, device, driver_uuid, .. } = self.limits.identity;
+        let (driver, shape) = (self.driver_text(), self.f16_units());
+        format!("{vendor:x}:{device:x} {driver} {driver_uuid:x?} {shape:?}")
     }
 
     /// Name and version of its driver.
@@ -199,6 +225,7 @@ impl GpuFacts {
             float64: features.shader_float64 == vk::TRUE,
             limits: Limits {
                 allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),
+                subgroup: sizes.max_subgroup_size,
                 controls: FloatControls {
                     keep_subnormals: keeps,
                     keep_signs_and_infinities: driver.shader_signed_zero_inf_nan_preserve_float32
@@ -258,9 +285,8 @@ impl Heaps {
 
 /// The shapes of matrix units over subgroups.
 fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
-    if !instance.device_has(device, khr::cooperative_matrix::NAME)
-        || !orders_memory(instance, device)
-    {
+    let UnitFeatures { orders_memory, halves } = unit_features(instance, device);
+    if !instance.device_has(device, khr::cooperative_matrix::NAME) || !orders_memory {
         return Vec::new();
     }
     let units = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
@@ -272,6 +298,7 @@ fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape>
             && shape.a_type == shape.b_type
             && shape.c_type == shape.result_type
             && shape.saturating_accumulation == vk::FALSE
+            && (halves || shape.a_type != vk::ComponentTypeKHR::FLOAT16)
     });
     let shapes = shapes.map(|shape| MatrixShape {
         m: shape.m_size,
@@ -283,13 +310,25 @@ fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape>
     shapes.collect()
 }
 
-/// Whether kernels can be held to Vulkan's memory model, as matrix units ask, with atomics that the whole device sees.
-fn orders_memory(instance: &Instance, device: vk::PhysicalDevice) -> bool {
+/// Features that matrix units ask for.
+struct UnitFeatures {
+    /// Kernels can be held to Vulkan's memory model, with atomics that the whole device sees.
+    orders_memory: bool,
+    /// Kernels have f16.
+    halves: bool,
+}
+
+/// Asks for features; a device of an older version than they are has none.
+fn unit_features(instance: &Instance, device: vk::PhysicalDevice) -> UnitFeatures {
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
     let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12);
     // SAFETY: the device is one of this instance; a device of an older version leaves the structure as it is.
     unsafe { instance.raw.get_physical_device_features2(device, &mut all) };
-    v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE
+    let of_model = [v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
+    UnitFeatures {
+        orders_memory: of_model == [vk::TRUE; 2],
+        halves: v12.shader_float16 == vk::TRUE,
+    }
 }
 
 fn matrix_type(of: vk::ComponentTypeKHR) -> MatrixType {

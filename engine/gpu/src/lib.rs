@@ -2,7 +2,7 @@
 //!
 //! A [`Gpu`] hands out memory ([`GpuBuffer`]) and records ops, which are its methods. They run in the order in which they were
 //! recorded. Whoever reads memory on the host waits for them first, without having to ask for it. The bits of every op are those of
-//! the engine's kernel table `unfused`.
+//! the engine's kernel table `unfused`; but for products of many rows with [fast math](GpuOptions::fast_math).
 //!
 //! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
 
@@ -50,7 +50,7 @@ pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
 pub use ops::{FewValues, GatedSpans, IndexSpans, MAX_INDEX_HEADS, PoolSizes, PoolingSpans};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
-pub use ops::{Product, WeightType, Weights};
+pub use ops::{Product, RowForm, WeightType, Weights};
 pub use ops::{Wkv6Rows, Wkv7Rows, Wkv7Spans};
 pub use options::GpuOptions;
 pub use span::{Span, SpanMut};

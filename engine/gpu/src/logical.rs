@@ -16,11 +16,12 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Opens a device of `instance`.
+    /// Opens a device of `instance`, with f16 in kernels for `fast_math`.
     pub(crate) fn open(
         instance: Instance,
         physical: vk::PhysicalDevice,
         facts: &GpuFacts,
+        fast_math: bool,
     ) -> Result<Self, GpuError> {
         let mut missing = missing(&instance, physical);
         let family = compute_family(&instance, physical);
@@ -31,7 +32,7 @@ impl Device {
             return Err(GpuError::Missing { device: facts.name.clone(), missing });
         };
         let units = !facts.matrices.is_empty();
-        let mut wanted = Wanted::new(units, facts.float64);
+        let mut wanted = Wanted::new(units, facts.float64, fast_math);
         let queues = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(family)
             .queue_priorities(&[1.0])];
@@ -80,7 +81,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(units: bool, float64: bool) -> Self {
+    fn new(units: bool, float64: bool, float16: bool) -> Self {
         let base = vk::PhysicalDeviceFeatures::default()
             .shader_int16(true)
             .shader_int64(true)
@@ -92,6 +93,7 @@ impl Wanted {
                 .buffer_device_address(true)
                 .storage_buffer8_bit_access(true)
                 .shader_int8(true)
+                .shader_float16(float16)
                 .scalar_block_layout(true)
                 .timeline_semaphore(true)
                 .vulkan_memory_model(units)

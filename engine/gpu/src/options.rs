@@ -14,6 +14,9 @@ pub struct GpuOptions {
     pub lose_after: Option<u64>,
     /// Whether matrix units are used where there are some. The bits are the same without them.
     pub matrix_units: bool,
+    /// Whether products of many rows are computed in f16 by matrix units: bits of the device's own, which depend on how many
+    /// rows are together. A device without such units is not opened then.
+    pub fast_math: bool,
     /// Whether weights and states lie where the host does not see them even if it could: as with a card of its own, for tests.
     pub apart: bool,
     /// How long the device may make no progress before it counts as hanging.
@@ -27,6 +30,7 @@ impl Default for GpuOptions {
             memory_limit: None,
             lose_after: None,
             matrix_units: true,
+            fast_math: false,
             apart: false,
             patience: Duration::from_secs(300),
         }

@@ -15,7 +15,7 @@ use crate::pipeline_cache::CacheFile;
 use crate::shader::Shader;
 
 /// Most specialization constants of a kernel.
-const MAX_CONSTANTS: usize = 13;
+const MAX_CONSTANTS: usize = 16;
 
 /// How soon after the file was written it may be written again, while kernels are used for the first time.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ impl Wanted {
     /// A kernel with these constants, from `constant_id` 0 on.
     ///
     /// # Panics
-    /// If there are more than any kernel has.
+    /// If there are more than [`MAX_CONSTANTS`].
     pub(crate) fn new(shader: &'static Shader, constants: &[u32]) -> Self {
         let mut values = [0; MAX_CONSTANTS];
         values[..constants.len()].copy_from_slice(constants);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use brigade_gpu::{Gpu, GpuError, GpuFacts, GpuKind, GpuOptions};
 
-use super::{Device, DeviceName, DeviceWish, self_test};
+use super::{Device, DeviceName, DeviceWish, numerics_of, self_test};
 use crate::kernels::{KernelError, select};
 
 /// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each GPU.
@@ -52,14 +52,26 @@ impl Devices {
         }
     }
 
-    /// Opens the GPU of that name and tests it; for the CPU there is nothing to do.
+    /// Opens the GPU of that name and tests it; for the CPU there is nothing to do, unless fast math was asked for.
+    ///
+    /// # Errors
+    /// As [`Devices::open`]; and the CPU has no fast math.
+    pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
+        match name {
+            DeviceName::Cpu(_) if self.options.fast_math => Err(GpuError::FastMathOnCpu.into()),
+            DeviceName::Cpu(_) => Ok(()),
+            DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
+        }
+    }
+
+    /// The number of what a device computes: [`Device::numerics`].
     ///
     /// # Errors
     /// As [`Devices::open`].
-    pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
+    pub fn numerics(&self, name: &DeviceName) -> Result<u32, KernelError> {
         match name {
-            DeviceName::Cpu(_) => Ok(()),
-            DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
+            DeviceName::Cpu(table) => Ok(select(table.as_deref())?.numerics),
+            DeviceName::Vulkan(index) => self.gpu(*index).map(|gpu| numerics_of(&gpu)),
         }
     }
 

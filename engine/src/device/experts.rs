@@ -1,8 +1,8 @@
 //! What experts do with the rows that a router sent them.
 
-use brigade_gpu::{self as there, ExpertTable, Gpu};
+use brigade_gpu::{self as there, ExpertRoutes, ExpertTable, Gpu};
 
-use super::products::{blocks, weight_type};
+use super::products::{in_form, weight_type};
 use super::routing::Routing;
 use super::{Device, Product, Rows, Scratch, Values};
 use crate::kernels::{KernelError, PackedMatrix, Vector};
@@ -93,8 +93,9 @@ impl Device {
         if let (Some(gpu), Some(routes)) = (&self.gpu, routing.on_gpu())
             && products.iter().all(is_there)
         {
-            // Collected first: what makes the 8-bit form of rows may not stand between products that run beside each other.
-            let jobs: Vec<_> = products.iter_mut().map(|product| product.on_gpu(gpu, x)).collect();
+            // Collected first: what makes another form of rows may not stand between products that run beside each other.
+            let jobs = products.iter_mut().map(|product| product.on_gpu(gpu, routes, x));
+            let jobs: Vec<_> = jobs.collect();
             return gpu.expert_products(routes, jobs);
         }
         let mut own = None;
@@ -162,17 +163,17 @@ impl Device {
 impl ExpertProduct<'_> {
     /// # Panics
     /// If something of it does not lie with a GPU.
-    fn on_gpu<'a>(&'a mut self, gpu: &Gpu, x: ExpertRows<'a>) -> there::ExpertProduct<'a> {
+    fn on_gpu<'a>(
+        &'a mut self,
+        gpu: &Gpu,
+        routes: &ExpertRoutes,
+        x: ExpertRows<'a>,
+    ) -> there::ExpertProduct<'a> {
         const THERE: &str = "asked before";
         let Self { w, out } = self;
         let table = w.table.as_ref().expect(THERE);
-        let span = |x: &'a Rows| {
-            let span = x.span().expect(THERE);
-            match table.ty().wants_blocks() {
-                true => x.gpu_blocks(|| blocks(gpu, span)).span(),
-                false => span,
-            }
-        };
+        let form = gpu.expert_row_form(table.ty(), routes);
+        let span = |x: &'a Rows| in_form(gpu, form, x).expect(THERE);
         let x = match x {
             ExpertRows::Routed(x) => there::ExpertRows::Routed(span(x)),
             ExpertRows::OfPairs(x) => there::ExpertRows::OfPairs(span(x)),

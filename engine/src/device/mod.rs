@@ -1,7 +1,8 @@
 //! What a stage computes on: the one place that knows which memory rows lie in, and where an op runs.
 //!
 //! Blocks, stage and head call a [`Device`] and hold [`Rows`]. They know neither threads nor instruction sets. An op gives the
-//! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]. Here no model, file or layer is
+//! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; products of many rows are others with
+//! fast math. Here no model, file or layer is
 //! known.
 
 mod attention;
@@ -51,7 +52,9 @@ pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows}
 pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
 
-use crate::kernels::{Compute, KernelError, Kernels, PackedMatrix, unfused};
+use crate::kernels::{
+    Compute, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix, fast_numerics, unfused,
+};
 
 /// The kernels and threads of a stage.
 pub struct Device {
@@ -136,6 +139,11 @@ impl Device {
         &self.compute
     }
 
+    /// The number of what it computes: [`NUMERICS`](crate::kernels::NUMERICS) and those beside it.
+    pub fn numerics(&self) -> u32 {
+        self.gpu.as_ref().map_or(self.compute.kernels().numerics, numerics_of)
+    }
+
     /// Whether a GPU computes.
     pub fn has_gpu(&self) -> bool {
         self.gpu.is_some()
@@ -172,6 +180,14 @@ impl Device {
     /// The GPU failed, now or before: what it computed is lost.
     pub fn finish(&self) -> Result<(), GpuError> {
         self.gpu.as_ref().map_or(Ok(()), Gpu::finish)
+    }
+}
+
+/// The number of what a GPU computes.
+fn numerics_of(gpu: &Gpu) -> u32 {
+    match gpu.has_fast_math() {
+        true => fast_numerics(&gpu.facts().f16_identity()),
+        false => NUMERICS_UNFUSED,
     }
 }
 

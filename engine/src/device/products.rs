@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, WeightType, Weights};
+use brigade_gpu::{Gpu, GpuBuffer, Purpose, RowForm, Span, WeightType, Weights};
 
 use super::{Device, Rows, RowsMut, Values, ValuesMut, give_up};
 use crate::kernels::{MatmulJob, PackedMatrix};
@@ -38,28 +38,35 @@ impl Product<'_> {
         const THERE: &str = "asked before";
         let Product { w, x, rows, out } = self;
         let w = weights(w, w.span().expect(THERE));
-        let span = x.span().expect(THERE);
-        let (span, row_bytes) = match w.ty.wants_blocks() {
-            true => (x.gpu_blocks(|| blocks(gpu, span)).span(), Gpu::quantized_bytes(w.cols)),
-            false => (span, w.cols * size_of::<f32>()),
-        };
-        let x = span.part(rows.start * row_bytes..rows.end * row_bytes);
+        let form = gpu.row_form(w.ty, rows.len());
+        let row_bytes = form.row_bytes(w.cols);
+        let x = in_form(gpu, form, x).expect(THERE);
+        let x = x.part(rows.start * row_bytes..rows.end * row_bytes);
         brigade_gpu::Product { w, x, n_rows: rows.len(), out: out.span_mut().expect(THERE) }
     }
 }
 
-/// The 8-bit form of rows.
+/// Rows in a form that products read, if they lie with the GPU. Another than f32 is made once, until a value changes.
+pub(super) fn in_form<'a>(gpu: &Gpu, form: RowForm, x: &'a Rows) -> Option<Span<'a>> {
+    x.in_form(form, |values| formed(gpu, form, values, x.cols()))
+}
+
+/// Rows `[_, cols]` in another form than f32.
 ///
 /// # Panics
 /// If the GPU has no memory for it. The stage ends with this as its reason.
-pub(super) fn blocks(gpu: &Gpu, x: Span<'_>) -> GpuBuffer {
-    let bytes = Gpu::quantized_bytes(x.values());
-    match gpu.buffer(bytes, Purpose::Activations) {
+fn formed(gpu: &Gpu, form: RowForm, x: Span<'_>, cols: usize) -> GpuBuffer {
+    let n_rows = x.values().checked_div(cols).unwrap_or(0);
+    match gpu.buffer(n_rows * form.row_bytes(cols), Purpose::Activations) {
         Ok(mut buffer) => {
-            gpu.quantize(x, buffer.span_mut());
+            match form {
+                RowForm::Floats => gpu.copy(x, buffer.span_mut()),
+                RowForm::Blocks => gpu.quantize(x, buffer.span_mut()),
+                RowForm::Halves => gpu.halve(x, cols, buffer.span_mut()),
+            }
             buffer
         }
-        Err(error) => give_up("the 8-bit form of rows", &error),
+        Err(error) => give_up("rows as products read them", &error),
     }
 }
 
@@ -74,7 +81,7 @@ impl Device {
     /// If a product's shapes disagree.
     pub fn products(&self, products: &mut [Product<'_>]) {
         if let Some(gpu) = self.gpu.as_ref().filter(|_| products.iter().all(Product::is_with_gpu)) {
-            // Collected first: what makes the 8-bit form of rows may not stand between products that run beside each other.
+            // Collected first: what makes another form of rows may not stand between products that run beside each other.
             let jobs: Vec<_> = products.iter_mut().map(|product| product.on_gpu(gpu)).collect();
             gpu.products(jobs);
             return;
@@ -98,9 +105,9 @@ impl Device {
         };
         let (w, x) = (weights(w, panels), x.on_gpu(gpu));
         let n_rows = x.values() / w.cols;
-        match w.ty.wants_blocks() {
-            true => gpu.product(&w, blocks(gpu, x).span(), n_rows, out),
-            false => gpu.product(&w, x, n_rows, out),
+        match gpu.row_form(w.ty, n_rows) {
+            RowForm::Floats => gpu.product(&w, x, n_rows, out),
+            form => gpu.product(&w, formed(gpu, form, x, w.cols).span(), n_rows, out),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use brigade_gpu::{Columns, Gpu, GpuBuffer, Span, SpanMut};
+use brigade_gpu::{Columns, Gpu, GpuBuffer, RowForm, Span, SpanMut};
 
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
@@ -39,8 +39,9 @@ pub struct Rows {
 #[derive(Default)]
 struct Forms {
     cpu: ActForms,
-    /// The 8-bit form, with a GPU.
-    gpu: OnceLock<GpuBuffer>,
+    /// With a GPU: the 8-bit form, and that in f16.
+    blocks: OnceLock<GpuBuffer>,
+    halves: OnceLock<GpuBuffer>,
 }
 
 /// Whole rows of others, to be written.
@@ -224,7 +225,8 @@ impl Rows {
 
     /// All values to be written, if they lie with a GPU.
     pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        self.forms.gpu.take();
+        self.forms.blocks.take();
+        self.forms.halves.take();
         Some(self.values.span_mut()?.split_at(self.len * size_of::<f32>()).0)
     }
 
@@ -233,9 +235,19 @@ impl Rows {
         self.values.gpu()
     }
 
-    /// The 8-bit form with a GPU; the first caller makes it.
-    pub(super) fn gpu_blocks(&self, make: impl FnOnce() -> GpuBuffer) -> &GpuBuffer {
-        self.forms.gpu.get_or_init(make)
+    /// All rows in a form that products read, if they lie with a GPU. The first caller makes it.
+    pub(super) fn in_form(
+        &self,
+        form: RowForm,
+        make: impl FnOnce(Span<'_>) -> GpuBuffer,
+    ) -> Option<Span<'_>> {
+        let x = self.span()?;
+        let kept = match form {
+            RowForm::Floats => return Some(x),
+            RowForm::Blocks => &self.forms.blocks,
+            RowForm::Halves => &self.forms.halves,
+        };
+        Some(kept.get_or_init(|| make(x)).span())
     }
 
     /// Becomes a copy of `rows`, in memory where these have theirs if its own does not suffice.

@@ -46,7 +46,7 @@ pub use ops::matmul::MatmulJob;
 pub use ops::mean_index::MeanIndex;
 pub use ops::pooling::Pooling;
 pub use pool::{MAX_THREADS, Pool};
-pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, available, select, unfused};
+pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, available, fast_numerics, select, unfused};
 pub use tiles::act::{ActForms, ActRows};
 pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
 pub use tiles::block_index::BlockSizes;

@@ -30,6 +30,14 @@ pub const NUMERICS: u32 = 1;
 /// As [`NUMERICS`], of kernels without fused steps: the numerics of GPUs.
 pub const NUMERICS_UNFUSED: u32 = 1 << 16 | NUMERICS;
 
+/// As [`NUMERICS`], of a GPU with fast math: a number for each maker, device and driver, which `identity` names, since their
+/// matrix units add in orders of their own. It is none of the others.
+pub fn fast_numerics(identity: &str) -> u32 {
+    let hash = blake3::hash(format!("{NUMERICS_UNFUSED} {identity}").as_bytes());
+    let [a, b, c, d, ..] = *hash.as_bytes();
+    1 << 31 | u32::from_le_bytes([a, b, c, d])
+}
+
 /// The kernels of one instruction set. Only had from [`available`] and [`select`], so only for
 /// instructions that this machine has.
 pub struct Kernels {
@@ -215,6 +223,14 @@ mod tests {
             assert_eq!(select(Some(table.name)).expect("listed").name, table.name);
         }
         assert_eq!(select(None).expect("one is there").name, tables[0].name);
+    }
+
+    #[test]
+    fn fast_math_is_a_class_of_each_device() {
+        let [one, other] = ["10de:2684 A 1", "10de:2684 A 2"].map(fast_numerics);
+        assert_eq!(one, fast_numerics("10de:2684 A 1"));
+        assert_ne!(one, other, "another driver");
+        assert!(![NUMERICS, NUMERICS_UNFUSED].contains(&one) && one >> 31 == 1);
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl Stage {
     /// layer, by their fingerprints.
     pub fn copy_kind(&self) -> String {
         // States of other numerics would go on with other bits.
-        format!("{}, numerics {}", self.identity(), self.device.host().kernels().numerics)
+        format!("{}, numerics {}", self.identity(), self.device.numerics())
     }
 
     /// Fingerprints of its layers' weights.

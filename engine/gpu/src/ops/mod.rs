@@ -59,7 +59,7 @@ pub use mean_index::{BlockRope, MeanIndexSpans, NO_BLOCK};
 pub use moves::Columns;
 pub use pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
 pub use pooling::{GatedSpans, PoolingSpans};
-pub use products::{ExpertProduct, ExpertRows, ExpertTable, Product, WeightType, Weights};
+pub use products::{ExpertProduct, ExpertRows, ExpertTable, Product, RowForm, WeightType, Weights};
 pub use rope::RopeLayout;
 pub use route::{
     ChooseBy, ExpertChoice, ExpertGroups, ExpertRoutes, ExpertWeights, LEAST_WEIGHT_SUM,

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use brigade_engine::kernels::{Compute, select};
-use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose};
+use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose, RowForm};
 
 /// The first device, or a line that says that there is none.
 pub fn gpu() -> Option<Gpu> {
@@ -13,6 +13,38 @@ pub fn gpu() -> Option<Gpu> {
             None
         }
     }
+}
+
+/// The first device with fast math, or a line that says that it has not what it takes.
+pub fn fast_gpu() -> Option<Gpu> {
+    match Gpu::open(0, &GpuOptions { fast_math: true, ..GpuOptions::default() }) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            println!("skipped: no fast math ({error})");
+            None
+        }
+    }
+}
+
+/// Rows of `cols` values in a form that products read.
+pub fn formed(gpu: &Gpu, form: RowForm, x: &[f32], cols: usize) -> GpuBuffer {
+    let x_there = on(gpu, x);
+    let n_rows = x.len() / cols;
+    let mut out = gpu.buffer(n_rows * form.row_bytes(cols), Purpose::Activations).expect("room");
+    match form {
+        RowForm::Floats => return x_there,
+        RowForm::Blocks => gpu.quantize(x_there.span(), out.span_mut()),
+        RowForm::Halves => gpu.halve(x_there.span(), cols, out.span_mut()),
+    }
+    out
+}
+
+/// ||got - want|| / ||want||
+pub fn relative_error(got: &[f32], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+    let difference = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - w));
+    (difference / norm(&mut want.iter().copied()).max(f64::MIN_POSITIVE)).sqrt()
 }
 
 /// The CPU's kernels whose bits those of the GPU are.

@@ -22,8 +22,7 @@ pub struct ExpertTable {
     panels: Vec<Arc<GpuBuffer>>,
 }
 
-/// The rows that experts read: f32, or blocks of [`Gpu::quantize`] where the weights' type
-/// [wants them](WeightType::wants_blocks).
+/// The rows that experts read, in the form of [`Gpu::expert_row_form`].
 #[derive(Clone, Copy, Debug)]
 pub enum ExpertRows<'a> {
     /// Those that were routed, `[n_rows, cols]`.
@@ -122,7 +121,8 @@ impl Gpu {
         let Shape { ty, rows, .. } = w.shape;
         assert_eq!(routes.n_expert(), w.n_expert(), "expert_products: experts");
         assert_eq!(out.values(), routes.n_pairs() * rows, "expert_products: values of the output");
-        w.shape.check_rows(x, n_rows);
+        let form = self.expert_row_form(ty, routes);
+        w.shape.check_rows(form, x, n_rows);
         if routes.n_pairs() == 0 || rows == 0 {
             return false;
         }
@@ -133,10 +133,10 @@ impl Gpu {
             pieces: routes.pieces().address(),
             list: routes.rows().address(),
             n: count(routes.n_pieces()),
-            ..w.shape.push()
+            ..w.shape.push(form)
         };
         let (panels, pieces) = (rows.div_ceil(LANES), (routes.piece_rows(), routes.n_pieces()));
-        let kernel = Kernel::of_experts(self.facts(), ty, pieces, panels, kind as u32);
+        let kernel = Kernel::of_experts(self.facts(), (ty, form), pieces, panels, kind as u32);
         // SAFETY: the table has as many entries as there are experts (checked), and keeps their panels, which are as long as
         // type and shape say (`expert_table`). Pieces are of these experts, and have pairs below `n_pairs`, whose rows are below
         // `n_rows` (`ExpertRoutes`). So the kernel reads rows of `x`, and writes `rows` values to `out` for each pair.

@@ -1,7 +1,9 @@
-//! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it.
+//! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it,
+//! but with fast math.
 
 use super::LANES;
 use super::format::{Format, WeightType};
+use super::forms::{FEW_ROWS, RowForm};
 use crate::device::lines;
 use crate::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 use crate::shader::{Shader, shader};
@@ -9,14 +11,15 @@ use crate::shader::{Shader, shader};
 static FEW: Shader = shader!("product_few");
 static MANY: Shader = shader!("product_many");
 static UNITS: Shader = shader!("product_units");
+static FAST: Shader = shader!("product_fast");
 static FLOATS_FEW: Shader = shader!("product_floats_few");
 static FLOATS_MANY: Shader = shader!("product_floats_many");
 
-/// Most rows that a kernel of few rows takes.
-const FEW_ROWS: usize = 8;
-
 /// Which constant says what a workgroup multiplies.
 const KIND: usize = 12;
+
+/// Invocations of a workgroup.
+const INVOCATIONS: u32 = 256;
 
 /// How a product is computed.
 pub(super) struct Kernel {
@@ -27,21 +30,26 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// The kernel for `n_rows` rows and so many panels, at least one of each.
-    pub(super) fn of(facts: &GpuFacts, ty: WeightType, n_rows: usize, panels: usize) -> Self {
+    pub(super) fn of(
+        facts: &GpuFacts,
+        (ty, form): (WeightType, RowForm),
+        n_rows: usize,
+        panels: usize,
+    ) -> Self {
         if n_rows <= FEW_ROWS {
             return Self::of_few(ty, n_rows.next_power_of_two(), panels);
         }
         let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
         let tile = tile(n_rows, panels, enough);
         let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
-        Self::of_many(facts, ty, tile, groups)
+        Self::of_many(facts, (ty, form), tile, groups)
     }
 
     /// The kernel for experts: `pieces` are how many rows a piece has at most, a power of two up to 64, and how many
     /// pieces there are; `kind` is what a workgroup of it multiplies.
     pub(super) fn of_experts(
         facts: &GpuFacts,
-        ty: WeightType,
+        (ty, form): (WeightType, RowForm),
         (piece_rows, n_pieces): (usize, usize),
         panels: usize,
         kind: u32,
@@ -50,11 +58,12 @@ impl Kernel {
             Self::of_few(ty, piece_rows, panels * n_pieces)
         } else {
             let tile = piece_rows / LANES;
-            Self::of_many(facts, ty, tile, panels.div_ceil(tile) * n_pieces)
+            Self::of_many(facts, (ty, form), tile, panels.div_ceil(tile) * n_pieces)
         };
         // Numbers between that no constant of the shader has are without effect.
-        kernel.constants.resize(KIND, 0);
-        kernel.constants.push(kind);
+        let n = kernel.constants.len().max(KIND + 1);
+        kernel.constants.resize(n, 0);
+        kernel.constants[KIND] = kind;
         kernel
     }
 
@@ -68,7 +77,16 @@ impl Kernel {
     }
 
     /// A kernel whose workgroups take so many panels, and sixteens of rows.
-    fn of_many(facts: &GpuFacts, ty: WeightType, tile: usize, groups: usize) -> Self {
+    fn of_many(
+        facts: &GpuFacts,
+        (ty, form): (WeightType, RowForm),
+        tile: usize,
+        groups: usize,
+    ) -> Self {
+        if let (RowForm::Halves, Some(units)) = (form, facts.f16_units()) {
+            let constants = fast(ty, &units, facts.limits.subgroup, tile as u32);
+            return Self { shader: &FAST, constants, groups: lines(groups) };
+        }
         let format = ty.format();
         let units = format.filter(|_| tile == 4).and_then(|format| units(facts, &format));
         let (shader, constants) = match (format, units) {
@@ -92,6 +110,18 @@ fn units(facts: &GpuFacts, format: &Format) -> Option<[u32; 3]> {
     let useful = |shape: &&MatrixShape| shape.m * shape.n * shape.k.min(format.scale_columns());
     let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
     Some([shape.m, shape.n, shape.k])
+}
+
+/// Constants of the kernel for f16 units, in subgroups of up to `subgroup` invocations.
+fn fast(ty: WeightType, units: &MatrixShape, subgroup: u32, tile: u32) -> Vec<u32> {
+    let MatrixShape { m, n, k, .. } = *units;
+    let side = LANES as u32 * tile;
+    let results = (side / m) * (side / n);
+    let kept = results.div_ceil((INVOCATIONS / subgroup).max(1));
+    // Plain halves have no format: any that the shader knows.
+    let format = ty.format().map_or([0, 0, 0, 1, 8, 128, 0, 0, 0], |format| format.constants());
+    let own = [m, n, k, 0, tile, kept, ty.format().is_none().into()];
+    [&format[..], &own].concat()
 }
 
 /// Constants of the kernel of up to `rows` rows: shared memory has two sides of 8 KiB, or more where a step needs it.

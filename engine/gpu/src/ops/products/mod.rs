@@ -3,9 +3,13 @@
 //! Weights are the engine's packed panels as they are. Quantised ones are multiplied in integers within a block of 32
 //! columns, and in f32 between blocks, which are added in their order; float ones in f32, in runs of 256 columns. So a
 //! row's bits depend on nothing but the row.
+//!
+//! With [fast math](crate::GpuOptions::fast_math), products of more than eight rows are computed in f16 by matrix units,
+//! except of weights in F32 and BF16. Their bits are the device's own, and depend on how many rows are together.
 
 mod experts;
 mod format;
+mod forms;
 mod kernel;
 
 use bytemuck::{Pod, Zeroable};
@@ -20,6 +24,7 @@ use crate::work::Work;
 
 pub use experts::{ExpertProduct, ExpertRows, ExpertTable};
 pub use format::WeightType;
+pub use forms::RowForm;
 use kernel::Kernel;
 
 pub(super) static QUANTIZE: Shader = shader!("quantize");
@@ -54,8 +59,7 @@ pub struct Weights<'a> {
 pub struct Product<'a> {
     /// Weights `[out features, cols]`.
     pub w: Weights<'a>,
-    /// Activations `[n_rows, cols]`: f32, or blocks of [`Gpu::quantize`] where the weights' type
-    /// [wants them](WeightType::wants_blocks).
+    /// Activations `[n_rows, cols]` in the form of [`Gpu::row_form`].
     pub x: Span<'a>,
     /// How many rows there are.
     pub n_rows: usize,
@@ -109,27 +113,22 @@ impl Shape {
         self.ty.packed_bytes(self.rows, self.cols)
     }
 
-    /// Columns of rows of activations, or blocks of them.
-    fn width(&self) -> usize {
-        if self.ty.wants_blocks() { self.cols / BLOCK } else { self.cols }
-    }
-
     /// Holds `n_rows` rows of activations to what kernels read.
     ///
     /// # Panics
     /// If they are not as many bytes, or not aligned.
-    fn check_rows(&self, x: Span<'_>, n_rows: usize) {
-        let (size, alignment) = if self.ty.wants_blocks() { (BLOCK_BYTES, 16) } else { (4, 4) };
-        let n = count(n_rows * self.width()) as usize;
-        assert_eq!(x.len(), n * size, "product: bytes of activations");
-        assert!(x.address().is_multiple_of(alignment), "product: alignment of activations");
+    fn check_rows(&self, form: RowForm, x: Span<'_>, n_rows: usize) {
+        count(n_rows * form.width(self.cols));
+        assert_eq!(x.len(), n_rows * form.row_bytes(self.cols), "product: bytes of activations");
+        let is_aligned = x.address().is_multiple_of(form.alignment());
+        assert!(is_aligned, "product: alignment of activations");
     }
 
     /// What kernels are told.
-    fn push(&self) -> Push {
+    fn push(&self, form: RowForm) -> Push {
         Push {
             panel_words: count(self.ty.panel_bytes(self.cols) / 4),
-            width: count(self.width()),
+            width: count(form.width(self.cols)),
             rows: count(self.rows),
             ..Push::default()
         }
@@ -190,7 +189,8 @@ impl Gpu {
         assert_eq!(w.panels.len(), shape.packed_bytes(), "product: bytes of weights");
         assert_eq!(out.values(), n_rows * w.rows, "product: values of the output");
         assert!(w.panels.address().is_multiple_of(4), "product: alignment of weights");
-        shape.check_rows(x, n_rows);
+        let form = self.row_form(w.ty, n_rows);
+        shape.check_rows(form, x, n_rows);
         if n_rows == 0 || w.rows == 0 {
             return false;
         }
@@ -200,9 +200,9 @@ impl Gpu {
             y: out.address(),
             n: count(n_rows),
             scale: w.scale,
-            ..shape.push()
+            ..shape.push(form)
         };
-        let kernel = Kernel::of(self.facts(), w.ty, n_rows, w.rows.div_ceil(LANES));
+        let kernel = Kernel::of(self.facts(), (w.ty, form), n_rows, w.rows.div_ceil(LANES));
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to
         // `out`; all of them are as long as that (checked).
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };

@@ -1,0 +1,108 @@
+//! The forms in which products read rows of activations.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::BLOCK;
+use super::format::WeightType;
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::ops::elementwise::count;
+use crate::ops::route::ExpertRoutes;
+use crate::shader::{Shader, shader};
+use crate::span::{Span, SpanMut};
+
+static HALF_ROWS: Shader = shader!("half_rows");
+
+/// Most rows that a kernel of few rows takes.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// Bytes before the values of a row of [`RowForm::Halves`].
+const ROW_HEAD_BYTES: usize = 16;
+/// Bytes of a value of f16.
+const HALF_BYTES: usize = 2;
+
+/// How rows of activations lie where products read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowForm {
+    /// `[n_rows, cols]` in f32.
+    Floats,
+    /// Blocks of 8-bit values: [`Gpu::quantize`].
+    Blocks,
+    /// Values of f16 with a power of two for each row: [`Gpu::halve`].
+    Halves,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Push {
+    x: u64,
+    y: u64,
+    cols: u32,
+    n_rows: u32,
+}
+
+impl RowForm {
+    /// Bytes of a row of `cols` values; of [`RowForm::Blocks`] these are whole blocks of 32.
+    pub fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Floats => cols * size_of::<f32>(),
+            Self::Blocks => Gpu::quantized_bytes(cols),
+            Self::Halves => ROW_HEAD_BYTES + self.width(cols) * BLOCK * HALF_BYTES,
+        }
+    }
+
+    /// What a row's address is a multiple of.
+    pub(super) fn alignment(self) -> u64 {
+        match self {
+            Self::Floats => 4,
+            Self::Blocks | Self::Halves => 16,
+        }
+    }
+
+    /// Columns of rows, or blocks of them, as kernels count.
+    pub(super) fn width(self, cols: usize) -> usize {
+        match self {
+            Self::Floats => cols,
+            Self::Blocks | Self::Halves => cols.div_ceil(BLOCK),
+        }
+    }
+}
+
+impl Gpu {
+    /// The form in which products of `n_rows` rows together with weights of this type read them.
+    pub fn row_form(&self, ty: WeightType, n_rows: usize) -> RowForm {
+        // The other types have values that f16 has not.
+        let fits = !matches!(ty, WeightType::F32 | WeightType::BF16);
+        match ty.wants_blocks() {
+            _ if self.has_fast_math() && fits && n_rows > FEW_ROWS => RowForm::Halves,
+            true => RowForm::Blocks,
+            false => RowForm::Floats,
+        }
+    }
+
+    /// The same of products with experts.
+    pub fn expert_row_form(&self, ty: WeightType, routes: &ExpertRoutes) -> RowForm {
+        self.row_form(ty, routes.piece_rows())
+    }
+
+    /// Writes rows `x` (`[n_rows, cols]`, f32) in the form [`RowForm::Halves`] to `out`, of `n_rows` times
+    /// [`RowForm::row_bytes`], at an address that is a multiple of 16. Each row is divided by a power of two, so that no finite
+    /// value is too great for f16. A row with an infinity or a NaN is marked: its products are NaN.
+    ///
+    /// # Panics
+    /// If lengths disagree.
+    pub fn halve(&self, x: Span<'_>, cols: usize, out: SpanMut<'_>) {
+        let n_rows = x.values().checked_div(cols).unwrap_or(0);
+        assert_eq!(x.values(), n_rows * cols, "halve: values of whole rows");
+        assert_eq!(out.len(), n_rows * RowForm::Halves.row_bytes(cols), "halve: bytes of the rows");
+        assert!(out.address().is_multiple_of(16), "halve: rows are aligned to 16 bytes");
+        if n_rows == 0 {
+            return;
+        }
+        let (x, y) = (x.address(), out.address());
+        let push = Push { x, y, cols: count(cols), n_rows: count(n_rows) };
+        // SAFETY: the kernel reads `n_rows` rows of `cols` values of `x`, and writes as many rows to `out`, which has room for
+        // them (checked).
+        unsafe { self.dispatch(Order::After, &HALF_ROWS, &[], &push, lines(n_rows)) };
+    }
+}
