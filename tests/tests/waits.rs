@@ -146,19 +146,22 @@ fn decode_is_recorded_once(golden: &Golden) {
         let config = LineConfig { kernels: Some("vulkan:0"), ..LineConfig::default() };
         let mut line = Line::open(&path, &config);
         let mut ops = vec![Line::open_slot(0, Some(Line::greedy()))];
-        let (mut all, mut found) = (0, 0);
+        let (mut all, mut found, mut runs) = (0, 0, 0);
         for pos in 0..WARM + STEPS {
-            let before = line.stages()[0].n_batches();
+            let before = line.stages()[0].handed();
             let tokens = vec![golden.manifest.tokens[pos as usize]];
             let part = SeqPart { slot: SlotId(0), pos, tokens, want: Want::Sample, mu: None };
             line.run(std::mem::take(&mut ops), vec![part]);
-            let after = line.stages()[0].n_batches();
+            let after = line.stages()[0].handed();
             if pos >= WARM {
-                all += after[0] - before[0];
-                found = found.max(after[1] - before[1]);
+                all += after.batches - before.batches;
+                found = found.max(after.recorded - before.recorded);
+                runs = after.runs - before.runs;
             }
         }
-        println!("{name}: {all} batches in {STEPS} steps, {found} recorded in one at most");
+        println!(
+            "{name}: {runs} runs of kernels in a step, {all} batches in {STEPS} steps, {found} recorded in one at most"
+        );
         assert!(all >= u64::from(STEPS), "{name}: nothing was handed over");
         if found > 0 && !DIFFERENT.contains(&name) {
             more.push(format!("{name}: {found}"));

@@ -31,6 +31,17 @@ const LAST_BATCH: usize = 256;
 /// Steps of waiting after which it is looked whether the device comes on.
 const STEP: Duration = Duration::from_secs(1);
 
+/// What a device was handed so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handed {
+    /// Runs of kernels.
+    pub runs: u64,
+    /// Batches of them.
+    pub batches: u64,
+    /// Batches that had to be recorded: the others do what one before them did, and were there.
+    pub recorded: u64,
+}
+
 /// What was gathered and is not done yet.
 pub(crate) struct Recorder {
     /// Counts the batches that are done.
@@ -44,6 +55,8 @@ pub(crate) struct Recorder {
     last: Option<Work>,
     recorded: Recorded,
     submitted: u64,
+    /// Runs of kernels that were handed over.
+    runs: u64,
     /// Something was gathered, or left out, that the next run stays behind in any case.
     owed_barrier: bool,
     patience: Duration,
@@ -79,6 +92,7 @@ impl Recorder {
                 last: None,
                 recorded: Recorded::new(pool, layout),
                 submitted: 0,
+                runs: 0,
                 owed_barrier: false,
                 patience: options.patience,
                 lose_after: options.lose_after,
@@ -93,9 +107,9 @@ impl Recorder {
         self.layout
     }
 
-    /// Batches that were handed over, and how many of them had to be recorded.
-    pub(crate) fn batches(&self) -> [u64; 2] {
-        [self.submitted, self.recorded.n_recorded()]
+    /// What was handed over so far.
+    pub(crate) fn handed(&self) -> Handed {
+        Handed { runs: self.runs, batches: self.submitted, recorded: self.recorded.n_recorded() }
     }
 
     /// The run that was added last, if it came after all before and is not handed over.
@@ -222,6 +236,7 @@ impl Recorder {
             return Err(GpuError::Lost);
         }
         self.open.barrier(vk::PipelineStageFlags2::HOST);
+        let runs = self.open.runs() as u64;
         let number = self.submitted + 1;
         let done = self.progress(device)?;
         let commands = self.recorded.commands(device, &mut self.open, (number, done))?;
@@ -238,6 +253,7 @@ impl Recorder {
         unsafe { device.raw.queue_submit2(device.queue, &[info], vk::Fence::null()) }
             .map_err(GpuError::of("work"))?;
         self.submitted = number;
+        self.runs += runs;
         Ok(())
     }
 

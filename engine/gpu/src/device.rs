@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ash::vk;
 
-use crate::commands::{Order, Recorder};
+use crate::commands::{Handed, Order, Recorder};
 use crate::error::GpuError;
 use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
@@ -18,7 +18,7 @@ use crate::pipelines::{Pipelines, Wanted};
 use crate::rehearsal::Rehearsal;
 use crate::shader::Shader;
 use crate::span::Span;
-use crate::work::Work;
+use crate::work::{Joined, Work};
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
 /// done, and return at once.
@@ -122,10 +122,9 @@ impl Gpu {
         self.0.waits.load(Ordering::Relaxed)
     }
 
-    /// How many batches of commands were handed to the device so far, and how many of these were recorded for that: the others
-    /// do what one before them did, and were there.
-    pub fn batches(&self) -> [u64; 2] {
-        lock(&self.0.recorder).batches()
+    /// What the device was handed so far.
+    pub fn handed(&self) -> Handed {
+        lock(&self.0.recorder).handed()
     }
 
     /// Whether all that was recorded was waited for, so that the host reads and writes at once.
@@ -195,15 +194,14 @@ impl Gpu {
         unsafe { self.run(order, &work, |_| None) };
     }
 
-    /// Records a run of a kernel, which comes after all before. Where `joined` has a run that does the work of the last one and
-    /// this one's, that takes the place of both.
+    /// Records a run of a kernel, which comes after all before, unless `joined` says of the last one how both go together.
     ///
     /// # Safety
-    /// As [`Gpu::dispatch`], for `work` and for what `joined` gives.
+    /// As [`Gpu::dispatch`], for `work` and for what `joined` gives; and what it says is true.
     pub(crate) unsafe fn dispatch_joined(
         &self,
         work: &Work,
-        joined: impl FnOnce(&Work) -> Option<Work>,
+        joined: impl FnOnce(&Work) -> Option<Joined>,
     ) {
         // SAFETY: promised by the caller.
         unsafe { self.run(Order::After, work, joined) };
@@ -211,17 +209,21 @@ impl Gpu {
 
     /// # Safety
     /// As [`Gpu::dispatch_joined`].
-    unsafe fn run(&self, order: Order, work: &Work, joined: impl FnOnce(&Work) -> Option<Work>) {
+    unsafe fn run(&self, order: Order, work: &Work, joined: impl FnOnce(&Work) -> Option<Joined>) {
         if self.0.rehearsal.is_mine() {
             return self.0.rehearsal.notes(order, work, joined);
         }
         self.record(|recorder| {
             let device = &self.0.device;
             let pipeline = |work: &Work| lock(&self.0.pipelines).get(device, &work.wanted);
-            if let Some(both) = recorder.last().and_then(joined) {
-                recorder.replace_last(pipeline(&both)?, &both);
-                return Ok(());
-            }
+            let order = match recorder.last().and_then(joined) {
+                Some(Joined::One(both)) => {
+                    recorder.replace_last(pipeline(&both)?, &both);
+                    return Ok(());
+                }
+                Some(Joined::Beside) => Order::Beside,
+                None => order,
+            };
             recorder.run(device, order, pipeline(work)?, work)
         });
     }

@@ -33,6 +33,7 @@ mod upload;
 mod work;
 
 pub use buffer::GpuBuffer;
+pub use commands::Handed;
 pub use device::Gpu;
 pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};

@@ -8,7 +8,7 @@ use std::thread::{self, ThreadId};
 use crate::commands::Order;
 use crate::lock::lock;
 use crate::pipelines::Wanted;
-use crate::work::Work;
+use crate::work::{Joined, Work};
 
 /// Which thread rehearses, if any, and what it would have run. Other threads compute meanwhile.
 #[derive(Default)]
@@ -40,15 +40,20 @@ impl Rehearsal {
         &self,
         order: Order,
         work: &Work,
-        joined: impl FnOnce(&Work) -> Option<Work>,
+        joined: impl FnOnce(&Work) -> Option<Joined>,
     ) {
         let mut of = lock(&self.of);
         let Some(noted) = of.as_mut() else { return };
         // Where a batch ends between the two they are not joined: all are needed.
         noted.found.insert(work.wanted);
-        let both = noted.last.as_ref().and_then(joined);
-        noted.found.extend(both.map(|both| both.wanted));
-        noted.last = both.or((order == Order::After).then_some(*work));
+        noted.last = match noted.last.as_ref().and_then(joined) {
+            Some(Joined::One(both)) => {
+                noted.found.insert(both.wanted);
+                Some(both)
+            }
+            Some(Joined::Beside) => None,
+            None => (order == Order::After).then_some(*work),
+        };
     }
 }
 

@@ -14,6 +14,15 @@ pub(crate) struct Work {
     pub(crate) groups: [u32; 3],
 }
 
+/// How a run goes with the one before it.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made")]
+pub(crate) enum Joined {
+    /// This run does the work of both.
+    One(Work),
+    /// Both may run at the same time: neither writes what the other uses.
+    Beside,
+}
+
 impl Work {
     /// `constants` are the kernel's specialization constants from `constant_id` 0 on, `push` is its push constants.
     ///

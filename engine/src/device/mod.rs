@@ -35,6 +35,7 @@ mod values;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
+pub use brigade_gpu::Handed;
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
@@ -154,9 +155,9 @@ impl Device {
         self.gpu.as_ref().map_or(0, Gpu::waits)
     }
 
-    /// How many batches of commands a GPU was handed so far, and how many of these had to be recorded for that.
-    pub fn batches(&self) -> [u64; 2] {
-        self.gpu.as_ref().map_or([0; 2], Gpu::batches)
+    /// What a GPU was handed so far; nothing on the CPU.
+    pub fn handed(&self) -> Handed {
+        self.gpu.as_ref().map_or_else(Handed::default, Gpu::handed)
     }
 
     /// Kernels of the GPU that are compiled by now; 0 on a CPU.

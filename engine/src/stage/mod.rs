@@ -34,7 +34,7 @@ use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, Rows, Scratch};
+use crate::device::{Device, Handed, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::{RopeParams, RopeTable, Vector};
@@ -166,9 +166,9 @@ impl Stage {
         self.device.waits()
     }
 
-    /// Batches of commands that the GPU was handed so far, and how many of these had to be recorded; 0 on a CPU.
-    pub fn n_batches(&self) -> [u64; 2] {
-        self.device.batches()
+    /// What the GPU was handed so far; nothing on a CPU.
+    pub fn handed(&self) -> Handed {
+        self.device.handed()
     }
 
     /// Kernels of the GPU that are compiled by now; 0 on a CPU.

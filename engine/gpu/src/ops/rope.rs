@@ -1,14 +1,10 @@
 //! Rotary positions. The angles are the host's: its table of cosines and sines is brought here once for all layers.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::elementwise::count;
-use crate::commands::Order;
+use super::joining::{self, ROPE, RopePush};
 use crate::device::{Gpu, lines};
-use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
-
-static SHADER: Shader = shader!("rope");
+use crate::work::Work;
 
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,17 +13,6 @@ pub enum RopeLayout {
     Norm,
     /// Pair `i` is `(i, i + n_rot / 2)`.
     Neox,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Push {
-    x: u64,
-    table: u64,
-    n: u32,
-    pairs: u32,
-    heads: u32,
-    head_dim: u32,
 }
 
 impl Gpu {
@@ -55,7 +40,7 @@ impl Gpu {
             "rope: {len} values in {n_rows} rows of heads of {head_dim}"
         );
         let (heads, pairs) = (len / head_dim, n_rot / 2);
-        let push = Push {
+        let push = RopePush {
             x: x.address(),
             table: table.address(),
             n: count(heads * pairs),
@@ -64,8 +49,9 @@ impl Gpu {
             head_dim: count(head_dim),
         };
         let (apart, groups) = (layout == RopeLayout::Neox, lines((heads * pairs).div_ceil(256)));
+        let work = Work::new(&ROPE, &[u32::from(apart)], &push, groups);
         // SAFETY: the kernel reads and writes pairs of each head of `x`, and reads the row of `table` that there is for each row
-        // of heads (checked).
-        unsafe { self.dispatch(Order::After, &SHADER, &[u32::from(apart)], &push, groups) };
+        // of heads (checked). The tables of two rotations are read alone.
+        unsafe { self.dispatch_joined(&work, |last| joining::rope_beside(last, &work)) };
     }
 }

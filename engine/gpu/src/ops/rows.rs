@@ -1,45 +1,15 @@
 //! Norms and softmax: ops of which each row is one.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
 use super::elementwise::count;
-use super::joining;
+use super::joining::{self, RowsKind as Kind, RowsPush as Push};
 use crate::device::{Gpu, lines};
-use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 use crate::work::Work;
 
-pub(super) static SHADER: Shader = shader!("rows");
-
 /// Rows at least as long are worth a workgroup.
 const LONG: usize = 512;
-
-/// What the shader does to a row, by the numbers it has for it.
-#[derive(Clone, Copy)]
-pub(super) enum Kind {
-    Rms = 0,
-    L2 = 1,
-    Layer = 2,
-    Softmax = 3,
-}
-
-/// What `rows.comp` is told. Its constants are the kind, the invocations on a row, whether it adds, and whether it makes blocks.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct Push {
-    pub(super) x: u64,
-    pub(super) weights: u64,
-    pub(super) biases: u64,
-    pub(super) result: u64,
-    pub(super) added: u64,
-    pub(super) blocks: u64,
-    pub(super) n: u32,
-    pub(super) d: u32,
-    pub(super) groups: u32,
-    pub(super) eps: f32,
-    pub(super) factor: f32,
-    pub(super) pad: u32,
-}
 
 /// Operands beside the rows.
 #[derive(Clone, Copy, Default)]
@@ -135,7 +105,7 @@ impl Gpu {
         };
         let threads = if d < LONG { 16 } else { 256 };
         let groups = lines(n.div_ceil(256 / threads));
-        let work = Work::new(&SHADER, &[kind as u32, threads as u32, 0, 0], &push, groups);
+        let work = Work::new(&joining::ROWS, &[kind as u32, threads as u32, 0, 0], &push, groups);
         // SAFETY: the kernel reads the `n` rows of `x` and the rows of weights and biases, which are whole groups of
         // `d` (checked); it writes the `n` rows of `out`. Joined to a sum it does that one's work too.
         unsafe { self.dispatch_joined(&work, |last| joining::norm_of_sum(last, &work)) };

@@ -15,10 +15,9 @@ mod kernel;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::joining;
+use super::joining::{self, AS_THEY_ARE, QUANTIZE, QuantizePush};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
-use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 use crate::work::Work;
 
@@ -26,11 +25,6 @@ pub use experts::{ExpertProduct, ExpertRows, ExpertTable};
 pub use format::WeightType;
 pub use forms::RowForm;
 use kernel::Kernel;
-
-pub(super) static QUANTIZE: Shader = shader!("quantize");
-
-/// Stands for no function in `quantize.comp`.
-const AS_THEY_ARE: u32 = u32::MAX;
 
 /// Values of a block of activations.
 const BLOCK: usize = 32;
@@ -65,18 +59,6 @@ pub struct Product<'a> {
     pub n_rows: usize,
     /// `[n_rows, w.rows]`, f32.
     pub out: SpanMut<'a>,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct QuantizePush {
-    pub(super) x: u64,
-    pub(super) blocks: u64,
-    pub(super) y: u64,
-    pub(super) result: u64,
-    pub(super) n_blocks: u32,
-    pub(super) width: u32,
-    pub(super) constants: [f32; 4],
 }
 
 /// What `product_work.glsl` is told.
