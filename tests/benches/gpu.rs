@@ -6,6 +6,7 @@
 //! cargo bench -p brigade-tests --bench gpu -- --device vulkan:1
 //! cargo bench -p brigade-tests --bench gpu -- --small                  tiny models: does it run at all
 //! cargo bench -p brigade-tests --bench gpu -- --llama-bench PATH       prefill beside llama.cpp's Vulkan build
+//! cargo bench -p brigade-tests --bench gpu -- --llama-bench-cuda PATH  and beside its CUDA build
 //! ```
 //!
 //! It prints Markdown. Models are those of `brigade synth`, made in the system's folder for temporary files and kept there for
@@ -40,7 +41,8 @@ const SMALL: [Model; 4] = [
 struct Options {
     device: String,
     small: bool,
-    llama_bench: Option<PathBuf>,
+    /// llama.cpp's `llama-bench`, by the build that it is of.
+    llama_bench: Vec<(&'static str, PathBuf)>,
 }
 
 fn main() -> ExitCode {
@@ -48,7 +50,8 @@ fn main() -> ExitCode {
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { device: "vulkan:0".to_owned(), small: false, llama_bench: None };
+    let device = "vulkan:0".to_owned();
+    let mut options = Options { device, small: false, llama_bench: Vec::new() };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -57,8 +60,12 @@ fn options() -> Result<Options, String> {
             "--bench" => {}
             "--device" => options.device = value()?,
             "--small" => options.small = true,
-            "--llama-bench" => options.llama_bench = Some(value()?.into()),
-            other => return Err(format!("{other} is none of --device, --small, --llama-bench")),
+            "--llama-bench" => options.llama_bench.push(("Vulkan", value()?.into())),
+            "--llama-bench-cuda" => options.llama_bench.push(("CUDA", value()?.into())),
+            other => {
+                let all = "--device, --small, --llama-bench, --llama-bench-cuda";
+                return Err(format!("{other} is none of {all}"));
+            }
         }
     }
     Ok(options)
@@ -79,7 +86,10 @@ fn run(options: &Options) -> Result<(), String> {
     for model in models {
         decode(options, model)?;
     }
-    prefill(options, &models[0])?;
+    prefill(options, &models[0], &[])?;
+    if facts.has_f16_units() {
+        prefill(options, &models[0], &["--fast-math"])?;
+    }
     two_stages(options, &models[0])
 }
 
@@ -98,20 +108,23 @@ fn decode(options: &Options, model: &Model) -> Result<(), String> {
     Ok(())
 }
 
-fn prefill(options: &Options, model: &Model) -> Result<(), String> {
+fn prefill(options: &Options, model: &Model, flags: &[&str]) -> Result<(), String> {
     let file = synth(model)?;
-    let test = ["--prompt", "512", "--gen", "0", "--ubatch", "512"];
+    let test = [&["--prompt", "512", "--gen", "0", "--ubatch", "512"], flags].concat();
     let ours = number(&bench(options, &file, &test, 1)?[0], "tokens_per_second");
-    let reached = match &options.llama_bench {
-        None => "llama.cpp was not given (--llama-bench)".to_owned(),
-        Some(program) => {
-            let mut command = Command::new(program);
-            command.args(["-p", "512", "-n", "0", "-ngl", "99", "-o", "json", "-m"]).arg(&file);
-            let theirs = number(&json(command)?[0], "avg_ts");
-            format!("{:.2} of llama.cpp's {theirs:.1}", ours / theirs)
-        }
-    };
-    println!("| prefill of 512 | {} | {ours:.1} | {reached} | >= 0.9 |", title(model));
+    let mut reached = Vec::new();
+    for (build, program) in &options.llama_bench {
+        let mut command = Command::new(program);
+        command.args(["-p", "512", "-n", "0", "-ngl", "99", "-o", "json", "-m"]).arg(&file);
+        let theirs = number(&json(command)?[0], "avg_ts");
+        reached.push(format!("{:.2} of llama.cpp's {theirs:.1} on {build}", ours / theirs));
+    }
+    if reached.is_empty() {
+        reached.push("llama.cpp was not given (--llama-bench)".to_owned());
+    }
+    let (name, reached) = (title(model), reached.join(", "));
+    let test = ["prefill of 512", flags.first().unwrap_or(&"")].join(" ");
+    println!("| {} | {name} | {ours:.1} | {reached} | >= 0.9 on Vulkan |", test.trim_end());
     Ok(())
 }
 

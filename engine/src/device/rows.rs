@@ -74,8 +74,8 @@ impl Scratch {
     pub fn take(&self, n_rows: usize, cols: usize) -> Rows {
         let len = n_rows * cols;
         let spare = &mut *self.spare();
-        // The tightest fit, and of several the one that lies first: layers, and passes, that ask for the same lengths in turn get
-        // the same memory again.
+        // The tightest fit, and of several of a GPU's the one that lies first: layers, and there passes too, that ask for the same
+        // lengths in turn get the same memory again.
         let fits = (0..spare.stores.len()).filter(|i| spare.stores[*i].len() >= len);
         let place = |i: &usize| (spare.stores[*i].len(), spare.stores[*i].address());
         let values = match fits.min_by_key(place) {
