@@ -4,6 +4,8 @@
 //! What the first one writes is written all the same, since somebody may read it later. A run that the next one joins is known by
 //! its kernel and by what it is told, so nobody who calls ops has to know of this.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::{self, Function};
@@ -79,8 +81,33 @@ const OF_THREE: [u32; 3] =
 /// Place of `elementwise.comp`: an operand has a value for each.
 const EACH: u32 = 1;
 
-/// Values of a block of activations.
+/// Values of a block of activations, and its bytes.
 const BLOCK: u32 = 32;
+const BLOCK_BYTES: u64 = 64;
+
+/// Where values in f32 lie.
+fn values(address: u64, n: u32) -> Range<u64> {
+    address..address + u64::from(n) * size_of::<f32>() as u64
+}
+
+/// Whether what a run writes lies apart from what the run before it reads. Memory that was given back behind that one may have been
+/// given to this one: together they would read what they write.
+fn is_apart<const N: usize>(written: &Range<u64>, read: [Range<u64>; N]) -> bool {
+    read.iter().all(|read| written.end <= read.start || read.end <= written.start)
+}
+
+impl RowsPush {
+    fn rows(&self, address: u64) -> Range<u64> {
+        values(address, self.n * self.d)
+    }
+
+    /// All that the run reads.
+    fn operands(&self) -> [Range<u64>; 4] {
+        let weights = |address| values(address, self.groups * self.d);
+        let [x, added] = [self.rows(self.x), self.rows(self.added)];
+        [x, added, weights(self.weights), weights(self.biases)]
+    }
+}
 
 /// A norm of rows that the last run has added others to.
 pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
@@ -88,9 +115,11 @@ pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
     let (push, constants) = norm.of::<RowsPush>(&ROWS)?;
     let is_sum = function == [Function::AddScaled as u32, EACH] && sum.x == sum.result;
     let is_norm = constants[0] != RowsKind::Softmax as u32;
-    // In place, the sum would be lost.
-    let is_kept = push.x == sum.result && push.result != push.x;
-    if !(is_sum && is_norm && is_kept && sum.n == push.n * push.d) {
+    let is_whole = push.x == sum.result && sum.n == push.n * push.d;
+    // In place, the sum would be lost. What was added may give its place to the norm: each value is read before it is written.
+    let (to, added) = (push.rows(push.result), push.rows(sum.y));
+    let is_kept = is_apart(&to, [push.rows(push.x)]);
+    if !(is_sum && is_norm && is_whole && is_kept && (to == added || is_apart(&to, [added]))) {
         return None;
     }
     let push = RowsPush { added: sum.y, factor: sum.constants[0], ..push };
@@ -102,10 +131,12 @@ pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
 pub(super) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
     let (push, _) = blocks.of::<QuantizePush>(&QUANTIZE)?;
     let n = push.n_blocks * BLOCK;
+    let to = push.blocks..push.blocks + u64::from(push.n_blocks) * BLOCK_BYTES;
     if let Some((norm, constants)) = last.of::<RowsPush>(&ROWS) {
         let is_norm = constants[0] != RowsKind::Softmax as u32 && constants[3] == 0;
         let is_whole = norm.n * norm.d == n && norm.d.is_multiple_of(BLOCK);
-        if !(is_norm && is_whole && norm.result == push.x) {
+        let is_it = norm.result == push.x && is_apart(&to, norm.operands());
+        if !(is_norm && is_whole && is_it) {
             return None;
         }
         let push = RowsPush { blocks: push.blocks, ..norm };
@@ -113,7 +144,9 @@ pub(super) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
         return Some(Joined::One(Work::new(&ROWS, &constants, &push, last.groups)));
     }
     let (made, constants) = last.of::<elementwise::Push>(&elementwise::SHADER)?;
-    if OF_THREE.contains(&constants[0]) || made.result != push.x || made.n != n {
+    let is_whole = made.result == push.x && made.n == n && !OF_THREE.contains(&constants[0]);
+    // An operand has a value for each at most.
+    if !is_whole || !is_apart(&to, [made.x, made.y].map(|of| values(of, n))) {
         return None;
     }
     let elementwise::Push { x, y, result, width, constants: numbers, .. } = made;
@@ -125,10 +158,65 @@ pub(super) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
 pub(super) fn rope_beside(last: &Work, rope: &Work) -> Option<Joined> {
     let (last, _) = last.of::<RopePush>(&ROPE)?;
     let (rope, _) = rope.of::<RopePush>(&ROPE)?;
-    let bytes = |push: &RopePush| {
-        let values = u64::from(push.n / push.pairs) * u64::from(push.head_dim);
-        push.x..push.x + values * size_of::<f32>() as u64
-    };
-    let (one, other) = (bytes(&last), bytes(&rope));
-    (one.end <= other.start || other.end <= one.start).then_some(Joined::Beside)
+    let rows = |push: &RopePush| values(push.x, push.n / push.pairs * push.head_dim);
+    let table = |push: &RopePush| values(push.table, 2 * push.n / push.heads);
+    let apart = is_apart(&rows(&rope), [rows(&last), table(&last)])
+        && is_apart(&rows(&last), [table(&rope)]);
+    apart.then_some(Joined::Beside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn norm(x: u64, result: u64) -> Work {
+        let push = RowsPush { x, result, weights: 1 << 20, n: 1, d: 64, ..RowsPush::zeroed() };
+        Work::new(&ROWS, &[RowsKind::Rms as u32, 16, 0, 0], &push, [1; 3])
+    }
+
+    fn sum(x: u64, y: u64) -> Work {
+        let push = elementwise::Push { x, y, result: x, n: 64, ..elementwise::Push::zeroed() };
+        let constants = [Function::AddScaled as u32, EACH];
+        Work::new(&elementwise::SHADER, &constants, &push, [1; 3])
+    }
+
+    fn quantize(x: u64, blocks: u64) -> Work {
+        let push = QuantizePush { x, blocks, n_blocks: 2, ..QuantizePush::zeroed() };
+        Work::new(&QUANTIZE, &[AS_THEY_ARE, 0], &push, [1; 3])
+    }
+
+    /// Memory of the first op's operands may be the second one's result by then.
+    #[test]
+    fn nothing_is_joined_that_would_read_what_it_writes() {
+        let (x, y, out) = (0x1000, 0x2000, 0x3000);
+        let is_one = |joined: Option<Joined>| matches!(joined, Some(Joined::One(_)));
+        assert!(is_one(norm_of_sum(&sum(x, y), &norm(x, out))));
+        assert!(is_one(norm_of_sum(&sum(x, y), &norm(x, y))), "value by value");
+        assert!(!is_one(norm_of_sum(&sum(x, y), &norm(x, y + 64))));
+        assert!(!is_one(norm_of_sum(&sum(x, y), &norm(x, x))));
+        assert!(!is_one(norm_of_sum(&sum(x, y), &norm(y, out))));
+        assert!(is_one(blocks_of_result(&norm(x, out), &quantize(out, y))));
+        assert!(!is_one(blocks_of_result(&norm(x, out), &quantize(out, x))));
+        assert!(!is_one(blocks_of_result(&norm(x, out), &quantize(out, (1 << 20) + 64))));
+        assert!(is_one(blocks_of_result(&sum(x, y), &quantize(x, out))));
+        assert!(!is_one(blocks_of_result(&sum(x, y), &quantize(x, y - 64))));
+        let Some(Joined::One(both)) = norm_of_sum(&sum(x, y), &norm(x, out)) else {
+            unreachable!("seen above")
+        };
+        assert!(is_one(blocks_of_result(&both, &quantize(out, 0x4000))));
+        assert!(!is_one(blocks_of_result(&both, &quantize(out, y))), "what was added");
+    }
+
+    #[test]
+    fn rotations_are_beside_each_other_where_their_rows_are() {
+        let rope = |x: u64, table: u64| {
+            let push = RopePush { x, table, n: 32, pairs: 8, heads: 2, head_dim: 16 };
+            Work::new(&ROPE, &[0], &push, [1; 3])
+        };
+        let beside = |one: &Work, other: &Work| rope_beside(one, other).is_some();
+        assert!(beside(&rope(0x1000, 0x8000), &rope(0x1100, 0x8000)));
+        assert!(!beside(&rope(0x1000, 0x8000), &rope(0x10f0, 0x8000)));
+        assert!(!beside(&rope(0x1000, 0x1100), &rope(0x1100, 0x8000)), "the first one's table");
+        assert!(!beside(&rope(0x1000, 0x8000), &rope(0x1100, 0x1000)), "the second one's table");
+    }
 }
