@@ -20,9 +20,9 @@ const PRODUCT_ROWS: usize = 32;
 const GPU_DIM: usize = 4096;
 const GPU_OUT: usize = 4096;
 const GPU_ROWS: usize = 256;
-/// Matrices that a GPU reads in turn, so that none is in its caches when it is read again; a few for one in software.
+/// Matrices that a GPU reads in turn, so that none is in its caches when it is read again. One in software is slow enough with one.
 const GPU_MATRICES: usize = 8;
-const SOFTWARE_MATRICES: usize = 2;
+const SOFTWARE_MATRICES: usize = 1;
 /// Time for products; the fastest counts.
 const PRODUCT_TIME: Duration = Duration::from_millis(30);
 
