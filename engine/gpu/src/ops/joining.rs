@@ -170,7 +170,8 @@ mod tests {
     use super::*;
 
     fn norm(x: u64, result: u64) -> Work {
-        let push = RowsPush { x, result, weights: 1 << 20, n: 1, d: 64, ..RowsPush::zeroed() };
+        let push =
+            RowsPush { x, result, weights: 1 << 20, groups: 1, n: 1, d: 64, ..RowsPush::zeroed() };
         Work::new(&ROWS, &[RowsKind::Rms as u32, 16, 0, 0], &push, [1; 3])
     }
 
