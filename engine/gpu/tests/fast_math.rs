@@ -11,37 +11,14 @@ use brigade_gpu::{
     ChooseBy, ExpertChoice, ExpertProduct, ExpertRows, ExpertWeights, Gpu, GpuBuffer, GpuError,
     GpuOptions, Purpose, RowForm, WeightType as W, Weights,
 };
-use common::{Random, compute, fast_gpu, formed, on, relative_error, values_of, words_on};
+use common::{QUANTS, Random, compute, fast_gpu, formed, on, relative_error, values_of, words_on};
+
+const HALVES: (GgmlType, W) = (GgmlType::F16, W::F16);
 
 /// All types that f16 units multiply.
-const TYPES: [(GgmlType, W); 26] = [
-    (GgmlType::F16, W::F16),
-    (GgmlType::Q4_0, W::Q4_0),
-    (GgmlType::Q4_1, W::Q4_1),
-    (GgmlType::Q5_0, W::Q5_0),
-    (GgmlType::Q5_1, W::Q5_1),
-    (GgmlType::Q8_0, W::Q8_0),
-    (GgmlType::Q2_K, W::Q2_K),
-    (GgmlType::Q3_K, W::Q3_K),
-    (GgmlType::Q4_K, W::Q4_K),
-    (GgmlType::Q5_K, W::Q5_K),
-    (GgmlType::Q6_K, W::Q6_K),
-    (GgmlType::IQ4_NL, W::IQ4_NL),
-    (GgmlType::IQ4_XS, W::IQ4_XS),
-    (GgmlType::MXFP4, W::MXFP4),
-    (GgmlType::NVFP4, W::NVFP4),
-    (GgmlType::IQ1_S, W::IQ1_S),
-    (GgmlType::IQ1_M, W::IQ1_M),
-    (GgmlType::IQ2_XXS, W::IQ2_XXS),
-    (GgmlType::IQ2_XS, W::IQ2_XS),
-    (GgmlType::IQ2_S, W::IQ2_S),
-    (GgmlType::IQ3_XXS, W::IQ3_XXS),
-    (GgmlType::IQ3_S, W::IQ3_S),
-    (GgmlType::TQ1_0, W::TQ1_0),
-    (GgmlType::TQ2_0, W::TQ2_0),
-    (GgmlType::Q1_0, W::Q1_0),
-    (GgmlType::Q2_0, W::Q2_0),
-];
+fn types() -> impl Iterator<Item = (GgmlType, W)> {
+    [HALVES].into_iter().chain(QUANTS)
+}
 
 /// How far all values together may be, by their norm.
 const FAR: f64 = 1e-3;
@@ -155,7 +132,7 @@ fn quantised(ty: GgmlType, [rows, cols]: [usize; 2], random: &mut Random) -> Vec
 fn many_rows_of_every_type_are_near_the_product_in_f64() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(1));
-    for ty in TYPES {
+    for ty in types() {
         let unit = ty.0.block_elems().max(32);
         let mut exact = 0.0f64;
         let mut worst = 0.0f64;
@@ -182,7 +159,7 @@ fn many_rows_of_every_type_are_near_the_product_in_f64() {
 fn weights_of_random_bits() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(2));
-    for ty in TYPES.into_iter().skip(1) {
+    for ty in QUANTS {
         let shape = [48, 3 * ty.0.block_elems().max(32)];
         let bytes = random_blocks(ty.0, shape[0] * shape[1], &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
@@ -199,7 +176,7 @@ fn floats_of_any_number_of_columns() {
         for n_rows in [9, 16, 40] {
             let shape = [33, cols];
             let bytes = quantised(GgmlType::F16, shape, &mut random);
-            let matrix = Matrix::new((&gpu, &compute), TYPES[0], shape, &bytes);
+            let matrix = Matrix::new((&gpu, &compute), HALVES, shape, &bytes);
             matrix.check(&gpu, &random.values(n_rows * cols, 1.0));
         }
     }
@@ -211,7 +188,7 @@ fn huge_and_tiny_values() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(4));
     let shape = [40, 512];
-    for ty in TYPES {
+    for ty in types() {
         let bytes = quantised(ty.0, shape, &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
         let scales = [1e30, 1e-30, 1.0, 7e4, 1e-8, 2e34, 3e-36];
@@ -228,7 +205,7 @@ fn huge_and_tiny_values() {
     for row in bytes.chunks_exact_mut(2 * 34 * 16) {
         row[..2].copy_from_slice(&0x7b53u16.to_le_bytes());
     }
-    let matrix = Matrix::new((&gpu, &compute), TYPES[5], shape, &bytes);
+    let matrix = Matrix::new((&gpu, &compute), QUANTS[4], shape, &bytes);
     assert!(matrix.values.iter().any(|x| x.abs() > 1e6), "greater than any f16");
     matrix.check(&gpu, &random.values(16 * shape[1], 1.0));
 }
@@ -238,7 +215,7 @@ fn a_nan_or_infinity_makes_all_of_its_row_nan_and_no_other() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(5));
     let [rows, cols] = [20, 256];
-    for ty in TYPES {
+    for ty in types() {
         let bytes = quantised(ty.0, [rows, cols], &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, [rows, cols], &bytes);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -261,7 +238,7 @@ fn weights_that_are_no_numbers_show() {
     let shape = [17, 64];
     for bad in [0x7c00u16, 0xfc00, 0x7e00] {
         // The first of row 2: a value of F16, the scale of a block of Q8_0.
-        for (ty, row_bytes) in [(TYPES[0], 128), (TYPES[5], 68)] {
+        for (ty, row_bytes) in [(HALVES, 128), (QUANTS[4], 68)] {
             let mut bytes = quantised(ty.0, shape, &mut random);
             bytes[2 * row_bytes..2 * row_bytes + 2].copy_from_slice(&bad.to_le_bytes());
             let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
@@ -280,7 +257,7 @@ fn other_products_keep_their_bits() {
     let (compute, mut random) = (compute(), Random(7));
     let shape = [33, 256];
     let wide = [(GgmlType::F32, W::F32), (GgmlType::BF16, W::BF16)];
-    let cases = wide.map(|ty| (ty, 20)).into_iter().chain(TYPES.map(|ty| (ty, 8)));
+    let cases = wide.map(|ty| (ty, 20)).into_iter().chain(types().map(|ty| (ty, 8)));
     for (ty, n_rows) in cases {
         assert!(gpu.row_form(ty.1, n_rows) != RowForm::Halves, "{:?}", ty.1);
         let bytes = quantised(ty.0, shape, &mut random);
@@ -298,8 +275,12 @@ fn products_repeat() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(8));
     let shape = [70, 1024];
-    let matrix =
-        Matrix::new((&gpu, &compute), TYPES[8], shape, &quantised(TYPES[8].0, shape, &mut random));
+    let matrix = Matrix::new(
+        (&gpu, &compute),
+        QUANTS[7],
+        shape,
+        &quantised(QUANTS[7].0, shape, &mut random),
+    );
     let x = random.values(70 * shape[1], 1.0);
     let first = matrix.product(&gpu, &x);
     (0..3).for_each(|_| common::assert_same("again", &matrix.product(&gpu, &x), &first));
@@ -310,7 +291,7 @@ fn products_repeat() {
 fn products_of_experts() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(9));
-    for ty in [TYPES[0], TYPES[5], TYPES[6], TYPES[8], TYPES[13]] {
+    for ty in [HALVES, QUANTS[4], QUANTS[5], QUANTS[7], QUANTS[12]] {
         for (n_rows, n_expert, n_used) in [(20, 9, 3), (60, 7, 2), (61, 4, 2), (131, 4, 2)] {
             let shape = [37, 2 * ty.0.block_elems().max(32)];
             let experts = (0..n_expert).map(|e| {

@@ -5,40 +5,12 @@ mod common;
 use brigade_engine::kernels::{Compute, PackedMatrix};
 use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
 use brigade_gpu::{Gpu, GpuBuffer, Product, Purpose, WeightType, Weights};
-use common::{Random, assert_same, compute, gpu, on, values_of};
+use common::{QUANTS, Random, assert_same, compute, gpu, on, values_of};
 
 use WeightType as W;
 
 const FLOATS: [(GgmlType, W); 3] =
     [(GgmlType::F32, W::F32), (GgmlType::F16, W::F16), (GgmlType::BF16, W::BF16)];
-
-const QUANTS: [(GgmlType, W); 25] = [
-    (GgmlType::Q4_0, W::Q4_0),
-    (GgmlType::Q4_1, W::Q4_1),
-    (GgmlType::Q5_0, W::Q5_0),
-    (GgmlType::Q5_1, W::Q5_1),
-    (GgmlType::Q8_0, W::Q8_0),
-    (GgmlType::Q2_K, W::Q2_K),
-    (GgmlType::Q3_K, W::Q3_K),
-    (GgmlType::Q4_K, W::Q4_K),
-    (GgmlType::Q5_K, W::Q5_K),
-    (GgmlType::Q6_K, W::Q6_K),
-    (GgmlType::IQ4_NL, W::IQ4_NL),
-    (GgmlType::IQ4_XS, W::IQ4_XS),
-    (GgmlType::MXFP4, W::MXFP4),
-    (GgmlType::NVFP4, W::NVFP4),
-    (GgmlType::IQ1_S, W::IQ1_S),
-    (GgmlType::IQ1_M, W::IQ1_M),
-    (GgmlType::IQ2_XXS, W::IQ2_XXS),
-    (GgmlType::IQ2_XS, W::IQ2_XS),
-    (GgmlType::IQ2_S, W::IQ2_S),
-    (GgmlType::IQ3_XXS, W::IQ3_XXS),
-    (GgmlType::IQ3_S, W::IQ3_S),
-    (GgmlType::TQ1_0, W::TQ1_0),
-    (GgmlType::TQ2_0, W::TQ2_0),
-    (GgmlType::Q1_0, W::Q1_0),
-    (GgmlType::Q2_0, W::Q2_0),
-];
 
 /// Values of very different sizes, as activations have them, none near what is subnormal.
 fn spread(random: &mut Random, n: usize) -> Vec<f32> {

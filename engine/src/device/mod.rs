@@ -1,9 +1,8 @@
 //! What a stage computes on: the one place that knows which memory rows lie in, and where an op runs.
 //!
 //! Blocks, stage and head call a [`Device`] and hold [`Rows`]. They know neither threads nor instruction sets. An op gives the
-//! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; products of many rows are others with
-//! fast math. Here no model, file or layer is
-//! known.
+//! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; with fast math, products of many rows
+//! have others. Here no model, file or layer is known.
 
 mod attention;
 mod devices;

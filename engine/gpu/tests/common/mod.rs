@@ -2,7 +2,37 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use brigade_engine::kernels::{Compute, select};
-use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose, RowForm};
+use brigade_engine::quant::GgmlType;
+use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose, RowForm, WeightType as W};
+
+/// All quantised types of weights, as the engine and as the GPU calls them.
+pub const QUANTS: [(GgmlType, W); 25] = [
+    (GgmlType::Q4_0, W::Q4_0),
+    (GgmlType::Q4_1, W::Q4_1),
+    (GgmlType::Q5_0, W::Q5_0),
+    (GgmlType::Q5_1, W::Q5_1),
+    (GgmlType::Q8_0, W::Q8_0),
+    (GgmlType::Q2_K, W::Q2_K),
+    (GgmlType::Q3_K, W::Q3_K),
+    (GgmlType::Q4_K, W::Q4_K),
+    (GgmlType::Q5_K, W::Q5_K),
+    (GgmlType::Q6_K, W::Q6_K),
+    (GgmlType::IQ4_NL, W::IQ4_NL),
+    (GgmlType::IQ4_XS, W::IQ4_XS),
+    (GgmlType::MXFP4, W::MXFP4),
+    (GgmlType::NVFP4, W::NVFP4),
+    (GgmlType::IQ1_S, W::IQ1_S),
+    (GgmlType::IQ1_M, W::IQ1_M),
+    (GgmlType::IQ2_XXS, W::IQ2_XXS),
+    (GgmlType::IQ2_XS, W::IQ2_XS),
+    (GgmlType::IQ2_S, W::IQ2_S),
+    (GgmlType::IQ3_XXS, W::IQ3_XXS),
+    (GgmlType::IQ3_S, W::IQ3_S),
+    (GgmlType::TQ1_0, W::TQ1_0),
+    (GgmlType::TQ2_0, W::TQ2_0),
+    (GgmlType::Q1_0, W::Q1_0),
+    (GgmlType::Q2_0, W::Q2_0),
+];
 
 /// The first device, or a line that says that there is none.
 pub fn gpu() -> Option<Gpu> {
