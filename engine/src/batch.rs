@@ -133,6 +133,20 @@ pub enum SeqOp {
 }
 
 impl SeqOp {
+    /// The sequences that it is about: one, or the two of a copy.
+    pub fn slots(&self) -> impl Iterator<Item = SlotId> {
+        let (slot, other) = match *self {
+            Self::Copy { src, dst, .. } => (dst, Some(src)),
+            Self::Open { slot, .. }
+            | Self::Truncate { slot, .. }
+            | Self::Close { slot }
+            | Self::Adapt { slot, .. }
+            | Self::Name { slot, .. }
+            | Self::Checkpoint { slot, .. } => (slot, None),
+        };
+        other.into_iter().chain([slot])
+    }
+
     /// Names a sequence's adapters, if it has any.
     pub fn adapt(slot: SlotId, adapters: &Arc<[AdapterUse]>) -> Option<Self> {
         (!adapters.is_empty()).then(|| Self::Adapt { slot, adapters: adapters.clone() })

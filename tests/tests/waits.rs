@@ -43,8 +43,7 @@ const AT_MOST: [(&str, u64); 34] = [
     ("rwkv6qwen2", 1),
     ("rwkv7", 1),
     ("talkie", 1),
-    // Which adapters there are to multiply with is the host's to know.
-    ("graniteswitch", 4),
+    ("graniteswitch", 1),
 ];
 
 /// Models whose steps of decode differ: every so many positions one makes an entry; adapters that tokens switch on are other work.

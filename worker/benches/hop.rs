@@ -8,7 +8,8 @@
 //! - prefill: boundaries of 512 rows of 4096 f32 (8 MiB), several in flight, into one worker and through two.
 //!   Beside them stands a plain TCP stream.
 
-#[path = "../tests/common/mod.rs"]
+#[allow(dead_code, reason = "a bench uses a part")]
+#[path = "../tests/worker/common/mod.rs"]
 mod common;
 
 use std::io::{Read, Write};

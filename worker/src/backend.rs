@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blake3::Hash;
 use brigade_engine::batch::{BlockId, Boundary, UBatch};
@@ -191,15 +192,25 @@ pub trait StageRunner {
     /// Sizes at its two ends.
     fn shape(&self) -> StageShape;
 
-    /// Applies the ubatch's operations and computes its parts.
+    /// Whether a ubatch can be begun before those are finished that were begun.
+    fn may_begin(&self, _ubatch: &UBatch) -> bool {
+        true
+    }
+
+    /// Applies the ubatch's operations and begins to compute its parts, behind those that were begun before.
     ///
     /// # Errors
     /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
-    fn forward(
-        &mut self,
-        ubatch: &UBatch,
-        input: Option<Boundary>,
-    ) -> Result<StageOutput, StageError>;
+    fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError>;
+
+    /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.
+    fn is_done_within(&mut self, within: Duration) -> bool;
+
+    /// Waits for the first ubatch that was begun and not finished: what it gives.
+    ///
+    /// # Errors
+    /// As [`StageRunner::begin`].
+    fn finish(&mut self) -> Result<StageOutput, StageError>;
 
     /// The state of an open sequence.
     ///

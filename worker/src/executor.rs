@@ -6,27 +6,23 @@
 //! take its memory and its CPUs twice. The executor knows nothing of models: [`StageRunner`] says what a
 //! stage is.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::{Boundary, CopyName, RowValue, UBatch};
-use brigade_engine::device::GaveUp;
-use brigade_engine::error::SnapshotError;
+use brigade_engine::batch::{Boundary, CopyName, UBatch};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::pipeline::{self as pb, StageTiming};
+use brigade_proto::pipeline as pb;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{CopyFacts, KeptWeights, StageError, StageOutput, StageRunner};
+use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::{COPY_WITHIN, Keep};
-use crate::copies::taker::{PutBack, Taker};
+use crate::copies::taker::PutBack;
+use crate::lane_work::{LaneWork, panic_text};
 use crate::output::LaneRun;
-use crate::requests::Requests;
-use crate::wire::snapshot_failure;
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.
@@ -287,58 +283,35 @@ fn run_stage(
     runtime: &tokio::runtime::Handle,
     longest_us: &AtomicU64,
 ) -> Option<Build> {
-    let mut lane: Option<LaneRun> = None;
-    let mut requests = Requests::default();
-    let mut taker = Taker::new(runner.copy_facts());
-    let mut last_send_us = 0;
-    while let Some(job) = queue.blocking_recv() {
-        match job {
+    let mut work = LaneWork::new(runner, runtime, longest_us);
+    loop {
+        let job = match work.next_job(queue) {
+            Some(Job::Run(next)) => {
+                work.begin(next).ok()?;
+                continue;
+            }
+            job => job,
+        };
+        // All but a further ubatch stays behind those in work.
+        work.finish_all().ok()?;
+        match job? {
             Job::Build(build) => return Some(build),
-            Job::Begin(begun) => {
-                taker.begin(begun.copies.clone());
-                lane = Some(begun);
-                requests = Requests::default();
-                last_send_us = 0;
-            }
-            Job::Run(work) => {
-                let started = Instant::now();
-                let followers = (&mut requests, &mut taker);
-                let usable =
-                    compute(runner, &mut lane, followers, work, &mut last_send_us, runtime);
-                longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
-                if !usable {
-                    return None;
-                }
-            }
+            Job::Begin(lane) => work.begin_lane(lane),
+            Job::Run(_) => unreachable!("begun above"),
             Job::End(done) => {
-                lane = None;
+                work.end_lane();
                 let _ = done.send(());
             }
             Job::Snapshot { slot, answer } => {
-                let read = || runner.snapshot(slot);
-                let _ = answer.send(transfer(lane.as_ref(), &requests, slot, "snapshot", read));
+                let _ = answer.send(work.snapshot(slot));
             }
-            Job::Restore { slot, bytes, answer } => {
-                let write = || runner.restore(slot, &bytes);
-                let done = transfer(lane.as_ref(), &requests, slot, "restore", write);
-                if !written(done, answer, &mut lane) {
-                    return None;
-                }
-            }
+            Job::Restore { slot, bytes, answer } => work.restore(slot, &bytes, answer).ok()?,
             Job::FindHeld { names, answer } => {
-                let up_to = taker.find(&names);
-                let _ = answer.send(Ok(HeldFound { facts: taker.facts().cloned(), up_to }));
+                let _ = answer.send(Ok(work.find_held(&names)));
             }
-            Job::PutBack { put, answer } => {
-                let write = || taker.put_back(runner, &put);
-                let done = transfer(lane.as_ref(), &requests, put.slot, "checkpoint", write);
-                if !written(done, answer, &mut lane) {
-                    return None;
-                }
-            }
+            Job::PutBack { put, answer } => work.put_back(&put, answer).ok()?,
             Job::Reset { keep, done } => {
-                lane = None;
-                let result = reset(runner, &mut taker, keep.as_ref());
+                let result = work.reset(keep.as_ref());
                 let usable = result.is_ok();
                 let _ = done.send(result);
                 if !usable {
@@ -347,170 +320,4 @@ fn run_stage(
             }
         }
     }
-    None
-}
-
-/// Computes a ubatch, if its lane is not over. `false`: the stage's state cannot be trusted any more.
-fn compute(
-    runner: &mut dyn StageRunner,
-    lane: &mut Option<LaneRun>,
-    followers: (&mut Requests, &mut Taker),
-    work: Work,
-    last_send_us: &mut u32,
-    runtime: &tokio::runtime::Handle,
-) -> bool {
-    let Some(current) = lane.as_ref().filter(|lane| !lane.cancel.is_cancelled()) else {
-        return true;
-    };
-    let stop = match step(runner, current, followers, work, *last_send_us, runtime) {
-        Ok(send_us) => {
-            *last_send_us = send_us;
-            return true;
-        }
-        Err(stop) => stop,
-    };
-    if let (Some(failure), Some(current)) = (stop.failure, lane.take()) {
-        // The lane may have ended meanwhile; then its reason is known already.
-        let _ = current.failed.send(failure);
-    }
-    !stop.lost
-}
-
-/// Tells what came of giving a sequence another state. `false`: the stage's state cannot be trusted any more.
-fn written(done: Result<(), Failure>, answer: Answer<()>, lane: &mut Option<LaneRun>) -> bool {
-    let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
-    let _ = answer.send(done);
-    let Some(failure) = failure else { return true };
-    let Some(current) = lane.take() else { return true };
-    let _ = current.failed.send(failure);
-    false
-}
-
-fn reset(
-    runner: &mut dyn StageRunner,
-    taker: &mut Taker,
-    keep: Option<&Keep>,
-) -> Result<(), Failure> {
-    let failed = |why: String| Failure::refusal(FailureKind::Compute, why);
-    let reset = || {
-        taker.reset(runner, keep);
-        runner.reset()
-    };
-    match catch_unwind(AssertUnwindSafe(reset)) {
-        Ok(result) => result.map_err(|error| failed(error.to_string())),
-        Err(panic) => Err(failed(panic_text("resetting", &*panic))),
-    }
-}
-
-/// Reads or writes a sequence's state, as far as there is a lane whose sequence it could be.
-fn transfer<T>(
-    lane: Option<&LaneRun>,
-    requests: &Requests,
-    slot: u32,
-    doing: &str,
-    work: impl FnOnce() -> Result<T, SnapshotError>,
-) -> Result<T, Failure> {
-    let Some(lane) = lane.filter(|lane| !lane.cancel.is_cancelled()) else {
-        return Err(Failure::refusal(FailureKind::StaleEpoch, "the lane is over"));
-    };
-    let request = requests.of(slot);
-    let what = format!("{doing} of stage {}, slot {slot}", lane.stage);
-    let result = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|error| snapshot_failure(&error, &what)),
-        Err(panic) => Err(Failure::refusal(FailureKind::Compute, panic_text(&what, &*panic))),
-    };
-    match &result {
-        Ok(_) => tracing::debug!(slot, request, "{doing} of a sequence"),
-        Err(failure) => tracing::warn!(slot, request, %failure, "{doing} was refused"),
-    }
-    result
-}
-
-/// Why the executor leaves a lane.
-struct Stop {
-    /// `None`: the lane was cancelled, its reason is known.
-    failure: Option<Failure>,
-    /// The stage's state cannot be trusted any more.
-    lost: bool,
-}
-
-/// Computes a ubatch and sends it on; returns the microseconds of the sending.
-fn step(
-    runner: &mut dyn StageRunner,
-    lane: &LaneRun,
-    (requests, taker): (&mut Requests, &mut Taker),
-    work: Work,
-    last_send_us: u32,
-    runtime: &tokio::runtime::Handle,
-) -> Result<u32, Stop> {
-    let Work { ubatch, mut frame, input, wire_bytes, received, checked } = work;
-    requests.follow(&frame.ops);
-    let started = Instant::now();
-    lane.meter.started(started);
-    let computed = catch_unwind(AssertUnwindSafe(|| {
-        taker.before(runner, &ubatch)?;
-        let output = runner.forward(&ubatch, input)?;
-        taker.after(runner, &ubatch);
-        Ok::<_, StageError>(output)
-    }));
-    let compute_us = micros(started.elapsed());
-    lane.meter.finished(u64::from(compute_us));
-    let fail = |lost: bool, why: String| {
-        let reason = format!("stage {}, ubatch {}: {why}", lane.stage, ubatch.id);
-        let failure = Some(Failure::new(FailureKind::Compute, lane.stage, reason));
-        Stop { failure, lost }
-    };
-    let output = match computed {
-        Ok(Ok(output)) => output,
-        Ok(Err(error)) => return Err(fail(error.lost, about(&error, requests))),
-        Err(panic) => return Err(fail(true, panic_text("computing", &*panic))),
-    };
-    tell_failed_rows(&output, requests);
-    frame.timings.push(StageTiming {
-        queue_us: micros(started - received),
-        compute_us,
-        wire_bytes: u32::try_from(wire_bytes).unwrap_or(u32::MAX),
-        started_us: u64::try_from((started - lane.opened).as_micros()).unwrap_or(u64::MAX),
-        receive_us: micros(checked - received),
-        last_send_us,
-    });
-    let sending = Instant::now();
-    let sent = lane.out.send(frame, output, lane, runtime);
-    sent.map_err(|failure| Stop { failure, lost: false })?;
-    Ok(micros(sending.elapsed()))
-}
-
-/// A row that gave no token fails its request alone; here is where it can be looked into.
-fn tell_failed_rows(output: &StageOutput, requests: &Requests) {
-    let StageOutput::Rows(rows) = output else { return };
-    for row in rows {
-        if let RowValue::Failed(reason) = &row.value {
-            let (slot, pos) = (row.slot.0, row.pos);
-            tracing::warn!(slot, request = requests.of(slot), pos, reason, "no token can be drawn");
-        }
-    }
-}
-
-/// What went wrong, with the request it went wrong for.
-fn about(error: &StageError, requests: &Requests) -> String {
-    match error.slot.and_then(|slot| requests.of(slot)) {
-        Some(request) => format!("request {request}: {error}"),
-        None => error.to_string(),
-    }
-}
-
-fn micros(time: Duration) -> u32 {
-    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
-}
-
-fn panic_text(doing: &str, panic: &(dyn Any + Send)) -> String {
-    if let Some(GaveUp(why)) = panic.downcast_ref() {
-        return format!("{doing} was given up: {why}");
-    }
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message");
-    format!("{doing} panicked: {text}")
 }

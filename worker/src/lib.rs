@@ -28,6 +28,7 @@ pub mod hashes;
 pub mod host;
 pub mod join;
 pub mod lane;
+mod lane_work;
 pub mod load;
 pub mod measure;
 pub mod membership;

@@ -58,8 +58,12 @@ impl Meter {
     }
 
     /// The executor takes a ubatch from the queue.
-    pub fn started(&self, now: Instant) {
+    pub fn taken(&self) {
         self.queue_len.fetch_sub(1, Relaxed);
+    }
+
+    /// The stage computes a ubatch from now on.
+    pub fn started(&self, now: Instant) {
         self.computing_since.store(self.us(now) + 1, Relaxed);
     }
 
@@ -110,6 +114,7 @@ mod tests {
         let start = meter.opened;
         meter.received(10);
         meter.received(20);
+        meter.taken();
         meter.started(start + Duration::from_micros(100));
         let reading = meter.read(start + Duration::from_micros(150));
         assert_eq!((reading.busy_us, reading.computing_us, reading.queue_len), (50, 50, 1));

@@ -1,8 +1,9 @@
 //! The engine behind the worker's traits: what it can run, what a stage needs, and how one is built and run.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
@@ -14,7 +15,7 @@ use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{self, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::quant::GgmlType;
-use brigade_engine::stage::{Stage, StageConfig};
+use brigade_engine::stage::{Begun, Stage, StageConfig};
 use brigade_engine::state::{CopyRoom, StageCopy, StateRoom};
 use brigade_engine::text::Tokenizer;
 use brigade_proto::control::{KvType, StageSpec};
@@ -251,7 +252,7 @@ impl StageBackend for EngineBackend {
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
         };
-        Ok((Box::new(EngineStage { stage }), facts))
+        Ok((Box::new(EngineStage { stage, begun: VecDeque::new() }), facts))
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
@@ -372,6 +373,8 @@ fn model_failure(error: ModelError) -> Failure {
 /// A loaded stage.
 struct EngineStage {
     stage: Stage,
+    /// Ubatches that were begun and are not finished, in their order.
+    begun: VecDeque<Begun>,
 }
 
 impl StageRunner for EngineStage {
@@ -387,12 +390,22 @@ impl StageRunner for EngineStage {
         }
     }
 
-    fn forward(
-        &mut self,
-        ubatch: &UBatch,
-        input: Option<Boundary>,
-    ) -> Result<StageOutput, StageError> {
-        Ok(self.stage.forward(ubatch, input)?)
+    fn may_begin(&self, ubatch: &UBatch) -> bool {
+        self.stage.may_begin(ubatch)
+    }
+
+    fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError> {
+        self.begun.push_back(self.stage.begin(ubatch, input)?);
+        Ok(())
+    }
+
+    fn is_done_within(&mut self, within: Duration) -> bool {
+        self.begun.front_mut().is_none_or(|begun| begun.is_done_within(within))
+    }
+
+    fn finish(&mut self) -> Result<StageOutput, StageError> {
+        let begun = self.begun.pop_front().ok_or("no ubatch was begun")?;
+        Ok(self.stage.finish(begun)?)
     }
 
     fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {
@@ -404,6 +417,7 @@ impl StageRunner for EngineStage {
     }
 
     fn reset(&mut self) -> Result<(), StageError> {
+        self.begun.clear();
         self.stage.reset();
         Ok(())
     }

@@ -117,7 +117,8 @@ impl Batch {
         let failed = GpuError::of("a command buffer");
         let (point, stage) = (vk::PipelineBindPoint::COMPUTE, vk::ShaderStageFlags::COMPUTE);
         let flags = match self.may_come_again() {
-            true => vk::CommandBufferUsageFlags::empty(),
+            // The next pass may come while this one is on its way.
+            true => vk::CommandBufferUsageFlags::SIMULTANEOUS_USE,
             false => vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT,
         };
         let info = vk::CommandBufferBeginInfo::default().flags(flags);

@@ -55,7 +55,7 @@ impl Gpu {
     }
 
     /// [`Gpu::keep`] for ops that are recorded from now on: it does not wait for those before. Fit for tables of few bytes, which
-    /// are twice there until the next [`Gpu::finish`].
+    /// are twice there until this thread's next [`Milestone`](crate::Milestone) was waited for.
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
@@ -103,9 +103,22 @@ impl GpuBuffer {
     pub fn bytes(&self) -> &[u8] {
         let host = self.host();
         self.gpu.wait();
-        // SAFETY: the region has `len` bytes and is this buffer's. No command is pending, and one that writes here can only be
-        // recorded with the buffer borrowed mutably.
+        // SAFETY: the region has `len` bytes and is this buffer's. Commands that were recorded before are done, and one that writes
+        // here can only be recorded with the buffer borrowed mutably.
         unsafe { std::slice::from_raw_parts(host.as_ptr(), self.len) }
+    }
+
+    /// The bytes, for the host, while the device may be at work.
+    ///
+    /// # Safety
+    /// All commands that write to the buffer are done, or the device failed.
+    ///
+    /// # Panics
+    /// As [`GpuBuffer::bytes`].
+    pub(crate) unsafe fn bytes_now(&self) -> &[u8] {
+        // SAFETY: the region has `len` bytes and is this buffer's; no command writes to it (promised by the caller), and one that
+        // would can only be recorded with the buffer borrowed mutably.
+        unsafe { std::slice::from_raw_parts(self.host().as_ptr(), self.len) }
     }
 
     /// The bytes, for the host to change: waits for every command that was recorded.

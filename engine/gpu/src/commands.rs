@@ -1,7 +1,5 @@
 //! Commands: gathered one after the other, handed to the device in batches, waited for when the host reads.
 
-use std::time::{Duration, Instant};
-
 use ash::vk;
 
 use crate::batch::Batch;
@@ -11,6 +9,7 @@ use crate::options::GpuOptions;
 use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
 use crate::staging::Staging;
+use crate::timeline::Timeline;
 use crate::upload::Uploads;
 use crate::work::Work;
 
@@ -28,9 +27,6 @@ pub(crate) enum Order {
 const FIRST_BATCH: usize = 16;
 const LAST_BATCH: usize = 256;
 
-/// Steps of waiting after which it is looked whether the device comes on.
-const STEP: Duration = Duration::from_secs(1);
-
 /// What a device was handed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handed {
@@ -44,8 +40,7 @@ pub struct Handed {
 
 /// What was gathered and is not done yet.
 pub(crate) struct Recorder {
-    /// Counts the batches that are done.
-    done: vk::Semaphore,
+    timeline: Timeline,
     layout: vk::PipelineLayout,
     /// What is handed over next.
     open: Batch,
@@ -59,21 +54,21 @@ pub(crate) struct Recorder {
     runs: u64,
     /// Something was gathered, or left out, that the next run stays behind in any case.
     owed_barrier: bool,
-    patience: Duration,
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
     staging: Staging,
 }
 
 impl Recorder {
-    pub(crate) fn new(device: &Device, options: &GpuOptions) -> Result<Self, GpuError> {
+    pub(crate) fn new(
+        device: &Device,
+        timeline: Timeline,
+        options: &GpuOptions,
+    ) -> Result<Self, GpuError> {
         let raw = &device.raw;
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(device.family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
-        let mut timeline =
-            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let semaphore = vk::SemaphoreCreateInfo::default().push_next(&mut timeline);
         let ranges = [vk::PushConstantRange::default()
             .stage_flags(vk::ShaderStageFlags::COMPUTE)
             .size(MAX_PUSH as u32)];
@@ -85,7 +80,7 @@ impl Recorder {
             let pool = raw.create_command_pool(&info, None).map_err(&failed)?;
             let layout = raw.create_pipeline_layout(&layout, None).map_err(&failed)?;
             Ok(Self {
-                done: raw.create_semaphore(&semaphore, None).map_err(&failed)?,
+                timeline,
                 layout,
                 open: Batch::default(),
                 batch: FIRST_BATCH,
@@ -94,7 +89,6 @@ impl Recorder {
                 submitted: 0,
                 runs: 0,
                 owed_barrier: false,
-                patience: options.patience,
                 lose_after: options.lose_after,
                 uploads: Uploads::default(),
                 staging: Staging::default(),
@@ -173,7 +167,7 @@ impl Recorder {
                 // What was filled is on its way while the host fills the next chunk.
                 self.submit(device)?;
                 if let Some(batch) = self.staging.next(self.submitted) {
-                    self.wait_for(device, batch)?;
+                    self.timeline.wait(device, batch)?;
                 }
             }
             let (piece, rest) = bytes.split_at(self.staging.room().min(bytes.len()));
@@ -188,42 +182,20 @@ impl Recorder {
         Ok(())
     }
 
-    /// Hands over what was recorded, and waits until all is done.
-    pub(crate) fn wait(&mut self, device: &Device) -> Result<(), GpuError> {
-        self.submit(device)?;
+    /// The batch that the last of what was gathered is in.
+    pub(crate) fn last_batch(&self) -> u64 {
+        self.submitted + u64::from(!self.open.is_empty())
+    }
+
+    /// Hands over all that was gathered. What comes next begins with a small batch.
+    pub(crate) fn hand_over(&mut self, device: &Device) -> Result<(), GpuError> {
         self.batch = FIRST_BATCH;
-        self.wait_for(device, self.submitted)
+        self.submit(device)
     }
 
-    /// Waits until a batch that was handed over is done.
-    fn wait_for(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
-        let (semaphores, values) = ([self.done], [batch]);
-        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        let mut seen = self.progress(device)?;
-        let mut since = Instant::now();
-        loop {
-            let step = STEP.min(self.patience).as_nanos() as u64;
-            // SAFETY: the semaphore is of this device.
-            match unsafe { device.raw.wait_semaphores(&info, step) } {
-                Ok(()) => break,
-                Err(vk::Result::TIMEOUT) => {}
-                Err(error) => return Err(GpuError::of("to wait")(error)),
-            }
-            let now = self.progress(device)?;
-            if now > seen {
-                (seen, since) = (now, Instant::now());
-            } else if since.elapsed() >= self.patience {
-                return Err(GpuError::TimedOut { seconds: self.patience.as_secs() });
-            }
-        }
-        Ok(())
-    }
-
-    /// Batches that are done.
-    fn progress(&self, device: &Device) -> Result<u64, GpuError> {
-        // SAFETY: the semaphore is of this device.
-        unsafe { device.raw.get_semaphore_counter_value(self.done) }
-            .map_err(GpuError::of("to look at its work"))
+    /// Hands over what is in batches up to this one.
+    pub(crate) fn hand_over_up_to(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
+        if self.submitted < batch { self.hand_over(device) } else { Ok(()) }
     }
 
     /// Hands the batch over, without waiting.
@@ -238,11 +210,11 @@ impl Recorder {
         self.open.barrier(vk::PipelineStageFlags2::HOST);
         let runs = self.open.runs() as u64;
         let number = self.submitted + 1;
-        let done = self.progress(device)?;
+        let done = self.timeline.done(device)?;
         let commands = self.recorded.commands(device, &mut self.open, (number, done))?;
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         let signals = [vk::SemaphoreSubmitInfo::default()
-            .semaphore(self.done)
+            .semaphore(self.timeline.semaphore())
             .value(number)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let info = vk::SubmitInfo2::default()
@@ -268,7 +240,7 @@ impl Recorder {
                 chunk.destroy(device);
             }
             self.recorded.destroy(device);
-            device.raw.destroy_semaphore(self.done, None);
+            self.timeline.destroy(device);
         }
     }
 }

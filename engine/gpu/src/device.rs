@@ -1,8 +1,9 @@
 //! A GPU in use: its memory, its kernels, its queue.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use ash::vk;
 
@@ -18,6 +19,7 @@ use crate::pipelines::{Pipelines, Wanted};
 use crate::rehearsal::Rehearsal;
 use crate::shader::Shader;
 use crate::span::Span;
+use crate::timeline::{Timeline, Watch};
 use crate::work::{Joined, Work};
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
@@ -35,8 +37,10 @@ struct Open {
     pipelines: Mutex<Pipelines>,
     rehearsal: Rehearsal,
     memory: Mutex<Memory>,
-    /// Whether something was recorded that was not waited for.
-    pending: AtomicBool,
+    /// The number of the batch that the last of what was recorded is in, and that of the last batch that is known to be done.
+    recorded: AtomicU64,
+    done: AtomicU64,
+    timeline: Timeline,
     /// How often the host waited.
     waits: AtomicU64,
     failure: OnceLock<GpuError>,
@@ -76,7 +80,8 @@ impl Gpu {
             return Err(GpuError::NoHalfUnits { device, driver });
         }
         let device = Device::open(instance, physical, &facts, options.fast_math)?;
-        let recorder = Recorder::new(&device, options)?;
+        let timeline = Timeline::new(&device, options.patience)?;
+        let recorder = Recorder::new(&device, timeline, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, recorder.layout(), facts.limits, folder)?;
         let apart = options.apart || !facts.shares_host_memory();
@@ -89,7 +94,9 @@ impl Gpu {
             pipelines: Mutex::new(pipelines),
             rehearsal: Rehearsal::default(),
             memory: Mutex::new(memory),
-            pending: AtomicBool::new(false),
+            recorded: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            timeline,
             waits: AtomicU64::new(0),
             failure: OnceLock::new(),
             device: ManuallyDrop::new(device),
@@ -129,7 +136,7 @@ impl Gpu {
 
     /// Whether all that was recorded was waited for, so that the host reads and writes at once.
     pub fn is_idle(&self) -> bool {
-        !self.0.pending.load(Ordering::Acquire)
+        self.0.done.load(Ordering::Acquire) >= self.recorded()
     }
 
     /// The first error that there was.
@@ -145,18 +152,11 @@ impl Gpu {
     /// # Errors
     /// The first error that there was, in this or anything before.
     pub fn finish(&self) -> Result<(), GpuError> {
-        let mut recorder = lock(&self.0.recorder);
-        self.wait_with(&mut recorder);
-        if self.check().is_ok() {
-            recorder.uploads.end();
-        }
-        drop(recorder);
-        lock(&self.0.pipelines).save_at_times(&self.0.device);
-        self.check()
+        self.milestone().wait()
     }
 
     /// Copies a small table, such as positions or page lists, to where ops read it. It is there until this thread's next
-    /// [`Gpu::finish`].
+    /// [`Milestone`](crate::Milestone) was waited for.
     pub fn upload(&self, bytes: &[u8]) -> Span<'_> {
         let put = |recorder: &mut Recorder| recorder.uploads.put(&self.0.device, bytes);
         Span::new(self.record(put).unwrap_or_default(), bytes.len())
@@ -269,19 +269,95 @@ impl Gpu {
 
     /// Waits until all that was recorded is done, or the device failed.
     pub(crate) fn wait(&self) {
-        if self.0.pending.load(Ordering::Acquire) {
-            self.wait_with(&mut lock(&self.0.recorder));
+        if !self.is_idle() {
+            let batch = self.hand_over(false);
+            self.wait_for(batch);
         }
     }
 
-    fn wait_with(&self, recorder: &mut Recorder) {
-        if self.0.pending.load(Ordering::Acquire) && self.0.failure.get().is_none() {
-            self.0.waits.fetch_add(1, Ordering::Relaxed);
-            match recorder.wait(&self.0.device) {
-                Ok(()) => self.0.pending.store(false, Ordering::Release),
-                Err(error) => self.fail(error),
+    /// The number of the batch that the last of what was recorded is in.
+    pub(crate) fn recorded(&self) -> u64 {
+        self.0.recorded.load(Ordering::Acquire)
+    }
+
+    /// Hands over all that was recorded, and says in which batch the last of it is. `with_tables`: those of this thread are free once
+    /// that is done.
+    pub(crate) fn hand_over(&self, with_tables: bool) -> u64 {
+        let mut recorder = lock(&self.0.recorder);
+        if self.0.failure.get().is_none()
+            && let Err(error) = recorder.hand_over(&self.0.device)
+        {
+            self.fail(error);
+        }
+        let batch = self.recorded();
+        if with_tables {
+            recorder.uploads.hand_over(batch);
+        }
+        batch
+    }
+
+    /// Hands over what is in batches up to this one, as far as it is not.
+    pub(crate) fn hand_over_up_to(&self, batch: u64) {
+        if self.0.done.load(Ordering::Acquire) < batch {
+            let mut recorder = lock(&self.0.recorder);
+            if self.0.failure.get().is_none()
+                && let Err(error) = recorder.hand_over_up_to(&self.0.device, batch)
+            {
+                self.fail(error);
             }
         }
+    }
+
+    /// Waits until a batch that was handed over is done, or the device failed. Others may record meanwhile.
+    pub(crate) fn wait_for(&self, batch: u64) {
+        if self.0.done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
+            return;
+        }
+        self.0.waits.fetch_add(1, Ordering::Relaxed);
+        match self.0.timeline.wait(&self.0.device, batch) {
+            Ok(()) => drop(self.0.done.fetch_max(batch, Ordering::AcqRel)),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Waits for so long at most; whether a batch that was handed over is done, or the device failed. `watch` is kept between calls.
+    pub(crate) fn is_done_within(
+        &self,
+        batch: u64,
+        within: Duration,
+        watch: &mut Option<Watch>,
+    ) -> bool {
+        if self.0.done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
+            return true;
+        }
+        let (device, timeline) = (&*self.0.device, &self.0.timeline);
+        let mut look = || {
+            let mut seen = watch.take().map_or_else(|| timeline.watch(device), Ok)?;
+            let done = timeline.wait_within(device, batch, within, &mut seen)?;
+            *watch = Some(seen);
+            Ok(done)
+        };
+        match look() {
+            Ok(true) => {
+                // The host waited for it, in however many steps.
+                self.0.waits.fetch_add(1, Ordering::Relaxed);
+                self.0.done.fetch_max(batch, Ordering::AcqRel);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                self.fail(error);
+                true
+            }
+        }
+    }
+
+    /// Tables of what is done are free again; at times the compiled kernels are kept for the next run.
+    pub(crate) fn free_tables(&self) {
+        if self.check().is_ok() {
+            lock(&self.0.recorder).uploads.free(self.0.done.load(Ordering::Acquire));
+        }
+        lock(&self.0.pipelines).save_at_times(&self.0.device);
     }
 
     /// Memory from a slab.
@@ -325,8 +401,9 @@ impl Gpu {
         if self.0.failure.get().is_some() {
             return None;
         }
-        self.0.pending.store(true, Ordering::Release);
-        task(&mut recorder).inspect_err(|error| self.fail(error.clone())).ok()
+        let result = task(&mut recorder);
+        self.0.recorded.store(recorder.last_batch(), Ordering::Release);
+        result.inspect_err(|error| self.fail(error.clone())).ok()
     }
 
     fn fail(&self, error: GpuError) {

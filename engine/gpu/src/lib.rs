@@ -19,6 +19,7 @@ mod instance;
 mod lock;
 mod logical;
 mod memory;
+mod milestone;
 mod ops;
 mod options;
 mod pipeline_cache;
@@ -29,6 +30,7 @@ mod shader;
 mod slab;
 mod span;
 mod staging;
+mod timeline;
 mod upload;
 mod work;
 
@@ -38,6 +40,7 @@ pub use device::Gpu;
 pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
+pub use milestone::{Fetch, Milestone};
 pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, NewEntries};
 pub use ops::{AttendPages, AttendVariant, DistanceBiases, Window};
 pub use ops::{BlockIndexSpans, BlockRope, BlockSizes, MeanIndexSpans, NO_BLOCK};
@@ -49,7 +52,10 @@ pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
 pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
-pub use ops::{FewValues, GatedSpans, IndexSpans, MAX_INDEX_HEADS, PoolSizes, PoolingSpans};
+pub use ops::{
+    FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolSizes,
+    PoolingSpans,
+};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
 pub use ops::{Product, RowForm, WeightType, Weights};
 pub use ops::{Wkv6Rows, Wkv7Rows, Wkv7Spans};

@@ -53,8 +53,8 @@ impl Recorded {
     ) -> Result<vk::CommandBuffer, GpuError> {
         let fingerprint = batch.fingerprint();
         let found = self.found.get(&fingerprint).map(|at| &mut self.buffers[*at]);
-        // One that is on its way may not be handed over a second time.
-        if let Some(buffer) = found.filter(|it| it.number <= done && it.batch.is_same(batch)) {
+        // It may be on its way: such buffers are recorded so that they can be there twice.
+        if let Some(buffer) = found.filter(|it| it.batch.is_same(batch)) {
             buffer.number = number;
             batch.clear();
             return Ok(buffer.commands);

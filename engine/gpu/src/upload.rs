@@ -1,5 +1,5 @@
-//! Small tables for the device. A thread's tables live until its next `finish`, whatever other threads do meanwhile: each may compute a
-//! stage of its own on the device.
+//! Small tables for the device. Those of a thread belong to its next milestone, and live until that was waited for, whatever else is
+//! brought meanwhile: by other threads, which may compute stages of their own on the device, or for later work of this one.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
@@ -15,6 +15,8 @@ const CHUNK: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Uploads {
     of_threads: HashMap<ThreadId, Tables>,
+    /// Those that work on its way reads, with the batch that the last of it is in.
+    handed: Vec<(u64, Vec<Slab>)>,
     free: Vec<Slab>,
 }
 
@@ -31,8 +33,10 @@ impl Uploads {
         let len = (bytes.len() as u64).max(1).next_multiple_of(crate::memory::ALIGNMENT);
         let tables = self.of_threads.entry(thread::current().id()).or_default();
         if tables.chunks.last().is_none_or(|chunk| tables.used + len > chunk.len) {
-            let chunk = match self.free.iter().position(|chunk| len <= chunk.len) {
-                Some(fits) => self.free.swap_remove(fits),
+            // The one that lies first, so that tables of a pass lie where they lay in the pass before.
+            let fits = (0..self.free.len()).filter(|at| len <= self.free[*at].len);
+            let chunk = match fits.min_by_key(|at| self.free[*at].address) {
+                Some(first) => self.free.swap_remove(first),
                 None => Slab::new(device, len.max(CHUNK), Place::Device)?,
             };
             tables.chunks.push(chunk);
@@ -50,15 +54,25 @@ impl Uploads {
         Ok(chunk.address + offset)
     }
 
-    /// The chunks of this thread are free again. The device has done all its work.
-    pub(crate) fn end(&mut self) {
-        let tables = self.of_threads.remove(&thread::current().id());
-        self.free.extend(tables.into_iter().flat_map(|tables| tables.chunks));
+    /// The tables of this thread are complete: they are free when this batch is done.
+    pub(crate) fn hand_over(&mut self, batch: u64) {
+        if let Some(tables) = self.of_threads.remove(&thread::current().id()) {
+            self.handed.push((batch, tables.chunks));
+        }
+    }
+
+    /// Frees the tables of what is done: batches up to this one.
+    pub(crate) fn free(&mut self, done: u64) {
+        let Self { handed, free, .. } = self;
+        let of_done = handed.extract_if(.., |(batch, _)| *batch <= done);
+        free.extend(of_done.flat_map(|(_, chunks)| chunks));
     }
 
     /// Takes out every chunk.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
         let of_threads = std::mem::take(&mut self.of_threads).into_values();
-        of_threads.flat_map(|tables| tables.chunks).chain(std::mem::take(&mut self.free))
+        let handed = std::mem::take(&mut self.handed).into_iter();
+        let in_use = of_threads.map(|tables| tables.chunks).chain(handed.map(|(_, chunks)| chunks));
+        in_use.flatten().chain(std::mem::take(&mut self.free))
     }
 }

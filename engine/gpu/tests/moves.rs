@@ -69,16 +69,20 @@ fn the_first_of_the_greatest_values_is_found() {
             row.iter().position(|x| *x == most).map(|at| at as u32)
         };
         let rows: Vec<Option<u32>> = x.chunks_exact(d).map(wanted).collect();
-        assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap(), rows, "{n} rows of {d}");
+        assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap().places(), rows, "{n} rows of {d}");
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY].into_iter().filter(|_| n > 0) {
             let (mut x, mut rows) = (x.clone(), rows.clone());
             x[d / 2] = bad;
             rows[0] = None;
-            assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap(), rows, "{n} rows of {d}");
+            assert_eq!(
+                gpu.greatest(on(&gpu, &x).span(), d).unwrap().places(),
+                rows,
+                "{n} rows of {d}"
+            );
         }
     }
     let lowest = [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, f32::MIN];
-    assert_eq!(gpu.greatest(on(&gpu, &lowest).span(), 2).unwrap(), [None, Some(1)]);
+    assert_eq!(gpu.greatest(on(&gpu, &lowest).span(), 2).unwrap().places(), [None, Some(1)]);
 }
 
 #[test]
@@ -98,14 +102,14 @@ fn some_of_the_greatest_values_are_found_with_their_places() {
             all.into_iter().map(|(place, value)| (place, value.to_bits())).collect()
         };
         let rows: Vec<Vec<(u32, u32)>> = x.chunks_exact(d).map(wanted).collect();
-        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().into_iter();
+        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().values().into_iter();
         let found = found.map(|row| {
             let row = row.expect("all are numbers").into_iter();
             row.map(|(place, value)| (place, value.to_bits())).collect()
         });
         assert!(found.collect::<Vec<Vec<_>>>() == rows, "{k} of {n} rows of {d}");
         x[d / 2] = f32::NAN;
-        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap();
+        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().values();
         assert!(found[0].is_none() && found[1..].iter().all(Option::is_some));
     }
 }

@@ -1,6 +1,8 @@
 //! Which adapter of the file's own a row uses ([`SwitchSpec`](crate::arch::SwitchSpec)): attention with one head over all
 //! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
 //! place of that adapter.
+//!
+//! Which adapters there are to multiply with is the host's to know. So this is computed by the host, whose memory has its pages.
 
 use super::{Block, BlockCx};
 use crate::arch::{Beside, SwitchRouterSpec};
@@ -32,9 +34,7 @@ impl Block for Switch {
         const WIDTH: usize = SwitchRouterSpec::WIDTH;
         let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
         let zeros = || Rows::new(vec![0.0; places.len() * WIDTH], WIDTH);
-        let [mut q, mut k, mut v] = [zeros(), zeros(), zeros()];
-        let mut found = cx.scratch.zeros(places.len(), WIDTH);
-        // Which adapters there are to multiply with is the host's to know: it reads the places here and what is found.
+        let [mut q, mut k, mut v, mut found] = [zeros(), zeros(), zeros(), zeros()];
         for (row, place) in places.iter().enumerate() {
             let at = row * WIDTH;
             q[at] = 1.0;

@@ -3,38 +3,50 @@
 
 use std::ops::Deref;
 
-use brigade_gpu::{GpuBuffer, Purpose};
+use brigade_gpu::Fetch;
 
 use super::Rows;
 
-/// Values that the host reads.
-pub struct Fetched<'a>(Place<'a>);
+/// Values that the host reads. Whoever does waits for the GPU, and only for what it was told before they were fetched.
+pub struct Fetched(Place);
 
-enum Place<'a> {
-    Here(&'a Rows),
-    Brought(GpuBuffer),
+enum Place {
+    Here(Box<Rows>),
+    Brought(Fetch),
 }
 
 impl Rows {
-    /// The values, for the host. They are on their way at once; whoever reads them waits, which is once for all that were fetched
-    /// before.
-    pub fn fetched(&self) -> Fetched<'_> {
-        let brought = self.gpu().zip(self.span()).and_then(|(gpu, span)| {
-            let mut buffer = gpu.buffer(span.len(), Purpose::Results).ok()?;
-            gpu.copy(span, buffer.span_mut());
-            Some(buffer)
-        });
-        Fetched(brought.map_or(Place::Here(self), Place::Brought))
+    /// The values, for the host. They are on their way at once; their memory with a GPU is free for what comes next.
+    pub fn fetched(self) -> Fetched {
+        let brought = self.gpu().zip(self.span()).and_then(|(gpu, span)| gpu.fetch(span).ok());
+        Fetched(brought.map_or_else(|| Place::Here(Box::new(self)), Place::Brought))
     }
 }
 
-impl Deref for Fetched<'_> {
+impl Fetched {
+    /// The values, to be kept.
+    pub fn into_vec(self) -> Vec<f32> {
+        match self.0 {
+            Place::Here(rows) if rows.is_with_gpu() => rows.to_vec(),
+            Place::Here(rows) => rows.into_vec(),
+            Place::Brought(fetch) => bytemuck::cast_slice(fetch.bytes()).to_vec(),
+        }
+    }
+}
+
+impl Default for Fetched {
+    fn default() -> Self {
+        Self(Place::Here(Box::default()))
+    }
+}
+
+impl Deref for Fetched {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
         match &self.0 {
             Place::Here(rows) => rows,
-            Place::Brought(buffer) => bytemuck::cast_slice(buffer.bytes()),
+            Place::Brought(fetch) => bytemuck::cast_slice(fetch.bytes()),
         }
     }
 }

@@ -34,7 +34,7 @@ mod values;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
-pub use brigade_gpu::Handed;
+pub use brigade_gpu::{FewValues, Handed, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
@@ -43,6 +43,7 @@ pub use fetched::Fetched;
 pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;
+pub use moves::FewGreatest;
 pub use name::{DeviceName, DeviceWish};
 pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
@@ -172,6 +173,20 @@ impl Device {
     /// Its name: that of a kernel table, or `vulkan:0`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The point at which all is done that the GPU was told to do up to now, which it begins with; `None` on the CPU, where all is
+    /// done at once.
+    pub fn milestone(&self) -> Option<Milestone> {
+        self.gpu.as_ref().map(Gpu::milestone)
+    }
+
+    /// Whether the GPU works so far.
+    ///
+    /// # Errors
+    /// The GPU failed: what it computed is lost.
+    pub fn check(&self) -> Result<(), GpuError> {
+        self.gpu.as_ref().map_or(Ok(()), Gpu::check)
     }
 
     /// Waits for all that the GPU was told to do.

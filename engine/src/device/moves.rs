@@ -2,10 +2,33 @@
 
 use std::ops::Range;
 
-use brigade_gpu::FewValues;
+use brigade_gpu::{self as there, FewValues};
 
-use super::{Device, Rows, Values, ValuesMut};
+use super::{Device, Rows, Scratch, Values, ValuesMut};
 use crate::kernels::{HeadColumns, RopeTable};
+
+/// The greatest values of each row, which a GPU finds: on their way to the host.
+pub struct FewGreatest(Found);
+
+enum Found {
+    /// Only its place is known, and needed.
+    One(there::Greatest),
+    Several(there::FewGreatest),
+}
+
+impl FewGreatest {
+    /// The values with their places, which ascend; of equal ones the earlier. A single one counts as 0. `None` where a row has a
+    /// value that is no number or +inf, or only -inf: whoever asks looks at the rows then. Waits for them.
+    pub fn values(&self) -> Option<Vec<FewValues>> {
+        match &self.0 {
+            Found::One(found) => {
+                let places = found.places().into_iter();
+                places.map(|place| Some(vec![(place?, 0.0)])).collect()
+            }
+            Found::Several(found) => found.values().into_iter().collect(),
+        }
+    }
+}
 
 impl Device {
     /// [`Compute::heads_apart`](crate::kernels::Compute::heads_apart).
@@ -88,18 +111,24 @@ impl Device {
         }
     }
 
-    /// Where the greatest value of each row is, the first of equal ones. `None` without a GPU, and where a row has a value that
-    /// is no number or +inf, or only -inf: whoever asks looks at the rows then.
-    pub fn greatest(&self, x: &Rows) -> Option<Vec<u32>> {
+    /// Finds the `k` greatest values of each row. `None` without a GPU, and where it has no room for them.
+    pub fn greatest(&self, x: &Rows, k: usize) -> Option<FewGreatest> {
         let (gpu, span) = (self.gpu.as_ref()?, x.span()?);
-        gpu.greatest(span, x.cols()).ok()?.into_iter().collect()
+        let found = match k {
+            1 => Found::One(gpu.greatest(span, x.cols()).ok()?),
+            _ => Found::Several(gpu.greatest_few(span, x.cols(), k).ok()?),
+        };
+        Some(FewGreatest(found))
     }
 
-    /// The `k` greatest values of each row with their places, which ascend; of equal ones the earlier. `None` as of
-    /// [`Device::greatest`].
-    pub fn greatest_few(&self, x: &Rows, k: usize) -> Option<Vec<FewValues>> {
-        let (gpu, span) = (self.gpu.as_ref()?, x.span()?);
-        gpu.greatest_few(span, x.cols(), k).ok()?.into_iter().collect()
+    /// Rows `picked` of `x`, in this order. Those that the host keeps, whatever computes, stay there.
+    pub fn picked_rows(&self, scratch: &Scratch, x: &Rows, picked: &[u32]) -> Rows {
+        let mut out = match self.has_gpu() && !x.is_with_gpu() {
+            true => Rows::new(vec![0.0; picked.len() * x.cols()], x.cols()),
+            false => scratch.take(picked.len(), x.cols()),
+        };
+        self.gather_rows(x, picked, &mut out);
+        out
     }
 
     /// Rows `picked` of `x`, in this order: `out` is `[picked.len(), x.cols()]`.

@@ -305,7 +305,10 @@ impl Rows {
             }
             (_, values) => {
                 self.values = values;
-                self.fetched().to_vec()
+                match self.is_with_gpu() {
+                    true => self.fetched().into_vec(),
+                    false => self.to_vec(),
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use super::norm::Norm;
 use super::wanted::wanted_rows;
 use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
-use crate::device::{Device, Rows, Scratch};
+use crate::device::{Device, Fetched, Rows, Scratch};
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
@@ -13,6 +13,24 @@ use crate::state::PartRows;
 pub(super) struct BoundaryRows {
     pub(super) hidden: Rows,
     pub(super) beside: Vec<Rows>,
+}
+
+/// What leaves a stage, on its way to the host.
+pub(super) struct FetchedRows {
+    n_rows: usize,
+    hidden: Fetched,
+    beside: Vec<Fetched>,
+}
+
+impl FetchedRows {
+    /// One tensor after the other.
+    pub(super) fn into_boundary(self) -> Boundary {
+        let Self { n_rows, hidden, beside } = self;
+        let mut data = hidden.into_vec();
+        data.reserve_exact(beside.iter().map(|tensor| tensor.len()).sum());
+        beside.iter().for_each(|tensor| data.extend_from_slice(tensor));
+        Boundary { n_rows, data }
+    }
 }
 
 impl BoundaryRows {
@@ -70,19 +88,17 @@ impl BoundaryRows {
         }
     }
 
-    /// One tensor after the other.
-    pub(super) fn into_boundary(self, n_rows: usize) -> Boundary {
-        let Self { hidden, beside } = self;
-        let beside: Vec<_> = beside.iter().map(Rows::fetched).collect();
-        let mut data = hidden.into_vec();
-        data.reserve_exact(beside.iter().map(|tensor| tensor.len()).sum());
-        beside.iter().for_each(|tensor| data.extend_from_slice(tensor));
-        Boundary { n_rows, data }
+    /// The tensors of so many rows, for the host.
+    pub(super) fn fetched(self, n_rows: usize) -> FetchedRows {
+        let beside = self.beside.into_iter().map(Rows::fetched).collect();
+        FetchedRows { n_rows, hidden: self.hidden.fetched(), beside }
     }
 
-    /// Moves all of them to the scratch's memory, where they are not in the host's anyway.
-    pub(super) fn adopted(self, scratch: &Scratch) -> Self {
-        let beside = self.beside.into_iter().map(|rows| scratch.adopt(rows)).collect();
+    /// Moves all of them to the scratch's memory, where they are not in the host's anyway; but for the tensor beside the stream
+    /// that the host reads, if there is one.
+    pub(super) fn adopted(self, scratch: &Scratch, of_host: Option<usize>) -> Self {
+        let adopt = |(i, rows)| if Some(i) == of_host { rows } else { scratch.adopt(rows) };
+        let beside = self.beside.into_iter().enumerate().map(adopt).collect();
         Self { hidden: scratch.adopt(self.hidden), beside }
     }
 
@@ -93,9 +109,7 @@ impl BoundaryRows {
             if tensor.is_empty() {
                 return Rows::default();
             }
-            let mut rows = scratch.take(picked.len(), tensor.cols());
-            device.gather_rows(tensor, &picked, &mut rows);
-            rows
+            device.picked_rows(scratch, tensor, &picked)
         };
         let beside = self.beside.iter().map(gather).collect();
         Self { hidden: gather(&self.hidden), beside }
@@ -119,10 +133,10 @@ mod tests {
             BoundaryRows::from_boundary(Boundary { n_rows: 4, data: data.clone() }, &spec);
         assert_eq!(carried.hidden[..], data[..8]);
         assert_eq!(beside(&carried), [&data[8..20], &data[20..]]);
-        assert_eq!(carried.into_boundary(4), Boundary { n_rows: 4, data });
+        assert_eq!(carried.fetched(4).into_boundary(), Boundary { n_rows: 4, data });
         let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
-        assert_eq!(empty.into_boundary(0), Boundary::default());
+        assert_eq!(empty.fetched(0).into_boundary(), Boundary::default());
     }
 
     #[test]
@@ -152,7 +166,7 @@ mod tests {
         carried.leave_behind(&spec);
         let kept: [&[f32]; 3] = [&[1.0, 2.0, 4.0, 5.0], &[], &[]];
         assert_eq!(beside(&carried), kept);
-        let boundary = carried.into_boundary(2);
+        let boundary = carried.fetched(2).into_boundary();
         assert_eq!(boundary.data.len(), 2 * spec.width());
         let again = BoundaryRows::from_boundary(boundary, &spec);
         assert_eq!(beside(&again), kept);
@@ -168,7 +182,7 @@ mod tests {
                 stream.fill(value);
                 carried.restart(stream);
             }
-            carried.into_boundary(1).data
+            carried.fetched(1).into_boundary().data
         };
         assert_eq!(run(), [4.0, 4.0, 1.0, 2.0, 3.0, 3.0]);
         let warm = scratch.n_grown();

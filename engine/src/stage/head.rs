@@ -6,10 +6,10 @@ use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
 use crate::arch::HeadSpec;
-use crate::batch::{RowOutput, RowValue, SampledToken, Want};
+use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, Want};
 use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Mask, Masks};
-use crate::device::{Device, Rows, Scratch};
+use crate::device::{Device, Fetched, FewGreatest, FewValues, Rows, Scratch};
 use crate::kernels::Vector;
 use crate::sample::{Next, Sampler, looks_at};
 use crate::state::{PartRows, Sequences};
@@ -32,22 +32,34 @@ pub(super) struct Head {
     pub(super) masks: Masks,
 }
 
+/// What parts want, on its way to the host.
+pub(super) struct HeadRows {
+    parts: Vec<PartRows>,
+    values: Values,
+}
+
+enum Values {
+    /// All that is drawn looks at few logits, which a GPU finds. The others stay there, where one is no number.
+    Few { few: FewGreatest, logits: Box<Rows> },
+    /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where nobody wants any.
+    All { normed: Fetched, logits: Fetched },
+}
+
 impl Head {
-    /// What the parts want, from their gathered rows, and the adapters that these use.
-    pub(super) fn outputs(
-        &mut self,
+    /// What the parts want of their gathered rows, and the adapters that these use: all but the draws.
+    pub(super) fn rows(
+        &self,
         (device, scratch): (&Device, &Scratch),
         sequences: &Sequences,
-        parts: &[PartRows],
+        parts: Vec<PartRows>,
         (wanted, adapters): (&BoundaryRows, &RowAdapters),
-    ) -> Vec<RowOutput> {
-        let n_vocab = self.output.as_ref().map_or(0, Linear::rows);
-        let n_embd = self.n_embd;
+    ) -> HeadRows {
         let n = wanted.hidden.n_rows();
         if n == 0 {
-            return Vec::new();
+            let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
+            return HeadRows { parts: Vec::new(), values };
         }
-        let mut normed = scratch.take(n, n_embd);
+        let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
         let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
@@ -55,14 +67,31 @@ impl Head {
             Some(output) => self.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
         };
-        if let Some(tokens) = self.drawn_of_few(device, sequences, parts, &logits) {
-            return tokens;
-        }
-        let (normed, logits) = (normed.fetched(), logits.fetched());
-        let mut outputs = Vec::with_capacity(n);
+        let few = few_looked_at(sequences, &parts)
+            .filter(|k| *k <= MOST_OF_FEW.min(logits.cols()))
+            .and_then(|k| device.greatest(&logits, k));
+        let values = match few {
+            Some(few) => Values::Few { few, logits: Box::new(logits) },
+            None => Values::All { normed: normed.fetched(), logits: logits.fetched() },
+        };
+        HeadRows { parts, values }
+    }
+
+    /// What the parts want, in their order; tokens are drawn now.
+    pub(super) fn outputs(&mut self, sequences: &Sequences, rows: HeadRows) -> Vec<RowOutput> {
+        let HeadRows { parts, values } = rows;
+        let (normed, logits) = match values {
+            Values::All { normed, logits } => (normed, logits),
+            Values::Few { few, logits } => match few.values() {
+                Some(few) => return self.drawn_of_few(sequences, &parts, &few),
+                None => (Fetched::default(), logits.fetched()),
+            },
+        };
+        let (n_vocab, n_embd) = (self.output.as_ref().map_or(0, Linear::rows), self.n_embd);
+        let mut outputs = Vec::with_capacity(parts.len());
         let mut index = 0;
         let mut guide = None;
-        for part in parts {
+        for part in &parts {
             for row in wanted_rows(part) {
                 let pos = part.pos + (row - part.rows.start) as u32;
                 let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
@@ -114,36 +143,21 @@ impl Head {
         logits
     }
 
-    /// What the parts want where they all want tokens for which few logits of their rows are looked at, and a GPU finds these:
-    /// no others leave it then.
+    /// The tokens that the parts want, drawn of the greatest logits of each row.
     fn drawn_of_few(
         &mut self,
-        device: &Device,
         sequences: &Sequences,
         parts: &[PartRows],
-        logits: &Rows,
-    ) -> Option<Vec<RowOutput>> {
-        let wanting: Vec<&PartRows> =
-            parts.iter().filter(|part| part.want != Want::Nothing).collect();
-        let setup_of = |part: &PartRows| sequences.get(part.slot)?.sampler.as_ref();
-        let last_pos = |part: &PartRows| part.pos + part.rows.len() as u32 - 1;
-        let looked_at = wanting.iter().map(|part| match part.want {
-            Want::Sample => looks_at(setup_of(part)?, last_pos(part) + 1),
-            _ => None,
-        });
-        let k = looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()?;
-        let few = match k {
-            1 => device.greatest(logits)?.into_iter().map(|id| vec![(id, 0.0)]).collect(),
-            _ if k <= MOST_OF_FEW.min(logits.cols()) => device.greatest_few(logits, k)?,
-            _ => return None,
-        };
-        let drawn = wanting.into_iter().zip(few).map(|(part, few)| {
+        few: &[FewValues],
+    ) -> Vec<RowOutput> {
+        let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
+        let drawn = wanting.zip(few).map(|(part, few)| {
             let pos = last_pos(part);
-            let value = match self.sampler.sample_few(&few, setup_of(part)?, pos + 1) {
+            let value = match self.sampler.sample_few(few, setup_of(sequences, part), pos + 1) {
                 Ok(token) => RowValue::Sampled(token),
                 Err(error) => RowValue::Failed(error.to_string()),
             };
-            Some(RowOutput { slot: part.slot, pos, value })
+            RowOutput { slot: part.slot, pos, value }
         });
         drawn.collect()
     }
@@ -156,8 +170,7 @@ impl Head {
         logits: &[f32],
         guide: Option<&[f32]>,
     ) -> RowValue {
-        let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
-        let setup = setup.expect("a part that wants a sample was checked to have a sampler");
+        let setup = setup_of(sequences, part);
         let logits = match (setup.guidance, guide) {
             (Some(guidance), Some(guide)) => match guidance.combine(logits, guide) {
                 Ok(combined) => Cow::Owned(combined),
@@ -187,6 +200,26 @@ impl Head {
             Err(error) => RowValue::Failed(error.to_string()),
         }
     }
+}
+
+/// How many of the greatest logits of each row are looked at, where all that parts want is tokens for which few are.
+fn few_looked_at(sequences: &Sequences, parts: &[PartRows]) -> Option<usize> {
+    let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
+    let looked_at = wanting.map(|part| match part.want {
+        Want::Sample => looks_at(setup_of(sequences, part), last_pos(part) + 1),
+        _ => None,
+    });
+    looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()
+}
+
+/// How the token of a part is drawn. Nothing changes the sequence between its ubatch and the draw.
+fn setup_of<'a>(sequences: &'a Sequences, part: &PartRows) -> &'a SamplerSetup {
+    let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
+    setup.expect("a part that wants a sample was checked to have a sampler")
+}
+
+fn last_pos(part: &PartRows) -> u32 {
+    part.pos + part.rows.len() as u32 - 1
 }
 
 #[cfg(test)]
@@ -257,7 +290,9 @@ mod tests {
             let scratch = Scratch::default();
             let wanted = BoundaryRows::stream(Rows::new(hidden.to_vec(), N_EMBD));
             let wanted = (&wanted, &RowAdapters::default());
-            head(&device).outputs((&device, &scratch), &sequences, &parts, wanted)
+            let mut head = head(&device);
+            let rows = head.rows((&device, &scratch), &sequences, parts.clone(), wanted);
+            head.outputs(&sequences, rows)
         };
         let rows = run(&hidden);
         let RowValue::Sampled(token) = &rows[0].value else { panic!("{rows:?}") };

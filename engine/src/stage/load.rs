@@ -143,6 +143,7 @@ impl Stage {
             local_rope,
             pass_norm,
             sequences,
+            drawing: Vec::new(),
         })
     }
 }

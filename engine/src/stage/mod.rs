@@ -4,6 +4,7 @@
 //! was wanted of them. The same ubatches in the same order give the same bits on every cut. A stage knows no
 //! network and keeps no clock.
 
+mod begun;
 mod block_input;
 mod boundary_rows;
 mod chosen_rows;
@@ -27,11 +28,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use begun::Begun;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
 
 use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
-use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, UBatch, Want};
+use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
 use crate::device::{Device, Handed, Rows, Scratch};
@@ -45,7 +47,6 @@ use head::Head;
 use input::Input;
 use norm::Norm;
 use switched::OwnAdapters;
-use wanted::wanted_rows;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +92,8 @@ pub struct Stage {
     /// Of the stream behind the last layer of a pass, where one ends so in this stage.
     pass_norm: Option<Norm>,
     sequences: Sequences,
+    /// Sequences whose next token is still to be drawn, in ubatches that were begun.
+    drawing: Vec<SlotId>,
     scratch: Scratch,
 }
 
@@ -190,6 +193,7 @@ impl Stage {
     /// given to one.
     pub fn reset(&mut self) {
         self.sequences.clear();
+        self.drawing.clear();
         self.blocks.iter_mut().for_each(|block| block.state.clear());
         if let Some(head) = &mut self.head {
             head.masks.clear();
@@ -201,60 +205,6 @@ impl Stage {
         if let Some(head) = &mut self.head {
             head.masks = Masks::new(source);
         }
-    }
-
-    /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
-    ///
-    /// # Errors
-    /// A ubatch that does not fit the stage is refused before anything changes. A row that no token
-    /// can be drawn from is not an error: it says so itself ([`RowValue::Failed`]).
-    ///
-    /// [`RowValue::Failed`]: crate::batch::RowValue::Failed
-    pub fn forward(
-        &mut self,
-        ub: &UBatch,
-        input: Option<Boundary>,
-    ) -> Result<StageOutput, BatchError> {
-        self.check(ub, input.as_ref())?;
-        let applied = self.sequences.apply(ub)?;
-        self.run_actions(&applied);
-        if let Some(head) = &mut self.head {
-            head.masks.follow(&ub.ops);
-        }
-        let n_rows = ub.n_rows();
-        let tokens = ub.tokens();
-        let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
-        let mut rows = match input {
-            Some(input) => {
-                BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
-            }
-            None => self.embed(ub, &adapters),
-        };
-        rows = rows.adopted(&self.scratch);
-        if self.head.is_none() {
-            let of_rows = (&applied.parts[..], &tokens[..], &adapters);
-            self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
-            rows.leave_behind(&self.spec.boundary(self.layers.end));
-            let boundary = rows.into_boundary(n_rows);
-            self.device.finish()?;
-            return Ok(StageOutput::Boundary(boundary));
-        }
-        // Blocks at the end that do not mix rows run on the wanted rows alone.
-        let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
-        let mut wanted = rows.wanted(&self.device, &self.scratch, &applied.parts);
-        drop(rows);
-        let n_wanted = wanted.hidden.n_rows();
-        let picked = || applied.parts.iter().flat_map(wanted_rows);
-        let adapters = adapters.picked(picked());
-        let tokens: Vec<u32> = picked().map(|row| tokens[row]).collect();
-        let of_rows = (&[][..], &tokens[..], &adapters);
-        self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
-        let Some(head) = &mut self.head else { unreachable!("checked above") };
-        let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
-        let outputs = head.outputs(tools, &self.sequences, &applied.parts, wanted);
-        self.device.finish()?;
-        Ok(StageOutput::Rows(outputs))
     }
 
     /// The embedded rows of a ubatch, none on a stage that is not the first.

@@ -19,8 +19,8 @@ impl<'a> OwnAdapters<'a> {
         Self { of_users, has_own: beside == Beside::Adapters, all: None }
     }
 
-    /// Those that a block of this kind uses, which gets `rows`. The model's own are beside these, except before the block
-    /// that finds them.
+    /// Those that a block of this kind uses, which gets `rows`. The model's own are beside these, with the host, except before the
+    /// block that finds them.
     pub(super) fn of(&mut self, kind: &BlockKind, rows: &BoundaryRows) -> &RowAdapters {
         if !self.has_own || matches!(kind, BlockKind::Switch(_)) {
             return self.of_users;

@@ -30,7 +30,10 @@ impl BlockState {
         let n_slots = room.n_slots as usize;
         Ok(match (kind.state(), kv_layout(kind, room.kv_type)) {
             (StateSpec::Paged { window, .. }, Some(layout)) => {
-                Self::Kv(KvCache::new(device, layout, room, window.filter(|_| room.windows))?)
+                // The host needs to know which adapters rows use.
+                let of_host = matches!(kind, BlockKind::Switch(_));
+                let window = window.filter(|_| room.windows);
+                Self::Kv(KvCache::new(device, (layout, of_host), room, window)?)
             }
             (StateSpec::Paged { .. }, None) => unreachable!("pages of {kind:?} have no layout"),
             (StateSpec::Slot { conv, scan }, _) => {

@@ -28,20 +28,23 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Zeroed pages; the system hands out memory as they are first written. With a `window`, only those are kept that
-    /// rows to come see.
+    /// Zeroed pages; the system hands out memory as they are first written. They may be of the host, whatever computes. With a
+    /// `window`, only those are kept that rows to come see.
     ///
     /// # Errors
     /// The system has not that much memory.
     pub fn new(
         device: &Device,
-        layout: KvLayout,
+        (layout, of_host): (KvLayout, bool),
         room: &StateRoom,
         window: Option<Window>,
     ) -> Result<Self, ModelError> {
         let StateRoom { n_slots, n_blocks, max_rows, .. } = *room;
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        let pool = usize::try_from(bytes).ok().and_then(|bytes| device.memory(bytes));
+        let pool = usize::try_from(bytes).ok().and_then(|bytes| match of_host {
+            true => device.host_memory(bytes),
+            false => device.memory(bytes),
+        });
         let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })?;
         let places = window.map(|window| Places::new(window, n_blocks));
         let kept = |window: Window| pages_kept(window.width(), n_slots, max_rows, n_blocks);
@@ -300,7 +303,7 @@ mod tests {
             let mut sequences = Sequences::new(n_slots as usize, n_blocks, Prefixes::Whole, false);
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
             let window = Some(Window::Sliding(width));
-            let mut kv = KvCache::new(&device, LAYOUT, &room, window).unwrap();
+            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, window).unwrap();
             let mut state = u64::from(width);
             let mut below = |n: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -51,7 +51,7 @@ pub use delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use dilated::DilatedConv;
 pub use entries::{EntryIndexSpans, EntryPages, NewEntries};
 pub use gates::{GateBound, Xielu};
-pub use greatest::FewValues;
+pub use greatest::{FewGreatest, FewValues, Greatest};
 pub use index::{IndexSpans, MAX_INDEX_HEADS, PoolSizes};
 pub use kv::KvSpans;
 pub use mamba::{MambaRows, MambaSpans};

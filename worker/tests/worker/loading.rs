@@ -1,24 +1,21 @@
 //! What a worker loads, keeps and frees. It never loads other weights than those asked for, and nothing for
 //! an epoch that is over. Where it cannot load, its reason says what to do.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::await_holding_lock, reason = "a gate is kept shut while others work")]
-
-mod common;
 
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::common::model::{Model, write_model};
+use crate::common::*;
 use brigade_engine::gguf::FileState;
 use brigade_proto::control::*;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{Want, row_result};
 use brigade_worker::host::host_id;
 use brigade_worker::run::WorkerError;
-use common::model::{Model, write_model};
-use common::*;
 
 const N_LAYERS: u32 = 4;
 const VALUES: usize = 10_000;

@@ -1,15 +1,11 @@
 //! Joining: a worker says where it is, and says it again to a coordinator that was restarted.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
+use crate::common::*;
 use brigade_proto::address::Address;
 use brigade_proto::control::cluster_server::{Cluster, ClusterServer};
 use brigade_proto::control::{EnrolReply, EnrolRequest, JoinReply, JoinRequest};
 use brigade_proto::net::{Listener, server};
 use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
-use common::*;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 

@@ -1,16 +1,12 @@
 //! The control plane over loopback: who may take a worker, what fits, and where weights come from.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
+use crate::common::model::{Model, blob, write_model};
+use crate::common::*;
 use brigade_proto::control::*;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::MAX_CONTROL_BYTES;
 use brigade_proto::pipeline::{Want, row_result};
 use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
-use common::model::{Model, blob, write_model};
-use common::*;
 
 const N_LAYERS: u32 = 4;
 /// f32 values of a tensor: 40 kB each, several chunks.

@@ -1,12 +1,11 @@
 //! Layers move to another worker with the states of their sequences: a line parts, the worker that has no layers any more
 //! retires, and the next line fetches from it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
 use std::time::Duration;
 
+use crate::common::model::Model;
+use crate::common::real::{Line, PROMPT, manifest, real_line, real_workers, synth_model};
+use crate::common::*;
 use brigade_engine::batch::TokenMark;
 use brigade_proto::control::{DrainRequest, Phase, PrepareRequest, RetireRequest};
 use brigade_proto::copies::copies_client::CopiesClient;
@@ -14,9 +13,6 @@ use brigade_proto::copies::{CopySource, FindRequest, Found, PutBackRequest, Sett
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::dial;
 use brigade_proto::pipeline as pb;
-use common::model::Model;
-use common::real::{Line, PROMPT, manifest, real_line, real_workers, synth_model};
-use common::*;
 use tonic::Status;
 
 const NAME: [u8; 16] = [7; 16];

@@ -1,14 +1,10 @@
 //! Loading ahead: a worker whose stage computes loads what its next one lacks, and that one reads nothing.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
+use crate::common::model::Model;
+use crate::common::real::{Line, MORE, manifest, real_workers, synth_model};
+use crate::common::*;
 use brigade_proto::control::*;
 use brigade_proto::failure::FailureKind;
-use common::model::Model;
-use common::real::{Line, MORE, manifest, real_workers, synth_model};
-use common::*;
 
 /// The order of a stage of its own, with all four layers.
 fn whole(client: &Client, model: &Model, remote: bool) -> PrepareRequest {

@@ -1,18 +1,18 @@
 //! The data plane over loopback: a line of workers, and everything that can be wrong with a frame or a peer.
 //! Every failure must be answered with its kind and reason.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+use std::sync::Arc;
+use std::time::Duration;
 
-mod common;
-
+use crate::common;
+use crate::common::fake::{FAIL_TOKEN, FakeBackend, FakeDevice, NAN_TOKEN, PANIC_TOKEN, WIDTH};
+use crate::common::model::{Model, write_model};
+use crate::common::*;
 use brigade_proto::control::{Phase, WireType};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::frame::wire_row_bytes;
 use brigade_proto::limits::MAX_FRAME_BYTES;
 use brigade_proto::pipeline::{self as pb, Want, row_result};
-use common::fake::{FAIL_TOKEN, NAN_TOKEN, PANIC_TOKEN, WIDTH};
-use common::model::{Model, write_model};
-use common::*;
 
 const N_LAYERS: u32 = 6;
 /// Layer i adds 10 * (i + 1).
@@ -66,6 +66,83 @@ async fn three_workers_pass_ubatches_down_and_results_back() {
     assert!(soon(events.message()).await.unwrap().is_none());
     assert!(soon(results.message()).await.unwrap().is_none());
     assert_eq!(line[0].health().await.phase(), Phase::Closed);
+}
+
+/// Waits until a device was told of so many ubatches.
+async fn begun(device: &FakeDevice, n: usize) {
+    soon(async {
+        while device.begun() < n {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_ubatch_is_begun_while_the_one_before_it_computes() {
+    let Setup { dir, model } = setup();
+    let device = Arc::<FakeDevice>::default();
+    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
+    let mut results = line[0].results().await.unwrap();
+    let lane = line[0].open_lane(0).await.unwrap();
+    for slot in 0..3 {
+        let parts = vec![part(slot, 0, &[5 + slot], Want::Sample)];
+        lane.send(ubatch(slot.into(), vec![open(slot)], parts)).await;
+    }
+    begun(&device, 2).await;
+    device.compute(1);
+    // The first result comes, and the device has the next two.
+    assert_eq!(sampled(&next(&mut results).await), [(0, 0, 5 + SUM)]);
+    begun(&device, 3).await;
+    device.compute(2);
+    assert_eq!(sampled(&next(&mut results).await), [(1, 0, 6 + SUM)]);
+    // What nobody follows is finished as well.
+    let last = next(&mut results).await;
+    assert_eq!(sampled(&last), [(2, 0, 7 + SUM)]);
+    let health = line[0].health().await;
+    assert_eq!((health.ubatches_done, health.queue_len, health.computing_us), (3, 0, 0));
+}
+
+#[tokio::test]
+async fn a_ubatch_waits_for_the_draw_of_its_sequence() {
+    let Setup { dir, model } = setup();
+    let device = Arc::<FakeDevice>::default();
+    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
+    let mut results = line[0].results().await.unwrap();
+    let lane = line[0].open_lane(0).await.unwrap();
+    lane.send(ubatch(0, vec![open(0)], vec![part(0, 0, &[5], Want::Sample)])).await;
+    // It was given up: its slot is another's at once.
+    let again = vec![part(0, 0, &[6], Want::Sample)];
+    lane.send(ubatch(1, vec![close(0), open(0)], again)).await;
+    begun(&device, 1).await;
+    // Long enough for a second one to be begun, were it allowed.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(device.begun(), 1);
+    device.compute(1);
+    assert_eq!(sampled(&next(&mut results).await), [(0, 0, 5 + SUM)]);
+    begun(&device, 2).await;
+    device.compute(1);
+    assert_eq!(sampled(&next(&mut results).await), [(0, 0, 6 + SUM)]);
+}
+
+#[tokio::test]
+async fn what_came_before_a_failing_ubatch_is_sent() {
+    let Setup { dir, model } = setup();
+    let device = Arc::<FakeDevice>::default();
+    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
+    let mut results = line[0].results().await.unwrap();
+    let mut lane = line[0].open_lane(0).await.unwrap();
+    lane.send(ubatch(0, vec![open(0)], vec![part(0, 0, &[5], Want::Sample)])).await;
+    lane.send(ubatch(1, vec![open(1)], vec![part(1, 0, &[FAIL_TOKEN], Want::Sample)])).await;
+    begun(&device, 1).await;
+    device.compute(1);
+    assert_eq!(sampled(&next(&mut results).await), [(0, 0, 5 + SUM)]);
+    let failure = lane.failure().await;
+    assert_eq!(failure.kind(), FailureKind::Compute);
+    assert!(failure.reason.contains("ubatch 1"), "{failure}");
 }
 
 #[tokio::test]

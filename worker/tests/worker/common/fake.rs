@@ -1,10 +1,11 @@
 //! A stage that adds. Layer `i` adds the first value of `blk.i.w` to every hidden value. So what comes out
 //! proves which weights were read and which rows travelled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use brigade_engine::batch::{Boundary, RowOutput, RowValue, SampledToken, SeqOp, UBatch, Want};
 use brigade_engine::error::SnapshotError;
@@ -39,6 +40,42 @@ pub struct FakeBackend {
     pub load_gate: Arc<Mutex<()>>,
     /// Tensors asked for so far, before that gate.
     pub asked: AtomicUsize,
+    /// Where stages compute; `None`: they have computed a ubatch when it is begun.
+    device: Option<Arc<FakeDevice>>,
+}
+
+/// A device that computes beside the stage's thread, as fast as a test lets it.
+#[derive(Default)]
+pub struct FakeDevice {
+    counts: Mutex<Counts>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    begun: usize,
+    allowed: usize,
+}
+
+impl FakeDevice {
+    /// Ubatches that it was told of so far.
+    pub fn begun(&self) -> usize {
+        self.counts.lock().unwrap().begun
+    }
+
+    /// Lets it compute as many more.
+    pub fn compute(&self, n: usize) {
+        self.counts.lock().unwrap().allowed += n;
+        self.done.notify_all();
+    }
+
+    /// Waits for so long at most; whether ubatch `number`, counted from 0, is computed.
+    fn is_done_within(&self, number: usize, within: Duration) -> bool {
+        let counts = self.counts.lock().unwrap();
+        let wait = |counts: &mut Counts| counts.allowed <= number;
+        let (counts, _) = self.done.wait_timeout_while(counts, within, wait).unwrap();
+        counts.allowed > number
+    }
 }
 
 impl FakeBackend {
@@ -46,7 +83,16 @@ impl FakeBackend {
         Self::with_width(WIDTH)
     }
 
+    /// Stages that compute on a device.
+    pub fn on_device(device: Arc<FakeDevice>) -> Arc<Self> {
+        Arc::new(Self { device: Some(device), ..Self::of_width(WIDTH) })
+    }
+
     pub fn with_width(width: usize) -> Arc<Self> {
+        Arc::new(Self::of_width(width))
+    }
+
+    fn of_width(width: usize) -> Self {
         let abilities = Abilities {
             architectures: vec!["fake".into()],
             quant_types: vec!["F32".into()],
@@ -58,14 +104,15 @@ impl FakeBackend {
             gb_per_second: 1.0,
             gop_per_second: 1.0,
         };
-        Arc::new(Self {
+        Self {
             abilities,
             width,
             built: AtomicUsize::new(0),
             gate: Arc::default(),
             load_gate: Arc::default(),
             asked: AtomicUsize::new(0),
-        })
+            device: None,
+        }
     }
 }
 
@@ -115,6 +162,8 @@ impl StageBackend for FakeBackend {
             last: order.spec.layer_end == n_layers,
             lengths: BTreeMap::new(),
             gate: self.gate.clone(),
+            device: self.device.clone(),
+            begun: VecDeque::new(),
         };
         let needs = self.needs(&order.model, &order.spec)?;
         let own = |(i, name)| (order.spec.layer_begin as usize + i, vec![name]);
@@ -151,6 +200,9 @@ struct FakeStage {
     /// Positions of each open sequence.
     lengths: BTreeMap<u32, u32>,
     gate: Arc<Mutex<()>>,
+    device: Option<Arc<FakeDevice>>,
+    /// With their numbers on the device, and the slots that they draw for.
+    begun: VecDeque<(StageOutput, usize, Vec<u32>)>,
 }
 
 impl FakeStage {
@@ -180,17 +232,7 @@ impl FakeStage {
     }
 }
 
-impl StageRunner for FakeStage {
-    fn shape(&self) -> StageShape {
-        let width = Some(self.width as u32);
-        StageShape {
-            output_exact: false,
-            input_width: width.filter(|_| !self.first),
-            output_width: width.filter(|_| !self.last),
-            n_vocab: N_VOCAB,
-        }
-    }
-
+impl FakeStage {
     fn forward(
         &mut self,
         ubatch: &UBatch,
@@ -246,6 +288,46 @@ impl StageRunner for FakeStage {
         }
         Ok(StageOutput::Rows(rows))
     }
+}
+
+impl StageRunner for FakeStage {
+    fn shape(&self) -> StageShape {
+        let width = Some(self.width as u32);
+        StageShape {
+            output_exact: false,
+            input_width: width.filter(|_| !self.first),
+            output_width: width.filter(|_| !self.last),
+            n_vocab: N_VOCAB,
+        }
+    }
+
+    fn may_begin(&self, ubatch: &UBatch) -> bool {
+        let of_ops = ubatch.ops.iter().flat_map(|op| op.slots());
+        let mut named = of_ops.chain(ubatch.parts.iter().map(|part| part.slot));
+        !named.any(|slot| self.begun.iter().any(|(.., drawn)| drawn.contains(&slot.0)))
+    }
+
+    fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError> {
+        let output = self.forward(ubatch, input)?;
+        let drawn = ubatch.parts.iter().filter(|part| part.want == Want::Sample);
+        let mut number = 0;
+        if let Some(device) = &self.device {
+            let mut counts = device.counts.lock().unwrap();
+            (number, counts.begun) = (counts.begun, counts.begun + 1);
+        }
+        self.begun.push_back((output, number, drawn.map(|part| part.slot.0).collect()));
+        Ok(())
+    }
+
+    fn is_done_within(&mut self, within: Duration) -> bool {
+        let Some((_, number, _)) = self.begun.front() else { return true };
+        self.device.as_ref().is_none_or(|device| device.is_done_within(*number, within))
+    }
+
+    fn finish(&mut self) -> Result<StageOutput, StageError> {
+        while !self.is_done_within(Duration::from_secs(60)) {}
+        Ok(self.begun.pop_front().ok_or("nothing was begun")?.0)
+    }
 
     fn snapshot(&self, _: u32) -> Result<Vec<u8>, SnapshotError> {
         Err(SnapshotError::Foreign("a fake stage has no state".into()))
@@ -257,6 +339,7 @@ impl StageRunner for FakeStage {
 
     fn reset(&mut self) -> Result<(), StageError> {
         self.lengths.clear();
+        self.begun.clear();
         Ok(())
     }
 

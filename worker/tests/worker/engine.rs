@@ -1,13 +1,12 @@
 //! The real stage behind real workers. A line gives the bits of the whole model in one place, whichever way
 //! the weights came and whatever ran before.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::model::Model;
+use crate::common::real::{manifest, real_line, synth_model};
+use crate::common::*;
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, RowValue, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
@@ -17,9 +16,6 @@ use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_proto::control::{PrepareRequest, WeightSource};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::pipeline::{self as pb, row_result};
-use common::model::Model;
-use common::real::{manifest, real_line, synth_model};
-use common::*;
 
 const TOKENS: &[u32] = &[5, 17, 300, 42, 9, 250, 250, 3, 77, 128, 511];
 

@@ -1,22 +1,18 @@
 //! Remembered hashes of a model's file. They are right after any change, and are computed where the worker
 //! computes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::common::model::write_model;
+use crate::common::scratch;
 use blake3::Hash;
 use brigade_engine::gguf::Gguf;
 use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::pool::{Pool, THREAD_NAME};
-use common::model::write_model;
-use common::scratch;
 use tokio_util::sync::CancellationToken;
 
 /// Values of a tensor: short ones, and some that all threads hash together.

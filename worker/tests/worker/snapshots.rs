@@ -1,18 +1,15 @@
 //! A sequence's state is moved from one line into another, at any cut. The bits behind it are the same.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
+use crate::common;
+use crate::common::model::Model;
+use crate::common::real::{Line, real_line, real_workers, synth_model};
+use crate::common::*;
 use brigade_engine::state::{merge_snapshots, select_layers};
 use brigade_proto::control::{
     RestoreHead, RestoreRequest, SnapshotRequest, WeightSource, restore_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{CHUNK_BYTES, SNAPSHOT_FRAME_BYTES};
-use common::model::Model;
-use common::real::{Line, real_line, real_workers, synth_model};
-use common::*;
 use tonic::Status;
 
 impl Line {

@@ -1,7 +1,5 @@
 //! The disk cache by itself: what it keeps, what it notices, and what it throws away.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Workers in this process, over real gRPC on loopback, and a coordinator that makes only single calls. Each
 //! worker has a runtime of its own, so that it can be made to vanish.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "test helpers fail as tests do")]
 
 pub mod fake;

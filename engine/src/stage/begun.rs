@@ -1,0 +1,139 @@
+//! Forward passes, in two halves: a ubatch is begun, and finished. A GPU computes between the two, and the next ubatch can be begun
+//! there before this one is finished. So the GPU goes on with that while the host sends what this one gave.
+
+use std::time::Duration;
+
+use super::boundary_rows::{BoundaryRows, FetchedRows};
+use super::head::HeadRows;
+use super::wanted::wanted_rows;
+use super::{Stage, StageOutput};
+use crate::arch::Beside;
+use crate::batch::{Boundary, SlotId, UBatch, Want};
+use crate::block::RowAdapters;
+use crate::device::Milestone;
+use crate::error::BatchError;
+
+/// A ubatch that a stage began.
+pub struct Begun {
+    results: Results,
+    /// Where a GPU computes: the point from which on they are there.
+    point: Option<Milestone>,
+    /// Sequences that a token is drawn for.
+    drawn: Vec<SlotId>,
+}
+
+/// What a ubatch gives.
+enum Results {
+    Boundary(FetchedRows),
+    Rows(HeadRows),
+}
+
+impl Begun {
+    /// Waits for so long at most; whether all is computed but the draws. A GPU that failed is done: [`Stage::finish`] tells.
+    pub fn is_done_within(&mut self, within: Duration) -> bool {
+        self.point.as_mut().is_none_or(|point| point.is_reached_within(within))
+    }
+}
+
+impl Stage {
+    /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
+    ///
+    /// # Errors
+    /// A ubatch that does not fit the stage is refused before anything changes. A row that no token
+    /// can be drawn from is not an error: it says so itself ([`RowValue::Failed`]).
+    ///
+    /// [`RowValue::Failed`]: crate::batch::RowValue::Failed
+    pub fn forward(
+        &mut self,
+        ub: &UBatch,
+        input: Option<Boundary>,
+    ) -> Result<StageOutput, BatchError> {
+        let begun = self.begin(ub, input)?;
+        self.finish(begun)
+    }
+
+    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn.
+    pub fn may_begin(&self, ub: &UBatch) -> bool {
+        let of_ops = ub.ops.iter().flat_map(|op| op.slots());
+        let mut named = of_ops.chain(ub.parts.iter().map(|part| part.slot));
+        !named.any(|slot| self.drawing.contains(&slot))
+    }
+
+    /// Begins a ubatch, as [`Stage::forward`] runs it, behind those that were begun before. They are finished in the same order.
+    ///
+    /// # Errors
+    /// As of [`Stage::forward`].
+    ///
+    /// # Panics
+    /// If [`Stage::may_begin`] says no.
+    pub fn begin(&mut self, ub: &UBatch, input: Option<Boundary>) -> Result<Begun, BatchError> {
+        assert!(self.may_begin(ub), "ubatch {}: a token is still to be drawn", ub.id);
+        self.check(ub, input.as_ref())?;
+        let applied = self.sequences.apply(ub)?;
+        self.run_actions(&applied);
+        if let Some(head) = &mut self.head {
+            head.masks.follow(&ub.ops);
+        }
+        let n_rows = ub.n_rows();
+        let tokens = ub.tokens();
+        let adapters = RowAdapters::of_parts(&applied.parts, &self.sequences);
+        let mut rows = match input {
+            Some(input) => {
+                BoundaryRows::from_boundary(input, &self.spec.boundary(self.layers.start))
+            }
+            None => self.embed(ub, &adapters),
+        };
+        let of_host = (self.spec.skeleton.beside == Beside::Adapters).then_some(Beside::ADAPTERS);
+        rows = rows.adopted(&self.scratch, of_host);
+        if self.head.is_none() {
+            let of_rows = (&applied.parts[..], &tokens[..], &adapters);
+            self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
+            rows.leave_behind(&self.spec.boundary(self.layers.end));
+            let results = Results::Boundary(rows.fetched(n_rows));
+            return Ok(Begun { results, point: self.device.milestone(), drawn: Vec::new() });
+        }
+        // Blocks at the end that do not mix rows run on the wanted rows alone.
+        let mixing = self.n_mixing();
+        self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
+        let mut wanted = rows.wanted(&self.device, &self.scratch, &applied.parts);
+        drop(rows);
+        let n_wanted = wanted.hidden.n_rows();
+        let picked = || applied.parts.iter().flat_map(wanted_rows);
+        let adapters = adapters.picked(picked());
+        let tokens: Vec<u32> = picked().map(|row| tokens[row]).collect();
+        let of_rows = (&[][..], &tokens[..], &adapters);
+        self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
+        let Some(head) = &self.head else { unreachable!("checked above") };
+        let drawn: Vec<SlotId> = ub
+            .parts
+            .iter()
+            .filter(|part| part.want == Want::Sample)
+            .map(|part| part.slot)
+            .collect();
+        let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
+        let rows = head.rows(tools, &self.sequences, applied.parts, wanted);
+        let results = Results::Rows(rows);
+        self.drawing.extend(&drawn);
+        Ok(Begun { results, point: self.device.milestone(), drawn })
+    }
+
+    /// Waits for what a ubatch gives, and draws its tokens. Ubatches are finished in the order in which they were begun.
+    ///
+    /// # Errors
+    /// The device failed: the stage cannot be used again.
+    pub fn finish(&mut self, begun: Begun) -> Result<StageOutput, BatchError> {
+        let Begun { results, point, drawn } = begun;
+        self.drawing.drain(..drawn.len());
+        point.map_or(Ok(()), Milestone::wait)?;
+        let output = match results {
+            Results::Boundary(rows) => StageOutput::Boundary(rows.into_boundary()),
+            Results::Rows(rows) => {
+                let Some(head) = &mut self.head else { unreachable!("it made these rows") };
+                StageOutput::Rows(head.outputs(&self.sequences, rows))
+            }
+        };
+        // What was read of a device that failed meanwhile is anything.
+        self.device.check()?;
+        Ok(output)
+    }
+}
