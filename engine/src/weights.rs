@@ -213,7 +213,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Experts of one tensor, where products of all of them find them.
-    pub fn together(&self, experts: Vec<PackedMatrix>) -> Result<ExpertMatrices, ModelError> {
+    pub fn together(&self, experts: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, ModelError> {
         Ok(self.device.experts(experts)?)
     }
 

@@ -48,7 +48,7 @@ pub use ops::{ColumnsSpan, ScanPart, StateAt};
 pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
 pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
-pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
+pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
 pub use ops::{FewValues, GatedSpans, IndexSpans, MAX_INDEX_HEADS, PoolSizes, PoolingSpans};
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
 pub use ops::{Product, RowForm, WeightType, Weights};
