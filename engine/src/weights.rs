@@ -166,7 +166,7 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        Ok(self.device.place(PackedMatrix::pack(self.device.host(), ty, rows, cols, bytes)?)?)
+        Ok(self.device.pack(ty, rows, cols, bytes)?)
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:

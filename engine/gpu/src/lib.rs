@@ -14,6 +14,7 @@ mod device;
 mod drivers;
 mod error;
 mod facts;
+mod filling;
 mod free;
 mod instance;
 mod lock;
