@@ -166,7 +166,7 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        Ok(self.device.place(PackedMatrix::pack(self.device.host(), ty, rows, cols, bytes)?)?)
+        Ok(self.device.pack(ty, rows, cols, bytes)?)
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -213,7 +213,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Experts of one tensor, where products of all of them find them.
-    pub fn together(&self, experts: Vec<PackedMatrix>) -> Result<ExpertMatrices, ModelError> {
+    pub fn together(&self, experts: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, ModelError> {
         Ok(self.device.experts(experts)?)
     }
 

@@ -68,14 +68,16 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
 }
 
 /// An adapter of random values for the model at `path`.
-fn adapter(path: &Path, name: &str) -> PathBuf {
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{name}.gguf"));
-    let spec = AdapterSpec { rank: 5, alpha: 8.0, seed: 1 };
+fn adapter(path: &Path, name: &str, seed: u64) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{name}-{seed}.gguf"));
+    let spec = AdapterSpec { rank: 5, alpha: 8.0, seed };
     write_adapter(&Gguf::open(path).unwrap(), &spec, &file).unwrap();
     file
 }
 
-/// Experts have adapters for some of their rows alone: the one thing for which the host looks at the routing of a GPU.
+/// What each of some sequences in one ubatch uses: experts have adapters for some of their rows alone.
+const USES: [&[(u32, f32)]; 4] = [&[], &[(0, 1.0)], &[(1, 0.5), (0, 2.0)], &[(1, 0.5)]];
+
 #[test]
 fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
     if no_gpu() {
@@ -84,7 +86,7 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
     let golden = Golden::repository();
     for name in ["qwen2moe", "deepseek2", "gemma4-moe"] {
         let path = golden.named(name);
-        let adapters = vec![adapter(&path, name)];
+        let adapters = vec![adapter(&path, name, 1), adapter(&path, name, 2)];
         let part = |slot: u32, tokens: &[u32]| SeqPart {
             slot: SlotId(slot),
             pos: 0,
@@ -92,19 +94,22 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
             want: Want::Logits,
             mu: None,
         };
-        let logits = |table, scale: Option<f32>| -> Vec<u32> {
+        let logits = |table, is_adapted: bool| -> Vec<u32> {
             let adapters = adapters.clone();
             let config = LineConfig { kernels: Some(table), adapters, ..LineConfig::default() };
-            let mut ops = vec![Line::open_slot(0, None), Line::open_slot(1, None)];
-            ops.extend(scale.map(|scale| Line::adapt(1, &[(0, scale)])));
-            let parts = [(0, &golden.manifest.tokens[..9]), (1, &golden.manifest.tokens[9..23])];
-            let parts = parts.map(|(slot, tokens)| part(slot, tokens)).into();
+            let slots = || (0..).zip(USES);
+            let mut ops: Vec<_> = slots().map(|(slot, _)| Line::open_slot(slot, None)).collect();
+            let adapted = slots().filter(|(_, uses)| is_adapted && !uses.is_empty());
+            ops.extend(adapted.map(|(slot, uses)| Line::adapt(slot, uses)));
+            // The last sequence has one row.
+            let tokens = [0..9, 9..23, 3..8, 5..6].map(|some| &golden.manifest.tokens[some]);
+            let parts = slots().zip(tokens).map(|((slot, _), tokens)| part(slot, tokens)).collect();
             let rows = Line::open(&path, &config).run(ops, parts);
             rows.into_iter().flat_map(line::into_logits).map(f32::to_bits).collect()
         };
-        let want = logits(UNFUSED, Some(1.0));
-        assert!(want != logits(UNFUSED, None), "{name}: the adapter changes nothing");
-        assert!(logits("vulkan:0", Some(1.0)) == want, "{name}: other bits than {UNFUSED}");
+        let want = logits(UNFUSED, true);
+        assert!(want != logits(UNFUSED, false), "{name}: the adapters change nothing");
+        assert!(logits("vulkan:0", true) == want, "{name}: other bits than {UNFUSED}");
     }
 }
 

@@ -1,10 +1,13 @@
 //! What a forward pass on a GPU costs the host. It waits once, for what leaves the stage; where it needs to look at something to go on,
 //! it waits for that. And it records nothing that was recorded for a pass before. Machines without a Vulkan driver skip.
 
+use std::path::{Path, PathBuf};
+
 use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::device::gpus;
 use brigade_engine::gguf::Gguf;
+use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig};
 
@@ -52,8 +55,12 @@ const DIFFERENT: [&str; 2] = ["deepseek4", "graniteswitch"];
 /// Rows of a prompt's ubatch.
 const N_ROWS: usize = 20;
 
-/// How often the host waits in a pass over a prompt's rows, and in one over a single row; both were run before.
-fn waits(line: &mut Line, tokens: &[u32]) -> [u64; 2] {
+/// Mixtures of experts, which wait no more often where experts have adapters.
+const ADAPTED: [&str; 2] = ["qwen2moe", "gemma4-moe"];
+
+/// How often the host waits in a pass over a prompt's rows, and in one over a single row; both were run before. All use the
+/// first adapter of the model if it has some.
+fn waits(line: &mut Line, tokens: &[u32], is_adapted: bool) -> [u64; 2] {
     let mut pos = 0;
     let mut run = |line: &mut Line, ops: Vec<SeqOp>, n: usize, want: Want| {
         let (slot, tokens) = (SlotId(0), tokens[..n].to_vec());
@@ -63,7 +70,8 @@ fn waits(line: &mut Line, tokens: &[u32]) -> [u64; 2] {
         pos += n as u32;
         line.stages()[0].n_waits() - before
     };
-    let open = vec![Line::open_slot(0, Some(Line::greedy()))];
+    let mut open = vec![Line::open_slot(0, Some(Line::greedy()))];
+    open.extend(is_adapted.then(|| Line::adapt(0, &[(0, 1.0)])));
     run(line, open, N_ROWS, Want::Logits);
     run(line, Vec::new(), 1, Want::Sample);
     [run(line, Vec::new(), N_ROWS, Want::Logits), run(line, Vec::new(), 1, Want::Sample)]
@@ -115,16 +123,29 @@ fn kernels_are_compiled_before_they_are_used(golden: &Golden) {
     }
 }
 
+/// An adapter of random values for the model at `path`.
+fn adapter(path: &Path, name: &str) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("waits-{name}.gguf"));
+    let spec = AdapterSpec { rank: 5, alpha: 8.0, seed: 1 };
+    write_adapter(&Gguf::open(path).unwrap(), &spec, &file).unwrap();
+    file
+}
+
 fn the_host_waits_once(golden: &Golden) {
     let mut more = Vec::new();
-    for (name, at_most) in AT_MOST {
+    let adapted = ADAPTED.map(|name| (name, 1, true));
+    let models = AT_MOST.map(|(name, at_most)| (name, at_most, false)).into_iter().chain(adapted);
+    for (name, at_most, is_adapted) in models {
         let path = golden.model(&golden.manifest.models[name]);
+        let adapters: Vec<_> = is_adapted.then(|| adapter(&path, name)).into_iter().collect();
         let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         for cuts in [Vec::new(), Line::even_cuts(n_layer, 2)] {
             let at_most = at_most + cuts.len() as u64;
-            let config = LineConfig { cuts, kernels: Some("vulkan:0"), ..LineConfig::default() };
-            let found = waits(&mut Line::open(&path, &config), &golden.manifest.tokens);
-            println!("{name}, {} cuts: {found:?}", config.cuts.len());
+            let (kernels, adapters) = (Some("vulkan:0"), adapters.clone());
+            let config = LineConfig { cuts, kernels, adapters, ..LineConfig::default() };
+            let mut line = Line::open(&path, &config);
+            let found = waits(&mut line, &golden.manifest.tokens, is_adapted);
+            println!("{name}, {} cuts, adapted {is_adapted}: {found:?}", config.cuts.len());
             if found.iter().any(|found| !(1..=at_most).contains(found)) {
                 more.push(format!("{name}: {found:?}, not {at_most}"));
             }

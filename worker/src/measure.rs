@@ -71,8 +71,8 @@ struct Run {
 fn products(device: &Device, n: usize, [n_rows, out, dim]: [usize; 3]) -> Result<Run, KernelError> {
     let ty = GgmlType::Q8_0;
     let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
-    let matrix = || device.place(PackedMatrix::pack(device.host(), ty, out, dim, &bytes)?);
-    let matrices: Vec<PackedMatrix> = (0..n).map(|_| matrix()).collect::<Result<_, _>>()?;
+    let matrix = |_| device.pack(ty, out, dim, &bytes);
+    let matrices: Vec<PackedMatrix> = (0..n).map(matrix).collect::<Result<_, _>>()?;
     let scratch = device.scratch();
     let (mut x, mut y) = (scratch.take(n_rows, dim), scratch.take(n_rows, out));
     x.fill(0.5);

@@ -7,6 +7,8 @@
 layout(local_size_x = 256) in;
 // Experts that there is room for.
 layout(constant_id = 0) const uint ROOM = 16;
+// 1: these are the pairs of some of the rows. Each has a number among those of all rows, and reads the row of that number.
+layout(constant_id = 1) const uint IS_PART = 0;
 
 const uint SIZE = 256;
 
@@ -14,10 +16,11 @@ layout(push_constant, scalar) uniform Push {
     // Of each pair as it was chosen, `[n_rows, n_used]`.
     Uints ids;
     Floats weights;
-    // Of each pair as it was chosen: its number among the sorted ones.
+    // Of each pair as it was chosen: its number among the sorted ones. Of a part they are there, for the pairs of all rows.
     Uints pairs;
     // Of each sorted pair.
     Uints rows;
+    // These too, but for a part.
     Uints experts;
     Floats pair_weights;
     Pieces pieces;
@@ -42,6 +45,10 @@ uint pieces_of(uint pairs) {
 }
 
 void put(uint expert, uint i, uint pair) {
+    if (IS_PART != 0) {
+        push.rows.v[pair] = push.pairs.v[i];
+        return;
+    }
     push.pairs.v[i] = pair;
     push.rows.v[pair] = i / push.n_used;
     push.experts.v[pair] = expert;

@@ -54,6 +54,31 @@ impl Gpu {
         Ok(buffer)
     }
 
+    /// A buffer for as long as a model lives, whose bytes `fill` makes where the device has them from: in the buffer, where the host
+    /// sees it, else in a part of what is on its way while the device copies another. `fill` is called for one range of bytes
+    /// after the other, whole pieces of `piece` bytes, and writes all of each. What was there is anything, and may be slow to read,
+    /// or to write but line by line: it is not to be read.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    ///
+    /// # Panics
+    /// If these are not whole pieces.
+    pub fn keep_with(
+        &self,
+        (len, piece): (usize, usize),
+        fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
+    ) -> Result<GpuBuffer, GpuError> {
+        assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
+        let region = self.take_region(len as u64, Purpose::Weights)?;
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len };
+        match region.host {
+            Some(_) => fill(0..len, buffer.bytes_mut()),
+            None => self.stage((region.buffer, region.offset), (len, piece), fill),
+        }
+        Ok(buffer)
+    }
+
     /// [`Gpu::keep`] for ops that are recorded from now on: it does not wait for those before. Fit for tables of few bytes, which
     /// are twice there until this thread's next [`Milestone`](crate::Milestone) was waited for.
     ///
@@ -167,7 +192,9 @@ impl GpuBuffer {
         if self.region.host.is_some() {
             self.bytes_mut()[at..][..bytes.len()].copy_from_slice(bytes);
         } else {
-            self.gpu.stage(self.region.buffer, self.region.offset + at as u64, bytes);
+            let to = (self.region.buffer, self.region.offset + at as u64);
+            let mut copy = |range, out: &mut [u8]| out.copy_from_slice(&bytes[range]);
+            self.gpu.stage(to, (bytes.len(), 1), &mut copy);
         }
     }
 

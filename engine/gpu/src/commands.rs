@@ -8,7 +8,7 @@ use crate::logical::Device;
 use crate::options::GpuOptions;
 use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
-use crate::staging::Staging;
+use crate::staging::{Chunk, Staging};
 use crate::timeline::Timeline;
 use crate::upload::Uploads;
 use crate::work::Work;
@@ -152,34 +152,32 @@ impl Recorder {
         self.owed_barrier = true;
     }
 
-    /// Adds that bytes of the host come to `to` from `offset` on, after all before. The bytes are read at once; the device
-    /// may still copy some when this returns.
-    pub(crate) fn stage(
-        &mut self,
-        device: &Device,
-        to: vk::Buffer,
-        mut offset: u64,
-        mut bytes: &[u8],
-    ) -> Result<(), GpuError> {
-        self.last = None;
-        while !bytes.is_empty() {
-            if self.staging.is_full() {
-                // What was filled is on its way while the host fills the next chunk.
-                self.submit(device)?;
-                if let Some(batch) = self.staging.next(self.submitted) {
-                    self.timeline.wait(device, batch)?;
-                }
-            }
-            let (piece, rest) = bytes.split_at(self.staging.room().min(bytes.len()));
-            let (from, at) = self.staging.put(device, piece)?;
-            let len = piece.len() as u64;
-            self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
-            // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
-            self.open.copy((from, at), (to, offset), len);
-            self.owed_barrier = true;
-            (offset, bytes) = (offset + len, rest);
+    /// Takes a chunk with room for `len` bytes out of the ring, which may be waited for.
+    pub(crate) fn take_chunk(&mut self, device: &Device, len: usize) -> Result<Chunk, GpuError> {
+        if let Some(chunk) = self.staging.take_open(len) {
+            return Ok(chunk);
         }
-        Ok(())
+        // What was filled is on its way while the host fills the next chunk.
+        self.submit(device)?;
+        if let Some(batch) = self.staging.close() {
+            self.timeline.wait(device, batch)?;
+        }
+        self.staging.take_empty(device)
+    }
+
+    /// Adds that the next `len` bytes of a chunk come to a buffer, after all before.
+    pub(crate) fn copy_chunk(&mut self, chunk: &mut Chunk, len: usize, to: (vk::Buffer, u64)) {
+        self.last = None;
+        self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
+        // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
+        let from = chunk.filled(len, self.submitted + 1);
+        self.open.copy(from, to, len as u64);
+        self.owed_barrier = true;
+    }
+
+    /// Takes a chunk back.
+    pub(crate) fn give_chunk(&mut self, chunk: Chunk) {
+        self.staging.give(chunk);
     }
 
     /// The batch that the last of what was gathered is in.

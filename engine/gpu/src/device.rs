@@ -19,6 +19,7 @@ use crate::pipelines::{Pipelines, Wanted};
 use crate::rehearsal::Rehearsal;
 use crate::shader::Shader;
 use crate::span::Span;
+use crate::staging::Chunk;
 use crate::timeline::{Timeline, Watch};
 use crate::work::{Joined, Work};
 
@@ -252,9 +253,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// Records that bytes of the host come to bytes of a slab. They are read before this returns.
-    pub(crate) fn stage(&self, to: vk::Buffer, offset: u64, bytes: &[u8]) {
-        self.record(|recorder| recorder.stage(&self.0.device, to, offset, bytes));
+    /// Takes back what it lent of its ring of chunks, also after it failed.
+    pub(crate) fn give_chunk(&self, chunk: Chunk) {
+        lock(&self.0.recorder).give_chunk(chunk);
+    }
+
+    /// The device as Vulkan knows it.
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
     }
 
     /// Records that bytes of a slab become zero.
@@ -396,7 +402,10 @@ impl Gpu {
     }
 
     /// Runs `task` on the recorder, unless the device failed; an error of it sticks.
-    fn record<T>(&self, task: impl FnOnce(&mut Recorder) -> Result<T, GpuError>) -> Option<T> {
+    pub(crate) fn record<T>(
+        &self,
+        task: impl FnOnce(&mut Recorder) -> Result<T, GpuError>,
+    ) -> Option<T> {
         let mut recorder = lock(&self.0.recorder);
         if self.0.failure.get().is_some() {
             return None;

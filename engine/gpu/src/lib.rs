@@ -14,6 +14,7 @@ mod device;
 mod drivers;
 mod error;
 mod facts;
+mod filling;
 mod free;
 mod instance;
 mod lock;
@@ -51,7 +52,7 @@ pub use ops::{ColumnsSpan, ScanPart, StateAt};
 pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
 pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
 pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
-pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable};
+pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
 pub use ops::{
     FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolSizes,
     PoolingSpans,

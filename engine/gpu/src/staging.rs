@@ -1,5 +1,9 @@
 //! Bytes of the host on their way to memory that it does not see, through a ring of chunks that both see: the host fills one while the
 //! device copies another.
+//!
+//! Whoever fills takes a chunk out of the ring, and gives it back when the copy is recorded (`filling.rs`).
+
+use std::collections::VecDeque;
 
 use ash::vk;
 
@@ -8,70 +12,92 @@ use crate::logical::Device;
 use crate::slab::{Place, Slab};
 
 /// Bytes of a chunk.
-const CHUNK: u64 = 16 << 20;
-/// Chunks of the ring.
+pub(crate) const CHUNK: usize = 16 << 20;
+/// Chunks of the ring. There are more while several threads fill some.
 const CHUNKS: usize = 3;
+/// What is filled begins at a multiple of this, a cache line.
+const LINE: usize = 64;
 
 /// The ring; its chunks are made when they are first filled.
 #[derive(Default)]
 pub(crate) struct Staging {
-    chunks: Vec<Chunk>,
-    /// The chunk that is being filled, and how far.
-    at: usize,
-    used: u64,
+    /// The chunk that is filled next, if nobody has it.
+    open: Option<Chunk>,
+    /// Those that are full, the oldest first.
+    full: VecDeque<Chunk>,
 }
 
-struct Chunk {
+/// Memory of the ring.
+pub(crate) struct Chunk {
     slab: Slab,
+    /// Bytes of it that are filled.
+    used: usize,
     /// The last batch of commands that reads it.
     batch: u64,
 }
 
 impl Staging {
-    /// Bytes that the chunk has room for.
-    pub(crate) fn room(&self) -> usize {
-        (CHUNK - self.used) as usize
+    /// Takes the chunk that is being filled if it has room for `len` bytes.
+    pub(crate) fn take_open(&mut self, len: usize) -> Option<Chunk> {
+        self.open.take_if(|chunk| len <= chunk.room())
     }
 
-    /// Whether it has none.
-    pub(crate) fn is_full(&self) -> bool {
-        self.room() == 0
+    /// The chunk that was being filled is full. Returns the batch to wait for before [`Staging::take_empty`].
+    pub(crate) fn close(&mut self) -> Option<u64> {
+        self.full.extend(self.open.take());
+        self.full.front().filter(|_| self.full.len() >= CHUNKS).map(|oldest| oldest.batch)
     }
 
-    /// Goes on to the next chunk; `submitted` is the number of the last batch that was handed over, with all that reads this
-    /// one. Returns the batch to wait for before the next chunk is filled.
-    pub(crate) fn next(&mut self, submitted: u64) -> Option<u64> {
-        self.chunks[self.at].batch = submitted;
-        (self.at, self.used) = ((self.at + 1) % CHUNKS, 0);
-        self.chunks.get(self.at).map(|chunk| chunk.batch)
-    }
-
-    /// Copies bytes into the chunk, which has room for them. Returns its buffer and where in it they are.
-    pub(crate) fn put(
-        &mut self,
-        device: &Device,
-        bytes: &[u8],
-    ) -> Result<(vk::Buffer, u64), GpuError> {
-        if self.at == self.chunks.len() {
-            let slab = Slab::new(device, CHUNK, Place::Host)?;
-            self.chunks.push(Chunk { slab, batch: 0 });
+    /// Takes a chunk with all of its room: the oldest if there are enough, else a new one.
+    pub(crate) fn take_empty(&mut self, device: &Device) -> Result<Chunk, GpuError> {
+        let oldest = if self.full.len() < CHUNKS { None } else { self.full.pop_front() };
+        match oldest {
+            Some(chunk) => Ok(Chunk { used: 0, ..chunk }),
+            None => {
+                let slab = Slab::new(device, CHUNK as u64, Place::Host)?;
+                Ok(Chunk { slab, used: 0, batch: 0 })
+            }
         }
-        let slab = &self.chunks[self.at].slab;
-        let host = slab.host.expect("the host sees its own memory (`Place::Host`)");
-        assert!(bytes.len() <= self.room(), "the ring was asked for its room");
-        let at = self.used;
-        self.used += bytes.len() as u64;
-        // SAFETY: the chunk has room for the bytes (checked), and no command reads this part: those that did are done.
-        unsafe {
-            let to = host.add(at as usize).as_ptr();
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+    }
+
+    /// Takes a chunk back.
+    pub(crate) fn give(&mut self, chunk: Chunk) {
+        match &self.open {
+            None => self.open = Some(chunk),
+            Some(_) => self.full.push_back(chunk),
         }
-        Ok((slab.buffer, at))
     }
 
     /// Takes out every chunk.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
-        (self.at, self.used) = (0, 0);
-        std::mem::take(&mut self.chunks).into_iter().map(|chunk| chunk.slab)
+        let full = std::mem::take(&mut self.full);
+        self.open.take().into_iter().chain(full).map(|chunk| chunk.slab)
+    }
+}
+
+impl Chunk {
+    /// Bytes that there is room for.
+    pub(crate) fn room(&self) -> usize {
+        CHUNK - self.used
+    }
+
+    /// The next `len` bytes, to be filled.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub(crate) fn next(&mut self, len: usize) -> &mut [u8] {
+        assert!(len <= self.room(), "{len} bytes of a chunk that has {}", self.room());
+        let host = self.slab.host.expect("the host sees its own memory (`Place::Host`)");
+        // SAFETY: the chunk has these bytes (asserted), and is borrowed mutably. No command reads them: those that did were done
+        // when the chunk became empty, and later ones read what is before `used`.
+        unsafe { std::slice::from_raw_parts_mut(host.add(self.used).as_ptr(), len) }
+    }
+
+    /// Counts the next `len` bytes as filled; the batch numbered `batch` reads them. Returns the buffer and where in it they are.
+    pub(crate) fn filled(&mut self, len: usize, batch: u64) -> (vk::Buffer, u64) {
+        let at = self.used;
+        self.used = (at + len).next_multiple_of(LINE).min(CHUNK);
+        self.batch = batch;
+        (self.slab.buffer, at as u64)
     }
 }

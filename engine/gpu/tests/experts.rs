@@ -9,8 +9,8 @@ use brigade_engine::kernels::{
 };
 use brigade_engine::quant::{GgmlType, quantize_row};
 use brigade_gpu::{
-    self as there, ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, Gpu, GpuBuffer, Purpose,
-    Span, WeightType as W,
+    self as there, ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork, Gpu,
+    GpuBuffer, Purpose, Span, WeightType as W,
 };
 use common::{Random, assert_same, compute, gpu, on, values_of};
 
@@ -81,7 +81,12 @@ fn check_lists(
     let pairs = numbers(gpu, routes.pairs());
     let back: Vec<usize> = pairs.iter().map(|pair| sorted[*pair as usize]).collect();
     assert_eq!(back, (0..ids.len()).collect::<Vec<_>>(), "{what}: pairs");
-    let pieces = numbers(gpu, routes.pieces());
+    check_pieces(gpu, what, routes.work(), &experts);
+}
+
+/// Holds the pieces of pairs, which are of these experts, to what products take.
+fn check_pieces(gpu: &Gpu, what: &str, work: &ExpertWork, experts: &[u32]) {
+    let pieces = numbers(gpu, work.pieces());
     let mut pieces: Vec<_> = pieces.chunks_exact(3).map(|p| [p[0], p[1], p[2]]).collect();
     let n_live = pieces.iter().filter(|piece| piece[2] > 0).count();
     let none = pieces.split_off(n_live);
@@ -90,14 +95,14 @@ fn check_lists(
     for [expert, first, n] in pieces {
         assert_eq!(first, next, "{what}: pieces follow each other");
         next += n;
-        assert!(n as usize <= routes.piece_rows(), "{what}: a piece of {n}");
+        assert!(n as usize <= work.piece_rows(), "{what}: a piece of {n}");
         let mine = &experts[first as usize..next as usize];
         assert!(mine.iter().all(|id| *id == expert), "{what}: a piece of expert {expert}");
         // It ends where the expert ends, or is full.
         let ends = experts.get(next as usize) != Some(&expert);
-        assert!(ends || n as usize == routes.piece_rows(), "{what}: a piece of {n}");
+        assert!(ends || n as usize == work.piece_rows(), "{what}: a piece of {n}");
     }
-    assert_eq!(next as usize, ids.len(), "{what}: all pairs are in pieces");
+    assert_eq!(next as usize, experts.len(), "{what}: all pairs are in pieces");
 }
 
 const BY_SCORE: kernels::ChooseBy<'static> = kernels::ChooseBy::Score { bias: None, groups: None };
@@ -284,7 +289,7 @@ fn check_products(types: [(GgmlType, W); 2], shapes: &[(usize, usize, usize)], c
                 let x = if form == 0 { ExpertRows::Routed(x) } else { ExpertRows::OfPairs(x) };
                 ExpertProduct { w: &both.there, x, out: out.span_mut() }
             });
-            gpu.expert_products(&routes, jobs);
+            gpu.expert_products(routes.work(), jobs);
             for ((both, out), ty) in both.iter().zip(&outs).zip(types) {
                 let what =
                     format!("{:?}, {n_rows} rows, {n_used} of {n_expert}, form {form}", ty.1);
@@ -337,5 +342,66 @@ fn rows_of_a_table_are_added_by_a_list() {
             compute.add_bias(row, &table[*of as usize * d..][..d]);
         }
         assert_same(&format!("{n} rows of {d}"), &values_of(&there), &x);
+    }
+}
+
+/// What adapters do: products of the pairs of some rows, in and out of a few columns, are added to those of all pairs.
+#[test]
+fn pairs_of_some_rows_are_multiplied_by_themselves() {
+    let Some(gpu) = gpu() else { return };
+    let (compute, mut random) = (compute(), Random(6));
+    let cases = [
+        (4, 8, 2, 0..4),
+        (9, 5, 3, 2..7),
+        (40, 60, 4, 39..40),
+        (131, 4, 2, 3..128),
+        (70, 300, 8, 1..69),
+        (6, 3, 1, 2..2),
+    ];
+    for (types, (n_rows, n_expert, n_used, rows)) in
+        [[(GgmlType::F32, W::F32); 2], [(GgmlType::Q8_0, W::Q8_0); 2]]
+            .into_iter()
+            .flat_map(|types| cases.clone().map(|case| (types, case)))
+    {
+        let what = format!("{:?}, {rows:?} of {n_rows} rows, {n_used} of {n_expert}", types[0].1);
+        let choice =
+            ExpertChoice { n_expert, n_used, by: BY_SCORE, weights: ExpertWeights::Scaled(1.0) };
+        let probs = probs(&mut random, n_rows * n_expert, false);
+        let routes = check_choice(&gpu, &compute, &choice, &probs);
+        let work = gpu.work_of_rows(&routes, rows.clone()).expect("room");
+
+        let (ids, pairs) = (numbers(&gpu, routes.ids()), numbers(&gpu, routes.pairs()));
+        let mut mine: Vec<usize> = (rows.start * n_used..rows.end * n_used).collect();
+        mine.sort_by_key(|i| ids[*i]);
+        let list: Vec<u32> = mine.iter().map(|i| pairs[*i]).collect();
+        let experts: Vec<u32> = mine.iter().map(|i| ids[*i]).collect();
+        assert_eq!(numbers(&gpu, work.rows()), list, "{what}: pairs");
+        check_pieces(&gpu, &what, &work, &experts);
+
+        let (cols, rank, width) = (96, 32, 70);
+        let [a, b] = [(types[0], [rank, cols]), (types[1], [width, rank])]
+            .map(|(ty, shape)| Both::new((&gpu, &compute), ty, n_expert, shape, &mut random));
+        let x = random.values(routes.n_pairs() * cols, 1.0);
+        let mut want = random.values(routes.n_pairs() * width, 1.0);
+        let mut out = on(&gpu, &want);
+        let mut low = on(&gpu, &vec![f32::NAN; list.len() * rank]);
+        let mut added = on(&gpu, &vec![f32::NAN; list.len() * width]);
+        let (w, x_there) = (&a.there, a.rows(&gpu, &x));
+        let job = ExpertProduct { w, x: ExpertRows::Routed(x_there.span()), out: low.span_mut() };
+        gpu.expert_products(&work, [job]);
+        let (w, low) = (&b.there, b.rows(&gpu, &values_of(&low)));
+        let job = ExpertProduct { w, x: ExpertRows::OfPairs(low.span()), out: added.span_mut() };
+        gpu.expert_products(&work, [job]);
+        gpu.add_to_listed(out.span_mut(), width, added.span(), work.rows(), 0.7);
+
+        let of_pairs: Vec<&[f32]> =
+            list.iter().map(|pair| &x[*pair as usize * cols..][..cols]).collect();
+        let low = a.on_cpu(&compute, &of_pairs, &experts);
+        let low: Vec<&[f32]> = low.chunks_exact(rank).collect();
+        let added = b.on_cpu(&compute, &low, &experts);
+        for (pair, added) in list.iter().zip(added.chunks_exact(width)) {
+            compute.add_scaled(&mut want[*pair as usize * width..][..width], added, 0.7);
+        }
+        assert_same(&what, &values_of(&out), &want);
     }
 }

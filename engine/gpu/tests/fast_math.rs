@@ -331,8 +331,8 @@ fn check_experts(
     let pairs: Vec<f32> = of_rows.iter().flat_map(|i| row(i).to_vec()).collect();
     let wanted = of_rows.iter().zip(&of_experts);
     let wanted: Vec<f64> = wanted.flat_map(|(i, e)| experts[*e as usize].wanted(row(i))).collect();
-    let form = gpu.expert_row_form(experts[0].ty, &routes);
-    assert_eq!(form == RowForm::Halves, routes.piece_rows() > 8, "the form of many rows");
+    let form = gpu.expert_row_form(experts[0].ty, routes.work());
+    assert_eq!(form == RowForm::Halves, routes.work().piece_rows() > 8, "the form of many rows");
     for of_pairs in [false, true] {
         let mut out = on(gpu, &vec![f32::NAN; wanted.len()]);
         let there = formed(gpu, form, if of_pairs { &pairs } else { x }, cols);
@@ -340,11 +340,11 @@ fn check_experts(
             true => ExpertRows::OfPairs(there.span()),
             false => ExpertRows::Routed(there.span()),
         };
-        gpu.expert_products(&routes, [ExpertProduct { w: &table, x, out: out.span_mut() }]);
+        gpu.expert_products(routes.work(), [ExpertProduct { w: &table, x, out: out.span_mut() }]);
         let error = relative_error(&values_of(&out), &wanted);
         // Few rows are of 8 bits.
         let bound = if form == RowForm::Halves { FAR } else { 2e-2 };
-        let what = format!("{:?}, pieces of {}", experts[0].ty, routes.piece_rows());
+        let what = format!("{:?}, pieces of {}", experts[0].ty, routes.work().piece_rows());
         assert!(error < bound, "{what}, of pairs {of_pairs}: {error:.2e} off");
     }
 }

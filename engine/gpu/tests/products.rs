@@ -4,7 +4,7 @@ mod common;
 
 use brigade_engine::kernels::{Compute, PackedMatrix};
 use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
-use brigade_gpu::{Gpu, GpuBuffer, Product, Purpose, WeightType, Weights};
+use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
 use common::{QUANTS, Random, assert_same, compute, gpu, on, values_of};
 
 use WeightType as W;
@@ -297,4 +297,41 @@ fn a_nan_or_infinity_shows_in_every_output_of_its_row_and_in_no_other() {
             assert_eq!(finite, [rows, 0, rows, rows], "{:?} {bad}", ty.1);
         }
     }
+}
+
+/// Weights that are packed to a GPU's memory are those that are packed to the host's: where the host sees that memory, and where it
+/// fills chunks that are copied; and whatever was there before.
+#[test]
+fn weights_are_packed_to_used_memory_as_to_new() {
+    let Some(seen) = gpu() else { return };
+    let apart = GpuOptions { apart: true, ..GpuOptions::default() };
+    let apart = Gpu::open(0, &apart).expect("it was opened before");
+    let (compute, mut random) =
+        (Compute::new(compute().kernels(), 2, None).expect("a thread"), Random(11));
+    // All chunks of the ring, and memory that is there for the next.
+    let used = vec![0xa5; 49 << 20];
+    let held = [&seen, &apart].map(|gpu| {
+        let (held, used) = (gpu.keep(&[1; 4]).expect("room"), gpu.keep(&used).expect("room"));
+        drop(used);
+        held
+    });
+    for (ty, _) in FLOATS.into_iter().chain(QUANTS) {
+        for (rows, blocks) in [(1, 1), (16, 2), (17, 3), (63, 1), (200, 5)] {
+            let cols = blocks * ty.block_elems() + if ty.block_elems() == 1 { 41 } else { 0 };
+            let bytes: Vec<u8> = (0..rows * ty.row_bytes(cols).expect("whole blocks"))
+                .map(|_| random.bits() as u8)
+                .collect();
+            let here = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
+            for gpu in [&seen, &apart] {
+                let shape = (ty, rows, cols);
+                let there =
+                    PackedMatrix::pack_with_gpu(&compute, gpu, shape, &bytes).expect("room");
+                let mut read = Vec::new();
+                let buffer = there.buffer().expect("it lies with a GPU");
+                buffer.read(0..buffer.len(), &mut read).expect("room");
+                assert!(read == here.bytes(), "{ty} [{rows}, {cols}]");
+            }
+        }
+    }
+    assert!(held.iter().all(|held| held.len() == 4));
 }

@@ -118,6 +118,49 @@ fn bytes_come_to_memory_that_the_host_does_not_see_and_back() {
     gpu.finish().unwrap();
 }
 
+/// What is filled piece by piece, from several threads at once, more than the ring has, and pieces that are larger than a chunk.
+#[test]
+fn bytes_are_filled_piece_by_piece() {
+    let options = GpuOptions { apart: true, ..GpuOptions::default() };
+    let Ok(apart) = Gpu::open(0, &options) else { return };
+    let Some(seen) = gpu() else { return };
+    let word = |seed: u32, i: usize| (i as u32).wrapping_mul(0x9e37_79b1) ^ seed;
+    let check = |gpu: &Gpu, len: usize, piece: usize, seed: u32| {
+        let mut next = 0;
+        let filled = gpu.keep_with((len, piece), &mut |range, out| {
+            assert_eq!((range.start, range.len()), (next, out.len()), "one after the other");
+            assert!(out.len().is_multiple_of(piece), "whole pieces");
+            next = range.end;
+            for (i, bytes) in out.chunks_exact_mut(4).enumerate() {
+                bytes.copy_from_slice(&word(seed, range.start / 4 + i).to_le_bytes());
+            }
+        });
+        let (filled, mut read) = (filled.unwrap(), Vec::new());
+        assert_eq!(next, len, "all of it");
+        filled.read(0..len, &mut read).unwrap();
+        let words = read.chunks_exact(4).enumerate();
+        let is_right = |(i, bytes): (usize, &[u8])| bytes == word(seed, i).to_le_bytes();
+        assert!(words.into_iter().all(is_right), "{len} bytes by {piece}");
+    };
+    for gpu in [&apart, &seen] {
+        for (len, piece) in [(0, 0), (0, 12), (12, 12), (70 << 20, 7 << 20), (34 << 20, 17 << 20)] {
+            check(gpu, len, piece, 7);
+        }
+    }
+    std::thread::scope(|scope| {
+        for t in 0..4 {
+            let (apart, check) = (&apart, &check);
+            scope.spawn(move || {
+                for round in 0..6 {
+                    let pieces = 40 + 13 * (t as usize);
+                    check(apart, pieces * 52_428, 52_428, 100 * t + round);
+                }
+            });
+        }
+    });
+    apart.finish().unwrap();
+}
+
 /// What a thread brought stays while others finish their work.
 #[test]
 fn uploads_of_a_thread_stay_whoever_else_finishes() {

@@ -1,11 +1,14 @@
 //! The matrices of a mixture's experts, and their work for the rows that a router sends them.
 
+use std::sync::Arc;
+
 use super::BlockCx;
 use super::linear::Linear;
-use super::lora::{self, Lora, RowAdapters};
+use super::lora::{self, ExpertLora};
 use super::mlp::activate;
 use crate::arch::Activation;
-use crate::device::{ExpertMatrices, ExpertProduct, ExpertRows, Routing, Rows};
+use crate::batch::AdapterUse;
+use crate::device::{ExpertMatrices, ExpertProduct, ExpertRows, Routing, RoutingPart, Rows};
 use crate::error::ModelError;
 use crate::kernels::Vector;
 use crate::weights::WeightLoader;
@@ -27,9 +30,11 @@ struct Projections {
     weights: ExpertMatrices,
     /// `[n_expert, rows]`, where the file has it.
     bias: Option<Vector>,
-    /// Of each expert.
-    adapters: Vec<Vec<Lora>>,
+    adapters: Vec<ExpertLora>,
 }
+
+/// Rows that use the same adapters, some of which are for these experts.
+type Adapted<'a> = (RoutingPart<'a>, &'a [AdapterUse]);
 
 impl Experts {
     /// Loads `n` experts that are `n_ff` wide inside, and work in rows of `width`, from `<stem>.ffn_{gate,up,down}_<suffix>`
@@ -70,11 +75,9 @@ impl Experts {
     /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
     pub(super) fn add(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing, out: &mut Rows) {
         let (width, n_pairs) = (x.cols(), routing.n_pairs());
-        // Adapters are for pairs by the rows that they are of.
-        let adapters = (!cx.adapters.is_empty())
-            .then(|| cx.adapters.picked(routing.rows().iter().map(|row| *row as usize)));
+        let adapted = self.adapted(cx, routing, x.n_rows());
         let mut own = None;
-        let input = if self.weigh_input || adapters.is_some() {
+        let input = if self.weigh_input || !adapted.is_empty() {
             let own = own.insert(cx.scratch.take(n_pairs, width));
             cx.device.rows_of_pairs(x, routing, own);
             if self.weigh_input {
@@ -88,24 +91,43 @@ impl Experts {
         let mut gate = cx.scratch.take(if self.gate.is_none() { 0 } else { n_pairs }, self.n_ff);
         let mut both = vec![(&self.up, &mut up)];
         both.extend(self.gate.as_ref().map(|projections| (projections, &mut gate)));
-        project(cx, (routing, adapters.as_ref()), input, both);
+        project(cx, (routing, &adapted), input, both);
         activate(cx.device, self.activation, &gate, &mut up);
         let mut expert_out = cx.scratch.take(n_pairs, width);
         let down = vec![(&self.down, &mut expert_out)];
-        project(cx, (routing, adapters.as_ref()), ExpertRows::OfPairs(&up), down);
+        project(cx, (routing, &adapted), ExpertRows::OfPairs(&up), down);
         cx.device.add_pairs(out, &expert_out, routing, self.weigh_input);
+    }
+
+    /// The rows, of `n_rows`, that use adapters which the experts have, in runs.
+    fn adapted<'a>(
+        &self,
+        cx: &'a BlockCx<'_>,
+        routing: &'a Routing,
+        n_rows: usize,
+    ) -> Vec<Adapted<'a>> {
+        let is_used = |uses: &[AdapterUse]| {
+            self.projections().flat_map(|of| &of.adapters).any(|lora| lora.is_used(uses))
+        };
+        let all = 0..n_rows;
+        let runs = cx.adapters.within(&all).filter(|(_, uses)| is_used(uses));
+        runs.map(|(rows, uses)| (cx.device.pairs_of_rows(routing, rows), uses)).collect()
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Projections> {
+        self.gate.iter().chain([&self.up, &self.down])
     }
 
     /// Bytes of all matrices.
     pub(super) fn nbytes(&self) -> usize {
-        self.gate.iter().chain([&self.up, &self.down]).map(Projections::nbytes).sum()
+        self.projections().map(Projections::nbytes).sum()
     }
 }
 
-/// Projections of the same rows; their products run in one fork-join. `adapters` are those of the pairs.
+/// Projections of the same rows; their products run in one fork-join. Where rows are adapted, `x` has those of pairs.
 fn project(
     cx: &BlockCx<'_>,
-    (routing, adapters): (&Routing, Option<&RowAdapters>),
+    (routing, adapted): (&Routing, &[Adapted<'_>]),
     x: ExpertRows<'_>,
     mut outs: Vec<(&Projections, &mut Rows)>,
 ) {
@@ -115,8 +137,11 @@ fn project(
     let mut products: Vec<_> = products.collect();
     cx.device.expert_products(cx.scratch, routing, x, &mut products);
     for (projections, out) in outs {
-        if let (Some(adapters), ExpertRows::OfPairs(x)) = (adapters, x) {
-            projections.adapt(cx, (routing, adapters), x, out);
+        if let ExpertRows::OfPairs(x) = x {
+            let loras = &projections.adapters;
+            for (rows, uses) in adapted {
+                lora::add_to_experts((cx.device, cx.scratch), (rows, uses), loras, x, out);
+            }
         }
         if let Some(bias) = &projections.bias {
             cx.device.add_expert_biases(routing, bias, out);
@@ -132,32 +157,19 @@ impl Projections {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let (n, rows) = (experts.len(), experts.first().map_or(0, Linear::rows));
-        let (weights, adapters) = experts.into_iter().map(Linear::into_parts).unzip();
+        let parts = experts.into_iter().map(Linear::into_parts);
+        let (weights, adapters): (Vec<_>, Vec<_>) =
+            parts.map(|(weight, adapters)| (Arc::new(weight), adapters)).unzip();
         let bias = match loader.has(name) {
             true => Some(loader.values(name, &[rows, n])?),
             false => None,
         };
+        let adapters = ExpertLora::together(loader, adapters)?;
         Ok(Self { weights: loader.together(weights)?, bias, adapters })
-    }
-
-    /// Adds what adapters add for each pair.
-    fn adapt(
-        &self,
-        cx: &BlockCx<'_>,
-        (routing, adapters): (&Routing, &RowAdapters),
-        x: &Rows,
-        out: &mut Rows,
-    ) {
-        let mut out = out.to_write();
-        for (expert, pairs) in routing.spans() {
-            let (loras, x) = (&self.adapters[*expert], (x, pairs.clone()));
-            lora::add((cx.device, cx.scratch), adapters, loras, x, &mut out.part(pairs.clone()));
-        }
     }
 
     /// Bytes of all matrices.
     fn nbytes(&self) -> usize {
-        let adapters = self.adapters.iter().flatten().map(Lora::nbytes).sum::<usize>();
-        self.weights.nbytes() + adapters
+        self.weights.nbytes() + self.adapters.iter().map(ExpertLora::nbytes).sum::<usize>()
     }
 }

@@ -3,6 +3,8 @@
 //! An adapter adds `s B (A x)` to `W x`. Rows that use an adapter are multiplied with its matrices beside the product
 //! of all rows. So a row's result is the same whatever adapters the rows beside it use.
 
+mod experts;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
 use crate::state::{PartRows, Sequences};
 use crate::weights::{AdapterTensors, WeightLoader};
+
+pub(super) use experts::{ExpertLora, add_to_experts};
 
 /// Numbers of adapters inside the model's file, by their places: behind those of all that a user can give.
 const FIRST_PLACE: u32 = MAX_ADAPTERS as u32;

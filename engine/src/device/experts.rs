@@ -1,6 +1,9 @@
 //! What experts do with the rows that a router sent them.
 
-use brigade_gpu::{self as there, ExpertRoutes, ExpertTable, Gpu};
+use std::ops::Range;
+use std::sync::Arc;
+
+use brigade_gpu::{self as there, ExpertTable, ExpertWork, Gpu};
 
 use super::products::{in_form, weight_type};
 use super::routing::Routing;
@@ -9,7 +12,7 @@ use crate::kernels::{KernelError, PackedMatrix, Vector};
 
 /// The matrices of all experts of a tensor, of one type and shape.
 pub struct ExpertMatrices {
-    all: Vec<PackedMatrix>,
+    all: Vec<Arc<PackedMatrix>>,
     /// Where they lie with a GPU.
     table: Option<ExpertTable>,
 }
@@ -32,9 +35,19 @@ pub struct ExpertProduct<'a> {
 }
 
 impl ExpertMatrices {
-    /// Bytes of all matrices.
+    /// Bytes of all matrices. One that several share is counted once over all of them.
     pub fn nbytes(&self) -> usize {
-        self.all.iter().map(PackedMatrix::nbytes).sum()
+        self.all.iter().map(|matrix| matrix.nbytes() / Arc::strong_count(matrix)).sum()
+    }
+
+    /// Rows of each matrix, which are output features; 0 where there is none.
+    pub(super) fn rows(&self) -> usize {
+        self.all.first().map_or(0, |matrix| matrix.rows())
+    }
+
+    /// Whether they lie with a GPU.
+    pub(super) fn is_with_gpu(&self) -> bool {
+        self.table.is_some()
     }
 }
 
@@ -43,8 +56,8 @@ impl Device {
     ///
     /// # Errors
     /// [`KernelError::Gpu`] where a GPU has no room for a table of them.
-    pub fn experts(&self, all: Vec<PackedMatrix>) -> Result<ExpertMatrices, KernelError> {
-        let placed = |matrix: &PackedMatrix| Some((matrix.buffer()?.clone(), matrix.scale()));
+    pub fn experts(&self, all: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, KernelError> {
+        let placed = |matrix: &Arc<PackedMatrix>| Some((matrix.buffer()?.clone(), matrix.scale()));
         let placed: Option<Vec<_>> = all.iter().map(placed).collect();
         let table = match (&self.gpu, placed, all.first()) {
             (Some(gpu), Some(placed), Some(one)) => {
@@ -88,15 +101,15 @@ impl Device {
     ) {
         let (ExpertRows::Routed(rows) | ExpertRows::OfPairs(rows)) = x;
         let is_there = |product: &ExpertProduct<'_>| {
-            product.w.table.is_some() && product.out.is_with_gpu() && rows.is_with_gpu()
+            product.w.is_with_gpu() && product.out.is_with_gpu() && rows.is_with_gpu()
         };
         if let (Some(gpu), Some(routes)) = (&self.gpu, routing.on_gpu())
             && products.iter().all(is_there)
         {
             // Collected first: what makes another form of rows may not stand between products that run beside each other.
-            let jobs = products.iter_mut().map(|product| product.on_gpu(gpu, routes, x));
+            let jobs = products.iter_mut().map(|product| product.on_gpu(gpu, routes.work(), x));
             let jobs: Vec<_> = jobs.collect();
-            return gpu.expert_products(routes, jobs);
+            return gpu.expert_products(routes.work(), jobs);
         }
         let mut own = None;
         let x = match x {
@@ -108,16 +121,9 @@ impl Device {
             }
         };
         let spans = &routing.lists().spans;
-        let mut jobs = Vec::with_capacity(products.len() * spans.len());
-        for ExpertProduct { w, out } in products {
-            let mut left = out.to_write();
-            for (expert, pairs) in spans {
-                let (mine, rest) = left.split_at(pairs.len());
-                left = rest;
-                jobs.push(Product { w: &w.all[*expert], x, rows: pairs.clone(), out: mine });
-            }
-        }
-        self.products(&mut jobs);
+        let jobs = products.iter_mut();
+        let jobs = jobs.flat_map(|ExpertProduct { w, out }| products_of(w, x, spans, out));
+        self.products(&mut jobs.collect::<Vec<_>>());
     }
 
     /// Adds to the row of each pair, `[n_pairs, cols]`, its expert's row of `biases`, `[n_expert, cols]`.
@@ -160,19 +166,36 @@ impl Device {
     }
 }
 
+/// Products of rows `spans` of `x` with the matrices of their experts. `out` has a row for each of them, one behind the other.
+pub(super) fn products_of<'a>(
+    w: &'a ExpertMatrices,
+    x: &'a Rows,
+    spans: &[(usize, Range<usize>)],
+    out: &'a mut Rows,
+) -> Vec<Product<'a>> {
+    let mut left = out.to_write();
+    let mut products = Vec::with_capacity(spans.len());
+    for (expert, rows) in spans {
+        let (mine, rest) = left.split_at(rows.len());
+        left = rest;
+        products.push(Product { w: &w.all[*expert], x, rows: rows.clone(), out: mine });
+    }
+    products
+}
+
 impl ExpertProduct<'_> {
     /// # Panics
     /// If something of it does not lie with a GPU.
-    fn on_gpu<'a>(
+    pub(super) fn on_gpu<'a>(
         &'a mut self,
         gpu: &Gpu,
-        routes: &ExpertRoutes,
+        work: &ExpertWork,
         x: ExpertRows<'a>,
     ) -> there::ExpertProduct<'a> {
         const THERE: &str = "asked before";
         let Self { w, out } = self;
         let table = w.table.as_ref().expect(THERE);
-        let form = gpu.expert_row_form(table.ty(), routes);
+        let form = gpu.expert_row_form(table.ty(), work);
         let span = |x: &'a Rows| in_form(gpu, form, x).expect(THERE);
         let x = match x {
             ExpertRows::Routed(x) => there::ExpertRows::Routed(span(x)),

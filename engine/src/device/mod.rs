@@ -8,6 +8,7 @@ mod attention;
 mod devices;
 mod elementwise;
 mod entries;
+mod expert_changes;
 mod experts;
 mod fetched;
 mod gates;
@@ -38,6 +39,7 @@ pub use brigade_gpu::{FewValues, Handed, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
+pub use expert_changes::{ExpertChange, RoutingPart};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use fetched::Fetched;
 pub use index::{IndexOfMeans, IndexOver, PoolingBy};
@@ -56,6 +58,7 @@ pub use values::{Values, ValuesMut};
 use crate::kernels::{
     Compute, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix, fast_numerics, unfused,
 };
+use crate::quant::GgmlType;
 
 /// The kernels and threads of a stage.
 pub struct Device {
@@ -94,14 +97,20 @@ impl Device {
         Scratch::new(self.gpu.clone())
     }
 
-    /// Weights where products read them.
+    /// Packs `bytes`, the row-major weights `[rows, cols]` of a GGUF tensor of type `ty`, where products read them.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] where a GPU has no room for them.
-    pub fn place(&self, matrix: PackedMatrix) -> Result<PackedMatrix, KernelError> {
+    /// Those of [`PackedMatrix::pack`]; [`KernelError::Gpu`] where a GPU has no room for them.
+    pub fn pack(
+        &self,
+        ty: GgmlType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<PackedMatrix, KernelError> {
         match &self.gpu {
-            None => Ok(matrix),
-            Some(gpu) => matrix.with_gpu(gpu),
+            None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
+            Some(gpu) => PackedMatrix::pack_with_gpu(&self.compute, gpu, (ty, rows, cols), bytes),
         }
     }
 

@@ -72,16 +72,6 @@ impl Routing {
         self.n_used
     }
 
-    /// The row of each pair, for who has to look at it: waits for the GPU.
-    pub fn rows(&self) -> &[u32] {
-        &self.lists().rows
-    }
-
-    /// For each expert that has rows, its id and its pairs, for who has to look at it: waits for the GPU.
-    pub fn spans(&self) -> &[(usize, Range<usize>)] {
-        &self.lists().spans
-    }
-
     /// The lists with a GPU, if they lie there.
     pub(super) fn on_gpu(&self) -> Option<&ExpertRoutes> {
         self.on_gpu.as_ref()

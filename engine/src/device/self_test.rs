@@ -7,8 +7,7 @@ use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
 use super::{AttendOver, Columns, DeltaRows, Device, DeviceName, KvRows, Rows};
 use crate::batch::BlockId;
 use crate::kernels::{
-    AttendPart, AttendVariant, KernelError, KvLayout, KvType, PackedMatrix, ScanPart, ValuePlace,
-    unfused,
+    AttendPart, AttendVariant, KernelError, KvLayout, KvType, ScanPart, ValuePlace, unfused,
 };
 use crate::quant::GgmlType;
 
@@ -163,7 +162,7 @@ fn product(
     [n_rows, out, cols]: [usize; 3],
     bytes: &[u8],
 ) -> Result<Vec<f32>, KernelError> {
-    let w = device.place(PackedMatrix::pack(device.host(), ty, out, cols, bytes)?)?;
+    let w = device.pack(ty, out, cols, bytes)?;
     let mut y = device.scratch().take(n_rows, out);
     device.multiply(&w, &rows(device, 7, n_rows, cols), &mut y);
     Ok(y.to_vec())

@@ -1,8 +1,11 @@
-//! Routing: which experts work on which rows, chosen and sorted on the device.
+//! Routing: which experts rows use, chosen on the device.
+
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
+use super::expert_work::{ExpertWork, PairLists, Rows, room};
 use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -12,7 +15,6 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static CHOOSE: Shader = shader!("choose_experts");
-static SORT: Shader = shader!("route_pairs");
 
 /// Most experts that are chosen from, and most that a row uses: what shared memory of every device has room for.
 const MAX_EXPERTS: usize = 1024;
@@ -94,34 +96,29 @@ impl<'a, B> ExpertChoice<'a, B> {
     }
 }
 
-/// Which experts work on which rows, in lists on the device.
+/// Which experts rows use, in lists on the device, and [which pairs](ExpertWork) each of these works on.
 ///
 /// A row and one of its experts are a pair. Pairs are sorted by expert, and those of an expert by row. Kernels alone write these
 /// lists: their numbers are below what they count.
 #[derive(Debug)]
 pub struct ExpertRoutes {
     lists: GpuBuffer,
-    n_rows: usize,
     n_used: usize,
-    n_expert: usize,
-    piece_rows: usize,
-    n_pieces: usize,
+    work: ExpertWork,
 }
 
-/// The lists of [`ExpertRoutes`], each with a word for each pair, by their places. The pieces are behind them.
+/// The lists of [`ExpertRoutes`], each with a word for each pair, by their places.
 #[derive(Clone, Copy)]
 enum List {
     Ids = 0,
     Weights = 1,
     Pairs = 2,
-    Rows = 3,
-    Experts = 4,
-    PairWeights = 5,
-    Pieces = 6,
+    Experts = 3,
+    PairWeights = 4,
 }
 
-/// Words of a piece.
-const PIECE_WORDS: usize = 3;
+/// How many they are.
+const LISTS: usize = 5;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -139,24 +136,6 @@ struct ChoosePush {
     per_group: u32,
     scale: f32,
     least_sum: f32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct SortPush {
-    ids: u64,
-    weights: u64,
-    pairs: u64,
-    rows: u64,
-    experts: u64,
-    pair_weights: u64,
-    pieces: u64,
-    n_pairs: u32,
-    n_used: u32,
-    n_expert: u32,
-    n_pieces: u32,
-    piece_rows: u32,
-    pad: u32,
 }
 
 impl ExpertChoice<'_> {
@@ -207,9 +186,44 @@ impl Gpu {
                 self.softmax(routes.list_mut(List::Weights), choice.n_used);
                 self.scale(routes.list_mut(List::Weights), scale);
             }
-            self.sort_pairs(&mut routes);
+            let address = |list| routes.list(list).address();
+            let lists = PairLists {
+                ids: address(List::Ids),
+                weights: address(List::Weights),
+                pairs: address(List::Pairs),
+                experts: address(List::Experts),
+                pair_weights: address(List::PairWeights),
+            };
+            // SAFETY: all lists have a word for each pair, and are new.
+            unsafe { self.sort_pairs(&routes.work, choice.n_used, &lists, Rows::All) };
         }
         Ok(routes)
+    }
+
+    /// The work for some of the rows that were routed, those numbered `rows`: their pairs, sorted by themselves. The rows that it
+    /// lists are pairs of `routes`, as whose rows activations lie there.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where the device has no room for the lists.
+    ///
+    /// # Panics
+    /// If so many rows were not routed.
+    pub fn work_of_rows(
+        &self,
+        routes: &ExpertRoutes,
+        rows: Range<usize>,
+    ) -> Result<ExpertWork, GpuError> {
+        let (n, n_used) = (rows.len(), routes.n_used);
+        assert!(rows.end <= routes.n_rows(), "work_of_rows: {rows:?} of {}", routes.n_rows());
+        let n_expert = routes.work.n_expert();
+        let work = self.expert_work([n, routes.n_pairs()], n * n_used, n_expert)?;
+        let first = 4 * rows.start * n_used;
+        let part = |list| routes.list(list).part(first..first + 4 * work.n_pairs()).address();
+        let lists =
+            PairLists { ids: part(List::Ids), pairs: part(List::Pairs), ..PairLists::default() };
+        // SAFETY: both lists have a word for each of these pairs; numbers of pairs are below the count of all.
+        unsafe { self.sort_pairs(&work, n_used, &lists, Rows::Some) };
+        Ok(work)
     }
 
     /// Room for lists.
@@ -220,12 +234,9 @@ impl Gpu {
         n_expert: usize,
     ) -> Result<ExpertRoutes, GpuError> {
         let n_pairs = count(n_rows * n_used) as usize;
-        let piece_rows = piece_rows(n_rows, n_pairs, n_expert);
-        // An expert has at most one piece that is not full.
-        let n_pieces = n_pairs.min(n_pairs / piece_rows + n_expert.min(n_pairs));
-        let words = List::Pieces as usize * n_pairs + PIECE_WORDS * n_pieces;
-        let lists = self.buffer(4 * words, Purpose::Activations)?;
-        Ok(ExpertRoutes { lists, n_rows, n_used, n_expert, piece_rows, n_pieces })
+        let lists = self.buffer(4 * LISTS * n_pairs, Purpose::Activations)?;
+        let work = self.expert_work([n_rows, n_rows], n_pairs, n_expert)?;
+        Ok(ExpertRoutes { lists, n_used, work })
     }
 
     fn choose_experts(
@@ -244,7 +255,7 @@ impl Gpu {
             probs: probs.address(),
             ids: routes.list(List::Ids).address(),
             weights: routes.list(List::Weights).address(),
-            n_rows: count(routes.n_rows),
+            n_rows: count(routes.n_rows()),
             n_expert: count(n_expert),
             n_used: count(n_used),
             per_group: 1,
@@ -275,49 +286,24 @@ impl Gpu {
         // SAFETY: the kernel reads the rows of `probs`, `n_expert` values of the bias and `n_used` known numbers for each row
         // (checked); experts that it chooses or that are known are below `n_expert`. It writes the first two of the lists.
         // Its shared memory has room for all experts of a row.
-        unsafe { self.dispatch(Order::After, &CHOOSE, &constants, &push, lines(routes.n_rows)) };
-    }
-
-    /// Writes the further lists.
-    fn sort_pairs(&self, routes: &mut ExpertRoutes) {
-        let address = |list| routes.list(list).address();
-        let push = SortPush {
-            ids: address(List::Ids),
-            weights: address(List::Weights),
-            pairs: address(List::Pairs),
-            rows: address(List::Rows),
-            experts: address(List::Experts),
-            pair_weights: address(List::PairWeights),
-            pieces: address(List::Pieces),
-            n_pairs: count(routes.n_pairs()),
-            n_used: count(routes.n_used),
-            n_expert: count(routes.n_expert),
-            n_pieces: count(routes.n_pieces),
-            piece_rows: count(routes.piece_rows),
-            pad: 0,
-        };
-        let (constants, groups) = ([room(routes.n_expert)], lines(routes.n_expert));
-        // SAFETY: the kernel reads the first two of the lists and writes the others. Each pair gets a number of its own below
-        // their count, since experts' counts add up to that; there are no more pieces than have room (`routes`). Its shared
-        // memory has room for all experts.
-        unsafe { self.dispatch(Order::After, &SORT, &constants, &push, groups) };
+        unsafe { self.dispatch(Order::After, &CHOOSE, &constants, &push, lines(routes.n_rows())) };
     }
 }
 
 impl ExpertRoutes {
     /// Pairs of a row and one of its experts.
     pub fn n_pairs(&self) -> usize {
-        self.n_rows * self.n_used
+        self.work.n_pairs()
     }
 
     /// Rows that were routed.
     pub fn n_rows(&self) -> usize {
-        self.n_rows
+        self.work.n_rows()
     }
 
-    /// Experts that rows were routed to.
-    pub fn n_expert(&self) -> usize {
-        self.n_expert
+    /// Which pairs each expert works on. The rows that it lists are those that were routed.
+    pub fn work(&self) -> &ExpertWork {
+        &self.work
     }
 
     /// The experts of each row in their order, `[n_rows, n_used]`, u32.
@@ -337,7 +323,7 @@ impl ExpertRoutes {
 
     /// The row of each pair, u32.
     pub fn rows(&self) -> Span<'_> {
-        self.list(List::Rows)
+        self.work.rows()
     }
 
     /// The expert of each pair, u32.
@@ -348,22 +334,6 @@ impl ExpertRoutes {
     /// The weight of each pair.
     pub fn pair_weights(&self) -> Span<'_> {
         self.list(List::PairWeights)
-    }
-
-    /// Pieces of the pairs, each of one expert: its id, the first pair, how many they are, u32. Those behind the last have no
-    /// pairs.
-    pub fn pieces(&self) -> Span<'_> {
-        self.list(List::Pieces)
-    }
-
-    /// Most pieces that there may be.
-    pub(super) fn n_pieces(&self) -> usize {
-        self.n_pieces
-    }
-
-    /// Most pairs of a piece.
-    pub fn piece_rows(&self) -> usize {
-        self.piece_rows
     }
 
     /// The experts and the weights of each row, `[n_rows, n_used]` both, for the host: waits for the device.
@@ -382,29 +352,8 @@ impl ExpertRoutes {
         from.split_at(range.len()).0
     }
 
-    fn range(&self, list: List) -> std::ops::Range<usize> {
-        let words = match list {
-            List::Pieces => PIECE_WORDS * self.n_pieces,
-            _ => self.n_pairs(),
-        };
-        let start = 4 * list as usize * self.n_pairs();
-        start..start + 4 * words
+    fn range(&self, list: List) -> Range<usize> {
+        let len = 4 * self.n_pairs();
+        list as usize * len..(list as usize + 1) * len
     }
-}
-
-/// Most pairs of a piece. With few rows a piece has all rows of an expert. With more it has as many as an expert has on
-/// average, about: products of more than eight rows fill up sixteens of them.
-fn piece_rows(n_rows: usize, n_pairs: usize, n_expert: usize) -> usize {
-    match n_pairs.div_ceil(n_expert) {
-        _ if n_rows <= 8 => n_rows.max(1).next_power_of_two(),
-        0..=8 => 8,
-        9..=24 => 16,
-        25..=48 => 32,
-        _ => 64,
-    }
-}
-
-/// Room in shared memory for `n` numbers: few sizes, so that there are few kernels.
-fn room(n: usize) -> u32 {
-    count(n).next_power_of_two().max(16)
 }

@@ -1,4 +1,4 @@
-//! Adds up what experts gave for each row, and to that what each of them always adds.
+//! Adds up what experts gave for each row, and to that what each of them always adds, or what adapters add for some pairs.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,6 +10,7 @@ use crate::span::{Span, SpanMut};
 
 static SHADER: Shader = shader!("scatter_add");
 static LISTED: Shader = shader!("add_listed_rows");
+static TO_LISTED: Shader = shader!("add_to_listed");
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -36,6 +37,18 @@ struct ListedPush {
     pad: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ToListedPush {
+    x: u64,
+    list: u64,
+    result: u64,
+    n: u32,
+    d: u32,
+    last: u32,
+    factor: f32,
+}
+
 impl Gpu {
     /// Adds to each row of `out` (`[list.values(), d]`) the row of `table` (`[_, d]`) that `list` (u32) names for it. A number
     /// beyond the rows names the last.
@@ -58,6 +71,36 @@ impl Gpu {
         // SAFETY: the kernel reads as many numbers as `out` has rows, and those rows of `table` or its last; it reads and
         // writes the `n` values of `out`.
         unsafe { self.dispatch(Order::After, &LISTED, &[], &push, lines(n.div_ceil(256))) };
+    }
+
+    /// Adds each row of `x` (`[list.values(), d]`) times `factor` to the row of `out` (`[_, d]`) that `list` (u32) names for it:
+    /// `out[list[r]] += x[r] * factor`. No row is named twice. A number beyond the rows names the last.
+    ///
+    /// # Panics
+    /// If shapes disagree, or there is no row to name.
+    pub fn add_to_listed(
+        &self,
+        out: SpanMut<'_>,
+        d: usize,
+        x: Span<'_>,
+        list: Span<'_>,
+        factor: f32,
+    ) {
+        let (n, there) = (x.values(), out.values());
+        assert!(d > 0 && there >= d && there.is_multiple_of(d), "add_to_listed: {there} of {d}");
+        assert_eq!(n, list.values() * d, "add_to_listed: a row for each number");
+        let push = ToListedPush {
+            x: x.address(),
+            list: list.address(),
+            result: out.address(),
+            n: count(n),
+            d: count(d),
+            last: count(there / d - 1),
+            factor,
+        };
+        // SAFETY: the kernel reads the `n` values of `x` and as many numbers as it has rows (checked); it reads and writes those
+        // rows of `out` or its last.
+        unsafe { self.dispatch(Order::After, &TO_LISTED, &[], &push, lines(n.div_ceil(256))) };
     }
 
     /// Adds to each row of `out` (`[n, d]`) rows of `x` (`[n_pairs, d]`), one after the other: `out[r] += weights[r, k] * x[pairs[r, k]]`

@@ -7,10 +7,9 @@
 
 use std::sync::Arc;
 
-use brigade_gpu::{Gpu, GpuBuffer, Span};
+use brigade_gpu::{GpuBuffer, Span};
 
 use crate::kernels::aligned::AlignedBytes;
-use crate::kernels::error::KernelError;
 use crate::kernels::simd::LANES;
 use crate::quant::GgmlType;
 
@@ -30,14 +29,6 @@ impl PackedMatrix {
     #[must_use]
     pub fn scaled(self, scale: f32) -> Self {
         Self { scale: self.scale * scale, ..self }
-    }
-
-    /// The same weights in a GPU's memory.
-    ///
-    /// # Errors
-    /// [`KernelError::Gpu`] where it has not that much.
-    pub fn with_gpu(self, gpu: &Gpu) -> Result<Self, KernelError> {
-        Ok(Self { data: AlignedBytes::with_gpu(gpu.keep(&self.data)?), ..self })
     }
 
     /// The panels, if they lie with a GPU.

@@ -11,7 +11,7 @@ use crate::commands::Order;
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::ops::elementwise::count;
-use crate::ops::route::ExpertRoutes;
+use crate::ops::expert_work::ExpertWork;
 use crate::span::{Span, SpanMut};
 
 /// Where kernels find the packed weights of each expert of a tensor. It keeps them where they are.
@@ -25,7 +25,7 @@ pub struct ExpertTable {
 /// The rows that experts read, in the form of [`Gpu::expert_row_form`].
 #[derive(Clone, Copy, Debug)]
 pub enum ExpertRows<'a> {
-    /// Those that were routed, `[n_rows, cols]`.
+    /// Those that the work lists some of, `[n_rows, cols]`: the rows that were routed; for the work of some rows, all pairs.
     Routed(Span<'a>),
     /// One for each pair, `[n_pairs, cols]`.
     OfPairs(Span<'a>),
@@ -89,57 +89,52 @@ impl Gpu {
         Ok(ExpertTable { entries, shape, panels })
     }
 
-    /// Several products of routed rows, none of which reads what another writes: they run beside each other.
+    /// Several products of the rows of `work`, none of which reads what another writes: they run beside each other.
     ///
     /// # Panics
     /// If shapes disagree.
     pub fn expert_products<'a>(
         &self,
-        routes: &ExpertRoutes,
+        work: &ExpertWork,
         jobs: impl IntoIterator<Item = ExpertProduct<'a>>,
     ) {
         let mut order = Order::After;
         for job in jobs {
-            if self.one_expert_product(order, routes, job) {
+            if self.one_expert_product(order, work, job) {
                 order = Order::Beside;
             }
         }
     }
 
     /// Records a product, and says whether there was something to compute.
-    fn one_expert_product(
-        &self,
-        order: Order,
-        routes: &ExpertRoutes,
-        job: ExpertProduct<'_>,
-    ) -> bool {
+    fn one_expert_product(&self, order: Order, work: &ExpertWork, job: ExpertProduct<'_>) -> bool {
         let ExpertProduct { w, x, out } = job;
         let (x, n_rows, kind) = match x {
-            ExpertRows::Routed(x) => (x, routes.n_rows(), Kind::ListedRows),
-            ExpertRows::OfPairs(x) => (x, routes.n_pairs(), Kind::Pairs),
+            ExpertRows::Routed(x) => (x, work.n_rows(), Kind::ListedRows),
+            ExpertRows::OfPairs(x) => (x, work.n_pairs(), Kind::Pairs),
         };
         let Shape { ty, rows, .. } = w.shape;
-        assert_eq!(routes.n_expert(), w.n_expert(), "expert_products: experts");
-        assert_eq!(out.values(), routes.n_pairs() * rows, "expert_products: values of the output");
-        let form = self.expert_row_form(ty, routes);
+        assert_eq!(work.n_expert(), w.n_expert(), "expert_products: experts");
+        assert_eq!(out.values(), work.n_pairs() * rows, "expert_products: values of the output");
+        let form = self.expert_row_form(ty, work);
         w.shape.check_rows(form, x, n_rows);
-        if routes.n_pairs() == 0 || rows == 0 {
+        if work.n_pairs() == 0 || rows == 0 {
             return false;
         }
         let push = Push {
             x: x.address(),
             y: out.address(),
             experts: w.entries.span().address(),
-            pieces: routes.pieces().address(),
-            list: routes.rows().address(),
-            n: count(routes.n_pieces()),
+            pieces: work.pieces().address(),
+            list: work.rows().address(),
+            n: count(work.n_pieces()),
             ..w.shape.push(form)
         };
-        let (panels, pieces) = (rows.div_ceil(LANES), (routes.piece_rows(), routes.n_pieces()));
+        let (panels, pieces) = (rows.div_ceil(LANES), (work.piece_rows(), work.n_pieces()));
         let kernel = Kernel::of_experts(self.facts(), (ty, form), pieces, panels, kind as u32);
         // SAFETY: the table has as many entries as there are experts (checked), and keeps their panels, which are as long as
         // type and shape say (`expert_table`). Pieces are of these experts, and have pairs below `n_pairs`, whose rows are below
-        // `n_rows` (`ExpertRoutes`). So the kernel reads rows of `x`, and writes `rows` values to `out` for each pair.
+        // `n_rows` (`ExpertWork`). So the kernel reads rows of `x`, and writes `rows` values to `out` for each pair.
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };
         true
     }

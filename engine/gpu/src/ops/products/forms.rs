@@ -7,7 +7,7 @@ use super::format::WeightType;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::ops::elementwise::count;
-use crate::ops::route::ExpertRoutes;
+use crate::ops::expert_work::ExpertWork;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -81,8 +81,8 @@ impl Gpu {
     }
 
     /// The same of products with experts.
-    pub fn expert_row_form(&self, ty: WeightType, routes: &ExpertRoutes) -> RowForm {
-        self.row_form(ty, routes.piece_rows())
+    pub fn expert_row_form(&self, ty: WeightType, work: &ExpertWork) -> RowForm {
+        self.row_form(ty, work.piece_rows())
     }
 
     /// Writes rows `x` (`[n_rows, cols]`, f32) in the form [`RowForm::Halves`] to `out`, of `n_rows` times

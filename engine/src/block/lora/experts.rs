@@ -1,0 +1,75 @@
+//! What adapters add to projections that each expert has for itself.
+
+use std::sync::Arc;
+
+use super::{Lora, scale_of};
+use crate::batch::AdapterUse;
+use crate::device::{Device, ExpertChange, ExpertMatrices, RoutingPart, Rows, Scratch};
+use crate::error::ModelError;
+use crate::weights::WeightLoader;
+
+/// What one adapter adds to a projection of each expert.
+pub(in crate::block) struct ExpertLora {
+    adapter: u32,
+    /// `[rank, in features]` each.
+    a: ExpertMatrices,
+    /// `[out features, rank]` each.
+    b: ExpertMatrices,
+    rank: usize,
+    alpha: f32,
+}
+
+impl ExpertLora {
+    /// Those of a projection, of what each expert has: the same adapters in the same order.
+    pub(in crate::block) fn together(
+        loader: &WeightLoader<'_>,
+        experts: Vec<Vec<Lora>>,
+    ) -> Result<Vec<Self>, ModelError> {
+        let n_adapters = experts.first().map_or(0, Vec::len);
+        let mut experts: Vec<_> = experts.into_iter().map(Vec::into_iter).collect();
+        let mut all = Vec::with_capacity(n_adapters);
+        for _ in 0..n_adapters {
+            let of_experts: Vec<Lora> = experts.iter_mut().filter_map(Iterator::next).collect();
+            all.extend(Self::of(loader, of_experts)?);
+        }
+        Ok(all)
+    }
+
+    /// That of one adapter; none where there are no experts.
+    fn of(loader: &WeightLoader<'_>, experts: Vec<Lora>) -> Result<Option<Self>, ModelError> {
+        let Some(first) = experts.first() else { return Ok(None) };
+        let (adapter, rank, alpha) = (first.adapter, first.b.cols(), first.alpha);
+        let halves = experts.into_iter().map(|Lora { a, b, .. }| (a, Arc::new(b)));
+        let (a, b): (Vec<_>, Vec<_>) = halves.unzip();
+        let (a, b) = (loader.together(a)?, loader.together(b)?);
+        Ok(Some(Self { adapter, a, b, rank, alpha }))
+    }
+
+    /// Whether it is one of these.
+    pub(in crate::block) fn is_used(&self, uses: &[AdapterUse]) -> bool {
+        uses.iter().any(|used| used.adapter == self.adapter)
+    }
+
+    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    pub(in crate::block) fn nbytes(&self) -> usize {
+        self.a.nbytes() + self.b.nbytes()
+    }
+}
+
+/// Adds to `out`, `[n_pairs, out features]`, what `loras` add for rows that use the same adapters, of whose pairs `x` has the
+/// inputs, `[n_pairs, in features]`. Several adapters of a row add in the order in which the row names them.
+pub(in crate::block) fn add_to_experts(
+    (device, scratch): (&Device, &Scratch),
+    (rows, uses): (&RoutingPart<'_>, &[AdapterUse]),
+    loras: &[ExpertLora],
+    x: &Rows,
+    out: &mut Rows,
+) {
+    for used in uses {
+        if let Some(lora) = loras.iter().find(|lora| lora.adapter == used.adapter) {
+            let scale = scale_of(lora.alpha, lora.rank, used.scale);
+            let change = ExpertChange { a: &lora.a, b: &lora.b, scale };
+            device.add_expert_change(scratch, rows, (&change, x), out);
+        }
+    }
+}
