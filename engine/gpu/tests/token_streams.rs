@@ -64,9 +64,24 @@ fn rows_attend_over_depth() {
 
 #[test]
 fn streams_get_their_weights() {
+    weights_of_streams(&[1, 2, 3, 4]);
+}
+
+/// Apart, since drivers compile long for many streams: tests run beside each other.
+#[test]
+fn seven_streams_get_their_weights() {
+    weights_of_streams(&[7]);
+}
+
+#[test]
+fn sixteen_streams_get_their_weights() {
+    weights_of_streams(&[16]);
+}
+
+fn weights_of_streams(counts: &[usize]) {
     let Some(gpu) = gpu() else { return };
     let (compute, mut random) = (compute(), Random(3));
-    for n in [1, 2, 3, 4, 7, 16] {
+    for &n in counts {
         for (rounds, mixes) in [(None, false), (Some(1), true), (Some(20), true), (Some(2), false)]
         {
             let shape = StreamShape { n, eps: 1e-6, magnitude: 2.0, post_eps: 0.25, rounds };
