@@ -285,8 +285,11 @@ impl Heaps {
 
 /// The shapes of matrix units over subgroups.
 fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
-    let UnitFeatures { orders_memory, halves } = unit_features(instance, device);
-    if !instance.device_has(device, khr::cooperative_matrix::NAME) || !orders_memory {
+    if !instance.device_has(device, khr::cooperative_matrix::NAME) {
+        return Vec::new();
+    }
+    let UnitFeatures { units, orders_memory, halves } = unit_features(instance, device);
+    if !units || !orders_memory {
         return Vec::new();
     }
     let units = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
@@ -312,20 +315,26 @@ fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape>
 
 /// Features that matrix units ask for.
 struct UnitFeatures {
+    /// There are units. A driver may know the extension and have none for this device.
+    units: bool,
     /// Kernels can be held to Vulkan's memory model, with atomics that the whole device sees.
     orders_memory: bool,
     /// Kernels have f16.
     halves: bool,
 }
 
-/// Asks for features; a device of an older version than they are has none.
+/// Asks for features of a device that has the extension of matrix units.
 fn unit_features(instance: &Instance, device: vk::PhysicalDevice) -> UnitFeatures {
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12);
-    // SAFETY: the device is one of this instance; a device of an older version leaves the structure as it is.
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut all =
+        vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
+    // SAFETY: the device is one of this instance, and has the extension of what is chained; one of a version before 1.2 leaves the
+    // other structure as it is.
     unsafe { instance.raw.get_physical_device_features2(device, &mut all) };
     let of_model = [v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
     UnitFeatures {
+        units: matrices.cooperative_matrix == vk::TRUE,
         orders_memory: of_model == [vk::TRUE; 2],
         halves: v12.shader_float16 == vk::TRUE,
     }
