@@ -20,9 +20,11 @@ const PRODUCT_ROWS: usize = 32;
 const GPU_DIM: usize = 4096;
 const GPU_OUT: usize = 4096;
 const GPU_ROWS: usize = 256;
-/// Matrices that a GPU reads in turn, so that none is in its caches when it is read again. One in software is slow enough with one.
+/// Matrices that a GPU reads in turn, so that none is in its caches when it is read again.
 const GPU_MATRICES: usize = 8;
+/// One in software is slow enough with one matrix and fewer rows: with all of them it takes ten seconds.
 const SOFTWARE_MATRICES: usize = 1;
+const SOFTWARE_ROWS: usize = 16;
 /// Time for products; the fastest counts.
 const PRODUCT_TIME: Duration = Duration::from_millis(30);
 
@@ -48,9 +50,12 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
             gop_per_second: per_second((operations.seconds, operations.operations)),
         });
     }
-    let n = if device.is_on_cores() { SOFTWARE_MATRICES } else { GPU_MATRICES };
+    let (n, n_rows) = match device.is_on_cores() {
+        true => (SOFTWARE_MATRICES, SOFTWARE_ROWS),
+        false => (GPU_MATRICES, GPU_ROWS),
+    };
     let read = products(device, n, [1, GPU_OUT, GPU_DIM])?;
-    let computed = products(device, n, [GPU_ROWS, GPU_OUT, GPU_DIM])?;
+    let computed = products(device, n, [n_rows, GPU_OUT, GPU_DIM])?;
     Ok(Speeds {
         gb_per_second: per_second((read.seconds, read.bytes)),
         gop_per_second: per_second((computed.seconds, computed.operations)),

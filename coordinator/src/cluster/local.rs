@@ -17,9 +17,9 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
-/// A worker measures its memory and cores before it is ready; a machine that takes longer than
-/// this is out of order.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// A worker measures its memory and cores, or tests its GPU, before it is ready; a machine that takes longer than this is out of
+/// order.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Time a child gets to leave by itself once its standard input is closed.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
