@@ -10,19 +10,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use brigade_engine::batch::{Boundary, CopyName, UBatch};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::pipeline as pb;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::backend::{CopyFacts, KeptWeights, StageRunner};
+use crate::backend::{KeptWeights, StageRunner};
 use crate::copies::parting::{COPY_WITHIN, Keep};
-use crate::copies::taker::PutBack;
+use crate::jobs::{Build, Job};
 use crate::lane_work::{LaneWork, panic_text};
-use crate::output::LaneRun;
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.
@@ -33,97 +30,6 @@ const QUEUE_UBATCHES: usize = 2;
 pub const REST_WITHIN: Duration = Duration::from_secs(10);
 /// A stage that has taken long for a ubatch before is given as many times that.
 const SLOWER_THAN_EVER: u64 = 3;
-
-/// A checked ubatch on its way into the stage.
-#[derive(Debug)]
-pub struct Work {
-    /// What to compute.
-    pub ubatch: UBatch,
-    /// The frame it came in, without its boundary: passed on to the next stage.
-    pub frame: pb::Ubatch,
-    /// Hidden rows from the previous stage.
-    pub input: Option<Boundary>,
-    /// Bytes of the frame as received.
-    pub wire_bytes: usize,
-    /// When the frame was complete.
-    pub received: Instant,
-    /// When it had been checked and copied.
-    pub checked: Instant,
-}
-
-/// Where the outcome of a job goes; nobody may be there any more.
-pub type Answer<T> = oneshot::Sender<Result<T, Failure>>;
-
-/// What the executor's thread is asked to do, in order.
-#[derive(Debug)]
-pub enum Job {
-    /// The following work belongs to this lane.
-    Begin(LaneRun),
-    /// Compute and send on.
-    Run(Work),
-    /// The lane is complete: close its output.
-    End(oneshot::Sender<()>),
-    /// Read a sequence's state.
-    Snapshot {
-        /// Whose.
-        slot: u32,
-        /// Told the bytes.
-        answer: Answer<Vec<u8>>,
-    },
-    /// Give a sequence another state.
-    Restore {
-        /// Whose.
-        slot: u32,
-        /// The snapshot.
-        bytes: Vec<u8>,
-        /// Told when it is done.
-        answer: Answer<()>,
-    },
-    /// Say which sequences of a line before this one the stage still holds.
-    FindHeld {
-        /// Those that matter.
-        names: Vec<CopyName>,
-        /// Told what is held.
-        answer: Answer<HeldFound>,
-    },
-    /// Give a sequence the state of a checkpoint.
-    PutBack {
-        /// Which, and from what.
-        put: Box<PutBack>,
-        /// Told when it is done.
-        answer: Answer<()>,
-    },
-    /// Forget all sequences.
-    Reset {
-        /// What is kept of their states; `None`: nothing.
-        keep: Option<Keep>,
-        /// Told when it is done.
-        done: Answer<()>,
-    },
-    /// Build another stage out of the one there is.
-    Build(Build),
-}
-
-/// Makes a stage, with the weights that there are: told where it comes from to whoever asked for it.
-pub struct Build(Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
-
-/// What became of it.
-type Built = Option<Box<dyn StageRunner>>;
-
-impl std::fmt::Debug for Build {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Build")
-    }
-}
-
-/// What a stage still holds of sequences whose line was lost.
-#[derive(Debug)]
-pub struct HeldFound {
-    /// What its copies belong to; `None`: it takes none.
-    pub facts: Option<CopyFacts>,
-    /// For each sequence asked for, up to which position its pages are there.
-    pub up_to: Vec<u32>,
-}
 
 /// Handle of the thread; dropping it (see [`Executor::stop`]) ends the stage.
 #[derive(Debug)]

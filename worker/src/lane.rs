@@ -30,7 +30,8 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::copies::sender;
 use crate::copies::taker::LaneCopies;
-use crate::executor::{Job, Work, gone};
+use crate::executor::gone;
+use crate::jobs::{Job, Work};
 use crate::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
 use crate::pace::Pace;
 use crate::state::{LaneGrant, Worker};

@@ -26,6 +26,7 @@ pub mod credentials;
 pub mod executor;
 pub mod hashes;
 pub mod host;
+pub mod jobs;
 pub mod join;
 pub mod lane;
 mod lane_work;

@@ -122,8 +122,7 @@ impl Stage {
             (head, names.head) = (Some(part), tensors);
         }
         let facts = facts(&spec, &blocks, head.as_ref(), &device);
-        let last = layers.end == spec.n_layer();
-        let prefixes = spec.prefixes(config.windows);
+        let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
             n_adapters: model.adapters().len(),

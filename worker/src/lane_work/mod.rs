@@ -20,7 +20,7 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use crate::backend::{StageError, StageOutput, StageRunner};
 use crate::copies::taker::Taker;
-use crate::executor::{Job, Work};
+use crate::jobs::{Job, Work};
 use crate::output::LaneRun;
 use crate::requests::Requests;
 

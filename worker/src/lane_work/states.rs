@@ -9,7 +9,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
 use crate::copies::taker::PutBack;
-use crate::executor::{Answer, HeldFound};
+use crate::jobs::{Answer, HeldFound};
 use crate::output::LaneRun;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;

@@ -23,7 +23,8 @@ use crate::copies::parts::{bad, name_of};
 use crate::copies::store::{Budget, Pieces, Store, Whole};
 use crate::copies::taker::PutBack;
 use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
-use crate::executor::{HeldFound, Job, gone};
+use crate::executor::gone;
+use crate::jobs::{HeldFound, Job};
 use crate::order::{Order, key_from_wire};
 
 /// Folder of copies in the cache's.

@@ -16,7 +16,8 @@ use tonic::Status;
 
 use super::{Worker, over};
 use crate::backend::StageShape;
-use crate::executor::{Job, gone};
+use crate::executor::gone;
+use crate::jobs::Job;
 use crate::metrics::Meter;
 use crate::order::Order;
 use crate::output::ResultSender;

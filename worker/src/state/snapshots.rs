@@ -13,7 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::Worker;
-use crate::executor::{Job, gone};
+use crate::executor::gone;
+use crate::jobs::Job;
 
 /// Patience with the other end of a transfer, and with the transfer before it.
 pub const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
