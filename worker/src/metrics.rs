@@ -74,6 +74,11 @@ impl Meter {
         self.ubatches_done.fetch_add(1, Relaxed);
     }
 
+    /// The stage computes nothing more for this lane.
+    pub fn stopped(&self) {
+        self.computing_since.store(0, Relaxed);
+    }
+
     /// A frame was handed to the transport.
     pub fn sent(&self, bytes: usize) {
         self.wire_bytes_out.fetch_add(bytes as u64, Relaxed);

@@ -224,11 +224,12 @@ impl<'a> LaneWork<'a> {
         reason: impl FnOnce(&LaneRun) -> Option<Failure>,
         lost: bool,
     ) -> Result<(), Unusable> {
-        if let Some(lane) = self.lane.take()
-            && let Some(failure) = reason(&lane)
-        {
-            // The lane may have ended meanwhile; then its reason is known already.
-            let _ = lane.failed.send(failure);
+        if let Some(lane) = self.lane.take() {
+            lane.meter.stopped();
+            if let Some(failure) = reason(&lane) {
+                // The lane may have ended meanwhile; then its reason is known already.
+                let _ = lane.failed.send(failure);
+            }
         }
         if lost { Err(Unusable) } else { Ok(()) }
     }

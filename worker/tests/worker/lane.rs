@@ -68,6 +68,13 @@ async fn three_workers_pass_ubatches_down_and_results_back() {
     assert_eq!(line[0].health().await.phase(), Phase::Closed);
 }
 
+/// A worker whose stages compute on a device.
+fn on_device(dir: &std::path::Path) -> (Arc<FakeDevice>, TestWorker) {
+    let device = Arc::<FakeDevice>::default();
+    let worker = TestWorker::fake(dir, FakeBackend::on_device(device.clone()), |_| ());
+    (device, worker)
+}
+
 /// Waits until a device was told of so many ubatches.
 async fn begun(device: &FakeDevice, n: usize) {
     soon(async {
@@ -81,8 +88,7 @@ async fn begun(device: &FakeDevice, n: usize) {
 #[tokio::test]
 async fn a_ubatch_is_begun_while_the_one_before_it_computes() {
     let Setup { dir, model } = setup();
-    let device = Arc::<FakeDevice>::default();
-    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let (device, worker) = on_device(&dir);
     let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
     let mut results = line[0].results().await.unwrap();
     let lane = line[0].open_lane(0).await.unwrap();
@@ -107,8 +113,7 @@ async fn a_ubatch_is_begun_while_the_one_before_it_computes() {
 #[tokio::test]
 async fn a_ubatch_waits_for_the_draw_of_its_sequence() {
     let Setup { dir, model } = setup();
-    let device = Arc::<FakeDevice>::default();
-    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let (device, worker) = on_device(&dir);
     let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
     let mut results = line[0].results().await.unwrap();
     let lane = line[0].open_lane(0).await.unwrap();
@@ -130,8 +135,7 @@ async fn a_ubatch_waits_for_the_draw_of_its_sequence() {
 #[tokio::test]
 async fn what_came_before_a_failing_ubatch_is_sent() {
     let Setup { dir, model } = setup();
-    let device = Arc::<FakeDevice>::default();
-    let worker = TestWorker::fake(&dir, FakeBackend::on_device(device.clone()), |_| ());
+    let (device, worker) = on_device(&dir);
     let mut line = line(&[&worker], &model, N_LAYERS, 1).await;
     let mut results = line[0].results().await.unwrap();
     let mut lane = line[0].open_lane(0).await.unwrap();
@@ -143,6 +147,7 @@ async fn what_came_before_a_failing_ubatch_is_sent() {
     let failure = lane.failure().await;
     assert_eq!(failure.kind(), FailureKind::Compute);
     assert!(failure.reason.contains("ubatch 1"), "{failure}");
+    assert_eq!(line[0].health().await.computing_us, 0, "a lane that failed computes nothing");
 }
 
 #[tokio::test]
