@@ -335,6 +335,7 @@ impl<'a> World<'a> {
             known: true,
             doubts: 0,
             broke_badly: false,
+            gets_ready: false,
             busy: false,
             refuses: false,
         }

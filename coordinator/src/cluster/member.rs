@@ -211,9 +211,18 @@ impl Member {
             known: !self.has_joined() || self.proven,
             doubts: self.doubts(now),
             broke_badly: self.recent_breaks(now).any(|weight| weight >= BROKE_BADLY),
+            gets_ready: self.gets_ready(),
             busy: self.busy,
             refuses: self.refuses,
         }
+    }
+
+    /// Whether it is a child of ours in its first attempt to get ready.
+    fn gets_ready(&self) -> bool {
+        let is_first = !self.proven && self.failures == 0;
+        is_first
+            && matches!(self.origin, Origin::Local(_))
+            && matches!(self.state, State::Connecting { .. })
     }
 
     /// Weight of the lines it broke lately, less what is forgiven.
@@ -401,6 +410,21 @@ mod tests {
         }
         let seen = member.seen(0, start + SECOND * 30);
         assert_eq!((seen.missing_for, seen.busy), (SECOND * 30, true));
+    }
+
+    #[tokio::test]
+    async fn a_child_gets_ready_until_its_first_attempt_ends() {
+        let now = Instant::now();
+        let mut child = Member::new(Origin::Local(0), now);
+        assert!(!child.seen(0, now).gets_ready, "it was not started yet");
+        child.connecting(now);
+        assert!(child.seen(0, now).gets_ready);
+        child.lost(now, "it ended".into()).await;
+        child.connecting(now);
+        assert!(!child.seen(0, now).gets_ready, "it is not trusted twice");
+        let mut other = joined(now);
+        other.connecting(now);
+        assert!(!other.seen(0, now).gets_ready, "another's process may hang for good");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! The promise: **a line that can be up is up**. As soon as the members that are connected and trusted have
 //! the memory, the line is built over them. Others that are worth waiting for are waited for first, for a
-//! named time. A member that lately broke lines, refuses, hangs or is full is used only where the others do
+//! named time, and children of ours that get ready for as long as that takes them. A member that lately broke lines, refuses, hangs or is full is used only where the others do
 //! not suffice, and is never waited for.
 
 use std::time::Duration;
@@ -18,7 +18,8 @@ pub const DEFAULT_REPLACE_AFTER: Duration = Duration::from_secs(10);
 /// How long a worker must compute slower than planned, unless the operator says otherwise.
 pub const DEFAULT_SLOW_AFTER: Duration = Duration::from_secs(120);
 
-/// How long named workers are waited for before the first line is built without them.
+/// How long named workers are waited for before the first line is built without them. Children of ours that get ready, be it
+/// because a driver compiles its kernels, are waited for until they are ready or end.
 pub const WAIT_AT_START: Duration = Duration::from_secs(15);
 
 /// How long a worker that is just being dialled is waited for: it may be about to answer.
@@ -65,6 +66,8 @@ pub struct MemberSeen {
     pub doubts: u32,
     /// Among these breaks were such as are not forgiven: it accepted work and did not do it.
     pub broke_badly: bool,
+    /// A child of ours that gets ready for the first time: within a bounded time it is ready, or has ended.
+    pub gets_ready: bool,
     /// It answered that it has no time for us (another coordinator has it, it drains).
     pub busy: bool,
     /// It refused for a reason that does not pass by itself.
@@ -289,7 +292,10 @@ fn patience(goal: &Goal) -> Duration {
 
 /// How much longer a line over `n` others waits for this member; `None`: not at all.
 fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration> {
-    if goal.all_named && member.named && member.presence != Presence::Connected {
+    let is_asked_for = goal.all_named && member.named && member.presence != Presence::Connected;
+    // A line without it would have to be broken for it a moment later.
+    let comes_soon = !goal.was_up && member.gets_ready;
+    if is_asked_for || comes_soon {
         return Some(LOOK_AGAIN);
     }
     let settling = match member.presence {

@@ -15,6 +15,7 @@ fn there(id: MemberId) -> MemberSeen {
         known: true,
         doubts: 0,
         broke_badly: false,
+        gets_ready: false,
         busy: false,
         refuses: false,
     }
@@ -82,6 +83,16 @@ fn named_workers_are_waited_for_at_the_start_and_then_left_out() {
     assert_eq!(decide(START, &members(WAIT_AT_START), 2), Step::Build(vec![0, 1]));
     // The others do not suffice: it is waited for as long as it takes.
     waits(&decide(START, &members(WAIT_AT_START * 9), 3));
+}
+
+#[test]
+fn children_that_get_ready_are_waited_for_at_the_start_however_long_they_take() {
+    let slow = |gets_ready| MemberSeen { gets_ready, ..connecting(2, WAIT_AT_START * 3) };
+    waits(&decide(START, &[there(0), there(1), slow(true)], 2));
+    assert_eq!(decide(START, &[there(0), there(1), slow(false)], 2), Step::Build(vec![0, 1]));
+    // A line that was there comes back without them.
+    let again = Goal { last_line: 2, ..AGAIN };
+    assert_eq!(decide(again, &[there(0), there(1), slow(true)], 2), Step::Build(vec![0, 1]));
 }
 
 #[test]
