@@ -7,16 +7,11 @@
 
 use std::sync::Arc;
 
+pub use brigade_kernels::BlockId;
+
 /// Index of a sequence's place on every stage: its KV block table, recurrent state and sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
-
-/// Index of a page of KV positions ([`crate::kernels::KV_PAGE`] of them), valid on every stage.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bytemuck::Pod, bytemuck::Zeroable,
-)]
-#[repr(transparent)]
-pub struct BlockId(pub u32);
 
 /// A sequence's name, under which copies of its state are kept: the same on every line it runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

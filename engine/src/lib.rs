@@ -11,6 +11,9 @@
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
 //! - Beside them, [`synth`] makes random models, and [`npy`] reads and writes arrays.
 
+pub use brigade_kernels as kernels;
+pub use brigade_quant as quant;
+
 pub mod arch;
 pub mod batch;
 pub mod block;
@@ -20,9 +23,7 @@ pub mod device;
 pub mod error;
 pub mod gguf;
 pub mod heads;
-pub mod kernels;
 pub mod npy;
-pub mod quant;
 pub mod sample;
 pub mod stage;
 pub mod state;

@@ -129,8 +129,8 @@ impl Device {
         let rope = rope.map(|rope| rope.at(&self.compute, &starts(parts, sizes)));
         let rope = rope.as_ref().map(|rope| BlockRope {
             table: gpu.upload(bytemuck::cast_slice(rope.by_pair())),
-            n_rot: rope.n_rot,
-            layout: rope.layout,
+            n_rot: rope.n_rot(),
+            layout: rope.layout(),
         });
         let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
         let (norm, sizes) = (norm.on_gpu(gpu), block_sizes(sizes));

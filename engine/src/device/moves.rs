@@ -67,7 +67,7 @@ impl Device {
     pub fn rope(&self, x: &mut (impl ValuesMut + ?Sized), head_dim: usize, table: &RopeTable) {
         match self.gpu_of(x) {
             Some((gpu, x)) => {
-                gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot, table.layout);
+                gpu.rope(x, head_dim, table.by_pair().on_gpu(gpu), table.n_rot(), table.layout());
             }
             None => self.compute.rope(x.on_host_mut(), head_dim, table),
         }

@@ -1,10 +1,10 @@
 //! What a GPU is told of convolutions and recurrences: the same as the host's kernels, by where it lies there.
 
-use brigade_gpu::{self as there, ColumnsSpan, ConvSpans, Gpu, MambaSpans, SsdSpans, Wkv7Spans};
+use brigade_gpu::{self as there, ColumnsSpan, Gpu};
 
 use super::Values;
 use super::scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
-use crate::kernels::{Conv, MambaScan, ScanPart, Ssd, Wkv7Weights};
+use crate::kernels::ScanPart;
 
 impl<'a> Columns<'a> {
     pub(super) fn on_gpu(self, gpu: &'a Gpu) -> ColumnsSpan<'a> {
@@ -56,42 +56,4 @@ pub(super) fn parts(parts: &[ScanPart]) -> Vec<there::ScanPart> {
         there::ScanPart { slot, first_pos, first_row, n_rows }
     };
     parts.iter().map(part).collect()
-}
-
-pub(super) fn conv<'a>(conv: &'a Conv, gpu: &Gpu) -> ConvSpans<'a> {
-    ConvSpans {
-        taps: conv.taps,
-        channels: conv.channels,
-        weight: conv.weight.on_gpu(gpu),
-        bias: conv.bias.on_gpu(gpu),
-        silu: conv.silu,
-    }
-}
-
-pub(super) fn ssd<'a>(ssd: &'a Ssd, gpu: &Gpu) -> SsdSpans<'a> {
-    SsdSpans {
-        shape: *ssd.shape(),
-        a: ssd.a.on_gpu(gpu),
-        d: ssd.d.on_gpu(gpu),
-        dt_bias: ssd.dt_bias.on_gpu(gpu),
-    }
-}
-
-pub(super) fn mamba<'a>(scan: &'a MambaScan, gpu: &Gpu) -> MambaSpans<'a> {
-    MambaSpans {
-        channels: scan.channels,
-        n_state: scan.n_state,
-        a: scan.a.on_gpu(gpu),
-        dt_bias: scan.dt_bias.on_gpu(gpu),
-        d: scan.d.on_gpu(gpu),
-    }
-}
-
-pub(super) fn wkv7<'a>(weights: &'a Wkv7Weights, gpu: &Gpu) -> Wkv7Spans<'a> {
-    Wkv7Spans {
-        w0: weights.w0.on_gpu(gpu),
-        a0: weights.a0.on_gpu(gpu),
-        k_k: weights.k_k.on_gpu(gpu),
-        k_a: weights.k_a.on_gpu(gpu),
-    }
 }

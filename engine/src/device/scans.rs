@@ -34,7 +34,7 @@ impl Device {
     ) {
         if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
             return gpu.conv(
-                &spans::conv(conv, gpu),
+                &conv.on_gpu(gpu),
                 &spans::parts(parts),
                 states,
                 at,
@@ -55,13 +55,7 @@ impl Device {
         out: &mut Rows,
     ) {
         if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
-            return gpu.ssd(
-                &spans::ssd(ssd, gpu),
-                &spans::parts(parts),
-                states,
-                input.on_gpu(gpu),
-                out,
-            );
+            return gpu.ssd(&ssd.on_gpu(gpu), &spans::parts(parts), states, input.on_gpu(gpu), out);
         }
         let SsdInput { x, b, c, dt } = input;
         let [x, b, c, dt] = [x, b, c, dt].map(Columns::on_host);
@@ -97,7 +91,7 @@ impl Device {
     ) {
         if let Some((gpu, states, out)) = self.scan_on_gpu(states, out) {
             return gpu.mamba_scan(
-                &spans::mamba(scan, gpu),
+                &scan.on_gpu(gpu),
                 &spans::parts(parts),
                 states,
                 rows.on_gpu(gpu),
@@ -139,7 +133,7 @@ impl Device {
         if let Some(gpu) = self.gpu.as_ref().filter(|_| rows.iter().all(|rows| rows.is_with_gpu()))
         {
             let rows = rows.map(|rows| rows.span_mut().expect("rows with a GPU have a span"));
-            return gpu.wkv7_prepare(spans::wkv7(weights, gpu), d, rows);
+            return gpu.wkv7_prepare(weights.on_gpu(gpu), d, rows);
         }
         self.compute.wkv7_prepare(weights, d, rows.map(|rows| &mut rows[..]));
     }

@@ -1,0 +1,40 @@
+//! Computes one chunk of a matrix product, by what its weights are and how many rows it has.
+
+use std::marker::PhantomData;
+
+use super::matmul_f32::{Bf16, F16, F32, FloatTile};
+use super::matmul_few::Panels;
+use super::matmul_many::{MANY_ROWS, Sliced, Slices};
+use super::matmul_q8::QuantTile;
+use super::run;
+use crate::format::{FormatVisitor, PanelFormat, kernel_type, with_format};
+use crate::simd::Simd;
+use crate::tiles::matmul::MatmulChunk;
+use brigade_quant::GgmlType;
+
+/// Computes one chunk of a product.
+pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
+    struct Quantised<'a, 'b, S>(&'a MatmulChunk<'b>, PhantomData<S>);
+    impl<S: Simd> FormatVisitor for Quantised<'_, '_, S> {
+        type Out = ();
+        fn visit<Q: PanelFormat>(self) {
+            product::<S, QuantTile<Q>>(self.0);
+        }
+    }
+    match chunk.w.ty() {
+        GgmlType::F32 => product::<S, FloatTile<F32>>(chunk),
+        GgmlType::F16 => product::<S, FloatTile<F16>>(chunk),
+        GgmlType::BF16 => product::<S, FloatTile<Bf16>>(chunk),
+        ty => with_format(kernel_type(ty), Quantised::<S>(chunk, PhantomData))
+            .expect("a matrix was packed, so its type has a kernel"),
+    }
+}
+
+/// Computes one chunk with weights of kind `K`.
+fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+    if chunk.rows.len() < MANY_ROWS {
+        run::<S, _>(Panels::<K>(chunk, PhantomData));
+    } else {
+        run::<S, _>(Slices::<K>(chunk, PhantomData));
+    }
+}

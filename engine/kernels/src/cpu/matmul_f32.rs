@@ -1,0 +1,131 @@
+//! Products with float weights: f32 activations, and one fused step for each column.
+//!
+//! Columns are summed in runs of [`RUN`], and then the sums of the runs in order. That makes chains of
+//! roundings shorter, and is the same for every number of rows.
+
+use std::marker::PhantomData;
+
+use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_many::Sliced;
+use crate::simd::{LANES, Simd};
+use crate::tiles::act::{FLOAT_SLICE, FloatSlice};
+use crate::tiles::matmul::MatmulChunk;
+
+/// Columns summed on their own.
+pub const RUN: usize = FLOAT_SLICE;
+
+/// A float type of weights, or of keys and values.
+pub(super) trait Float {
+    /// One value in memory.
+    type Bits: bytemuck::Pod;
+    /// Sixteen of them as f32.
+    fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
+}
+
+/// f32.
+pub(super) struct F32;
+impl Float for F32 {
+    type Bits = f32;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
+    }
+}
+
+/// f16.
+pub(super) struct F16;
+impl Float for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_f16(x)
+    }
+}
+
+/// bfloat16.
+pub(super) struct Bf16;
+impl Float for Bf16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_bf16(x)
+    }
+}
+
+/// Tiles of float weights.
+pub(super) struct FloatTile<W>(PhantomData<W>);
+
+impl<W: Float> Tile for FloatTile<W> {
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        panel: &[u8],
+        rows: [usize; T],
+    ) -> [S::F; T] {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
+        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(rows[t])[..columns.len()]);
+        let mut total = [s.zero(); T];
+        for (r, run) in columns.chunks(RUN).enumerate() {
+            let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][r * RUN..][..run.len()]);
+            let mut sum = [s.zero(); T];
+            for (k, w) in run.iter().enumerate() {
+                s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
+                let w = W::load(s, w);
+                for t in 0..T {
+                    sum[t] = s.fma(w, s.splat(x[t][k]), sum[t]);
+                }
+            }
+            for t in 0..T {
+                total[t] = s.add(total[t], sum[t]);
+            }
+        }
+        total
+    }
+}
+
+impl<W: Float> Sliced for FloatTile<W> {
+    const COLUMNS: usize = RUN;
+    type Slice<S: Simd> = [S::F; RUN];
+    type Row = FloatSlice;
+
+    #[inline(always)]
+    fn empty<S: Simd>(s: S) -> [S::F; RUN] {
+        [s.zero(); RUN]
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut [S::F; RUN]) {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
+        for (out, column) in slice.iter_mut().zip(&columns[first..]) {
+            // The next panel's slice, which is needed after all rows of this one.
+            s.prefetch(bytemuck::bytes_of(column), panel.len(), size_of_val(column));
+            *out = W::load(s, column);
+        }
+    }
+
+    #[inline(always)]
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [FloatSlice] {
+        chunk.x.floats(slice, chunk.rows.start)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const T: usize>(
+        s: S,
+        slice: &[S::F; RUN],
+        columns: usize,
+        rows: &[FloatSlice; T],
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let mut sum = [s.zero(); T];
+        for (k, w) in slice[..columns].iter().enumerate() {
+            for t in 0..T {
+                sum[t] = s.fma(*w, s.splat(rows[t][k]), sum[t]);
+            }
+        }
+        for t in 0..T {
+            sums[t] = s.add(sums[t], sum[t]);
+        }
+        sums
+    }
+}

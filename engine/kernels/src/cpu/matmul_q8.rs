@@ -1,0 +1,277 @@
+//! Products with quantised weights: integers within a block of 32 columns, f32 between blocks.
+//!
+//! For each block and row there are eight four-byte dot products, which are exact. Their sum is converted
+//! once, multiplied by the weight's scale, and added to the running sum with the activations' scale by one
+//! fused step. A format with minima adds them by a second fused step, with the sum of the activations. Blocks
+//! are taken in order, so a row's sum depends on nothing but its own length.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_many::Sliced;
+use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
+use crate::simd::Simd;
+use crate::tiles::act::{ActBlock, BlockSlice, SLICE};
+use crate::tiles::matmul::MatmulChunk;
+
+/// Vectors of half a block.
+const HALF: usize = VECTORS / 2;
+const WHOLE: &str = "a block has two halves";
+
+/// Tiles of weights of format `Q`.
+pub(super) struct QuantTile<Q>(PhantomData<Q>);
+
+impl<Q: PanelFormat> Tile for QuantTile<Q> {
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        panel: &[u8],
+        rows: [usize; T],
+    ) -> [S::F; T] {
+        let mut scales = Scales::<S>::zero(s);
+        let mut sums = [s.zero(); T];
+        // Records whose activations are looked up together. Where a record is one block, that is a whole
+        // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
+        // it is one record, which loops best.
+        let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
+        for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
+            let (slice, first) =
+                (g * group * Q::BLOCKS / SLICE_BLOCKS, g * group * Q::BLOCKS % SLICE_BLOCKS);
+            let mut x = [&[][..]; T];
+            for t in 0..T {
+                x[t] = &chunk.x.blocks(slice, rows[t])[0][first..][..group * Q::BLOCKS];
+            }
+            for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
+                let (head, planes) = record.split_at(Q::HEAD);
+                s.prefetch(head, PREFETCH, Q::HEAD);
+                Q::scales(s, head, &mut scales);
+                for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                    s.prefetch(planes, PREFETCH, Q::PLANES);
+                    let codes = Q::codes(s, planes);
+                    let x = std::array::from_fn(|t| &x[t][u * Q::BLOCKS + b]);
+                    sums = tile::<S, Q, T, _>(s, &codes, x, &scales, b, sums);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Blocks of a slice.
+const SLICE_BLOCKS: usize = SLICE / BLOCK;
+
+/// Unpacked columns of a panel.
+pub(super) struct QuantSlice<S: Simd> {
+    codes: [[S::I; VECTORS]; SLICE_BLOCKS],
+    scales: Scales<S, { 2 * SLICE_BLOCKS }>,
+}
+
+impl<Q: PanelFormat> Sliced for QuantTile<Q> {
+    const COLUMNS: usize = SLICE;
+    type Slice<S: Simd> = QuantSlice<S>;
+    type Row = BlockSlice;
+
+    #[inline(always)]
+    fn empty<S: Simd>(s: S) -> QuantSlice<S> {
+        QuantSlice { codes: [[s.splat_i(0); VECTORS]; SLICE_BLOCKS], scales: Scales::zero(s) }
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut QuantSlice<S>) {
+        const { assert!(SLICE_BLOCKS.is_multiple_of(Q::BLOCKS)) };
+        let n_scales = if Q::HALVES { 2 * Q::BLOCKS } else { Q::BLOCKS };
+        let records = &panel[first / BLOCK / Q::BLOCKS * Q::RECORD..];
+        let mut scales = Scales::<S>::zero(s);
+        for (u, record) in
+            records.chunks_exact(Q::RECORD).take(SLICE_BLOCKS / Q::BLOCKS).enumerate()
+        {
+            // The next panel's slice, which is needed after all rows of this one.
+            s.prefetch(record, panel.len(), Q::RECORD);
+            let (head, planes) = record.split_at(Q::HEAD);
+            Q::scales(s, head, &mut scales);
+            for i in 0..n_scales {
+                slice.scales.scale[u * n_scales + i] = scales.scale[i];
+                if Q::MINS {
+                    slice.scales.min[u * n_scales + i] = scales.min[i];
+                }
+            }
+            for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                slice.codes[u * Q::BLOCKS + b] = Q::codes(s, planes);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
+        chunk.x.blocks(slice, chunk.rows.start)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const T: usize>(
+        s: S,
+        slice: &QuantSlice<S>,
+        columns: usize,
+        rows: &[BlockSlice; T],
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
+        if !S::TOGETHER {
+            for b in 0..n_blocks {
+                let x = blocks_at(rows, b);
+                sums = tile::<S, Q, T, _>(s, &slice.codes[b], x, &slice.scales, b, sums);
+            }
+            return sums;
+        }
+        // All integers, then all floats: either alone finds registers enough.
+        let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
+        let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
+        for b in 0..n_blocks {
+            let x = blocks_at(rows, b);
+            let products = Products::<S, T>::of::<Q>(s, &slice.codes[b], x);
+            low[b].write(products.0[0]);
+            if Q::HALVES {
+                high[b].write(products.0[1]);
+            }
+        }
+        for b in 0..n_blocks {
+            let x = blocks_at(rows, b);
+            let high = if Q::HALVES { high[b] } else { low[b] };
+            // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
+            let products = unsafe { [low[b].assume_init(), high.assume_init()] };
+            sums = Products(products).scaled::<Q, _>(s, x, &slice.scales, b, sums);
+        }
+        sums
+    }
+}
+
+/// Block `b` of each of the rows.
+#[inline(always)]
+fn blocks_at<const T: usize>(rows: &[BlockSlice; T], b: usize) -> [&ActBlock; T] {
+    let mut blocks = [&rows[0][b]; T];
+    for t in 1..T {
+        blocks[t] = &rows[t][b];
+    }
+    blocks
+}
+
+/// `sums` of `T` rows plus block `b`, in the order that registers allow.
+#[inline(always)]
+fn tile<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; VECTORS],
+    x: [&ActBlock; T],
+    scales: &Scales<S, N>,
+    b: usize,
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    if S::TOGETHER {
+        return block::<S, Q, T, N>(s, codes, x, scales, b, sums);
+    }
+    for t in 0..T {
+        [sums[t]] = block::<S, Q, 1, N>(s, codes, [x[t]], scales, b, [sums[t]]);
+    }
+    sums
+}
+
+/// `sums` of `T` rows plus block `b`.
+#[inline(always)]
+fn block<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; VECTORS],
+    x: [&ActBlock; T],
+    scales: &Scales<S, N>,
+    b: usize,
+    sums: [S::F; T],
+) -> [S::F; T] {
+    Products::of::<Q>(s, codes, x).scaled::<Q, N>(s, x, scales, b, sums)
+}
+
+/// The integer products of a block with `T` rows, of each half or, where these have one scale, of the
+/// whole in the first place.
+#[derive(Clone, Copy)]
+struct Products<S: Simd, const T: usize>([[S::I; T]; 2]);
+
+impl<S: Simd, const T: usize> Products<S, T> {
+    #[inline(always)]
+    fn of<Q: PanelFormat>(s: S, codes: &[S::I; VECTORS], x: [&ActBlock; T]) -> Self {
+        let mut neg_sums = [[0; T]; 2];
+        for t in 0..T {
+            if Q::HALVES {
+                neg_sums[0][t] = x[t].neg_sum_half[0];
+                neg_sums[1][t] = x[t].neg_sum_half[1];
+            } else {
+                neg_sums[0][t] = x[t].neg_sum;
+            }
+        }
+        if !Q::HALVES {
+            let whole = dots::<S, Q, T, VECTORS>(s, codes, x, 0, neg_sums[0]);
+            return Self([whole, [s.splat_i(0); T]]);
+        }
+        let (low, high) = codes.split_at(HALF);
+        let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
+        let low = dots::<S, Q, T, HALF>(s, low, x, 0, neg_sums[0]);
+        let high = dots::<S, Q, T, HALF>(s, high, x, HALF, neg_sums[1]);
+        Self([low, high])
+    }
+
+    /// `sums` plus these products of block `b`, scaled.
+    #[inline(always)]
+    fn scaled<Q: PanelFormat, const N: usize>(
+        &self,
+        s: S,
+        x: [&ActBlock; T],
+        scales: &Scales<S, N>,
+        b: usize,
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let Self([low, high]) = self;
+        for t in 0..T {
+            let d = s.splat(x[t].d);
+            if !Q::HALVES {
+                if Q::MINS {
+                    sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
+                }
+                let dot = s.mul(s.to_f32(low[t]), scales.scale[b]);
+                sums[t] = s.fma(dot, d, sums[t]);
+                continue;
+            }
+            if Q::MINS {
+                sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
+                sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
+            }
+            let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
+            let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
+            sums[t] = s.fma(both, d, sums[t]);
+        }
+        sums
+    }
+}
+
+/// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`
+/// rows; `neg_sums` are those of the rows' values there.
+#[inline(always)]
+fn dots<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; N],
+    x: [&ActBlock; T],
+    first: usize,
+    neg_sums: [i32; T],
+) -> [S::I; T] {
+    let mut acc = [s.splat_i(0); T];
+    let mut quads = [&[[0; 4]; N]; T];
+    // Plain loops: the closures of array functions are not always inlined, which costs every register.
+    for t in 0..T {
+        quads[t] = x[t].quads(first);
+        match Q::OFFSET {
+            Offset::None => {}
+            Offset::Shift(n) => acc[t] = s.splat_i(neg_sums[t] << n),
+            Offset::Signed => acc[t] = s.signed_start(neg_sums[t]),
+        }
+    }
+    match Q::OFFSET {
+        Offset::Signed => s.dots_signed(acc, codes, &quads),
+        Offset::None | Offset::Shift(_) => s.dots(acc, codes, Q::MAX_CODE, &quads),
+    }
+}

@@ -1,0 +1,117 @@
+//! Loops that do one thing as fast as the instruction set allows. They give the limits that kernels are
+//! measured against.
+
+use std::hint::black_box;
+
+use super::run;
+use crate::simd::{Op, Simd};
+
+/// Bytes read in one turn of [`read`].
+const STRIDE: usize = 64;
+/// Independent chains: enough to cover the latency, few enough for the registers.
+const CHAINS: usize = 12;
+const CHAINS_OF_HALVES: usize = 5;
+/// A tile of products: vectors of weights, rows, greatest code of four bits.
+const VECTORS: usize = 8;
+const ROWS: usize = 4;
+const NARROW: u8 = 15;
+
+/// Reads every byte once; returns something made of them all.
+pub(crate) fn read<S: Simd>(bytes: &[u8]) -> i32 {
+    struct Read<'a>(&'a [u8]);
+    impl Op for Read<'_> {
+        type Out = i32;
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> i32 {
+            let (lines, _) = self.0.as_chunks::<STRIDE>();
+            let mut all = [s.splat_i(0); 4];
+            for lines in lines.as_chunks::<4>().0 {
+                for (all, line) in all.iter_mut().zip(lines) {
+                    *all = s.or_i(*all, s.load_bytes(line));
+                }
+            }
+            all.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v))
+        }
+    }
+    run::<S, _>(Read(bytes))
+}
+
+/// Does `turns` rounds of independent four-byte dot products; returns their number.
+pub(crate) fn dots<S: Simd>(turns: usize) -> usize {
+    struct Dots(usize);
+    impl Op for Dots {
+        type Out = usize;
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> usize {
+            if S::TOGETHER {
+                dots_together::<S>(s, self.0)
+            } else if S::TILE >= 8 {
+                dot_chains::<S, CHAINS>(s, self.0)
+            } else {
+                dot_chains::<S, CHAINS_OF_HALVES>(s, self.0)
+            }
+        }
+    }
+    run::<S, _>(Dots(turns))
+}
+
+#[inline(always)]
+fn dot_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
+    let w = s.splat_i(black_box(0x0102_0304));
+    let mut sums: [S::I; N] = std::array::from_fn(|i| s.splat_i(i as i32));
+    for _ in 0..turns {
+        for sum in &mut sums {
+            // The sum is the activations too, so that nothing of the product can be kept.
+            *sum = s.dot4(*sum, w, *sum);
+        }
+    }
+    black_box(sums.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v)));
+    turns * N
+}
+
+/// The products of a tile with narrow codes, which some sets add up before they widen them.
+#[inline(always)]
+fn dots_together<S: Simd>(s: S, turns: usize) -> usize {
+    let w: [S::I; VECTORS] = std::array::from_fn(
+        #[inline(always)]
+        |_| s.splat_i(black_box(0x0102_0304)),
+    );
+    let x = black_box([[[1i8, -2, 3, -4]; VECTORS]; ROWS]);
+    let mut sums = [s.splat_i(0); ROWS];
+    for _ in 0..turns {
+        let x = black_box(&x);
+        sums = s.dots(sums, &w, NARROW, &[&x[0], &x[1], &x[2], &x[3]]);
+    }
+    black_box(sums.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v)));
+    turns * VECTORS * ROWS
+}
+
+/// Does `turns` rounds of independent fused multiply-adds; returns their number.
+pub(crate) fn fmas<S: Simd>(turns: usize) -> usize {
+    struct Fmas(usize);
+    impl Op for Fmas {
+        type Out = usize;
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> usize {
+            if S::TILE >= 8 {
+                fma_chains::<S, CHAINS>(s, self.0)
+            } else {
+                fma_chains::<S, CHAINS_OF_HALVES>(s, self.0)
+            }
+        }
+    }
+    run::<S, _>(Fmas(turns))
+}
+
+#[inline(always)]
+fn fma_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
+    let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.5)));
+    let mut sums: [S::F; N] = std::array::from_fn(|i| s.splat(i as f32));
+    for _ in 0..turns {
+        for sum in &mut sums {
+            *sum = s.fma(*sum, a, b);
+        }
+    }
+    black_box(sums.into_iter().fold(0.0, |sum, v| sum + s.sum(v)));
+    turns * N
+}

@@ -1,0 +1,180 @@
+//! Sixteen lanes as plain arrays. This is the table that runs everywhere, and it gives the meaning of every
+//! operation of [`Simd`] in ordinary Rust.
+
+use half::{bf16, f16};
+
+use crate::simd::{LANES, Op, Simd};
+
+/// Lanes as arrays; no instruction set is asked for.
+#[derive(Clone, Copy)]
+pub struct Scalar;
+
+type F = [f32; LANES];
+type I = [i32; LANES];
+
+#[inline(always)]
+fn map2<T: Copy, R>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> R) -> [R; LANES] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Scalar {
+    type F = F;
+    type I = I;
+
+    const NAME: &'static str = "reference";
+    const TILE: usize = 1;
+
+    fn detect() -> Option<Self> {
+        Some(Self)
+    }
+    #[inline(always)]
+    fn run<O: Op>(self, op: O) -> O::Out {
+        op.eval(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, x: &F) -> F {
+        *x
+    }
+    #[inline(always)]
+    fn store(self, v: F, out: &mut F) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; LANES]) -> F {
+        x.map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    fn store_f16(self, v: F, out: &mut [u16; LANES]) {
+        *out = v.map(|x| f16::from_f32(x).to_bits());
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; LANES]) -> F {
+        x.map(|bits| bf16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn select_gt(self, a: F, b: F, x: F, y: F) -> F {
+        std::array::from_fn(|i| if a[i] > b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn swap_pairs(self, v: F) -> F {
+        std::array::from_fn(|i| v[i ^ 1])
+    }
+    #[inline(always)]
+    fn round_i32(self, v: F) -> I {
+        v.map(|x| x.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn to_f32(self, v: I) -> F {
+        v.map(|x| x as f32)
+    }
+    #[inline(always)]
+    fn bits_f32(self, v: I) -> F {
+        v.map(|x| f32::from_bits(x as u32))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> I {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn splat_bytes(self, x: &[i8; 4]) -> I {
+        [i32::from_le_bytes(x.map(|b| b as u8)); LANES]
+    }
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> I {
+        std::array::from_fn(|i| {
+            i32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]])
+        })
+    }
+    #[inline(always)]
+    fn load_u8(self, x: &[u8; LANES]) -> I {
+        x.map(i32::from)
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; LANES]) -> I {
+        x.map(|b| i32::from(b as i8))
+    }
+    #[inline(always)]
+    fn load_u16(self, x: &[u16; LANES]) -> I {
+        x.map(i32::from)
+    }
+    #[inline(always)]
+    fn store_low_bytes(self, v: I, out: &mut [i8; LANES]) {
+        *out = v.map(|x| x as i8);
+    }
+    #[inline(always)]
+    fn add_i(self, a: I, b: I) -> I {
+        map2(a, b, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn and_i(self, a: I, b: I) -> I {
+        map2(a, b, |a, b| a & b)
+    }
+    #[inline(always)]
+    fn or_i(self, a: I, b: I) -> I {
+        map2(a, b, |a, b| a | b)
+    }
+    #[inline(always)]
+    fn shl_i(self, v: I, n: u32) -> I {
+        v.map(|x| x << n)
+    }
+    #[inline(always)]
+    fn shr_i(self, v: I, n: u32) -> I {
+        v.map(|x| (x as u32 >> n) as i32)
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: I) -> I {
+        index.map(|x| i32::from_le_bytes(x.to_le_bytes().map(|b| table[usize::from(b & 15)])))
+    }
+    #[inline(always)]
+    fn sum_i(self, v: I) -> i32 {
+        v.iter().fold(0, |a, &b| a.wrapping_add(b))
+    }
+    #[inline(always)]
+    fn dot4(self, acc: I, w: I, x: I) -> I {
+        dot(acc, w, x, i32::from)
+    }
+    #[inline(always)]
+    fn dot4_signed(self, acc: I, w: I, x: I) -> I {
+        dot(acc, w, x, |w| i32::from(w) - 128)
+    }
+    #[inline(always)]
+    fn signed_start(self, _neg_sum: i32) -> I {
+        [0; LANES]
+    }
+}
+
+/// `acc + Σ weight(w)·x` over each lane's four bytes.
+#[inline(always)]
+fn dot(acc: I, w: I, x: I, weight: impl Fn(u8) -> i32) -> I {
+    std::array::from_fn(|i| {
+        let (w, x) = (w[i].to_le_bytes(), x[i].to_le_bytes());
+        let products = (0..4).map(|j| weight(w[j]).wrapping_mul(i32::from(x[j] as i8)));
+        products.fold(acc[i], i32::wrapping_add)
+    })
+}

@@ -1,0 +1,136 @@
+//! The formats Q4_K and Q5_K: 256 columns, and for each 32 of them a six-bit scale and a six-bit minimum.
+//!
+//! The header is d and dmin (f16), then the twelve scale bytes of the source as three words A, B and C, for
+//! sixteen rows each. For j < 4, the low six bits of byte j of A and B are scale j and minimum j. Their high
+//! two bits belong to scale and minimum j + 4. Byte j of C has the low four bits of these two.
+
+use half::f16;
+
+use super::basic::{fives, pack_fives};
+use super::planes::{self, bits_at, codes_of, each_word, word_at};
+use super::{
+    Offset, PanelFormat, Scales, VECTORS, bytes_at, halves_at, put_halves, put_words, word,
+};
+use crate::simd::{LANES, Simd};
+use brigade_quant::{BlockQ4K, BlockQ5K};
+
+/// d, dmin and three words.
+const HEAD: usize = 16 * LANES;
+/// Where the words begin.
+const WORDS: usize = 4 * LANES;
+const WORD: usize = 4 * LANES;
+
+fn pack_head<B>(
+    rows: &[B; LANES],
+    head: &mut [u8],
+    d: impl Fn(&B) -> f16,
+    dmin: impl Fn(&B) -> f16,
+    scales: impl Fn(&B) -> [u8; 12],
+) {
+    put_halves(head, 0, rows, d);
+    put_halves(head, 2 * LANES, rows, dmin);
+    for i in 0..3 {
+        put_words(head, WORDS + WORD * i, rows, |row| word(&scales(row), i));
+    }
+}
+
+/// The nibbles of block `b`: low ones of an even block, high ones of an odd, from the same 32 bytes.
+#[inline(always)]
+fn nibbles_of(qs: &[u8; 128], b: usize) -> [u32; VECTORS] {
+    each_word(|v| bits_at(word_at(qs, VECTORS * (b / 2) + v), 4 * (b % 2), 15))
+}
+
+/// The bits `mask` of each lane from bit `from` on.
+#[inline(always)]
+fn bits<S: Simd>(s: S, lanes: S::I, from: usize, mask: i32) -> S::I {
+    s.and_i(s.shr_i(lanes, from as u32), s.splat_i(mask))
+}
+
+/// `high` above the four bits of `low`.
+#[inline(always)]
+fn on_top<S: Simd>(s: S, low: S::I, high: S::I) -> S::I {
+    s.or_i(low, s.shl_i(high, 4))
+}
+
+#[inline(always)]
+fn expand<S: Simd>(s: S, head: &[u8], out: &mut Scales<S>) {
+    let d = s.load_f16(halves_at(head, 0));
+    let neg_dmin = s.sub(s.zero(), s.load_f16(halves_at(head, 2 * LANES)));
+    let a = s.load_bytes(bytes_at(head, WORDS));
+    let b = s.load_bytes(bytes_at(head, WORDS + WORD));
+    let c = s.load_bytes(bytes_at(head, WORDS + 2 * WORD));
+    for j in 0..4 {
+        let scale_low = bits(s, a, 8 * j, 63);
+        let min_low = bits(s, b, 8 * j, 63);
+        let scale_high = on_top(s, bits(s, c, 8 * j, 15), bits(s, a, 8 * j + 6, 3));
+        let min_high = on_top(s, bits(s, c, 8 * j + 4, 15), bits(s, b, 8 * j + 6, 3));
+        out.scale[j] = s.mul(d, s.to_f32(scale_low));
+        out.scale[j + 4] = s.mul(d, s.to_f32(scale_high));
+        out.min[j] = s.mul(neg_dmin, s.to_f32(min_low));
+        out.min[j + 4] = s.mul(neg_dmin, s.to_f32(min_high));
+    }
+}
+
+/// `d * sc * q - dmin * mn`, four-bit codes.
+pub(crate) struct Q4K;
+
+impl PanelFormat for Q4K {
+    type Block = BlockQ4K;
+    const BLOCKS: usize = 8;
+    const HEAD: usize = HEAD;
+    const PLANES: usize = planes::NIBBLES;
+    const HALVES: bool = false;
+    const MINS: bool = true;
+    const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 15;
+
+    fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
+        let (head, planes) = record.split_at_mut(Self::HEAD);
+        pack_head(rows, head, |row| row.d, |row| row.dmin, |row| row.scales);
+        for (b, planes) in planes.chunks_exact_mut(Self::PLANES).enumerate() {
+            planes::pack_nibbles(&codes_of(rows, |row| nibbles_of(&row.qs, b)), planes);
+        }
+    }
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, head: &[u8], out: &mut Scales<S>) {
+        expand(s, head, out);
+    }
+    #[inline(always)]
+    fn codes<S: Simd>(s: S, planes: &[u8]) -> [S::I; VECTORS] {
+        planes::nibbles(s, planes, 0)
+    }
+}
+
+/// As [`Q4K`] with a fifth bit from `qh`, whose bit `b` belongs to block `b`.
+pub(crate) struct Q5K;
+
+impl PanelFormat for Q5K {
+    type Block = BlockQ5K;
+    const BLOCKS: usize = 8;
+    const HEAD: usize = HEAD;
+    const PLANES: usize = planes::NIBBLES + planes::BITS;
+    const HALVES: bool = false;
+    const MINS: bool = true;
+    const OFFSET: Offset = Offset::None;
+    const MAX_CODE: u8 = 31;
+
+    fn pack(rows: &[Self::Block; LANES], record: &mut [u8]) {
+        let (head, planes) = record.split_at_mut(Self::HEAD);
+        pack_head(rows, head, |row| row.d, |row| row.dmin, |row| row.scales);
+        for (b, planes) in planes.chunks_exact_mut(Self::PLANES).enumerate() {
+            let codes = codes_of(rows, |row| {
+                let low = nibbles_of(&row.qs, b);
+                each_word(|v| low[v] | bits_at(word_at(&row.qh, v), b, 1) << 4)
+            });
+            pack_fives(&codes, planes);
+        }
+    }
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, head: &[u8], out: &mut Scales<S>) {
+        expand(s, head, out);
+    }
+    #[inline(always)]
+    fn codes<S: Simd>(s: S, planes: &[u8]) -> [S::I; VECTORS] {
+        fives(s, planes)
+    }
+}

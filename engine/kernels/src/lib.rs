@@ -1,0 +1,86 @@
+//! Everything that computes on many numbers: the op table that is chosen once at start, packed weights,
+//! activations, attention over KV pages, and the threads that run them.
+//!
+//! The promise: for a given row of input, the bits of its output do not depend on the rows beside it, on the
+//! number of threads, or on which table is in use. Every kernel is written once over sixteen virtual lanes
+//! ([`simd`]). A table is that code compiled for one instruction set. The plain meaning of each op stands in
+//! [`reference`], and every table is tested against it.
+//!
+//! Nothing here knows models, layers or files, only slices, shapes and packed matrices.
+//!
+//! Each layer knows only those before it:
+//!
+//! 1. [`simd`], the lanes; [`pool`], the threads; memory and errors.
+//! 2. [`tiles`], operands and what kernels see of them; [`format`], how packed weights lie.
+//! 3. [`cpu`], the kernels, with a file for each instruction set; [`reference`], what they mean.
+//! 4. [`table`], the kernels of one instruction set; [`compute`], a table with its threads.
+//! 5. [`ops`], what blocks call; [`probe`], the limits of the machine.
+
+mod aligned;
+mod block_id;
+mod compute;
+mod cpu;
+mod error;
+mod format;
+mod ops;
+mod pool;
+pub mod probe;
+mod simd;
+mod table;
+mod tiles;
+mod vector;
+
+pub use block_id::BlockId;
+pub use brigade_gpu::{DilatedConv, StreamShape, SumStart, WeightsAt};
+pub use compute::Compute;
+pub use error::KernelError;
+pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
+pub use ops::block_index::BlockIndex;
+pub use ops::choose_entries::{EntryIndex, IndexedRow};
+pub use ops::chosen::Chosen;
+pub use ops::entries::{EntryLayout, NewEntries};
+pub use ops::experts::{ChooseBy, ExpertChoice, ExpertGroups, ExpertWeights};
+pub use ops::head_columns::HeadColumns;
+pub use ops::index::Index;
+pub use ops::kv::KvRows;
+pub use ops::matmul::MatmulJob;
+pub use ops::mean_index::MeanIndex;
+pub use ops::pooling::Pooling;
+pub use pool::{MAX_THREADS, Pool};
+pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, available, fast_numerics, select, unfused};
+pub use tiles::act::{ActForms, ActRows};
+pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
+pub use tiles::block_index::BlockSizes;
+pub use tiles::bounded_gate::GateBounds;
+pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
+pub use tiles::conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
+pub use tiles::delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
+pub use tiles::gates::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
+pub use tiles::index::PoolSizes;
+pub use tiles::kv::{KvLayout, KvType, ValuePlace};
+pub use tiles::mamba::{MambaRows, MambaScan};
+pub use tiles::pack::PackedMatrix;
+pub use tiles::pooling::GatedRow;
+pub use tiles::rope::{RopeLayout, RopeParams, RopeTable, Yarn};
+pub use tiles::scan::{FLUSH_EVERY, ScanPart};
+pub use tiles::ssd::{Ssd, SsdInput, SsdShape};
+pub use tiles::wkv6::Wkv6Rows;
+pub use tiles::wkv7::{Wkv7Rows, Wkv7Weights};
+pub use vector::Vector;
+
+pub use tiles::kv::KV_PAGE;
+
+/// What the kernels' own tests need beside what blocks call.
+pub mod inner {
+    #[cfg(target_arch = "aarch64")]
+    pub use crate::cpu::neon::Neon;
+    #[cfg(target_arch = "x86_64")]
+    pub use crate::cpu::{avx2::Avx2, avx512::Avx512, x86};
+    pub use crate::cpu::{
+        exp::EXP_ERROR, exp::exp, matmul_f32::RUN, matmul_many::MANY_ROWS, scalar::Scalar,
+    };
+    pub use crate::ops::streams::doubly_stochastic;
+    pub use crate::simd::{LANES, Op, Simd};
+    pub use crate::tiles::act::{ACT_BLOCK, ActBlock};
+    pub use crate::tiles::chosen_blocks::SeenPage;
+}

@@ -1,0 +1,95 @@
+//! The gated delta rule, heads and strips of their states spread over the threads, and the decays that it takes.
+
+use crate::compute::Compute;
+use crate::simd::LANES;
+use crate::tiles::delta::{DeltaRows, DeltaShape, DeltaTile};
+use crate::tiles::out_rows::Rows;
+use crate::tiles::scan::{ScanPart, States};
+
+/// Strips that one task takes.
+const STRIPS: usize = 8;
+
+impl Compute {
+    /// Runs the delta rule over the rows of `parts`: `out` is `[n, n_head, d_v]`, `states` is
+    /// `[n_slots, shape.state_len()]` and follows.
+    ///
+    /// # Panics
+    /// If shapes disagree, or two parts share a slot.
+    pub fn delta_scan(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+    ) {
+        let tile = STRIPS * LANES;
+        self.delta_tiles(shape, parts, states, x, out, tile, self.kernels().delta);
+    }
+
+    /// The delta rule token by token with lanes along the keys, which [`Compute::delta_scan`] is
+    /// measured against. Its states are `[n_slots, n_head, d_v, d_k]`, `d_k` a multiple of 16.
+    ///
+    /// # Panics
+    /// If shapes disagree, or two parts share a slot.
+    pub fn delta_plain(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+    ) {
+        assert!(shape.d_k.is_multiple_of(LANES), "delta: keys of {}", shape.d_k);
+        self.delta_tiles(shape, parts, states, x, out, shape.d_v, self.kernels().delta_plain);
+    }
+
+    /// Checks the shapes and runs `kernel` on tiles of `tile` value columns of each head.
+    #[allow(clippy::too_many_arguments, reason = "an op's operands and how to run it")]
+    fn delta_tiles(
+        &self,
+        shape: &DeltaShape,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: DeltaRows<'_>,
+        out: &mut [f32],
+        tile: usize,
+        kernel: impl Fn(DeltaTile<'_>) + Sync,
+    ) {
+        let row_len = shape.n_head * shape.d_v;
+        let n_rows = out.len() / row_len;
+        assert_eq!(out.len(), n_rows * row_len, "delta: length of out");
+        x.check(shape, n_rows);
+        ScanPart::check(parts, n_rows, states.len() / shape.state_len(), "delta");
+        let states = States::new(states, shape.state_len());
+        let out = Rows::new(out, 1);
+        let per_head = shape.d_v.div_ceil(tile);
+        let row_cost = 4 * shape.d_k * tile.min(shape.d_v);
+        self.for_units(parts, shape.n_head * per_head, row_cost, &|part, unit| {
+            let (head, start) = (unit / per_head, unit % per_head * tile);
+            let end = (start + tile).min(shape.d_v);
+            let column = |c: usize| (head * shape.d_v + c) * shape.d_k;
+            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
+            let state = unsafe { states.part(part.slot, column(start)..column(end)) };
+            kernel(DeltaTile { shape, part, head, start, state, x, out: &out });
+        });
+    }
+
+    /// Decay factors of a gate: `x = exp(rates * softplus(x + bias))` for each row of `x` (`[n, d]`,
+    /// `d = bias.len() = rates.len()`); with rates below 0 they lie in 0..=1.
+    pub fn decay_factors(&self, x: &mut [f32], bias: &[f32], rates: &[f32]) {
+        assert_eq!(bias.len(), rates.len(), "decay_factors: biases and rates");
+        let decay = self.kernels().decay_factors;
+        self.each_row(x, bias.len(), "decay_factors", &|_, row| decay(row, bias, rates));
+    }
+
+    /// [`Compute::decay_factors`] no smaller than `e^bound` (`bound` below 0):
+    /// `x = exp(bound * sigmoid(-rates * (x + bias)))`.
+    pub fn bounded_decay_factors(&self, x: &mut [f32], bias: &[f32], rates: &[f32], bound: f32) {
+        assert_eq!(bias.len(), rates.len(), "bounded_decay_factors: biases and rates");
+        let decay = self.kernels().bounded_decay_factors;
+        self.each_row(x, bias.len(), "bounded_decay_factors", &|_, row| {
+            decay(row, bias, rates, bound);
+        });
+    }
+}

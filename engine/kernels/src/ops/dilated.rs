@@ -1,0 +1,64 @@
+//! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
+
+use brigade_gpu::DilatedConv;
+
+use crate::compute::Compute;
+use crate::tiles::scan::ScanPart;
+
+impl Compute {
+    /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
+    /// `[n_rows, channels]`. A sum over taps in order, the oldest first, each step rounded by itself. The rows before a part are
+    /// its slot's of `states` (`[n_slots, n_before, channels]`).
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn dilated_conv(
+        &self,
+        conv: &DilatedConv,
+        parts: &[ScanPart],
+        (states, x, weight): (&[f32], &[f32], &[f32]),
+        out: &mut [f32],
+    ) {
+        let (channels, n_before) = (conv.channels, conv.n_before());
+        self.fill_rows(out, channels, &|row, out| {
+            let is_in =
+                |part: &&ScanPart| (part.first_row..part.first_row + part.n_rows).contains(&row);
+            let Some(part) = parts.iter().find(is_in) else { return };
+            let state = &states[part.slot * conv.state_len()..][..conv.state_len()];
+            out.fill(0.0);
+            for (tap, weights) in weight.chunks_exact(channels).enumerate() {
+                // Places from the oldest remembered row on.
+                let at = row - part.first_row + tap * conv.apart;
+                let x = match at.checked_sub(n_before) {
+                    Some(at) => &x[(part.first_row + at) * channels..][..channels],
+                    None => &state[at * channels..][..channels],
+                };
+                for ((out, x), weight) in out.iter_mut().zip(x).zip(weights) {
+                    *out += x * weight;
+                }
+            }
+        });
+    }
+
+    /// Leaves in the slots of `parts` what [`Compute::dilated_conv`] reads of `x` behind them.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn keep_last_rows(
+        &self,
+        conv: &DilatedConv,
+        parts: &[ScanPart],
+        states: &mut [f32],
+        x: &[f32],
+    ) {
+        let (channels, n_before) = (conv.channels, conv.n_before());
+        for part in parts {
+            let kept = &mut states[part.slot * conv.state_len()..][..conv.state_len()];
+            let new = part.n_rows.min(n_before);
+            kept.copy_within(new * channels.., 0);
+            let end = part.first_row + part.n_rows;
+            kept[(n_before - new) * channels..]
+                .copy_from_slice(&x[(end - new) * channels..end * channels]);
+        }
+    }
+}

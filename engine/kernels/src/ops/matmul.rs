@@ -1,0 +1,156 @@
+//! Products of activation rows with packed weights. Several products run in one fork-join of the threads.
+//!
+//! The work of all jobs is cut into chunks of (job, panels, rows), which threads claim. How it is cut never
+//! changes a result, because each output element is one kernel's walk along one weight row.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::compute::Compute;
+use crate::cpu::matmul_many::MANY_ROWS;
+use crate::simd::MAX_TILE;
+use crate::tiles::act::{ActForms, ActRows};
+use crate::tiles::matmul::{MatmulChunk, OutMatrix};
+use crate::tiles::pack::PackedMatrix;
+
+/// One product: `out[i, o] = Σ_k x[rows.start + i, k] * w[o, k]`.
+pub struct MatmulJob<'a> {
+    /// Weights `[out features, cols]`.
+    pub w: &'a PackedMatrix,
+    /// Activations.
+    pub x: ActRows<'a>,
+    /// Rows of `x` to multiply.
+    pub rows: Range<usize>,
+    /// `[rows.len(), w.rows()]`, row-major.
+    pub out: &'a mut [f32],
+}
+
+/// Most rows of a chunk: a slice of each ([`super::cpu`]'s products of many rows) stays in the
+/// second-level cache while the panels pass.
+const MAX_GROUP_ROWS: usize = 128;
+
+/// Chunks of few rows that each thread should find, for balance.
+const CHUNKS_PER_THREAD: usize = 16;
+
+/// The same of many rows, which each chunk first lays side by side.
+const MANY_CHUNKS_PER_THREAD: usize = 6;
+
+/// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
+const MIN_CHUNK_COST: usize = 20 << 10;
+
+/// What a panel costs with `rows` rows, in bytes of memory traffic. The panel is read once, and each row
+/// takes 16 * cols multiply-adds. A core does about 16 of these in the time that it reads a byte.
+fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
+    w.panel_bytes() + rows * w.cols()
+}
+
+/// Rows of a chunk: evened out over the chunks, in whole tiles.
+fn row_group(n_rows: usize) -> usize {
+    let n_groups = n_rows.div_ceil(MAX_GROUP_ROWS).max(1);
+    n_rows.div_ceil(n_groups).max(1).next_multiple_of(MAX_TILE)
+}
+
+/// How a job is cut.
+struct JobChunks {
+    n_panels: usize,
+    panels_per_chunk: usize,
+    row_group: usize,
+    /// Index of the job's first chunk.
+    first_chunk: usize,
+    panel_chunks: usize,
+    n_chunks: usize,
+}
+
+impl Compute {
+    /// One product of rows that no other matrix multiplies: `out[n_rows, w.rows()]` from `x[n_rows, w.cols()]`.
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn multiply(&self, w: &PackedMatrix, x: &[f32], out: &mut [f32]) {
+        let forms = ActForms::default();
+        let x = ActRows::new(x, w.cols(), &forms);
+        self.matmul(&mut [MatmulJob { w, x, rows: 0..x.n_rows(), out }]);
+    }
+
+    /// Runs several products in one fork-join.
+    ///
+    /// # Panics
+    /// If a job's shapes disagree.
+    pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
+        let plans = self.plan(jobs);
+        jobs.iter().for_each(|job| job.x.prepare(self, job.w));
+        let n_chunks = plans.last().map_or(0, |plan| plan.first_chunk + plan.n_chunks);
+        let shared: Vec<_> = jobs.iter_mut().map(shared_parts).collect();
+        let matmul = self.kernels().matmul;
+        self.pool().run(n_chunks, &|chunk, _| {
+            let job = plans.partition_point(|plan| plan.first_chunk <= chunk) - 1;
+            let (plan, (w, x, rows, out)) = (&plans[job], &shared[job]);
+            let index = chunk - plan.first_chunk;
+            let first_panel = index % plan.panel_chunks * plan.panels_per_chunk;
+            let first_row = rows.start + index / plan.panel_chunks * plan.row_group;
+            matmul(&MatmulChunk {
+                w,
+                x,
+                panels: first_panel..(first_panel + plan.panels_per_chunk).min(plan.n_panels),
+                rows: first_row..(first_row + plan.row_group).min(rows.end),
+                out: *out,
+            });
+        });
+    }
+
+    fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<JobChunks> {
+        let cost = |job: &MatmulJob<'_>| {
+            let (n_rows, group) = (job.rows.len(), row_group(job.rows.len()));
+            n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
+        };
+        let total: usize = jobs.iter().map(cost).sum();
+        let most_rows = jobs.iter().map(|job| job.rows.len()).max().unwrap_or(0);
+        let n_chunks = match self.pool().threads() {
+            1 => 1,
+            threads if most_rows < MANY_ROWS => threads * CHUNKS_PER_THREAD,
+            threads => threads * MANY_CHUNKS_PER_THREAD,
+        };
+        let target = (total / n_chunks).max(MIN_CHUNK_COST);
+        let mut first_chunk = 0;
+        let plan = |job: &MatmulJob<'_>| {
+            check(job);
+            let (n_panels, n_rows) = (job.w.n_panels(), job.rows.len());
+            let row_group = row_group(n_rows);
+            let cost = panel_cost(job.w, row_group.min(n_rows)).max(1);
+            let panels_per_chunk = (target / cost).clamp(1, n_panels.max(1));
+            let panel_chunks = n_panels.div_ceil(panels_per_chunk);
+            let n_chunks = panel_chunks * n_rows.div_ceil(row_group);
+            let plan = JobChunks {
+                n_panels,
+                panels_per_chunk,
+                row_group,
+                first_chunk,
+                panel_chunks,
+                n_chunks,
+            };
+            first_chunk += n_chunks;
+            plan
+        };
+        jobs.iter().map(plan).collect()
+    }
+}
+
+fn check(job: &MatmulJob<'_>) {
+    let (w, x) = (job.w, job.x);
+    assert_eq!(w.cols(), x.cols(), "matmul: columns of weights and activations");
+    assert!(job.rows.start <= job.rows.end && job.rows.end <= x.n_rows(), "matmul: rows");
+    assert_eq!(job.out.len(), job.rows.len() * w.rows(), "matmul: length of the output");
+}
+
+type SharedParts<'a> = (&'a PackedMatrix, &'a ActRows<'a>, Range<usize>, OutMatrix<'a>);
+
+fn shared_parts<'a>(job: &'a mut MatmulJob<'_>) -> SharedParts<'a> {
+    let out = OutMatrix {
+        start: job.out.as_mut_ptr(),
+        first_row: job.rows.start,
+        n_rows: job.rows.len(),
+        cols: job.w.rows(),
+        owner: PhantomData,
+    };
+    (job.w, &job.x, job.rows.clone(), out)
+}

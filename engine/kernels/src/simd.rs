@@ -1,0 +1,217 @@
+//! The small set of vector operations that every kernel is written in: sixteen virtual lanes, whatever the
+//! registers of the machine.
+//!
+//! Each operation gives the same bits on every implementation. Floats are IEEE single precision, rounded to
+//! nearest even, with fused multiply-add (or without any, see [`NUMERICS_UNFUSED`](super::table::NUMERICS_UNFUSED)), and
+//! subnormals are not flushed. Integers wrap. So a kernel that is
+//! written once in these operations gives the same bits on every table. NaN payloads are the one exception.
+//!
+//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
+//! instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
+
+/// Lanes of a vector: rows of a weight panel, positions of a page, neighbours in a row.
+pub const LANES: usize = 16;
+
+/// Most tokens that a matmul tile takes at once ([`Simd::TILE`]).
+pub const MAX_TILE: usize = 8;
+
+/// A computation that is compiled once per instruction set; see [`Simd::run`].
+pub trait Op {
+    /// What it returns.
+    type Out;
+    /// The body. Implementations are `#[inline(always)]`, so that it is compiled with the
+    /// instructions that `s` proves.
+    fn eval<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// Sixteen lanes of f32 or i32 (or 64 bytes) and what can be done with them.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen i32, or 64 bytes, four to a lane, little-endian.
+    type I: Copy;
+
+    /// Name of the table built on this.
+    const NAME: &'static str;
+    /// Tokens that a matmul tile holds in registers at once; results do not depend on it.
+    const TILE: usize;
+    /// Tokens of a tile where weights are unpacked beforehand: [`Simd::TILE`], or more where that leaves
+    /// registers free.
+    const MANY_TILE: usize = Self::TILE;
+    /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
+    /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
+    const TOGETHER: bool = false;
+
+    /// The proof value, if this machine has the instructions.
+    fn detect() -> Option<Self>;
+    /// Compiles and runs `op` with the instructions enabled.
+    fn run<O: Op>(self, op: O) -> O::Out;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::F;
+    /// Lanes from memory.
+    fn load(self, x: &[f32; LANES]) -> Self::F;
+    /// Lanes to memory.
+    fn store(self, v: Self::F, out: &mut [f32; LANES]);
+    /// Half-precision lanes, widened exactly.
+    fn load_f16(self, x: &[u16; LANES]) -> Self::F;
+    /// Lanes rounded to half precision, to nearest even.
+    fn store_f16(self, v: Self::F, out: &mut [u16; LANES]);
+    /// bfloat16 lanes, widened exactly.
+    fn load_bf16(self, x: &[u16; LANES]) -> Self::F;
+    /// `a + b`.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// [`Simd::fma`] of single values.
+    #[inline(always)]
+    fn fma_one(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+    /// `if a > b { x } else { y }`; false where either is NaN.
+    fn select_gt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// Lanes 2i and 2i+1 exchanged.
+    fn swap_pairs(self, v: Self::F) -> Self::F;
+    /// To the nearest integer, ties to even; lanes out of i32's range are unspecified.
+    fn round_i32(self, v: Self::F) -> Self::I;
+    /// i32 to f32, rounded to nearest even.
+    fn to_f32(self, v: Self::I) -> Self::F;
+    /// The same bits read as f32.
+    fn bits_f32(self, v: Self::I) -> Self::F;
+
+    /// All lanes `x`.
+    fn splat_i(self, x: i32) -> Self::I;
+    /// The same four bytes in all lanes.
+    fn splat_bytes(self, x: &[i8; 4]) -> Self::I;
+    /// 64 bytes from memory.
+    fn load_bytes(self, x: &[u8; 64]) -> Self::I;
+    /// Sixteen bytes widened to lanes, zero-extended.
+    fn load_u8(self, x: &[u8; LANES]) -> Self::I;
+    /// Sixteen bytes widened to lanes, sign-extended.
+    fn load_i8(self, x: &[u8; LANES]) -> Self::I;
+    /// Sixteen half-words widened to lanes, zero-extended.
+    fn load_u16(self, x: &[u16; LANES]) -> Self::I;
+    /// The low byte of each lane.
+    fn store_low_bytes(self, v: Self::I, out: &mut [i8; LANES]);
+    /// `a + b`, wrapping.
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise and.
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Lanes shifted left by `n < 32` bits.
+    fn shl_i(self, v: Self::I, n: u32) -> Self::I;
+    /// Lanes shifted right by `n < 32` bits, zeros shifted in.
+    fn shr_i(self, v: Self::I, n: u32) -> Self::I;
+    /// Each byte replaced by `table[byte]`; bytes must be below 16.
+    fn lookup(self, table: &[u8; 16], index: Self::I) -> Self::I;
+    /// Sum over lanes, wrapping.
+    fn sum_i(self, v: Self::I) -> i32;
+
+    /// `acc + Σ w·x` over the four bytes of each lane, `w` unsigned and at most 127, `x` signed and
+    /// at least -127: exact.
+    fn dot4(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Like `dot4` for weights in `-128..=127` stored with 128 added, except that the accumulator
+    /// must have started at [`Simd::signed_start`] of the activations' negated sum.
+    fn dot4_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// [`Simd::dot4`] of `T` rows with the same weights: to `acc[t]` is added the product of each vector
+    /// of `w`, whose bytes are at most `max`, with the four bytes `x[t][v]`.
+    #[inline(always)]
+    fn dots<const T: usize, const N: usize>(
+        self,
+        mut acc: [Self::I; T],
+        w: &[Self::I; N],
+        max: u8,
+        x: &[&[[i8; 4]; N]; T],
+    ) -> [Self::I; T] {
+        let _ = max;
+        for (t, acc) in acc.iter_mut().enumerate() {
+            for (v, &w) in w.iter().enumerate() {
+                *acc = self.dot4(*acc, w, self.splat_bytes(&x[t][v]));
+            }
+        }
+        acc
+    }
+    /// [`Simd::dots`] of [`Simd::dot4_signed`].
+    #[inline(always)]
+    fn dots_signed<const T: usize, const N: usize>(
+        self,
+        mut acc: [Self::I; T],
+        w: &[Self::I; N],
+        x: &[&[[i8; 4]; N]; T],
+    ) -> [Self::I; T] {
+        for (t, acc) in acc.iter_mut().enumerate() {
+            for (v, &w) in w.iter().enumerate() {
+                *acc = self.dot4_signed(*acc, w, self.splat_bytes(&x[t][v]));
+            }
+        }
+        acc
+    }
+    /// Where an accumulator of `dot4_signed` starts, given `-Σx` over all its activations.
+    fn signed_start(self, neg_sum: i32) -> Self::I;
+
+    /// Asks for the cache lines `ahead..ahead + len` bytes from the start of `bytes`, which may lie
+    /// beyond its end. A hint: implementations without one do nothing.
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
+        let _ = (bytes, ahead, len);
+    }
+
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::F {
+        self.splat(0.0)
+    }
+    /// The greater of `a` and `b`; `b` where either is NaN.
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        self.select_gt(a, b, a, b)
+    }
+    /// Up to sixteen values; the other lanes are zero.
+    #[inline(always)]
+    fn load_part(self, x: &[f32]) -> Self::F {
+        let mut lanes = [0.0; LANES];
+        lanes[..x.len()].copy_from_slice(x);
+        self.load(&lanes)
+    }
+    /// The first `out.len()` (at most sixteen) lanes to memory.
+    #[inline(always)]
+    fn store_part(self, v: Self::F, out: &mut [f32]) {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        out.copy_from_slice(&lanes[..out.len()]);
+    }
+    /// Sum over lanes: halves added onto each other, 16 to 8 to 4 to 2 to 1.
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        fold(lanes, |a, b| a + b)
+    }
+    /// Greatest lane, by the same tree.
+    #[inline(always)]
+    fn max_lane(self, v: Self::F) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        fold(lanes, |a, b| if a > b { a } else { b })
+    }
+}
+
+/// The one tree by which lanes become a scalar.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = f(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,213 @@
+//! The op table: one function pointer for each op. A table holds the same generic kernels compiled for one
+//! instruction set. It is chosen once, at start.
+
+use super::cpu;
+use super::error::KernelError;
+use super::simd::Simd;
+use crate::cpu::scalar::Scalar;
+use crate::tiles::act::ActBlock;
+use crate::tiles::attention::{AttendMerge, AttendTile};
+use crate::tiles::block_index::ProductTile;
+use crate::tiles::bounded_gate::GateBounds;
+use crate::tiles::conv::ConvTile;
+use crate::tiles::delta::DeltaTile;
+use crate::tiles::depth_attention::DepthRow;
+use crate::tiles::gates::{SwiGluClamp, SwiGluLimit, Xielu};
+use crate::tiles::index::IndexTile;
+use crate::tiles::kv::KvRow;
+use crate::tiles::mamba::MambaTile;
+use crate::tiles::matmul::MatmulChunk;
+use crate::tiles::pooling::{GatedPool, PoolTile};
+use crate::tiles::rope::RopeRow;
+use crate::tiles::ssd::SsdTile;
+use crate::tiles::wkv6::Wkv6Tile;
+use crate::tiles::wkv7::{Wkv7Head, Wkv7Tile};
+
+/// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
+/// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
+pub const NUMERICS: u32 = 1;
+
+/// As [`NUMERICS`], of kernels without fused steps: the numerics of GPUs.
+pub const NUMERICS_UNFUSED: u32 = 1 << 16 | NUMERICS;
+
+/// As [`NUMERICS`], of a GPU with fast math: a number for each maker, device and driver, which `identity` names, since their
+/// matrix units add in orders of their own. It is none of the others.
+pub fn fast_numerics(identity: &str) -> u32 {
+    let hash = blake3::hash(format!("{NUMERICS_UNFUSED} {identity}").as_bytes());
+    let [a, b, c, d, ..] = *hash.as_bytes();
+    1 << 31 | u32::from_le_bytes([a, b, c, d])
+}
+
+/// The kernels of one instruction set. [`available`] and [`select`] have those that this machine can run.
+pub struct Kernels {
+    /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`, `unfused`.
+    pub name: &'static str,
+    /// [`NUMERICS`], or [`NUMERICS_UNFUSED`].
+    pub numerics: u32,
+    detected: fn() -> bool,
+    /// Makes blocks of 8-bit activations of values, 32 to a block.
+    pub quantize: fn(&[f32], &mut [ActBlock]),
+    pub(super) matmul: fn(&MatmulChunk<'_>),
+    pub(super) rms_norm: fn(&mut [f32], &[f32], f32),
+    pub(super) l2_norm: fn(&mut [f32], f32),
+    pub(super) layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
+    pub(super) lerp: fn(&mut [f32], &[f32], &[f32]),
+    pub(super) add: fn(&mut [f32], &[f32]),
+    pub(super) add_scaled: fn(&mut [f32], &[f32], f32),
+    pub(super) scale: fn(&mut [f32], f32),
+    pub(super) mul: fn(&mut [f32], &[f32]),
+    pub(super) silu_mul: fn(&mut [f32], &[f32]),
+    pub(super) sigmoid_mul: fn(&mut [f32], &[f32]),
+    pub(super) silu: fn(&mut [f32]),
+    pub(super) sigmoid: fn(&mut [f32]),
+    pub(super) tanh: fn(&mut [f32]),
+    pub(super) softplus: fn(&mut [f32]),
+    pub(super) relu_squared: fn(&mut [f32]),
+    pub(super) bounded_gate_mul: fn(&mut [f32], &[f32], GateBounds),
+    pub(super) gelu: fn(&mut [f32]),
+    pub(super) gelu_mul: fn(&mut [f32], &[f32]),
+    pub(super) clamped_swiglu_mul: fn(&mut [f32], &[f32], SwiGluClamp),
+    pub(super) limited_swiglu_mul: fn(&mut [f32], &[f32], SwiGluLimit),
+    pub(super) xielu: fn(&mut [f32], Xielu),
+    pub(super) softcap: fn(&mut [f32], f32),
+    pub(super) clamp: fn(&mut [f32], f32),
+    pub(super) softmax: fn(&mut [f32]),
+    pub(super) rope: fn(&mut RopeRow<'_>),
+    pub(super) conv: fn(&mut ConvTile<'_>),
+    pub(super) mamba_scan: fn(&mut MambaTile<'_>),
+    pub(super) delta: fn(DeltaTile<'_>),
+    pub(super) delta_plain: fn(DeltaTile<'_>),
+    pub(super) decay_factors: fn(&mut [f32], &[f32], &[f32]),
+    pub(super) bounded_decay_factors: fn(&mut [f32], &[f32], &[f32], f32),
+    pub(super) attend_depth: fn(DepthRow<'_>),
+    pub(super) pool_gated: fn(GatedPool<'_>),
+    pub(super) ssd: fn(SsdTile<'_>),
+    pub(super) ssd_plain: fn(SsdTile<'_>),
+    pub(super) wkv6: fn(&mut Wkv6Tile<'_>),
+    pub(super) wkv6_decay: fn(&mut [f32], &[f32]),
+    pub(super) wkv7: fn(&mut Wkv7Tile<'_>),
+    pub(super) wkv7_prepare: fn(&mut Wkv7Head<'_>),
+    pub(super) wkv7_bonus: fn(&mut [f32], [&[f32]; 4]),
+    pub(super) kv_write: fn(&mut KvRow<'_>),
+    pub(super) attend: fn(&mut AttendTile<'_>),
+    pub(super) index_scores: fn(&mut IndexTile<'_>),
+    pub(super) index_products: fn(&mut ProductTile<'_>),
+    pub(super) pool_keys: fn(&mut PoolTile<'_>),
+    pub(super) probe_read: fn(&[u8]) -> i32,
+    pub(super) probe_dots: fn(usize) -> usize,
+    pub(super) probe_fmas: fn(usize) -> usize,
+    pub(super) attend_merge: fn(&mut AttendMerge<'_>),
+}
+
+impl Kernels {
+    /// The kernels compiled for the instructions of `S`. They panic where the machine lacks these.
+    pub const fn of<S: Simd>() -> Self {
+        Self {
+            name: S::NAME,
+            numerics: NUMERICS,
+            detected: || S::detect().is_some(),
+            quantize: cpu::act::quantize::<S>,
+            matmul: cpu::matmul::chunk::<S>,
+            rms_norm: cpu::norm::rms_norm::<S>,
+            l2_norm: cpu::norm::l2_norm::<S>,
+            layer_norm: cpu::norm::layer_norm::<S>,
+            lerp: cpu::elementwise::lerp::<S>,
+            add: cpu::elementwise::add::<S>,
+            add_scaled: cpu::elementwise::add_scaled::<S>,
+            scale: cpu::elementwise::scale::<S>,
+            mul: cpu::elementwise::mul::<S>,
+            silu_mul: cpu::elementwise::silu_mul::<S>,
+            sigmoid_mul: cpu::elementwise::sigmoid_mul::<S>,
+            silu: cpu::elementwise::silu::<S>,
+            sigmoid: cpu::elementwise::sigmoid::<S>,
+            tanh: cpu::elementwise::tanh::<S>,
+            softplus: cpu::elementwise::softplus::<S>,
+            relu_squared: cpu::elementwise::relu_squared::<S>,
+            bounded_gate_mul: cpu::bounded_gate::bounded_gate_mul::<S>,
+            gelu: cpu::gates::gelu::<S>,
+            gelu_mul: cpu::gates::gelu_mul::<S>,
+            clamped_swiglu_mul: cpu::gates::clamped_swiglu_mul::<S>,
+            limited_swiglu_mul: cpu::gates::limited_swiglu_mul::<S>,
+            xielu: cpu::gates::xielu::<S>,
+            softcap: cpu::gates::softcap::<S>,
+            clamp: cpu::gates::clamp::<S>,
+            softmax: cpu::elementwise::softmax::<S>,
+            rope: cpu::rope::rotate::<S>,
+            conv: cpu::conv::conv::<S>,
+            mamba_scan: cpu::mamba::mamba_scan::<S>,
+            delta: cpu::delta::delta::<S>,
+            delta_plain: cpu::delta_plain::delta_plain::<S>,
+            decay_factors: cpu::delta::decay_factors::<S>,
+            bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
+            attend_depth: cpu::depth_attention::attend_depth::<S>,
+            pool_gated: cpu::pooling::pool_gated::<S>,
+            ssd: cpu::ssd::ssd::<S>,
+            ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
+            wkv6: cpu::wkv6::wkv6::<S>,
+            wkv6_decay: cpu::wkv6::decay::<S>,
+            wkv7: cpu::wkv7::wkv7::<S>,
+            wkv7_prepare: cpu::wkv7::prepare::<S>,
+            wkv7_bonus: cpu::wkv7::bonus::<S>,
+            kv_write: cpu::kv::kv_write::<S>,
+            attend: cpu::attention::attend::<S>,
+            index_scores: cpu::index::index_scores::<S>,
+            index_products: cpu::index::index_products::<S>,
+            pool_keys: cpu::pooling::pool_keys::<S>,
+            probe_read: cpu::probe::read::<S>,
+            probe_dots: cpu::probe::dots::<S>,
+            probe_fmas: cpu::probe::fmas::<S>,
+            attend_merge: cpu::attention::merge::<S>,
+        }
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernels").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Every table of this build, fastest first.
+static TABLES: &[Kernels] = &[
+    #[cfg(target_arch = "x86_64")]
+    Kernels::of::<cpu::avx512::Avx512>(),
+    #[cfg(target_arch = "x86_64")]
+    Kernels::of::<cpu::avx2::Avx2>(),
+    #[cfg(target_arch = "aarch64")]
+    Kernels::of::<cpu::neon::Neon>(),
+    #[cfg(all(feature = "software-tables", target_arch = "x86_64"))]
+    Kernels::of::<cpu::avx512::SoftwareAvx512>(),
+    Kernels::of::<Scalar>(),
+];
+
+/// What GPUs compute, in plain lanes.
+static UNFUSED: Kernels =
+    Kernels { numerics: NUMERICS_UNFUSED, ..Kernels::of::<cpu::unfused::Unfused<Scalar>>() };
+
+/// The table of what GPUs compute. It is used where it is asked for by name, and beside a GPU.
+pub fn unfused() -> &'static Kernels {
+    &UNFUSED
+}
+
+/// The tables of [`NUMERICS`] that this machine can run, fastest first; the last one is `reference`.
+pub fn available() -> Vec<&'static Kernels> {
+    TABLES.iter().filter(|table| (table.detected)()).collect()
+}
+
+/// The table of that name, or the fastest one.
+///
+/// # Errors
+/// [`KernelError::UnknownTable`] when this machine has none of that name.
+pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
+    let tables = available();
+    let named =
+        |name: &str| tables.iter().copied().chain([unfused()]).find(|table| table.name == name);
+    let found = match name {
+        None => tables.first().copied(),
+        Some(name) => named(name),
+    };
+    found.ok_or_else(|| KernelError::UnknownTable {
+        name: name.unwrap_or_default().to_owned(),
+        available: tables.iter().chain([&unfused()]).map(|table| table.name).collect(),
+    })
+}
