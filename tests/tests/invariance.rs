@@ -19,6 +19,8 @@ use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
 
 /// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
 const PROMPT: usize = 1_150;
+/// Longer than two pages, for the table that computes a number at a time.
+const SHORT_PROMPT: usize = 150;
 
 /// Models of the repository's golden folder. They have f32 weights and two quants, per-head norms and scales,
 /// recurrent layers, latent attention with experts, rows kept over depth, and attention in chunks. Some have
@@ -121,9 +123,10 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
         let n_layer = spec.n_layer();
         for table in line::tables() {
             let config = LineConfig { kernels: Some(table.name), ..LineConfig::default() };
-            let whole = bits(&Line::open(&path(model), &config).logits(&prompt, 512));
-            assert_eq!(whole.len(), PROMPT * spec.n_vocab);
             let slow = table.name == "reference";
+            let prompt = if slow { &prompt[..SHORT_PROMPT] } else { &prompt[..] };
+            let whole = bits(&Line::open(&path(model), &config).logits(prompt, 512));
+            assert_eq!(whole.len(), prompt.len() * spec.n_vocab);
             let cuts = [1, 2, 3, n_layer].map(|n| Line::even_cuts(n_layer, n));
             let sizes: &[usize] = if slow { &[64] } else { &[1, 7, 64, 512] };
             for (i, n_ubatch) in sizes.iter().enumerate() {
@@ -131,10 +134,11 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
                 let threads = 1 + i % 2;
                 let config = LineConfig { cuts, threads, ..config.clone() };
                 let mut line = Line::open(&path(model), &config);
-                let cut = bits(&line.logits(&prompt, *n_ubatch));
+                let cut = bits(&line.logits(prompt, *n_ubatch));
                 assert!(whole == cut, "{model} on {}: {config:?}, ubatch {n_ubatch}", table.name);
             }
-            println!("{model} on {}: {PROMPT} tokens, {} splits equal", table.name, sizes.len());
+            let (n, n_splits) = (prompt.len(), sizes.len());
+            println!("{model} on {}: {n} tokens, {n_splits} splits equal", table.name);
         }
     });
 }

@@ -132,10 +132,7 @@ impl Case {
             first_row += n_rows;
         }
         parts.retain(|part| part.n_rows > 0);
-        let pool: &mut [u8] = {
-            // SAFETY: a line is 64 plain bytes without padding.
-            unsafe { std::slice::from_raw_parts_mut(pool.as_mut_ptr().cast(), pool.len() * 64) }
-        };
+        let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
         compute.kv_write(&self.layout, pool, &parts, &KvRows { k: &k, v: &v, index: &[] });
         let mut out = vec![f32::NAN; first_row * self.n_head * self.layout.head_dim_v];
         let attend = Attend {
