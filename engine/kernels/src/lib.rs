@@ -4,7 +4,7 @@
 //! The promise: for a given row of input, the bits of its output do not depend on the rows beside it, on the
 //! number of threads, or on which table is in use. Every kernel is written once over sixteen virtual lanes
 //! ([`simd`]). A table is that code compiled for one instruction set. The plain meaning of each op stands in
-//! [`reference`], and every table is tested against it.
+//! `tests/kernels/reference`, and every table is tested against it.
 //!
 //! Nothing here knows models, layers or files, only slices, shapes and packed matrices.
 //!
@@ -12,9 +12,11 @@
 //!
 //! 1. [`simd`], the lanes; [`pool`], the threads; memory and errors.
 //! 2. [`tiles`], operands and what kernels see of them; [`format`], how packed weights lie.
-//! 3. [`cpu`], the kernels, with a file for each instruction set; [`reference`], what they mean.
+//! 3. [`cpu`], the kernels, with a file for each instruction set.
 //! 4. [`table`], the kernels of one instruction set; [`compute`], a table with its threads.
 //! 5. [`ops`], what blocks call; [`probe`], the limits of the machine.
+//!
+//! [`inner`] is for the tests of this crate alone. They stand in `tests`, so that kernels are compiled once.
 
 mod aligned;
 mod block_id;

@@ -1,5 +1,4 @@
-//! What every op means, in loops that can be read at a glance. Tests compare all kernels with it. The table
-//! over its lanes runs on any machine.
+//! What every op means, in loops that can be read at a glance, mostly in f64. All kernels are compared with it.
 
 pub(super) mod attention;
 pub(super) mod block_index;
