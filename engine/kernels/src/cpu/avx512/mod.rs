@@ -33,30 +33,7 @@ macro_rules! on {
 mod lanes;
 pub use lanes::Avx512;
 
-/// What is between `lanes.rs` and the operations in software.
 #[cfg(feature = "software-tables")]
-macro_rules! on {
-    (import) => {
-        use super::software::*;
-    };
-    (name) => {
-        "avx512-software"
-    };
-    (detected) => {
-        true
-    };
-    ($enabled:item) => {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        $enabled
-    };
-}
-
+mod in_software;
 #[cfg(feature = "software-tables")]
-mod software;
-
-#[cfg(feature = "software-tables")]
-#[path = "lanes.rs"]
-#[allow(clippy::duplicate_mod, reason = "twice over different operations is the point")]
-mod by_software;
-#[cfg(feature = "software-tables")]
-pub(crate) use by_software::Avx512 as SoftwareAvx512;
+pub(crate) use in_software::Avx512 as SoftwareAvx512;
