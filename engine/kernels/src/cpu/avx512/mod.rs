@@ -33,7 +33,30 @@ macro_rules! on {
 mod lanes;
 pub use lanes::Avx512;
 
+/// What is between `lanes.rs` and the operations in software.
 #[cfg(feature = "software-tables")]
-mod in_software;
+macro_rules! on {
+    (import) => {
+        use super::software::*;
+    };
+    (name) => {
+        "avx512-software"
+    };
+    (detected) => {
+        true
+    };
+    ($enabled:item) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        $enabled
+    };
+}
+
 #[cfg(feature = "software-tables")]
-pub(crate) use in_software::Avx512 as SoftwareAvx512;
+mod software;
+
+#[cfg(feature = "software-tables")]
+#[path = "lanes.rs"]
+#[allow(clippy::duplicate_mod, reason = "twice over different operations is the point")]
+mod by_software;
+#[cfg(feature = "software-tables")]
+pub(crate) use by_software::Avx512 as SoftwareAvx512;
