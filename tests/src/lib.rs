@@ -7,6 +7,7 @@ pub mod each;
 pub mod fakes;
 pub mod golden;
 pub mod hostile;
+pub mod kinds;
 pub mod liar;
 pub mod line;
 pub mod lines;

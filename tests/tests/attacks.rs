@@ -1,7 +1,7 @@
 //! What people get who have no certificate, the wrong one, or one that is right for something else: a table of attacks on a
 //! line that runs, each with its answer. The line must run on as if nothing had been.
 //!
-//!     cargo test --release -p brigade-tests --test attacks -- --nocapture
+//!     cargo test -p brigade-tests --test attacks -- --nocapture
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -349,7 +349,8 @@ async fn without_a_certificate(scene: &Scene, table: &mut Table) {
     table.enter("a plain gRPC client calls Hello", "", plain);
     let question = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
     table.enter("a browser asks for a page", "closed", sends(&worker, question));
-    let random: Vec<u8> = (0..4096_u32).map(|n| ((n * 2_654_435_761) >> 24) as u8).collect();
+    let random: Vec<u8> =
+        (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     table.enter("4 KiB of noise", "closed", sends(&worker, &random));
     let cut = [0x16, 3, 1, 2, 0, 1, 0, 1];
     table.enter("half a TLS greeting, then silence", "closed", sends(&worker, &cut));

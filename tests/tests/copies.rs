@@ -6,14 +6,24 @@
 
 use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::device::DeviceName;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::Prefixes;
 use brigade_tests::golden::Golden;
-use brigade_tests::line::{Line, LineConfig, SLOT_POSITIONS, into_logits};
+use brigade_tests::kinds::{Named, one_of_each_memory, unquantised};
+use brigade_tests::line::{Line, LineConfig, SLOT_POSITIONS, device_name, into_logits};
 
 /// Longer than a page, and not a whole number of them.
 const LEN: usize = KV_PAGE + 13;
+
+/// All models, or on a GPU, which may be one in software, one of each kind of memory.
+fn models(golden: &Golden) -> Vec<Named<'_>> {
+    match device_name() {
+        DeviceName::Cpu(_) => unquantised(golden).collect(),
+        DeviceName::Vulkan(_) => one_of_each_memory(golden),
+    }
+}
 
 /// A copy of the first `len` positions of slot 0 to slot 1. Full pages are slot 0's own.
 fn copy(len: usize) -> SeqOp {
@@ -49,7 +59,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
     let golden = Golden::repository();
     let (prompt, later) = golden.manifest.tokens.split_at(LEN);
     let mut kinds = Vec::new();
-    for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
+    for (name, entry) in models(&golden) {
         let path = golden.model(entry);
         let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
         let prefixes = spec.prefixes(false);
@@ -100,7 +110,7 @@ fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
     let golden = Golden::repository();
     let prompt = &golden.manifest.tokens[..LEN];
     let mut n_models = 0;
-    for (name, entry) in golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name)) {
+    for (name, entry) in models(&golden) {
         let path = golden.model(entry);
         let alone = {
             let mut line = Line::open(&path, &LineConfig::default());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use brigade_tests::each::each;
 use brigade_tests::golden::Golden;
+use brigade_tests::kinds::{Named, one_of_each_memory, unquantised};
 use brigade_tests::process::{Server, synth};
 use serde_json::{Value, json};
 
@@ -158,14 +159,29 @@ fn what_is_kept_gives_way_and_nobody_waits_for_it() {
     assert_eq!(metric(&server, "brigade_requests_waiting"), 0);
 }
 
-/// Every kind of state: KV pages, recurrent states, both. Log-probabilities are compared as well.
+/// One model of each mixture of KV pages, recurrent states and windows; all of them at night.
 #[test]
-fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
-    const DRAWN: u64 = 8;
+fn every_kind_of_state_continues_as_if_all_of_it_had_been_computed() {
     let golden = Golden::repository();
-    let unquantised = golden.manifest.models.iter().filter(|(name, entry)| entry.is_f32(name));
-    let models: Vec<_> = unquantised.collect();
-    each(&models, |(name, entry)| {
+    let models = one_of_each_memory(&golden);
+    assert!(models.len() > 10, "{} kinds of state", models.len());
+    all_continue(&golden, &models);
+}
+
+#[test]
+#[ignore = "minutes: every golden model in processes"]
+fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
+    let golden = Golden::repository();
+    let models: Vec<_> = unquantised(&golden).collect();
+    let has = |wanted: &str| models.iter().any(|(name, _)| *name == wanted);
+    assert!(has("qwen3") && has("jamba"), "{} models", models.len());
+    all_continue(&golden, &models);
+}
+
+/// Chats with each model, with what is kept and without; log-probabilities are compared as well.
+fn all_continue(golden: &Golden, models: &[Named<'_>]) {
+    const DRAWN: u64 = 8;
+    each(models, |(name, entry)| {
         let path = golden.model(entry);
         let args = ["-m", path.to_str().unwrap(), "--workers", "2", "--kv-type", "f32"];
         let with = Server::start(&args);
@@ -198,6 +214,5 @@ fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
         let rows = |of: fn(&(usize, u64, u64)) -> u64| table.iter().map(of).sum::<u64>();
         println!("{name}: {} rows with, {} without: {table:?}", rows(|t| t.1), rows(|t| t.2));
     });
-    let has = |wanted: &str| models.iter().any(|(name, _)| *name == wanted);
-    assert!(has("qwen3") && has("jamba"), "{} models", models.len());
+    println!("{} models", models.len());
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use brigade_proto::address::Address;
 use brigade_proto::tls::Bundle;
+use brigade_worker::config::default_cache_dir;
 use brigade_worker::run::READY_PREFIX;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -29,6 +30,9 @@ const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// Environment variables that are arguments of this process and not of its children.
 const OWN_VARIABLES: [&str; 2] = ["BRIGADE_DATA_DIR", "BRIGADE_TOKEN"];
+
+/// Environment variable that says where Mesa's drivers keep what they compiled.
+const MESA_CACHE_VARIABLE: &str = "MESA_SHADER_CACHE_DIR";
 
 /// What every local worker is started with.
 #[derive(Clone, Debug)]
@@ -208,6 +212,12 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if std::env::var_os(LOG_VARIABLE).is_none() {
         command.env(LOG_VARIABLE, options.log_level);
     }
+    // A worker may write to its own cache alone (`sandbox`), and Mesa keeps nothing where it may not write.
+    if std::env::var_os(MESA_CACHE_VARIABLE).is_none()
+        && let Ok(cache) = default_cache_dir(&|name| std::env::var(name).ok())
+    {
+        command.env(MESA_CACHE_VARIABLE, cache);
+    }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     command.process_group(0).kill_on_drop(true);
     command
@@ -237,6 +247,17 @@ mod tests {
             log_format: "text",
             log_level: "error",
         }
+    }
+
+    #[test]
+    fn drivers_keep_what_they_compiled_where_a_worker_may_write() {
+        let command = command(&script("keeps", "true"), 0);
+        let set = command.as_std().get_envs().find(|(name, _)| *name == MESA_CACHE_VARIABLE);
+        let set = set.and_then(|(_, value)| value).map(PathBuf::from);
+        let from = |name: &str| std::env::var(name).ok();
+        // What whoever starts the server says is left as it is.
+        let said = std::env::var_os(MESA_CACHE_VARIABLE).is_some();
+        assert_eq!(set, default_cache_dir(&from).ok().filter(|_| !said));
     }
 
     #[tokio::test]

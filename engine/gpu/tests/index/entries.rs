@@ -194,23 +194,23 @@ impl Case {
 #[test]
 fn entries_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for ty in TYPES {
-        for (every, index_dim) in [(4, 36), (16, 20), (128, 0), (64, 16)] {
-            let layout = EntryPages { every, width: 20, index_dim, ty };
-            let mut random = Random(every as u64);
-            let case = Case::new(&gpu, layout, &[300, 3, 129, 64], &mut random);
-            for ranges in some_ranges(&case.lens) {
-                let parts = case.parts(&ranges);
-                for (per_row, window) in [(1, 1), (7, 9), (64, 70)] {
-                    case.attend(&gpu, (&parts, window), None, (&mut random, true));
-                    if index_dim > 0 {
-                        let chosen = case.choose(&gpu, (&parts, per_row), &mut random);
-                        let chosen = Some((per_row, &chosen[..]));
-                        case.attend(&gpu, (&parts, window), chosen, (&mut random, true));
-                    }
+    // Each type at one distance of entries, and each other distance with one type.
+    let apart = [(16, 20, KvType::F16), (128, 0, KvType::Q8_0), (64, 16, KvType::F32)];
+    for (every, index_dim, ty) in TYPES.map(|ty| (4, 36, ty)).into_iter().chain(apart) {
+        let layout = EntryPages { every, width: 20, index_dim, ty };
+        let mut random = Random(every as u64);
+        let case = Case::new(&gpu, layout, &[260, 3, 129, 64], &mut random);
+        for ranges in some_ranges(&case.lens) {
+            let parts = case.parts(&ranges);
+            for (per_row, window) in [(1, 1), (7, 9), (64, 70)] {
+                case.attend(&gpu, (&parts, window), None, (&mut random, true));
+                if index_dim > 0 {
+                    let chosen = case.choose(&gpu, (&parts, per_row), &mut random);
+                    let chosen = Some((per_row, &chosen[..]));
+                    case.attend(&gpu, (&parts, window), chosen, (&mut random, true));
                 }
-                case.attend(&gpu, (&parts, 5), None, (&mut random, false));
             }
+            case.attend(&gpu, (&parts, 5), None, (&mut random, false));
         }
     }
 }

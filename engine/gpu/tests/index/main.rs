@@ -20,6 +20,14 @@ use common::{Random, compute};
 
 const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 
+/// Each of three and more shapes with one of the types: drivers in software compile each pair for seconds.
+fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
+    shapes.iter().copied().zip(TYPES.into_iter().cycle())
+}
+
+/// Lengths of sequences: more than two pages, one position, a whole page, and more than a page.
+const LENS: [usize; 4] = [150, 1, 64, 101];
+
 /// A cache line: pools start on one.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]

@@ -2,11 +2,11 @@
 
 use brigade_engine::kernels::{self, Compute, MeanIndex, RopeParams, RopeTable};
 use brigade_gpu::{
-    BlockRope, BlockSizes, KvType, MeanIndexSpans, PageLayout, RopeLayout, ValuePlace,
+    BlockRope, BlockSizes, Gpu, KvType, MeanIndexSpans, PageLayout, RopeLayout, ValuePlace,
 };
 
 use crate::common::{Random, compute, gpu, on, words_on};
-use crate::{Paged, TYPES, cpu_layout, some_ranges, words_of};
+use crate::{LENS, Paged, TYPES, cpu_layout, in_turn, some_ranges, words_of};
 
 const N_ROT: usize = 12;
 const EPS: f32 = 1e-5;
@@ -28,21 +28,20 @@ fn angles(compute: &Compute, table: &RopeTable) -> Vec<f32> {
     turned
 }
 
-fn check(ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated: bool) {
-    let Some(gpu) = gpu() else { return };
+fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated: bool) {
     let (compute, mut random) = (compute(), Random(positions as u64));
     let (n_kv_head, n_head, index_dim) = (2, 5, 36);
     let layout = PageLayout { n_kv_head, head_dim_k: 8, head_dim_v: 8, values, index_dim, ty };
-    let lens = [150, 1, 64, 101];
-    let paged = Paged::new(layout, &lens, &mut random);
-    let (pool, norm) = (paged.there(&gpu), random.values(index_dim, 1.0));
-    let norm_there = on(&gpu, &norm);
-    let starts: Vec<u32> = (0..150 / positions as u32).map(|b| b * positions as u32).collect();
+    let paged = Paged::new(layout, &LENS, &mut random);
+    let (pool, norm) = (paged.there(gpu), random.values(index_dim, 1.0));
+    let norm_there = on(gpu, &norm);
+    let starts: Vec<u32> =
+        (0..LENS[0] as u32 / positions as u32).map(|b| b * positions as u32).collect();
     let table = rope(&compute, &starts);
-    let angles = on(&gpu, &angles(&compute, &table));
+    let angles = on(gpu, &angles(&compute, &table));
     let rope = BlockRope { table: angles.span(), n_rot: N_ROT, layout: RopeLayout::Neox };
     let per_row = whole + 1;
-    for ranges in some_ranges(&lens) {
+    for ranges in some_ranges(&LENS) {
         let n: usize = ranges.iter().map(|range| range.len()).sum();
         let q = random.values(n * n_head * index_dim, 1.0);
         let on_cpu = MeanIndex {
@@ -56,7 +55,7 @@ fn check(ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated
             rope: rotated.then_some(&table),
         };
         let here = compute.choose_by_means(&on_cpu, &q);
-        let mut there = words_on(&gpu, &vec![7; n * n_kv_head * per_row]);
+        let mut there = words_on(gpu, &vec![7; n * n_kv_head * per_row]);
         let on_gpu = MeanIndexSpans {
             layout: &layout,
             pool: pool.span(),
@@ -67,7 +66,7 @@ fn check(ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated
             eps: EPS,
             rope: rotated.then_some(rope),
         };
-        let q = on(&gpu, &q);
+        let q = on(gpu, &q);
         let chosen = gpu.choose_by_means(&on_gpu, q.span(), there.span_mut()).expect("room");
         let name = format!("{ty:?} {values:?}, {whole} blocks of {positions}, {n} rows");
         assert_eq!(chosen, here.is_some(), "{name}");
@@ -78,10 +77,9 @@ fn check(ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated
 
 #[test]
 fn blocks_are_those_of_the_cpu() {
-    for ty in TYPES {
-        for sizes in [[16, 3], [1, 9], [7, 4], [64, 1], [40, 2]] {
-            check(ty, sizes, ValuePlace::Apart, sizes[0] != 7);
-        }
-        check(ty, [9, 3], ValuePlace::InKeys, true);
+    let Some(gpu) = gpu() else { return };
+    for (sizes, ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [40, 2]]) {
+        check(&gpu, ty, sizes, ValuePlace::Apart, sizes[0] != 7);
     }
+    TYPES.iter().for_each(|ty| check(&gpu, *ty, [9, 3], ValuePlace::InKeys, true));
 }
