@@ -1,7 +1,7 @@
 //! What people get who have no certificate, the wrong one, or one that is right for something else: a table of attacks on a
 //! line that runs, each with its answer. The line must run on as if nothing had been.
 //!
-//!     cargo test -p brigade-tests --test attacks -- --nocapture
+//!     cargo test --release -p brigade-tests --test attacks -- --nocapture
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -64,18 +64,27 @@ impl Cluster {
 
     /// With workers at these addresses.
     fn at(name: &str, model: &str, workers: &[String], more: &[&str]) -> Self {
+        Self::unasked(name, model, workers, more).asked()
+    }
+
+    /// A line that has computed nothing yet.
+    fn unasked(name: &str, model: &str, workers: &[String], more: &[&str]) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("changes-{name}-{}", std::process::id()));
         let mut args = vec!["-m", model, "--keep", "0", "--data-dir", folder.to_str().unwrap()];
         workers.iter().for_each(|worker| args.extend(["--worker", worker]));
         args.extend(more);
-        Self::of(Server::start(&args), folder)
+        Self { server: Arc::new(Server::start(&args)), folder, expected: Vec::new() }
     }
 
     fn of(server: Server, folder: PathBuf) -> Self {
-        let server = Arc::new(server);
-        let expected = (0..STREAMS).map(|seed| answer(&server, seed)).collect();
-        Self { server, folder, expected }
+        Self { server: Arc::new(server), folder, expected: Vec::new() }.asked()
+    }
+
+    /// Computes what streams have to get.
+    fn asked(mut self) -> Self {
+        self.expected = (0..STREAMS).map(|seed| answer(&self.server, seed)).collect();
+        self
     }
 
     fn ask(&self, question: &[&str]) -> Result<String, String> {
@@ -288,9 +297,19 @@ fn a_worker_that_is_slower_than_it_says_loses_layers() {
     // On one machine both are as fast.
     let workers = [claims("20,200"), claims("80,800")];
     let more = ["--rebalance", "auto", "--slow-after", "2s"];
-    let cluster = Cluster::start("slow", model.to_str().unwrap(), &workers, &more);
-    let first = || cluster.status()["stages"][0]["layers"]["end"].as_u64().unwrap();
-    let before = first();
+    let addresses: Vec<String> = workers.iter().map(|w| w.ready.trim().to_owned()).collect();
+    let cluster = Cluster::unasked("slow", model.to_str().unwrap(), &addresses, &more);
+    let first = |cluster: &Cluster| cluster.status()["stages"][0]["layers"]["end"].as_u64();
+    let deadline = Instant::now() + PATIENCE;
+    // Before anything is computed: a slow machine may move layers during the first answers.
+    let before = loop {
+        assert!(Instant::now() < deadline, "no line is up: {}", cluster.status());
+        if let Some(end) = first(&cluster) {
+            break end;
+        }
+    };
+    let cluster = cluster.asked();
+    let first = || first(&cluster).unwrap();
     let deadline = Instant::now() + PATIENCE;
     while first() == before {
         assert!(Instant::now() < deadline, "nothing was moved: {}", cluster.status());

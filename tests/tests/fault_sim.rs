@@ -3,8 +3,8 @@
 //! and come up, is what the scheduler then lives through, under all the checks of its simulator: no request lost or
 //! answered twice, tokens those of an undisturbed run, no page or slot leaked.
 //!
-//! 100 seeds each time, 10,000 at night:
-//! `cargo test -p brigade-tests --test fault_sim -- --ignored --nocapture`. A seed that fails prints its
+//! 200 seeds each time, 10,000 at night:
+//! `cargo test --release -p brigade-tests --test fault_sim -- --ignored --nocapture`. A seed that fails prints its
 //! script; `BRIGADE_FAULT_SEED=N` runs that one alone.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use brigade_coordinator::cluster::reconcile::{
 };
 use brigade_coordinator::sim::{Ending, Rng, Sim, StageModel, Workload};
 
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 200;
 const SEEDS_AT_NIGHT: u64 = 10_000;
 
 /// How long a script goes on.

@@ -2,7 +2,7 @@
 //! long prompt. It comes back, or a spare takes its layers; all streams end with the bytes of an undisturbed run.
 //!
 //! It takes half an hour, and with small models (`BRIGADE_LOSSES_SIZE=tiny`) four minutes:
-//! `cargo test -p brigade-tests --test losses -- --ignored --nocapture`.
+//! `cargo test --release -p brigade-tests --test losses -- --ignored --nocapture`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

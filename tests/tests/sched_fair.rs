@@ -1,5 +1,5 @@
 //! One key's overload beside another's usual requests, in the simulator: how long the other waits for its first
-//! tokens. `cargo test -p brigade-tests --test sched_fair -- --nocapture` prints the table.
+//! tokens. `cargo test --release -p brigade-tests --test sched_fair -- --nocapture` prints the table.
 
 use brigade_coordinator::sched::Share;
 use brigade_coordinator::sim::{Outcome, Rng, Sim, SimRequest, StageModel, Workload};

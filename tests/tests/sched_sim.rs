@@ -9,7 +9,7 @@
 //! - Nothing that can be sent is held back while fewer ubatches than (equal) stages are in flight.
 //! - Nobody waits who would have a place if nothing were kept. Nothing is left behind.
 //!
-//! `cargo test -p brigade-tests --test sched_sim -- --nocapture busy` prints the tables.
+//! `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
 use brigade_coordinator::sim::{
     Client, Ending, LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,

@@ -1,7 +1,7 @@
 //! Three workers in three network namespaces, as on three machines: joined by token, and what those see who may not
 //! join. Needs the right to make namespaces (root, and `ip` of iproute2); without it the test says that it skips.
 //!
-//!     cargo test -p brigade-tests --test three_machines -- --nocapture
+//!     cargo test --release -p brigade-tests --test three_machines -- --nocapture
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};

@@ -22,9 +22,9 @@ const MAX_FILE_BYTES: u64 = 6 << 20;
 /// Largest sum of everything under `tests/data`.
 const MAX_TEST_DATA_BYTES: u64 = 12_000_000;
 /// The command that shows the main job; README's first one.
-const RUN_COMMAND: &str = "cargo run -- run";
+const RUN_COMMAND: &str = "cargo run --release -- run";
 /// The command that runs every test; README's second one.
-const TEST_COMMAND: &str = "cargo test --workspace";
+const TEST_COMMAND: &str = "cargo test --release --workspace";
 /// README's top, in lines: both commands stand here.
 const README_TOP: usize = 25;
 /// Macros that mark unfinished work or leftovers (in halves, so that this file passes itself).

@@ -228,6 +228,10 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    /// Held from writing a script until it runs: a child that another test starts meanwhile has the file open, and a file that
+    /// is open for writing cannot be run.
+    static STARTS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
     fn script(name: &str, body: &str) -> LocalOptions {
         let path = std::env::temp_dir().join(format!("brigade-{name}-{}", std::process::id()));
         std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -262,6 +266,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_is_ready_when_it_says_so_and_leaves_when_told() {
+        let _alone = STARTS.lock().await;
         let options = script("ready", "echo 'brigade worker ready on 127.0.0.1:7'; cat >/dev/null");
         let mut worker = LocalWorker::start(&options, 0, None).await.unwrap();
         assert_eq!(worker.address().to_string(), "127.0.0.1:7");
@@ -271,6 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_that_ends_at_once_is_an_error() {
+        let _alone = STARTS.lock().await;
         let reason =
             LocalWorker::start(&script("ends", "exit 3"), 0, None).await.unwrap_err().to_string();
         assert!(reason.contains("exit status: 3"), "{reason}");
