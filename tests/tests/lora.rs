@@ -15,6 +15,7 @@ use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::{Adapted, Golden, argmax, relative_error_of, same_bits};
+use brigade_tests::kinds::unquantised;
 use brigade_tests::line::{self, Line, LineConfig};
 
 /// Rows of logits: as in the golden tests.
@@ -160,7 +161,7 @@ fn a_model_with_an_adapter_computes_what_the_merged_model_computes() {
     let tokens = &golden.manifest.tokens[..40];
     let mut n_checked = 0;
     let mut bad = Vec::new();
-    for (name, entry) in golden.models().filter(|(name, entry)| entry.is_f32(name)) {
+    for (name, entry) in unquantised(&golden) {
         let path = golden.model(entry);
         let spec = AdapterSpec { rank: 4, alpha: 2.0, seed: 7 };
         let lora = adapter(&path, name, spec);

@@ -12,6 +12,7 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::Prefixes;
 use brigade_tests::golden::{Golden, same_bits};
+use brigade_tests::kinds::unquantised;
 use brigade_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS, into_logits};
 use brigade_tests::process::{Server, resident, synth};
 use serde_json::{Value, json};
@@ -39,7 +40,7 @@ fn window(spec: &ModelSpec) -> Option<u32> {
 /// Golden models with windows: name, file, layers.
 fn windowed() -> Vec<(String, PathBuf, usize)> {
     let golden = Golden::repository();
-    let models = golden.manifest.models.iter().filter(|(name, e)| e.is_f32(name));
+    let models = unquantised(&golden);
     let found = models.filter_map(|(name, entry)| {
         let path = golden.model(entry);
         let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();

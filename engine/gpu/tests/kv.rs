@@ -7,9 +7,7 @@ use brigade_engine::kernels::{
     AttendPart, KV_PAGE, KvLayout, KvRows, KvType as CpuType, ValuePlace as CpuPlace,
 };
 use brigade_gpu::{Gpu, GpuBuffer, KvSpans, KvType, PageLayout, PagePart, Purpose, ValuePlace};
-use common::{Random, compute, gpu, on};
-
-const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
+use common::{KV_TYPES as TYPES, Random, compute, gpu, on};
 
 fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> PageLayout {
     PageLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }

@@ -3,7 +3,7 @@
 
 use brigade_engine::kernels::{Compute, select};
 use brigade_engine::quant::GgmlType;
-use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Purpose, RowForm, WeightType as W};
+use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
 
 /// All quantised types of weights, as the engine and as the GPU calls them.
 pub const QUANTS: [(GgmlType, W); 25] = [
@@ -33,6 +33,14 @@ pub const QUANTS: [(GgmlType, W); 25] = [
     (GgmlType::Q1_0, W::Q1_0),
     (GgmlType::Q2_0, W::Q2_0),
 ];
+
+/// All types of numbers in pages.
+pub const KV_TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
+
+/// Each of three and more shapes with one of the types: drivers in software compile each pair for seconds.
+pub fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
+    shapes.iter().copied().zip(KV_TYPES.into_iter().cycle())
+}
 
 /// The first device, or a line that says that there is none.
 pub fn gpu() -> Option<Gpu> {

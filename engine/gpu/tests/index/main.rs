@@ -16,14 +16,7 @@ use std::ops::Range;
 use brigade_engine::batch::BlockId;
 use brigade_engine::kernels::{self, AttendPart, KvLayout, KvRows};
 use brigade_gpu::{Gpu, GpuBuffer, KV_PAGE, KvType, PageLayout, PagePart, Purpose, ValuePlace};
-use common::{Random, compute};
-
-const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
-
-/// Each of three and more shapes with one of the types: drivers in software compile each pair for seconds.
-fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
-    shapes.iter().copied().zip(TYPES.into_iter().cycle())
-}
+use common::{KV_TYPES as TYPES, Random, compute, in_turn};
 
 /// Lengths of sequences: more than two pages, one position, a whole page, and more than a page.
 const LENS: [usize; 4] = [150, 1, 64, 101];
