@@ -4,7 +4,7 @@
 //! ```text
 //! cargo bench -p brigade-tests --bench gpu                             on vulkan:0, models of real sizes
 //! cargo bench -p brigade-tests --bench gpu -- --device vulkan:1
-//! cargo bench -p brigade-tests --bench gpu -- --small                  tiny models: does it run at all
+//! cargo bench -p brigade-tests --bench gpu -- --small                  tiny models, short answers: does it run
 //! cargo bench -p brigade-tests --bench gpu -- --llama-bench PATH       prefill beside llama.cpp's Vulkan build
 //! cargo bench -p brigade-tests --bench gpu -- --llama-bench-cuda PATH  and beside its CUDA build
 //! ```
@@ -43,6 +43,13 @@ struct Options {
     small: bool,
     /// llama.cpp's `llama-bench`, by the build that it is of.
     llama_bench: Vec<(&'static str, PathBuf)>,
+}
+
+impl Options {
+    /// Tokens of a prompt and of an answer.
+    fn lengths(&self) -> [&'static str; 2] {
+        if self.small { ["64", "8"] } else { ["512", "128"] }
+    }
 }
 
 fn main() -> ExitCode {
@@ -96,7 +103,8 @@ fn run(options: &Options) -> Result<(), String> {
 /// One sequence beside the memory's speed, and 32 beside one.
 fn decode(options: &Options, model: &Model) -> Result<(), String> {
     let file = synth(model)?;
-    let test = ["--prompt", "0", "--gen", "128", "--parallel", "1,32"];
+    let [_, answer] = options.lengths();
+    let test = ["--prompt", "0", "--gen", answer, "--parallel", "1,32"];
     let rows = bench(options, &file, &test, 1)?;
     let [one, many] = &rows[..] else { return Err(format!("{} rows, not two", rows.len())) };
     let share = number(one, "share_of_memory") * 100.0;
@@ -110,12 +118,13 @@ fn decode(options: &Options, model: &Model) -> Result<(), String> {
 
 fn prefill(options: &Options, model: &Model, flags: &[&str]) -> Result<(), String> {
     let file = synth(model)?;
-    let test = [&["--prompt", "512", "--gen", "0", "--ubatch", "512"], flags].concat();
+    let [prompt, _] = options.lengths();
+    let test = [&["--prompt", prompt, "--gen", "0", "--ubatch", prompt], flags].concat();
     let ours = number(&bench(options, &file, &test, 1)?[0], "tokens_per_second");
     let mut reached = Vec::new();
     for (build, program) in &options.llama_bench {
         let mut command = Command::new(program);
-        command.args(["-p", "512", "-n", "0", "-ngl", "99", "-o", "json", "-m"]).arg(&file);
+        command.args(["-p", prompt, "-n", "0", "-ngl", "99", "-o", "json", "-m"]).arg(&file);
         let theirs = number(&json(command)?[0], "avg_ts");
         reached.push(format!("{:.2} of llama.cpp's {theirs:.1} on {build}", ours / theirs));
     }
@@ -123,14 +132,15 @@ fn prefill(options: &Options, model: &Model, flags: &[&str]) -> Result<(), Strin
         reached.push("llama.cpp was not given (--llama-bench)".to_owned());
     }
     let (name, reached) = (title(model), reached.join(", "));
-    let test = ["prefill of 512", flags.first().unwrap_or(&"")].join(" ");
+    let test = format!("prefill of {prompt} {}", flags.first().unwrap_or(&""));
     println!("| {} | {name} | {ours:.1} | {reached} | >= 0.9 on Vulkan |", test.trim_end());
     Ok(())
 }
 
 fn two_stages(options: &Options, model: &Model) -> Result<(), String> {
     let file = synth(model)?;
-    let test = ["--prompt", "0", "--gen", "128", "--parallel", "32"];
+    let [_, answer] = options.lengths();
+    let test = ["--prompt", "0", "--gen", answer, "--parallel", "32"];
     let speed = |stages| -> Result<f64, String> {
         Ok(number(&bench(options, &file, &test, stages)?[0], "tokens_per_second"))
     };
@@ -168,6 +178,9 @@ fn bench(
     let mut command = Command::new(brigade_tests::process::brigade());
     command.args(["bench", "--json", "--device", &options.device]);
     command.args(["--workers", &stages.to_string()]).args(test).arg("-m").arg(file);
+    if options.small {
+        command.args(["--repeat", "1"]);
+    }
     json(command)
 }
 

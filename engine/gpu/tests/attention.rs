@@ -8,7 +8,9 @@ use brigade_gpu::{
     AttendPages, AttendVariant, DistanceBiases, Gpu, KV_PAGE, KvType, PageLayout, PagePart,
     Purpose, ValuePlace, Window,
 };
-use common::{KV_TYPES as TYPES, Random, assert_same, compute, gpu, in_turn, on, values_of};
+use common::{
+    KV_TYPES as TYPES, Random, assert_same, compute, gpu, in_turn, on, shapes_in_turn, values_of,
+};
 
 /// One attention: its shape, its parts as (first position, rows), and what is unusual of it.
 #[derive(Clone)]
@@ -212,8 +214,11 @@ fn every_length_shape_and_type_has_the_bits_of_the_cpu() {
     // The first shape with every type.
     let shapes = [((4, 2), 16), ((3, 1), 24), ((2, 2), 80), ((8, 2), 128)];
     let more = TYPES.map(|ty| (shapes[0], ty)).into_iter().skip(1);
-    for ((heads, dim), ty) in in_turn(&shapes).chain(more) {
-        for parts in [&[(0, 1)][..], &[(62, 3)], &[(0, 70), (699, 1), (64, 5)]] {
+    // Few rows and many have kernels of their own.
+    let parts =
+        [vec![vec![(0, 70), (64, 9)]], vec![vec![(0, 1)], vec![(699, 1)]], vec![vec![(62, 3)]]];
+    for (i, ((heads, dim), ty)) in in_turn(&shapes).chain(more).enumerate() {
+        for parts in shapes_in_turn(&gpu, i, &parts) {
             let case = Case { ty, ..Case::new(heads, dim, parts) };
             case.check(&gpu, &format!("{ty:?}, {heads:?} heads of {dim}, {parts:?}"));
         }
@@ -226,7 +231,7 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let wide = ((576, 512), KvType::F16);
     for (dims, ty) in TYPES.map(|ty| ((24, 16), ty)).into_iter().chain([wide]) {
-        let case = Case::new((4, 1), dims.0, &[(0, 5), (1100, 2)]);
+        let case = Case::new((4, 1), dims.0, &[(0, 5), (1100, 3)]);
         let case = Case { dims, values: ValuePlace::InKeys, ty, ..case };
         case.check(&gpu, &format!("{ty:?}, values in keys, {dims:?}"));
     }
@@ -235,17 +240,21 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
 #[test]
 fn every_variant_has_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    let case = || Case::new((4, 2), 32, &[(0, 70), (1500, 3), (130, 1)]);
+    let case = || Case::new((4, 2), 32, &[(0, 70), (1500, 9)]);
     let sliding = [1, 20, 63, 100].map(Window::Sliding);
     for window in sliding.into_iter().chain([64, 96].map(Window::Chunk)) {
         Case { window: Some(window), ..case() }.check(&gpu, &format!("{window:?}"));
-        let case = Case { sinks: true, softcap: Some(3.0), window: Some(window), ..case() };
+    }
+    // With fewer rows, for which there is another kernel.
+    for window in [Window::Sliding(63), Window::Chunk(96)] {
+        let case = Case::new((4, 2), 32, &[(1500, 3), (130, 3)]);
+        let case = Case { sinks: true, softcap: Some(3.0), window: Some(window), ..case };
         case.check(&gpu, &format!("{window:?} with sinks and a bound"));
     }
     Case { sinks: true, ..case() }.check(&gpu, "sinks");
     Case { slopes: true, ..case() }.check(&gpu, "slopes");
     Case { biases: true, ..case() }.check(&gpu, "biases");
-    let whole = Case { both_ways: true, ..Case::new((4, 4), 32, &[(0, 130), (0, 3)]) };
+    let whole = Case { both_ways: true, ..Case::new((4, 4), 32, &[(0, 130), (0, 9)]) };
     whole.check(&gpu, "both ways");
     let around = Case { window: Some(Window::Around(20)), biases: true, ..whole };
     around.check(&gpu, "both ways, around, with biases");

@@ -11,13 +11,24 @@ use brigade_gpu::{
     ChooseBy, ExpertChoice, ExpertProduct, ExpertRows, ExpertWeights, Gpu, GpuBuffer, GpuError,
     GpuOptions, Purpose, RowForm, WeightType as W, Weights,
 };
-use common::{QUANTS, Random, compute, fast_gpu, formed, on, relative_error, values_of, words_on};
+use common::{
+    QUANTS, Random, compute, fast_gpu, formed, on, relative_error, shapes_in_turn, values_of,
+    words_on,
+};
 
 const HALVES: (GgmlType, W) = (GgmlType::F16, W::F16);
 
 /// All types that f16 units multiply.
 fn types() -> impl Iterator<Item = (GgmlType, W)> {
     [HALVES].into_iter().chain(QUANTS)
+}
+
+/// Rows for each size of tile, of which types have one, in turn.
+const N_ROWS: [usize; 3] = [14, 21, 42];
+
+/// All types, each with how many rows it multiplies where one number of them will do.
+fn types_with_rows() -> impl Iterator<Item = ((GgmlType, W), usize)> {
+    types().zip(N_ROWS.into_iter().cycle())
 }
 
 /// How far all values together may be, by their norm.
@@ -132,12 +143,17 @@ fn quantised(ty: GgmlType, [rows, cols]: [usize; 2], random: &mut Random) -> Vec
 fn many_rows_of_every_type_are_near_the_product_in_f64() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(1));
-    for ty in types() {
+    // By the sizes of their tiles.
+    let shapes = [
+        vec![(16, 1, 9)],
+        vec![(17, 2, 17), (17, 3, 65)],
+        vec![(100, 3, 64), (64, 2, 130), (1, 8, 33)],
+    ];
+    for (i, ty) in types().enumerate() {
         let unit = ty.0.block_elems().max(32);
         let mut exact = 0.0f64;
         let mut worst = 0.0f64;
-        let shapes = [(16, 1, 9), (17, 2, 17), (100, 3, 64), (17, 3, 65), (64, 2, 130), (1, 8, 33)];
-        for (rows, units, n_rows) in shapes {
+        for &(rows, units, n_rows) in shapes_in_turn(&gpu, i, &shapes) {
             let shape = [rows, units * unit];
             let matrix =
                 Matrix::new((&gpu, &compute), ty, shape, &quantised(ty.0, shape, &mut random));
@@ -159,11 +175,11 @@ fn many_rows_of_every_type_are_near_the_product_in_f64() {
 fn weights_of_random_bits() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(2));
-    for ty in QUANTS {
+    for (ty, n_rows) in types_with_rows().skip(1) {
         let shape = [48, 3 * ty.0.block_elems().max(32)];
         let bytes = random_blocks(ty.0, shape[0] * shape[1], &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
-        let x = random.values(20 * shape[1], 1.0);
+        let x = random.values(n_rows * shape[1], 1.0);
         matrix.check(&gpu, &x);
     }
 }
@@ -188,13 +204,13 @@ fn huge_and_tiny_values() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(4));
     let shape = [40, 512];
-    for ty in types() {
+    for (ty, n_rows) in types_with_rows() {
         let bytes = quantised(ty.0, shape, &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
         let scales = [1e30, 1e-30, 1.0, 7e4, 1e-8, 2e34, 3e-36];
-        let rows = (0..21).flat_map(|i| random.values(shape[1], scales[i % 7]));
+        let rows = (0..n_rows).flat_map(|i| random.values(shape[1], scales[i % 7]));
         matrix.check(&gpu, &rows.collect::<Vec<_>>());
-        let mut zeros = random.values(10 * shape[1], 1.0);
+        let mut zeros = random.values(n_rows * shape[1], 1.0);
         zeros[..3 * shape[1]].fill(0.0);
         let got = matrix.product(&gpu, &zeros);
         assert!(got[..3 * shape[0]].iter().all(|x| *x == 0.0), "{:?}: zeros", ty.1);
@@ -215,11 +231,11 @@ fn a_nan_or_infinity_makes_all_of_its_row_nan_and_no_other() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(5));
     let [rows, cols] = [20, 256];
-    for ty in types() {
+    for (ty, n_rows) in types_with_rows() {
         let bytes = quantised(ty.0, [rows, cols], &mut random);
         let matrix = Matrix::new((&gpu, &compute), ty, [rows, cols], &bytes);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = random.values(12 * cols, 1.0);
+            let mut x = random.values(n_rows * cols, 1.0);
             x[3 * cols + 77] = bad;
             let out = matrix.product(&gpu, &x);
             for (i, row) in out.chunks_exact(rows).enumerate() {
@@ -291,8 +307,9 @@ fn products_repeat() {
 fn products_of_experts() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(9));
-    for ty in [HALVES, QUANTS[4], QUANTS[5], QUANTS[7], QUANTS[12]] {
-        for (n_rows, n_expert, n_used) in [(20, 9, 3), (60, 7, 2), (61, 4, 2), (131, 4, 2)] {
+    let sizes = [vec![(20, 9, 3), (60, 7, 2)], vec![(61, 4, 2)], vec![(131, 4, 2)]];
+    for (i, ty) in [HALVES, QUANTS[4], QUANTS[5], QUANTS[7], QUANTS[12]].into_iter().enumerate() {
+        for &(n_rows, n_expert, n_used) in shapes_in_turn(&gpu, i, &sizes) {
             let shape = [37, 2 * ty.0.block_elems().max(32)];
             let experts = (0..n_expert).map(|e| {
                 let bytes = quantised(ty.0, shape, &mut random);

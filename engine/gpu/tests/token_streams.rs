@@ -75,12 +75,12 @@ fn streams_get_their_weights() {
 /// Apart, since drivers compile long for many streams: tests run beside each other.
 #[test]
 fn seven_streams_get_their_weights() {
-    weights_of_streams(&[7], &ALL[..2]);
+    weights_of_streams(&[7], &[ALL[0], ALL[1], ALL[3]]);
 }
 
 #[test]
 fn sixteen_streams_get_their_weights() {
-    weights_of_streams(&[16], &ALL[2..]);
+    weights_of_streams(&[16], &ALL[2..3]);
 }
 
 fn weights_of_streams(counts: &[usize], mixings: &[Mixing]) {

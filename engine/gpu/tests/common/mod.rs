@@ -3,7 +3,7 @@
 
 use brigade_engine::kernels::{Compute, select};
 use brigade_engine::quant::GgmlType;
-use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
+use brigade_gpu::{Gpu, GpuBuffer, GpuKind, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
 
 /// All quantised types of weights, as the engine and as the GPU calls them.
 pub const QUANTS: [(GgmlType, W); 25] = [
@@ -40,6 +40,19 @@ pub const KV_TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 /// Each of three and more shapes with one of the types: drivers in software compile each pair for seconds.
 pub fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
     shapes.iter().copied().zip(KV_TYPES.into_iter().cycle())
+}
+
+/// Of lists of shapes, each for another kernel, those that type number `i` is tested with: all, or on a driver in software
+/// one, in turn. Nights have all there too: `BRIGADE_TEST_ALL_PAIRS`.
+pub fn shapes_in_turn<'a, T>(
+    gpu: &Gpu,
+    i: usize,
+    lists: &'a [Vec<T>],
+) -> impl Iterator<Item = &'a T> {
+    let is_slow = gpu.facts().kind == GpuKind::Software;
+    let one = is_slow && std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_none();
+    let turn = i % lists.len();
+    lists.iter().enumerate().filter(move |(at, _)| !one || *at == turn).flat_map(|(_, list)| list)
 }
 
 /// The first device, or a line that says that there is none.

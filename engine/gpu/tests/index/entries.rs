@@ -200,9 +200,11 @@ fn entries_have_the_bits_of_the_cpu() {
         let layout = EntryPages { every, width: 20, index_dim, ty };
         let mut random = Random(every as u64);
         let case = Case::new(&gpu, layout, &[260, 3, 129, 64], &mut random);
-        for ranges in some_ranges(&case.lens) {
+        let sizes = [(7, 9), (1, 1), (64, 70)];
+        for (i, ranges) in some_ranges(&case.lens).into_iter().enumerate() {
             let parts = case.parts(&ranges);
-            for (per_row, window) in [(1, 1), (7, 9), (64, 70)] {
+            // All rows with one size: they take long in software.
+            for &(per_row, window) in &sizes[..if i == 0 { 1 } else { 3 }] {
                 case.attend(&gpu, (&parts, window), None, (&mut random, true));
                 if index_dim > 0 {
                     let chosen = case.choose(&gpu, (&parts, per_row), &mut random);

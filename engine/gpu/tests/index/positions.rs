@@ -20,7 +20,9 @@ fn check(
     let layout = PageLayout { n_kv_head: 1, head_dim_k: 20, head_dim_v: 8, values, index_dim, ty };
     let paged = Paged::new(layout, lens, &mut random);
     let pool = paged.there(gpu);
-    for ranges in some_ranges(lens) {
+    // Of long contexts the last rows are enough.
+    let is_long = lens.iter().any(|len| *len > 1000);
+    for ranges in some_ranges(lens).into_iter().skip(usize::from(is_long)) {
         let n: usize = ranges.iter().map(|range| range.len()).sum();
         let q = random.values(n * n_head * dim, 1.0);
         let weights = random.values(n * n_head, scale);
