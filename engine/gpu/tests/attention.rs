@@ -9,7 +9,8 @@ use brigade_gpu::{
     Purpose, ValuePlace, Window,
 };
 use common::{
-    KV_TYPES as TYPES, Random, assert_same, compute, gpu, in_turn, on, shapes_in_turn, values_of,
+    KV_TYPES as TYPES, Random, all_pairs, assert_same, compute, gpu, in_turn, on, shapes_in_turn,
+    values_of,
 };
 
 /// One attention: its shape, its parts as (first position, rows), and what is unusual of it.
@@ -215,8 +216,7 @@ fn every_length_shape_and_type_has_the_bits_of_the_cpu() {
     let shapes = [((4, 2), 16), ((3, 1), 24), ((2, 2), 80), ((8, 2), 128)];
     let more = TYPES.map(|ty| (shapes[0], ty)).into_iter().skip(1);
     // Few rows and many have kernels of their own.
-    let parts =
-        [vec![vec![(0, 70), (64, 9)]], vec![vec![(0, 1)], vec![(699, 1)]], vec![vec![(62, 3)]]];
+    let parts = [vec![vec![(0, 70), (699, 1), (64, 5)]], vec![vec![(0, 1)]], vec![vec![(62, 3)]]];
     for (i, ((heads, dim), ty)) in in_turn(&shapes).chain(more).enumerate() {
         for parts in shapes_in_turn(&gpu, i, &parts) {
             let case = Case { ty, ..Case::new(heads, dim, parts) };
@@ -240,10 +240,17 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
 #[test]
 fn every_variant_has_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    let case = || Case::new((4, 2), 32, &[(0, 70), (1500, 9)]);
+    let all = all_pairs(&gpu);
+    // Parts for one size of tiles, or for three.
+    let parts = if all { vec![(0, 70), (1500, 3), (130, 1)] } else { vec![(0, 70), (1500, 9)] };
+    let case = || Case::new((4, 2), 32, &parts);
     let sliding = [1, 20, 63, 100].map(Window::Sliding);
     for window in sliding.into_iter().chain([64, 96].map(Window::Chunk)) {
         Case { window: Some(window), ..case() }.check(&gpu, &format!("{window:?}"));
+        if all {
+            let case = Case { sinks: true, softcap: Some(3.0), window: Some(window), ..case() };
+            case.check(&gpu, &format!("{window:?} with sinks and a bound"));
+        }
     }
     // With fewer rows, for which there is another kernel.
     for window in [Window::Sliding(63), Window::Chunk(96)] {

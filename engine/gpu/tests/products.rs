@@ -5,7 +5,7 @@ mod common;
 use brigade_engine::kernels::{Compute, PackedMatrix};
 use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
 use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
-use common::{QUANTS, Random, assert_same, compute, gpu, on, shapes_in_turn, values_of};
+use common::{QUANTS, Random, all_pairs, assert_same, compute, gpu, on, shapes_in_turn, values_of};
 
 use WeightType as W;
 
@@ -186,7 +186,10 @@ fn float_types() {
 fn a_row_has_the_same_bits_alone_and_beside_others() {
     let Some(gpu) = gpu() else { return };
     let (compute, mut random) = (compute(), Random(4));
-    let types = [W::Q4_K, W::Q2_K, W::F16];
+    let mut types = vec![W::Q4_K, W::Q2_K, W::F16];
+    if all_pairs(&gpu) {
+        types.extend([W::Q6_K, W::MXFP4]);
+    }
     for ty in QUANTS.into_iter().chain(FLOATS).filter(|ty| types.contains(&ty.1)) {
         let (rows, cols, n) = (50, 512, 71);
         let bytes = quantised(ty.0, rows, cols, &mut random);

@@ -42,17 +42,22 @@ pub fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
     shapes.iter().copied().zip(KV_TYPES.into_iter().cycle())
 }
 
-/// Of lists of shapes, each for another kernel, those that type number `i` is tested with: all, or on a driver in software
-/// one, in turn. Nights have all there too: `BRIGADE_TEST_ALL_PAIRS`.
+/// Whether tests have all pairs of types, shapes and variants: on a GPU, and at night (`BRIGADE_TEST_ALL_PAIRS`) on drivers in
+/// software too, which compile each pair for seconds.
+pub fn all_pairs(gpu: &Gpu) -> bool {
+    let is_slow = gpu.facts().kind == GpuKind::Software;
+    !is_slow || std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some()
+}
+
+/// Of lists of shapes, each for another kernel, those that type number `i` is tested with: all, or without [`all_pairs`] one,
+/// in turn.
 pub fn shapes_in_turn<'a, T>(
     gpu: &Gpu,
     i: usize,
     lists: &'a [Vec<T>],
 ) -> impl Iterator<Item = &'a T> {
-    let is_slow = gpu.facts().kind == GpuKind::Software;
-    let one = is_slow && std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_none();
-    let turn = i % lists.len();
-    lists.iter().enumerate().filter(move |(at, _)| !one || *at == turn).flat_map(|(_, list)| list)
+    let (all, turn) = (all_pairs(gpu), i % lists.len());
+    lists.iter().enumerate().filter(move |(at, _)| all || *at == turn).flat_map(|(_, list)| list)
 }
 
 /// The first device, or a line that says that there is none.

@@ -6,8 +6,8 @@ use brigade_gpu::{
     ValuePlace,
 };
 
-use crate::common::{Random, assert_same, compute, gpu, on, values_of, words_on};
-use crate::{LENS, Paged, cpu_layout, in_turn, some_ranges};
+use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of, words_on};
+use crate::{LENS, Paged, TYPES, cpu_layout, in_turn, some_ranges};
 
 /// Attention of some heads to blocks of so many positions, so many for each head of a row.
 struct Case {
@@ -115,9 +115,11 @@ fn blocks_are_attended_to_with_the_bits_of_the_cpu() {
     for (sizes, ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [100, 1], [48, 2], [4, 2]]) {
         case(ty, sizes).check(&gpu);
     }
-    Case { unusual: true, ..case(KvType::Q8_0, [16, 3]) }.check(&gpu);
-    let (dims, values) = ((40, 32), ValuePlace::InKeys);
-    Case { dims, values, heads: (6, 1), ..case(KvType::F16, [9, 5]) }.check(&gpu);
+    for &ty in if all_pairs(&gpu) { &TYPES[..] } else { &TYPES[1..2] } {
+        Case { unusual: true, ..case(ty, [16, 3]) }.check(&gpu);
+        let (dims, values) = ((40, 32), ValuePlace::InKeys);
+        Case { dims, values, heads: (6, 1), ..case(ty, [9, 5]) }.check(&gpu);
+    }
 }
 
 #[test]
