@@ -89,14 +89,22 @@ impl<T: PageType> Op for Span<'_, '_, T> {
                 } else {
                     // As many sums as the registers hold: sixteen, or six where a vector takes more
                     // than one.
-                    match (queries.len(), S::TILE) {
-                        (8.., 8..) => page.step::<S, 8, 2>(s, &q, at, queries, states),
-                        (4.., 8..) => page.step::<S, 4, 4>(s, &q, at, queries, states),
-                        (6.., _) => page.step::<S, 6, 1>(s, &q, at, queries, states),
-                        (4.., _) => page.step::<S, 4, 1>(s, &q, at, queries, states),
-                        (2.., 8..) => page.step::<S, 2, 4>(s, &q, at, queries, states),
-                        (2.., _) => page.step::<S, 2, 2>(s, &q, at, queries, states),
-                        _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
+                    if const { S::TILE >= 8 } {
+                        match queries.len() {
+                            8.. => page.step::<S, 8, 2>(s, &q, at, queries, states),
+                            4.. => page.step::<S, 4, 4>(s, &q, at, queries, states),
+                            2.. => page.step::<S, 2, 4>(s, &q, at, queries, states),
+                            _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
+                        }
+                    } else if const { S::TILE > 1 } {
+                        match queries.len() {
+                            6.. => page.step::<S, 6, 1>(s, &q, at, queries, states),
+                            4.. => page.step::<S, 4, 1>(s, &q, at, queries, states),
+                            2.. => page.step::<S, 2, 2>(s, &q, at, queries, states),
+                            _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
+                        }
+                    } else {
+                        page.step::<S, 1, 4>(s, &q, at, queries, states)
                     }
                 };
             }

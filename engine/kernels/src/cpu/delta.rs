@@ -127,7 +127,7 @@ impl Work {
     fn strips<S: Simd>(&mut self, s: S, tile: &mut DeltaTile<'_>, mut state: &mut [f32]) {
         let (d_k, mut done) = (self.d_k, 0);
         // Two strips at once fill the registers of the sets that have many of them.
-        while S::TILE > 4 && state.len() >= 2 * LANES * d_k {
+        while const { S::TILE > 4 } && state.len() >= 2 * LANES * d_k {
             let (pair, rest) = state.split_at_mut(2 * LANES * d_k);
             let (rows, _) = pair.as_chunks_mut::<LANES>();
             let (a, b) = rows.split_at_mut(d_k);

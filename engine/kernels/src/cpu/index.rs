@@ -50,10 +50,12 @@ impl<T: PageType> Op for Scores<'_, '_, T> {
             while at < n {
                 let (keys, out) = (&keys[at * stride..], &mut out[at..]);
                 // As many sums as the registers hold, with no effect on any.
-                at += match (out.len(), S::TILE) {
-                    (8.., 8..) => row.score::<S, 8>(s, keys, stride, out),
-                    (4.., _) => row.score::<S, 4>(s, keys, stride, out),
-                    _ => row.score::<S, 1>(s, keys, stride, out),
+                at += if const { S::TILE >= 8 } && out.len() >= 8 {
+                    row.score::<S, 8>(s, keys, stride, out)
+                } else if const { S::TILE > 1 } && out.len() >= 4 {
+                    row.score::<S, 4>(s, keys, stride, out)
+                } else {
+                    row.score::<S, 1>(s, keys, stride, out)
                 };
             }
             scored += n;
@@ -155,13 +157,22 @@ impl<T: PageType> Op for Products<'_, '_, T> {
             while at < tile.queries.len() {
                 let out = &mut tile.out[at * width + place * KV_PAGE..];
                 // As many sums as the registers hold, with no effect on any.
-                at += match (tile.queries.len() - at, S::TILE) {
-                    (8.., 8..) => page.step::<S, 8, 2>(s, at, width, out),
-                    (4.., 8..) => page.step::<S, 4, 4>(s, at, width, out),
-                    (4.., _) => page.step::<S, 4, 1>(s, at, width, out),
-                    (2.., 8..) => page.step::<S, 2, 4>(s, at, width, out),
-                    (2.., _) => page.step::<S, 2, 2>(s, at, width, out),
-                    _ => page.step::<S, 1, 4>(s, at, width, out),
+                let queries_left = tile.queries.len() - at;
+                at += if const { S::TILE >= 8 } {
+                    match queries_left {
+                        8.. => page.step::<S, 8, 2>(s, at, width, out),
+                        4.. => page.step::<S, 4, 4>(s, at, width, out),
+                        2.. => page.step::<S, 2, 4>(s, at, width, out),
+                        _ => page.step::<S, 1, 4>(s, at, width, out),
+                    }
+                } else if const { S::TILE > 1 } {
+                    match queries_left {
+                        4.. => page.step::<S, 4, 1>(s, at, width, out),
+                        2.. => page.step::<S, 2, 2>(s, at, width, out),
+                        _ => page.step::<S, 1, 4>(s, at, width, out),
+                    }
+                } else {
+                    page.step::<S, 1, 4>(s, at, width, out)
                 };
             }
         }

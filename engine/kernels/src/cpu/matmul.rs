@@ -3,11 +3,10 @@
 use std::marker::PhantomData;
 
 use super::matmul_f32::{Bf16, F16, F32, FloatTile};
-use super::matmul_few::Panels;
-use super::matmul_many::{MANY_ROWS, Sliced, Slices};
+use super::matmul_few::Tiles;
+use super::matmul_many::{MANY_ROWS, Sliced, slices};
 use super::matmul_q8::QuantTile;
-use super::run;
-use crate::format::{FormatVisitor, PanelFormat, kernel_type, with_format};
+use crate::format::{FormatVisitor, PanelFormat, with_kernel_format};
 use crate::simd::Simd;
 use crate::tiles::matmul::MatmulChunk;
 use brigade_quant::GgmlType;
@@ -25,7 +24,7 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
         GgmlType::F32 => product::<S, FloatTile<F32>>(chunk),
         GgmlType::F16 => product::<S, FloatTile<F16>>(chunk),
         GgmlType::BF16 => product::<S, FloatTile<Bf16>>(chunk),
-        ty => with_format(kernel_type(ty), Quantised::<S>(chunk, PhantomData))
+        ty => with_kernel_format(ty, Quantised::<S>(chunk, PhantomData))
             .expect("a matrix was packed, so its type has a kernel"),
     }
 }
@@ -33,8 +32,8 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
 /// Computes one chunk with weights of kind `K`.
 fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
     if chunk.rows.len() < MANY_ROWS {
-        run::<S, _>(Panels::<K>(chunk, PhantomData));
+        const { Tiles::of::<S, K>() }.run(chunk);
     } else {
-        run::<S, _>(Slices::<K>(chunk, PhantomData));
+        slices::<S, K>(chunk);
     }
 }

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::matmul_few::{PREFETCH, Tile};
-use super::matmul_many::Sliced;
+use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::simd::{LANES, Simd};
 use crate::tiles::act::{FLOAT_SLICE, FloatSlice};
 use crate::tiles::matmul::MatmulChunk;
@@ -64,16 +64,22 @@ impl<W: Float> Tile for FloatTile<W> {
         rows: [usize; T],
     ) -> [S::F; T] {
         let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
-        let x: [&[f32]; T] = std::array::from_fn(|t| &chunk.x.row(rows[t])[..columns.len()]);
+        let mut x = [&[][..]; T];
+        for t in 0..T {
+            x[t] = &chunk.x.row(rows[t])[..columns.len()];
+        }
         let mut total = [s.zero(); T];
         for (r, run) in columns.chunks(RUN).enumerate() {
-            let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][r * RUN..][..run.len()]);
+            let mut of_run = [&[][..]; T];
+            for t in 0..T {
+                of_run[t] = &x[t][r * RUN..][..run.len()];
+            }
             let mut sum = [s.zero(); T];
             for (k, w) in run.iter().enumerate() {
                 s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
                 let w = W::load(s, w);
                 for t in 0..T {
-                    sum[t] = s.fma(w, s.splat(x[t][k]), sum[t]);
+                    sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);
                 }
             }
             for t in 0..T {
@@ -85,9 +91,8 @@ impl<W: Float> Tile for FloatTile<W> {
 }
 
 impl<W: Float> Sliced for FloatTile<W> {
+    type Kind = FloatSlices;
     const COLUMNS: usize = RUN;
-    type Slice<S: Simd> = [S::F; RUN];
-    type Row = FloatSlice;
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> [S::F; RUN] {
@@ -104,10 +109,28 @@ impl<W: Float> Sliced for FloatTile<W> {
         }
     }
 
-    #[inline(always)]
+    fn add<S: Simd>() -> AddTiles<S, FloatSlices> {
+        add_tiles::<S, FloatSums>
+    }
+}
+
+/// Unpacked float weights, whatever their type was.
+pub(super) struct FloatSlices;
+
+impl SliceKind for FloatSlices {
+    type Slice<S: Simd> = [S::F; RUN];
+    type Row = FloatSlice;
+
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [FloatSlice] {
         chunk.x.floats(slice, chunk.rows.start)
     }
+}
+
+/// Sums over them.
+struct FloatSums;
+
+impl Sums for FloatSums {
+    type Kind = FloatSlices;
 
     #[inline(always)]
     fn add<S: Simd, const T: usize>(

@@ -9,9 +9,8 @@
 //! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul_few`]). Neither
 //! slices nor tiles show in it.
 
-use std::marker::PhantomData;
-
 use super::matmul_few::Tile;
+use super::proof;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::matmul::MatmulChunk;
 
@@ -22,53 +21,130 @@ pub const MANY_ROWS: usize = 48;
 /// with the rows.
 const PANELS: usize = 16;
 
-/// How a slice of a panel is unpacked and multiplied.
-pub(super) trait Sliced: Tile {
-    /// Columns of a slice; the last one of a panel may have fewer.
-    const COLUMNS: usize;
+/// Weights that unpack to the same kind of slice, and how rows meet one.
+pub(super) trait SliceKind: 'static {
     /// An unpacked slice: weights as they are multiplied.
     type Slice<S: Simd>;
     /// A row's values in a slice, as they are multiplied.
     type Row;
 
-    /// A slice of nothing.
-    fn empty<S: Simd>(s: S) -> Self::Slice<S>;
-    /// Unpacks the slice that begins at column `first` of `panel`.
-    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut Self::Slice<S>);
     /// Slice `slice` of the chunk's rows, and of what lies behind them.
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [Self::Row];
+}
+
+/// How unpacked slices are multiplied: compiled once for all weights that unpack to the same.
+pub(super) trait Sums: 'static {
+    /// What unpacks to this.
+    type Kind: SliceKind;
+
     /// `sums` of `T` rows plus their products with the first `columns` of a slice.
     fn add<S: Simd, const T: usize>(
         s: S,
-        slice: &Self::Slice<S>,
+        slice: &Slice<Self, S>,
         columns: usize,
-        rows: &[Self::Row; T],
+        rows: &[Row<Self>; T],
         sums: [S::F; T],
     ) -> [S::F; T];
 }
 
-/// One chunk of a product, by slices.
-pub(super) struct Slices<'a, 'b, K>(pub(super) &'a MatmulChunk<'b>, pub(super) PhantomData<K>);
+/// A slice that `A` sums over.
+pub(super) type Slice<A, S> = <<A as Sums>::Kind as SliceKind>::Slice<S>;
+/// A row that `A` sums over.
+pub(super) type Row<A> = <<A as Sums>::Kind as SliceKind>::Row;
 
-impl<K: Sliced> Op for Slices<'_, '_, K> {
+/// How a slice of a panel is unpacked.
+pub(super) trait Sliced: Tile {
+    /// What it is unpacked to.
+    type Kind: SliceKind;
+    /// Columns of a slice; the last one of a panel may have fewer.
+    const COLUMNS: usize;
+
+    /// A slice of nothing.
+    fn empty<S: Simd>(s: S) -> <Self::Kind as SliceKind>::Slice<S>;
+    /// Unpacks the slice that begins at column `first` of `panel`.
+    fn unpack<S: Simd>(
+        s: S,
+        panel: &[u8],
+        first: usize,
+        slice: &mut <Self::Kind as SliceKind>::Slice<S>,
+    );
+    /// How such slices are multiplied.
+    fn add<S: Simd>() -> AddTiles<S, Self::Kind>;
+}
+
+/// Unpacks the slice that begins at a column of a panel.
+type Unpack<S, D> = fn(&[u8], usize, &mut <D as SliceKind>::Slice<S>);
+
+/// Adds to the sums of so many rows their products with the first columns of a slice.
+pub(super) type AddTiles<S, D> =
+    fn(&<D as SliceKind>::Slice<S>, usize, &[<D as SliceKind>::Row], usize, &mut [<S as Simd>::F]);
+
+/// Computes one chunk of a product with weights of kind `K`, by slices.
+pub(super) fn slices<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+    let s = proof::<S>();
+    let mut slice = K::empty(s);
+    s.run(Slices::<S, K::Kind> {
+        s,
+        chunk,
+        columns: K::COLUMNS,
+        slice: &mut slice,
+        unpack: unpack::<S, K>,
+        add: K::add::<S>(),
+    });
+}
+
+/// [`Sliced::unpack`] on the instructions of `S`.
+fn unpack<S: Simd, K: Sliced>(
+    panel: &[u8],
+    first: usize,
+    slice: &mut <K::Kind as SliceKind>::Slice<S>,
+) {
+    struct One<'a, L: Simd, K: Sliced>(
+        L,
+        &'a [u8],
+        usize,
+        &'a mut <K::Kind as SliceKind>::Slice<L>,
+    );
+    impl<L: Simd, K: Sliced> Op for One<'_, L, K> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, _: S) {
+            K::unpack(self.0, self.1, self.2, self.3);
+        }
+    }
+    let s = proof::<S>();
+    s.run(One::<S, K>(s, panel, first, slice));
+}
+
+/// One chunk of a product over lanes `L`: what is the same for all weights that unpack to the same.
+struct Slices<'a, 'b, L: Simd, D: SliceKind> {
+    s: L,
+    chunk: &'a MatmulChunk<'b>,
+    columns: usize,
+    slice: &'a mut D::Slice<L>,
+    unpack: Unpack<L, D>,
+    add: AddTiles<L, D>,
+}
+
+impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     type Out = ();
+    /// Computes with the lanes that the slice is made of; those that it is given are the same.
     #[inline(always)]
-    fn eval<S: Simd>(self, s: S) {
-        let chunk = self.0;
+    fn eval<S: Simd>(self, _: S) {
+        let Self { s, chunk, columns: most, slice, unpack, add } = self;
         let cols = chunk.w.cols();
         // Room for a last tile that is not full, which computes what nobody reads.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
         let scale = s.splat(chunk.w.scale());
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
-        let mut slice = K::empty(s);
         for first_panel in chunk.panels.clone().step_by(PANELS) {
             let panels = first_panel..(first_panel + PANELS).min(chunk.panels.end);
             sums.fill(s.zero());
-            for (i, first) in (0..cols).step_by(K::COLUMNS).enumerate() {
-                let (columns, rows) = (K::COLUMNS.min(cols - first), K::rows(chunk, i));
+            for (i, first) in (0..cols).step_by(most).enumerate() {
+                let (columns, rows) = (most.min(cols - first), D::rows(chunk, i));
                 for (p, sums) in panels.clone().zip(sums.chunks_exact_mut(n_rows)) {
-                    K::unpack(s, chunk.w.panel(p), first, &mut slice);
-                    tiles::<S, K>(s, &slice, columns, rows, chunk.rows.len(), sums);
+                    unpack(chunk.w.panel(p), first, slice);
+                    add(slice, columns, rows, chunk.rows.len(), sums);
                 }
             }
             for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
@@ -85,38 +161,56 @@ impl<K: Sliced> Op for Slices<'_, '_, K> {
 }
 
 /// Adds the products of the first `n_rows` of `rows` with a slice to `sums`.
-#[inline(always)]
-fn tiles<S: Simd, K: Sliced>(
-    s: S,
-    slice: &K::Slice<S>,
+pub(super) fn add_tiles<S: Simd, A: Sums>(
+    slice: &Slice<A, S>,
     columns: usize,
-    rows: &[K::Row],
+    rows: &[Row<A>],
     n_rows: usize,
     sums: &mut [S::F],
 ) {
-    let mut first = 0;
-    while first < n_rows {
-        let (rows, sums) = (&rows[first..], &mut sums[first..]);
-        first += match S::MANY_TILE {
-            7.. => tile::<S, K, 8>(s, slice, columns, rows, sums),
-            5.. if n_rows - first > 4 => tile::<S, K, 6>(s, slice, columns, rows, sums),
-            _ => tile::<S, K, 4>(s, slice, columns, rows, sums),
-        };
+    let s = proof::<S>();
+    s.run(Tiles::<S, A> { s, slice, columns, rows, n_rows, sums });
+}
+
+/// Rows that meet one slice, over lanes `L`.
+struct Tiles<'a, L: Simd, A: Sums> {
+    s: L,
+    slice: &'a Slice<A, L>,
+    columns: usize,
+    rows: &'a [Row<A>],
+    n_rows: usize,
+    sums: &'a mut [L::F],
+}
+
+impl<L: Simd, A: Sums> Op for Tiles<'_, L, A> {
+    type Out = ();
+    /// Computes with the lanes that the slice is made of; those that it is given are the same.
+    #[inline(always)]
+    fn eval<S: Simd>(mut self, _: S) {
+        let mut first = 0;
+        while first < self.n_rows {
+            // Conditions that are constants come first: tiles that this set does not use are not compiled for it.
+            first += if const { L::MANY_TILE > 6 } {
+                self.tile::<8>(first)
+            } else if const { L::MANY_TILE > 4 } && self.n_rows - first > 4 {
+                self.tile::<6>(first)
+            } else if const { L::MANY_TILE > 1 } {
+                self.tile::<4>(first)
+            } else {
+                self.tile::<1>(first)
+            };
+        }
     }
 }
 
-/// Adds the products of the first `T` rows. Returns `T`.
-#[inline(always)]
-fn tile<S: Simd, K: Sliced, const T: usize>(
-    s: S,
-    slice: &K::Slice<S>,
-    columns: usize,
-    rows: &[K::Row],
-    sums: &mut [S::F],
-) -> usize {
-    const WHOLE: &str = "rows and sums fill whole tiles";
-    let rows = rows.first_chunk::<T>().expect(WHOLE);
-    let sums = sums.first_chunk_mut::<T>().expect(WHOLE);
-    *sums = K::add::<S, T>(s, slice, columns, rows, *sums);
-    T
+impl<L: Simd, A: Sums> Tiles<'_, L, A> {
+    /// Adds the products of the `T` rows from `first` on. Returns `T`.
+    #[inline(always)]
+    fn tile<const T: usize>(&mut self, first: usize) -> usize {
+        const WHOLE: &str = "rows and sums fill whole tiles";
+        let rows = self.rows[first..].first_chunk::<T>().expect(WHOLE);
+        let sums = self.sums[first..].first_chunk_mut::<T>().expect(WHOLE);
+        *sums = A::add::<L, T>(self.s, self.slice, self.columns, rows, *sums);
+        T
+    }
 }

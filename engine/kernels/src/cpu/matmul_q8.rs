@@ -8,8 +8,9 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
+use super::arithmetic::{Arithmetic, ArithmeticVisitor, Of, with_class};
 use super::matmul_few::{PREFETCH, Tile};
-use super::matmul_many::Sliced;
+use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::simd::Simd;
 use crate::tiles::act::{ActBlock, BlockSlice, SLICE};
@@ -32,6 +33,7 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
     ) -> [S::F; T] {
         let mut scales = Scales::<S>::zero(s);
         let mut sums = [s.zero(); T];
+        let shift = const { Q::OFFSET.shift() };
         // Records whose activations are looked up together. Where a record is one block, that is a whole
         // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
         // it is one record, which loops best.
@@ -50,8 +52,8 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
                     s.prefetch(planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
-                    let x = std::array::from_fn(|t| &x[t][u * Q::BLOCKS + b]);
-                    sums = tile::<S, Q, T, _>(s, &codes, x, &scales, b, sums);
+                    let x = block_of(&x, u * Q::BLOCKS + b);
+                    sums = tile::<S, Of<Q>, T, _>(s, &codes, x, &scales, b, shift, sums);
                 }
             }
         }
@@ -64,18 +66,24 @@ const SLICE_BLOCKS: usize = SLICE / BLOCK;
 
 /// Unpacked columns of a panel.
 pub(super) struct QuantSlice<S: Simd> {
+    /// What [`Offset::Shift`] has.
+    shift: u32,
     codes: [[S::I; VECTORS]; SLICE_BLOCKS],
     scales: Scales<S, { 2 * SLICE_BLOCKS }>,
 }
 
 impl<Q: PanelFormat> Sliced for QuantTile<Q> {
+    type Kind = QuantSlices;
     const COLUMNS: usize = SLICE;
-    type Slice<S: Simd> = QuantSlice<S>;
-    type Row = BlockSlice;
 
     #[inline(always)]
     fn empty<S: Simd>(s: S) -> QuantSlice<S> {
-        QuantSlice { codes: [[s.splat_i(0); VECTORS]; SLICE_BLOCKS], scales: Scales::zero(s) }
+        let shift = const { Q::OFFSET.shift() };
+        QuantSlice {
+            shift,
+            codes: [[s.splat_i(0); VECTORS]; SLICE_BLOCKS],
+            scales: Scales::zero(s),
+        }
     }
 
     #[inline(always)]
@@ -103,10 +111,35 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         }
     }
 
-    #[inline(always)]
+    fn add<S: Simd>() -> AddTiles<S, QuantSlices> {
+        struct Add<S>(PhantomData<S>);
+        impl<S: Simd> ArithmeticVisitor for Add<S> {
+            type Out = AddTiles<S, QuantSlices>;
+            fn visit<A: Arithmetic>(self) -> Self::Out {
+                add_tiles::<S, QuantSums<A>>
+            }
+        }
+        with_class::<Q, _>(Add(PhantomData))
+    }
+}
+
+/// Unpacked codes, whatever their format was.
+pub(super) struct QuantSlices;
+
+impl SliceKind for QuantSlices {
+    type Slice<S: Simd> = QuantSlice<S>;
+    type Row = BlockSlice;
+
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
         chunk.x.blocks(slice, chunk.rows.start)
     }
+}
+
+/// Sums over unpacked codes with the arithmetic `A`.
+struct QuantSums<A>(PhantomData<A>);
+
+impl<A: Arithmetic> Sums for QuantSums<A> {
+    type Kind = QuantSlices;
 
     #[inline(always)]
     fn add<S: Simd, const T: usize>(
@@ -117,10 +150,11 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         mut sums: [S::F; T],
     ) -> [S::F; T] {
         let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
-        if !S::TOGETHER {
+        if const { !S::TOGETHER } {
             for b in 0..n_blocks {
                 let x = blocks_at(rows, b);
-                sums = tile::<S, Q, T, _>(s, &slice.codes[b], x, &slice.scales, b, sums);
+                sums =
+                    tile::<S, A, T, _>(s, &slice.codes[b], x, &slice.scales, b, slice.shift, sums);
             }
             return sums;
         }
@@ -129,21 +163,31 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
         for b in 0..n_blocks {
             let x = blocks_at(rows, b);
-            let products = Products::<S, T>::of::<Q>(s, &slice.codes[b], x);
+            let products = Products::<S, T>::of::<A>(s, &slice.codes[b], x, slice.shift);
             low[b].write(products.0[0]);
-            if Q::HALVES {
+            if A::HALVES {
                 high[b].write(products.0[1]);
             }
         }
         for b in 0..n_blocks {
             let x = blocks_at(rows, b);
-            let high = if Q::HALVES { high[b] } else { low[b] };
+            let high = if A::HALVES { high[b] } else { low[b] };
             // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
             let products = unsafe { [low[b].assume_init(), high.assume_init()] };
-            sums = Products(products).scaled::<Q, _>(s, x, &slice.scales, b, sums);
+            sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
         }
         sums
     }
+}
+
+/// Block `b` of each of the rows.
+#[inline(always)]
+fn block_of<'a, const T: usize>(rows: &[&'a [ActBlock]; T], b: usize) -> [&'a ActBlock; T] {
+    let mut blocks = [&rows[0][b]; T];
+    for t in 1..T {
+        blocks[t] = &rows[t][b];
+    }
+    blocks
 }
 
 /// Block `b` of each of the rows.
@@ -158,34 +202,36 @@ fn blocks_at<const T: usize>(rows: &[BlockSlice; T], b: usize) -> [&ActBlock; T]
 
 /// `sums` of `T` rows plus block `b`, in the order that registers allow.
 #[inline(always)]
-fn tile<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+fn tile<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     s: S,
     codes: &[S::I; VECTORS],
     x: [&ActBlock; T],
     scales: &Scales<S, N>,
     b: usize,
+    shift: u32,
     mut sums: [S::F; T],
 ) -> [S::F; T] {
-    if S::TOGETHER {
-        return block::<S, Q, T, N>(s, codes, x, scales, b, sums);
+    if const { S::TOGETHER } {
+        return block::<S, A, T, N>(s, codes, x, scales, b, shift, sums);
     }
     for t in 0..T {
-        [sums[t]] = block::<S, Q, 1, N>(s, codes, [x[t]], scales, b, [sums[t]]);
+        [sums[t]] = block::<S, A, 1, N>(s, codes, [x[t]], scales, b, shift, [sums[t]]);
     }
     sums
 }
 
 /// `sums` of `T` rows plus block `b`.
 #[inline(always)]
-fn block<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+fn block<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     s: S,
     codes: &[S::I; VECTORS],
     x: [&ActBlock; T],
     scales: &Scales<S, N>,
     b: usize,
+    shift: u32,
     sums: [S::F; T],
 ) -> [S::F; T] {
-    Products::of::<Q>(s, codes, x).scaled::<Q, N>(s, x, scales, b, sums)
+    Products::of::<A>(s, codes, x, shift).scaled::<A, N>(s, x, scales, b, sums)
 }
 
 /// The integer products of a block with `T` rows, of each half or, where these have one scale, of the
@@ -195,30 +241,30 @@ struct Products<S: Simd, const T: usize>([[S::I; T]; 2]);
 
 impl<S: Simd, const T: usize> Products<S, T> {
     #[inline(always)]
-    fn of<Q: PanelFormat>(s: S, codes: &[S::I; VECTORS], x: [&ActBlock; T]) -> Self {
+    fn of<A: Arithmetic>(s: S, codes: &[S::I; VECTORS], x: [&ActBlock; T], shift: u32) -> Self {
         let mut neg_sums = [[0; T]; 2];
         for t in 0..T {
-            if Q::HALVES {
+            if A::HALVES {
                 neg_sums[0][t] = x[t].neg_sum_half[0];
                 neg_sums[1][t] = x[t].neg_sum_half[1];
             } else {
                 neg_sums[0][t] = x[t].neg_sum;
             }
         }
-        if !Q::HALVES {
-            let whole = dots::<S, Q, T, VECTORS>(s, codes, x, 0, neg_sums[0]);
+        if !A::HALVES {
+            let whole = dots::<S, A, T, VECTORS>(s, codes, x, 0, (neg_sums[0], shift));
             return Self([whole, [s.splat_i(0); T]]);
         }
         let (low, high) = codes.split_at(HALF);
         let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
-        let low = dots::<S, Q, T, HALF>(s, low, x, 0, neg_sums[0]);
-        let high = dots::<S, Q, T, HALF>(s, high, x, HALF, neg_sums[1]);
+        let low = dots::<S, A, T, HALF>(s, low, x, 0, (neg_sums[0], shift));
+        let high = dots::<S, A, T, HALF>(s, high, x, HALF, (neg_sums[1], shift));
         Self([low, high])
     }
 
     /// `sums` plus these products of block `b`, scaled.
     #[inline(always)]
-    fn scaled<Q: PanelFormat, const N: usize>(
+    fn scaled<A: Arithmetic, const N: usize>(
         &self,
         s: S,
         x: [&ActBlock; T],
@@ -229,15 +275,15 @@ impl<S: Simd, const T: usize> Products<S, T> {
         let Self([low, high]) = self;
         for t in 0..T {
             let d = s.splat(x[t].d);
-            if !Q::HALVES {
-                if Q::MINS {
+            if !A::HALVES {
+                if A::MINS {
                     sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
                 }
                 let dot = s.mul(s.to_f32(low[t]), scales.scale[b]);
                 sums[t] = s.fma(dot, d, sums[t]);
                 continue;
             }
-            if Q::MINS {
+            if A::MINS {
                 sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
                 sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
             }
@@ -250,28 +296,28 @@ impl<S: Simd, const T: usize> Products<S, T> {
 }
 
 /// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`
-/// rows; `neg_sums` are those of the rows' values there.
+/// rows; `neg_sums` are those of the rows' values there, and `shift` is what [`Offset::Shift`] has.
 #[inline(always)]
-fn dots<S: Simd, Q: PanelFormat, const T: usize, const N: usize>(
+fn dots<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     s: S,
     codes: &[S::I; N],
     x: [&ActBlock; T],
     first: usize,
-    neg_sums: [i32; T],
+    (neg_sums, shift): ([i32; T], u32),
 ) -> [S::I; T] {
     let mut acc = [s.splat_i(0); T];
     let mut quads = [&[[0; 4]; N]; T];
     // Plain loops: the closures of array functions are not always inlined, which costs every register.
     for t in 0..T {
         quads[t] = x[t].quads(first);
-        match Q::OFFSET {
+        match A::OFFSET {
             Offset::None => {}
-            Offset::Shift(n) => acc[t] = s.splat_i(neg_sums[t] << n),
+            Offset::Shift(_) => acc[t] = s.splat_i(neg_sums[t] << shift),
             Offset::Signed => acc[t] = s.signed_start(neg_sums[t]),
         }
     }
-    match Q::OFFSET {
+    match A::OFFSET {
         Offset::Signed => s.dots_signed(acc, codes, &quads),
-        Offset::None | Offset::Shift(_) => s.dots(acc, codes, Q::MAX_CODE, &quads),
+        Offset::None | Offset::Shift(_) => s.dots(acc, codes, A::MAX_CODE, &quads),
     }
 }

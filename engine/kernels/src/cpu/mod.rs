@@ -5,6 +5,7 @@
 //! instructions of `S`, and runs its op under them.
 
 pub(crate) mod act;
+pub(crate) mod arithmetic;
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -43,11 +44,16 @@ pub mod x86;
 
 use super::simd::{LANES, Op, Simd};
 
+/// The proof that this machine has the instructions of `S`.
+#[inline]
+fn proof<S: Simd>() -> S {
+    S::detect().expect("a table is only handed out where its instructions were detected")
+}
+
 /// Runs `op` on the instructions of `S`.
 #[inline]
 fn run<S: Simd, O: Op>(op: O) -> O::Out {
-    let s = S::detect().expect("a table is only handed out where its instructions were detected");
-    s.run(op)
+    proof::<S>().run(op)
 }
 
 /// Replaces subnormal values by zero.

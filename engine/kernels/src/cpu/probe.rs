@@ -43,9 +43,9 @@ pub(crate) fn dots<S: Simd>(turns: usize) -> usize {
         type Out = usize;
         #[inline(always)]
         fn eval<S: Simd>(self, s: S) -> usize {
-            if S::TOGETHER {
+            if const { S::TOGETHER } {
                 dots_together::<S>(s, self.0)
-            } else if S::TILE >= 8 {
+            } else if const { S::TILE >= 8 } {
                 dot_chains::<S, CHAINS>(s, self.0)
             } else {
                 dot_chains::<S, CHAINS_OF_HALVES>(s, self.0)
@@ -93,7 +93,7 @@ pub(crate) fn fmas<S: Simd>(turns: usize) -> usize {
         type Out = usize;
         #[inline(always)]
         fn eval<S: Simd>(self, s: S) -> usize {
-            if S::TILE >= 8 {
+            if const { S::TILE >= 8 } {
                 fma_chains::<S, CHAINS>(s, self.0)
             } else {
                 fma_chains::<S, CHAINS_OF_HALVES>(s, self.0)

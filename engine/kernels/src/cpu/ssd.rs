@@ -20,7 +20,7 @@ const ROWS: usize = 4;
 
 /// Runs some heads over their part's rows.
 pub(crate) fn ssd<S: Simd>(tile: SsdTile<'_>) {
-    if S::TILE >= 8 { run::<S, _>(Scan::<4>(tile)) } else { run::<S, _>(Scan::<1>(tile)) }
+    if const { S::TILE >= 8 } { run::<S, _>(Scan::<4>(tile)) } else { run::<S, _>(Scan::<1>(tile)) }
 }
 
 /// Tiles of `V` vectors of channels, and of one for what is left.

@@ -50,6 +50,16 @@ pub(crate) enum Offset {
     Signed,
 }
 
+impl Offset {
+    /// The number of [`Offset::Shift`], 0 for the others.
+    pub(crate) const fn shift(self) -> u32 {
+        match self {
+            Self::Shift(n) => n,
+            Self::None | Self::Signed => 0,
+        }
+    }
+}
+
 /// Scales and minima of a unit, or of `N` scales' worth of units; one vector (of sixteen rows) each.
 pub(crate) struct Scales<S: Simd, const N: usize = MAX_SCALES> {
     /// Factor of block (or half block) `i`.
@@ -107,6 +117,16 @@ pub(crate) trait FormatVisitor {
 #[inline(always)]
 pub(crate) fn with_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<V::Out> {
     Some(match ty {
+        GgmlType::IQ2_S => visitor.visit::<Iq<BlockIq2S>>(),
+        GgmlType::TQ1_0 => visitor.visit::<Tq1_0>(),
+        ty => return with_kernel_format(ty, visitor),
+    })
+}
+
+/// As [`with_format`] for what multiplies panels: types that are packed alike share one kernel.
+#[inline(always)]
+pub(crate) fn with_kernel_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<V::Out> {
+    Some(match ty {
         GgmlType::Q4_0 => visitor.visit::<Q4_0>(),
         GgmlType::Q4_1 => visitor.visit::<Q4_1>(),
         GgmlType::Q5_0 => visitor.visit::<Q5_0>(),
@@ -124,25 +144,14 @@ pub(crate) fn with_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<
         GgmlType::IQ1_S => visitor.visit::<Iq1S>(),
         GgmlType::IQ1_M => visitor.visit::<Iq1M>(),
         GgmlType::IQ2_XXS => visitor.visit::<Iq<BlockIq2Xxs>>(),
-        GgmlType::IQ2_XS => visitor.visit::<Iq<BlockIq2Xs>>(),
-        GgmlType::IQ2_S => visitor.visit::<Iq<BlockIq2S>>(),
+        GgmlType::IQ2_XS | GgmlType::IQ2_S => visitor.visit::<Iq<BlockIq2Xs>>(),
         GgmlType::IQ3_XXS => visitor.visit::<Iq<BlockIq3Xxs>>(),
         GgmlType::IQ3_S => visitor.visit::<Iq<BlockIq3S>>(),
-        GgmlType::TQ1_0 => visitor.visit::<Tq1_0>(),
-        GgmlType::TQ2_0 => visitor.visit::<Tq2_0>(),
+        GgmlType::TQ2_0 | GgmlType::TQ1_0 => visitor.visit::<Tq2_0>(),
         GgmlType::Q1_0 => visitor.visit::<Q1_0>(),
         GgmlType::Q2_0 => visitor.visit::<Q2_0>(),
         _ => return None,
     })
-}
-
-/// The type whose kernel multiplies panels of `ty`: what is packed alike shares one.
-pub(crate) fn kernel_type(ty: GgmlType) -> GgmlType {
-    match ty {
-        GgmlType::IQ2_S => GgmlType::IQ2_XS,
-        GgmlType::TQ1_0 => GgmlType::TQ2_0,
-        other => other,
-    }
 }
 
 /// The `N` bytes at `at`.
