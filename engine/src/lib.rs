@@ -11,7 +11,6 @@
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
 //! - Beside them, [`synth`] makes random models, and [`npy`] reads and writes arrays.
 
-pub use brigade_kernels as kernels;
 pub use brigade_quant as quant;
 
 pub mod arch;
@@ -30,3 +29,9 @@ pub mod state;
 pub mod synth;
 pub mod text;
 pub mod weights;
+
+/// Everything that computes on many numbers, with the tables that this machine can run.
+pub mod kernels {
+    pub use brigade_kernels::*;
+    pub use brigade_kernels_tables::{available, select, unfused};
+}

@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use brigade_engine::device::Device;
+use brigade_engine::device::{Device, refused};
 use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
 use brigade_engine::quant::GgmlType;
 
@@ -86,7 +86,7 @@ fn products(device: &Device, n: usize, [n_rows, out, dim]: [usize; 3]) -> Result
     while fastest.is_infinite() || Instant::now() < until {
         let started = Instant::now();
         matrices.iter().for_each(|w| device.multiply(w, &x, &mut y));
-        device.finish()?;
+        device.finish().map_err(refused)?;
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
     black_box(&y[..]);

@@ -9,11 +9,11 @@ use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::{Device, DeviceName, Devices, GpuError, GpuOptions};
+use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, refused};
 use brigade_engine::error::{ModelError, SnapshotError};
 use brigade_engine::gguf::adapters::of_model;
 use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
-use brigade_engine::kernels::{self, KV_PAGE, KernelError, PackedMatrix};
+use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Begun, Stage, StageConfig};
 use brigade_engine::state::{CopyRoom, StageCopy, StateRoom};
@@ -282,7 +282,7 @@ fn compile_kernels(stage: &mut Stage) -> Result<(), Failure> {
         return Ok(());
     }
     let started = Instant::now();
-    let n = stage.rehearse().map_err(|error| model_failure(KernelError::Gpu(error).into()))?;
+    let n = stage.rehearse().map_err(|error| model_failure(refused(error).into()))?;
     tracing::info!(kernels = n, took = ?started.elapsed(), "the GPU's driver compiled kernels");
     Ok(())
 }
@@ -356,12 +356,13 @@ fn model_failure(error: ModelError) -> Failure {
     let kind = match &error {
         ModelError::OutOfMemory { .. }
         | ModelError::Kernel(
-            KernelError::Memory { .. } | KernelError::Gpu(GpuError::OutOfMemory { .. }),
+            KernelError::Memory { .. }
+            | KernelError::Device(DeviceError { fault: DeviceFault::OutOfMemory, .. }),
         ) => FailureKind::NoMemory,
         // The next attempt opens the device anew.
-        ModelError::Kernel(KernelError::Gpu(
-            GpuError::Lost | GpuError::TimedOut { .. } | GpuError::Vulkan { .. },
-        )) => FailureKind::Compute,
+        ModelError::Kernel(KernelError::Device(DeviceError {
+            fault: DeviceFault::Failed, ..
+        })) => FailureKind::Compute,
         ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
         // The file is not what it was, or cannot be read now: the next attempt looks anew.
         ModelError::Gguf(GgufError::Io { .. } | GgufError::Changed { .. }) => FailureKind::Io,

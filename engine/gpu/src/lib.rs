@@ -35,6 +35,10 @@ mod timeline;
 mod upload;
 mod work;
 
+pub use brigade_shapes::{
+    Decay, DeltaShape, DilatedConv, ExpertGroups, ExpertWeights, GateBound, KeyHeads,
+    LEAST_WEIGHT_SUM, RopeLayout, SsdShape, StateAt, StreamShape, SumStart, WeightsAt, Xielu,
+};
 pub use buffer::GpuBuffer;
 pub use commands::Handed;
 pub use device::Gpu;
@@ -42,16 +46,16 @@ pub use error::GpuError;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use milestone::{Fetch, Milestone};
+pub use ops::Columns;
+pub use ops::DeltaRows;
+pub use ops::WeighedSpans;
 pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, NewEntries};
 pub use ops::{AttendPages, AttendVariant, DistanceBiases, Window};
 pub use ops::{BlockIndexSpans, BlockRope, BlockSizes, MeanIndexSpans, NO_BLOCK};
-pub use ops::{ChooseBy, ExpertChoice, ExpertGroups, ExpertWeights, LEAST_WEIGHT_SUM};
+pub use ops::{ChooseBy, ExpertChoice};
 pub use ops::{ChosenBlocks, ChosenSpans};
-pub use ops::{Columns, GateBound, RopeLayout, Xielu};
-pub use ops::{ColumnsSpan, ScanPart, StateAt};
-pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdShape, SsdSpans};
-pub use ops::{Decay, DeltaRows, DeltaShape, KeyHeads};
-pub use ops::{DilatedConv, StreamShape, SumStart, WeighedSpans, WeightsAt};
+pub use ops::{ColumnsSpan, ScanPart};
+pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdSpans};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
 pub use ops::{
     FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolSizes,

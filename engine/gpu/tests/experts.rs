@@ -2,6 +2,7 @@
 
 mod common;
 
+use brigade_engine::device::Values;
 use std::sync::Arc;
 
 use brigade_engine::kernels::{

@@ -1,9 +1,9 @@
 //! Memory for packed weights: zeroed, aligned to cache lines, and in huge pages where the system has them.
 
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use brigade_gpu::{GpuBuffer, Span};
 use memmap2::MmapMut;
 
 use super::error::KernelError;
@@ -18,6 +18,14 @@ const MAP_FROM: usize = 4 << 20;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// Memory of a device that keeps packed weights. Who made it knows what it is.
+pub trait DeviceMemory: Any + Send + Sync {
+    /// The bytes as the host sees them; none where it does not.
+    fn bytes(&self) -> &[u8];
+    /// The same, to be written.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
 /// A fixed number of bytes, zero at first, from a cache line's start.
 pub(crate) struct AlignedBytes {
     len: usize,
@@ -27,8 +35,8 @@ pub(crate) struct AlignedBytes {
 enum Memory {
     Heap(Box<[Line]>),
     Map(MmapMut),
-    /// With a GPU. What is shared stays as it is.
-    Gpu(Arc<GpuBuffer>),
+    /// A device's. What is shared stays as it is.
+    Device(Arc<dyn DeviceMemory>),
 }
 
 impl AlignedBytes {
@@ -36,6 +44,7 @@ impl AlignedBytes {
     ///
     /// # Errors
     /// [`KernelError::Memory`] when the system has none.
+    #[inline]
     pub(crate) fn zeroed(len: usize) -> Result<Self, KernelError> {
         let memory = if len < MAP_FROM {
             let lines = len.div_ceil(size_of::<Line>());
@@ -50,29 +59,22 @@ impl AlignedBytes {
         Ok(Self { len, memory })
     }
 
-    /// The bytes of a GPU's buffer.
-    pub(crate) fn with_gpu(buffer: GpuBuffer) -> Self {
-        Self { len: buffer.len(), memory: Memory::Gpu(Arc::new(buffer)) }
+    /// `len` bytes that lie with a device.
+    pub(crate) fn with_device(len: usize, memory: Arc<dyn DeviceMemory>) -> Self {
+        Self { len, memory: Memory::Device(memory) }
     }
 
     /// How many bytes there are.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The bytes, if they lie with a GPU.
-    pub(crate) fn span(&self) -> Option<Span<'_>> {
+    /// The device's memory, if they lie with one.
+    pub(crate) fn with(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match &self.memory {
             Memory::Heap(_) | Memory::Map(_) => None,
-            Memory::Gpu(buffer) => Some(buffer.span()),
-        }
-    }
-
-    /// The GPU's buffer, if they lie with one.
-    pub(crate) fn buffer(&self) -> Option<&Arc<GpuBuffer>> {
-        match &self.memory {
-            Memory::Heap(_) | Memory::Map(_) => None,
-            Memory::Gpu(buffer) => Some(buffer),
+            Memory::Device(memory) => Some(memory),
         }
     }
 }
@@ -96,7 +98,7 @@ impl Deref for AlignedBytes {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
             Memory::Map(map) => map,
-            Memory::Gpu(buffer) => buffer.bytes(),
+            Memory::Device(memory) => memory.bytes(),
         }
     }
 }
@@ -106,8 +108,8 @@ impl DerefMut for AlignedBytes {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
             Memory::Map(map) => map,
-            Memory::Gpu(buffer) => {
-                Arc::get_mut(buffer).expect("nobody writes what is shared").bytes_mut()
+            Memory::Device(memory) => {
+                Arc::get_mut(memory).expect("nobody writes what is shared").bytes_mut()
             }
         }
     }

@@ -10,7 +10,7 @@ pub enum KernelError {
     UnknownTable {
         /// The name asked for.
         name: String,
-        /// Names that [`select`](crate::select) accepts here.
+        /// Names that are accepted here.
         available: Vec<&'static str>,
     },
     /// The system gave no thread. Ask for fewer.
@@ -46,9 +46,9 @@ pub enum KernelError {
         /// Bytes given.
         bytes: usize,
     },
-    /// A GPU refused. Its text says what to do.
+    /// A device refused. Its text says what to do.
     #[error(transparent)]
-    Gpu(#[from] brigade_gpu::GpuError),
+    Device(#[from] DeviceError),
     /// An index has more heads than a GPU's kernels take. Give its layers to other workers.
     #[error(
         "an index of {heads} heads has more than the kernels of a GPU take ({most}): give its layers to workers with \
@@ -68,4 +68,25 @@ pub enum KernelError {
         /// The system's reason.
         source: std::io::Error,
     },
+}
+
+/// What a device beside the host's cores refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct DeviceError {
+    /// What the caller can do about it.
+    pub fault: DeviceFault,
+    /// What happened and what to do, for operators.
+    pub text: String,
+}
+
+/// Kinds of such refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceFault {
+    /// It has no memory for this. Give it less.
+    OutOfMemory,
+    /// It failed, and may work when it is opened again.
+    Failed,
+    /// It cannot be used for this.
+    Unfit,
 }

@@ -32,16 +32,22 @@ mod table;
 mod tiles;
 mod vector;
 
+pub use aligned::DeviceMemory;
 pub use block_id::BlockId;
-pub use brigade_gpu::{DilatedConv, StreamShape, SumStart, WeightsAt};
+pub use brigade_shapes::{
+    BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
+    GateBound, GateBounds, KV_PAGE, KeyHeads, KvLayout, KvType, MAX_CONV_TAPS, PoolSizes,
+    RopeLayout, SsdShape, StateAt, StreamShape, SumStart, SwiGluClamp, SwiGluLimit, ValuePlace,
+    WeightsAt, Window, Xielu,
+};
 pub use compute::Compute;
-pub use error::KernelError;
+pub use error::{DeviceError, DeviceFault, KernelError};
 pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
 pub use ops::block_index::BlockIndex;
 pub use ops::choose_entries::{EntryIndex, IndexedRow};
 pub use ops::chosen::Chosen;
-pub use ops::entries::{EntryLayout, NewEntries};
-pub use ops::experts::{ChooseBy, ExpertChoice, ExpertGroups, ExpertWeights};
+pub use ops::entries::NewEntries;
+pub use ops::experts::{ChooseBy, ExpertChoice};
 pub use ops::head_columns::HeadColumns;
 pub use ops::index::Index;
 pub use ops::kv::KvRows;
@@ -49,40 +55,35 @@ pub use ops::matmul::MatmulJob;
 pub use ops::mean_index::MeanIndex;
 pub use ops::pooling::Pooling;
 pub use pool::{MAX_THREADS, Pool};
-pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, available, fast_numerics, select, unfused};
+pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, fast_numerics};
 pub use tiles::act::{ActForms, ActRows};
-pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases, Window};
-pub use tiles::block_index::BlockSizes;
-pub use tiles::bounded_gate::GateBounds;
+pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases};
 pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
-pub use tiles::conv::{Columns, Conv, MAX_CONV_TAPS, StateAt};
-pub use tiles::delta::{Decay, DeltaRows, DeltaShape, KeyHeads};
-pub use tiles::gates::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
-pub use tiles::index::PoolSizes;
-pub use tiles::kv::{KvLayout, KvType, ValuePlace};
+pub use tiles::conv::{Columns, Conv};
+pub use tiles::delta::DeltaRows;
 pub use tiles::mamba::{MambaRows, MambaScan};
 pub use tiles::pack::PackedMatrix;
 pub use tiles::pooling::GatedRow;
-pub use tiles::rope::{RopeLayout, RopeParams, RopeTable, Yarn};
+pub use tiles::rope::{RopeParams, RopeTable, Yarn};
 pub use tiles::scan::{FLUSH_EVERY, ScanPart};
-pub use tiles::ssd::{Ssd, SsdInput, SsdShape};
+pub use tiles::ssd::{Ssd, SsdInput};
 pub use tiles::wkv6::Wkv6Rows;
 pub use tiles::wkv7::{Wkv7Rows, Wkv7Weights};
 pub use vector::Vector;
 
-pub use tiles::kv::KV_PAGE;
-
-/// What the kernels' own tests need beside what blocks call.
-pub mod inner {
-    #[cfg(target_arch = "aarch64")]
-    pub use crate::cpu::neon::Neon;
+/// What the tables are made of.
+pub mod lanes {
+    pub use crate::cpu::scalar::Scalar;
+    pub use crate::cpu::unfused::Unfused;
     #[cfg(target_arch = "x86_64")]
-    pub use crate::cpu::{avx2::Avx2, avx512::Avx512, x86};
-    pub use crate::cpu::{
-        exp::EXP_ERROR, exp::exp, matmul_f32::RUN, matmul_many::MANY_ROWS, scalar::Scalar,
-    };
-    pub use crate::ops::streams::doubly_stochastic;
+    pub use crate::cpu::x86;
     pub use crate::simd::{LANES, Op, Simd};
+}
+
+/// What the kernels' own tests need beside that and what blocks call.
+pub mod inner {
+    pub use crate::cpu::{exp::EXP_ERROR, exp::exp, matmul_f32::RUN, matmul_many::MANY_ROWS};
+    pub use crate::ops::streams::doubly_stochastic;
     pub use crate::tiles::act::{ACT_BLOCK, ActBlock};
     pub use crate::tiles::chosen_blocks::SeenPage;
 }

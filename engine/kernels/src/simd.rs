@@ -9,8 +9,7 @@
 //! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
 //! instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
 
-/// Lanes of a vector: rows of a weight panel, positions of a page, neighbours in a row.
-pub const LANES: usize = 16;
+pub use brigade_shapes::LANES;
 
 /// Most tokens that a matmul tile takes at once ([`Simd::TILE`]).
 pub const MAX_TILE: usize = 8;

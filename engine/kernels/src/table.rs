@@ -1,18 +1,14 @@
 //! The op table: one function pointer for each op. A table holds the same generic kernels compiled for one
-//! instruction set. It is chosen once, at start.
+//! instruction set. It is chosen once, at start. This crate compiles none: each is a crate of its own.
 
 use super::cpu;
-use super::error::KernelError;
 use super::simd::Simd;
-use crate::cpu::scalar::Scalar;
 use crate::tiles::act::ActBlock;
 use crate::tiles::attention::{AttendMerge, AttendTile};
 use crate::tiles::block_index::ProductTile;
-use crate::tiles::bounded_gate::GateBounds;
 use crate::tiles::conv::ConvTile;
 use crate::tiles::delta::DeltaTile;
 use crate::tiles::depth_attention::DepthRow;
-use crate::tiles::gates::{SwiGluClamp, SwiGluLimit, Xielu};
 use crate::tiles::index::IndexTile;
 use crate::tiles::kv::KvRow;
 use crate::tiles::mamba::MambaTile;
@@ -22,6 +18,8 @@ use crate::tiles::rope::RopeRow;
 use crate::tiles::ssd::SsdTile;
 use crate::tiles::wkv6::Wkv6Tile;
 use crate::tiles::wkv7::{Wkv7Head, Wkv7Tile};
+use brigade_shapes::GateBounds;
+use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
 /// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
 /// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
@@ -38,13 +36,14 @@ pub fn fast_numerics(identity: &str) -> u32 {
     1 << 31 | u32::from_le_bytes([a, b, c, d])
 }
 
-/// The kernels of one instruction set. [`available`] and [`select`] have those that this machine can run.
+/// The kernels of one instruction set. The crate `brigade-kernels-tables` has those that this machine can run.
 pub struct Kernels {
     /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
     /// [`NUMERICS`], or [`NUMERICS_UNFUSED`].
     pub numerics: u32,
-    detected: fn() -> bool,
+    /// Whether this machine has the instructions.
+    pub detected: fn() -> bool,
     /// Makes blocks of 8-bit activations of values, 32 to a block.
     pub quantize: fn(&[f32], &mut [ActBlock]),
     pub(super) matmul: fn(&MatmulChunk<'_>),
@@ -161,53 +160,15 @@ impl Kernels {
     }
 }
 
+impl Kernels {
+    /// The same kernels as those of another number.
+    pub const fn with_numerics(self, numerics: u32) -> Self {
+        Self { numerics, ..self }
+    }
+}
+
 impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kernels").field("name", &self.name).finish_non_exhaustive()
     }
-}
-
-/// Every table of this build, fastest first.
-static TABLES: &[Kernels] = &[
-    #[cfg(target_arch = "x86_64")]
-    Kernels::of::<cpu::avx512::Avx512>(),
-    #[cfg(target_arch = "x86_64")]
-    Kernels::of::<cpu::avx2::Avx2>(),
-    #[cfg(target_arch = "aarch64")]
-    Kernels::of::<cpu::neon::Neon>(),
-    #[cfg(all(feature = "software-tables", target_arch = "x86_64"))]
-    Kernels::of::<cpu::avx512::SoftwareAvx512>(),
-    Kernels::of::<Scalar>(),
-];
-
-/// What GPUs compute, in plain lanes.
-static UNFUSED: Kernels =
-    Kernels { numerics: NUMERICS_UNFUSED, ..Kernels::of::<cpu::unfused::Unfused<Scalar>>() };
-
-/// The table of what GPUs compute. It is used where it is asked for by name, and beside a GPU.
-pub fn unfused() -> &'static Kernels {
-    &UNFUSED
-}
-
-/// The tables of [`NUMERICS`] that this machine can run, fastest first; the last one is `reference`.
-pub fn available() -> Vec<&'static Kernels> {
-    TABLES.iter().filter(|table| (table.detected)()).collect()
-}
-
-/// The table of that name, or the fastest one.
-///
-/// # Errors
-/// [`KernelError::UnknownTable`] when this machine has none of that name.
-pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
-    let tables = available();
-    let named =
-        |name: &str| tables.iter().copied().chain([unfused()]).find(|table| table.name == name);
-    let found = match name {
-        None => tables.first().copied(),
-        Some(name) => named(name),
-    };
-    found.ok_or_else(|| KernelError::UnknownTable {
-        name: name.unwrap_or_default().to_owned(),
-        available: tables.iter().chain([&unfused()]).map(|table| table.name).collect(),
-    })
 }

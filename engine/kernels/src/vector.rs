@@ -1,34 +1,31 @@
-//! Values that ops read and nobody changes: weights of norms, biases, tables. A GPU keeps a copy of its own of them.
+//! Values that ops read and nobody changes: weights of norms, biases, tables. A device may keep a copy of its own of them.
 
+use std::any::Any;
 use std::ops::Deref;
 use std::sync::OnceLock;
-
-use brigade_gpu::{Gpu, GpuBuffer, Span};
 
 /// Values in f32 that stay as they are.
 #[derive(Debug, Default)]
 pub struct Vector {
     values: Vec<f32>,
-    with_gpu: OnceLock<Box<GpuBuffer>>,
+    /// A device's copy.
+    copy: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Vector {
     /// The values, to be made into others.
+    #[inline]
     pub fn into_vec(self) -> Vec<f32> {
         self.values
     }
 
-    /// The values with a GPU, always the same one, for ops that are recorded from now on. It gets them when they are first asked
-    /// for.
+    /// What a device keeps of the values, always the same: `copy` makes it when it is first asked for.
     ///
     /// # Panics
-    /// If it has no memory left.
-    pub fn on_gpu<'a>(&'a self, gpu: &Gpu) -> Span<'a> {
-        let copy = || match gpu.keep_soon(bytemuck::cast_slice(&self.values)) {
-            Ok(buffer) => Box::new(buffer),
-            Err(error) => panic!("no memory for a vector of weights: {error}"),
-        };
-        self.with_gpu.get_or_init(copy).span()
+    /// If it was asked for as another type before.
+    pub fn kept<T: Any + Send + Sync>(&self, copy: impl FnOnce(&[f32]) -> T) -> &T {
+        let kept = self.copy.get_or_init(|| Box::new(copy(&self.values)));
+        kept.downcast_ref().expect("a vector has the copy of one kind of device")
     }
 }
 
@@ -40,7 +37,7 @@ impl Clone for Vector {
 
 impl From<Vec<f32>> for Vector {
     fn from(values: Vec<f32>) -> Self {
-        Self { values, with_gpu: OnceLock::new() }
+        Self { values, copy: OnceLock::new() }
     }
 }
 

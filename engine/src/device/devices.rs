@@ -1,5 +1,6 @@
 //! The devices of a process: which GPUs are open, and how they are used.
 
+use super::on_gpu::refused;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -58,7 +59,7 @@ impl Devices {
     /// As [`Devices::open`]; and the CPU has no fast math.
     pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
         match name {
-            DeviceName::Cpu(_) if self.options.fast_math => Err(GpuError::FastMathOnCpu.into()),
+            DeviceName::Cpu(_) if self.options.fast_math => Err(refused(GpuError::FastMathOnCpu)),
             DeviceName::Cpu(_) => Ok(()),
             DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
         }
@@ -112,7 +113,8 @@ impl Devices {
         // One that failed is closed before it is opened again, unless a stage still has it.
         gpus.open.remove(&index);
         let lose_after = self.options.lose_after.filter(|_| !gpus.any);
-        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() })?;
+        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() })
+            .map_err(refused)?;
         gpus.any = true;
         self_test::test(&gpu)?;
         gpus.open.insert(index, gpu.clone());

@@ -1,5 +1,6 @@
 //! What experts do with the rows that a router sent them.
 
+use super::on_gpu::{buffer_of, refused};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -55,14 +56,15 @@ impl Device {
     /// Matrices of one type and shape, where products of all of them find them.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] where a GPU has no room for a table of them.
+    /// [`KernelError::Device`] where a GPU has no room for a table of them.
     pub fn experts(&self, all: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, KernelError> {
-        let placed = |matrix: &Arc<PackedMatrix>| Some((matrix.buffer()?.clone(), matrix.scale()));
+        let placed =
+            |matrix: &Arc<PackedMatrix>| Some((buffer_of(matrix)?.clone(), matrix.scale()));
         let placed: Option<Vec<_>> = all.iter().map(placed).collect();
         let table = match (&self.gpu, placed, all.first()) {
             (Some(gpu), Some(placed), Some(one)) => {
                 let shape = [one.rows(), one.cols()];
-                Some(gpu.expert_table(weight_type(one.ty()), shape, placed)?)
+                Some(gpu.expert_table(weight_type(one.ty()), shape, placed).map_err(refused)?)
             }
             _ => None,
         };

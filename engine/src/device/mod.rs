@@ -18,6 +18,7 @@ mod memory;
 mod moves;
 mod name;
 mod norms;
+mod on_gpu;
 mod pages;
 mod pools;
 mod probe;
@@ -47,6 +48,7 @@ pub use lists::Lists;
 pub use memory::Memory;
 pub use moves::FewGreatest;
 pub use name::{DeviceName, DeviceWish};
+pub use on_gpu::refused;
 pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
 pub use routing::Routing;
@@ -100,7 +102,7 @@ impl Device {
     /// Packs `bytes`, the row-major weights `[rows, cols]` of a GGUF tensor of type `ty`, where products read them.
     ///
     /// # Errors
-    /// Those of [`PackedMatrix::pack`]; [`KernelError::Gpu`] where a GPU has no room for them.
+    /// Those of [`PackedMatrix::pack`]; [`KernelError::Device`] where a GPU has no room for them.
     pub fn pack(
         &self,
         ty: GgmlType,
@@ -110,7 +112,7 @@ impl Device {
     ) -> Result<PackedMatrix, KernelError> {
         match &self.gpu {
             None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
-            Some(gpu) => PackedMatrix::pack_with_gpu(&self.compute, gpu, (ty, rows, cols), bytes),
+            Some(gpu) => on_gpu::pack(&self.compute, gpu, (ty, rows, cols), bytes),
         }
     }
 

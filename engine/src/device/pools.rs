@@ -1,5 +1,6 @@
 //! Pools of rows by a gate, and runs of values that rows and states exchange.
 
+use super::values::Values;
 use brigade_gpu::{GatedSpans, Purpose, Span};
 
 use super::pages::with_room;

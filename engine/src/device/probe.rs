@@ -1,5 +1,6 @@
 //! How fast a GPU reads and writes its memory.
 
+use super::on_gpu::refused;
 use std::time::Instant;
 
 use super::Device;
@@ -28,7 +29,7 @@ impl Device {
         };
         let from = self.memory::<u8>(BYTES).ok_or_else(no_room)?;
         let mut to = self.memory::<u8>(BYTES).ok_or_else(no_room)?;
-        gpu.finish()?;
+        gpu.finish().map_err(refused)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..ROUNDS {
             let started = Instant::now();
@@ -37,7 +38,7 @@ impl Device {
                     gpu.copy(from, to);
                 }
             }
-            gpu.finish()?;
+            gpu.finish().map_err(refused)?;
             fastest = fastest.min(started.elapsed().as_secs_f64());
         }
         Ok(Some((2 * COPIES * BYTES) as f64 / fastest))

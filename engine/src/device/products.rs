@@ -1,5 +1,6 @@
 //! Products of rows with packed weights.
 
+use super::on_gpu::span_of;
 use std::ops::Range;
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, RowForm, Span, WeightType, Weights};
@@ -29,7 +30,7 @@ impl Product<'_> {
 
 impl Product<'_> {
     fn is_with_gpu(&self) -> bool {
-        self.w.span().is_some() && self.x.is_with_gpu() && self.out.span().is_some()
+        span_of(self.w).is_some() && self.x.is_with_gpu() && self.out.span().is_some()
     }
 
     /// # Panics
@@ -37,7 +38,7 @@ impl Product<'_> {
     fn on_gpu<'a>(&'a mut self, gpu: &Gpu) -> brigade_gpu::Product<'a> {
         const THERE: &str = "asked before";
         let Product { w, x, rows, out } = self;
-        let w = weights(w, w.span().expect(THERE));
+        let w = weights(w, span_of(w).expect(THERE));
         let form = gpu.row_form(w.ty, rows.len());
         let row_bytes = form.row_bytes(w.cols);
         let x = in_form(gpu, form, x).expect(THERE);
@@ -99,7 +100,8 @@ impl Device {
         x: &(impl Values + ?Sized),
         out: &mut (impl ValuesMut + ?Sized),
     ) {
-        let Some((gpu, out, panels)) = self.gpu_of(out).zip(w.span()).map(|((g, o), p)| (g, o, p))
+        let Some((gpu, out, panels)) =
+            self.gpu_of(out).zip(span_of(w)).map(|((g, o), p)| (g, o, p))
         else {
             return self.compute.multiply(w, x.on_host(), out.on_host_mut());
         };

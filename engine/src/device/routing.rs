@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use brigade_gpu::ExpertRoutes;
+use brigade_gpu::{ExpertRoutes, Gpu};
 
 use super::{Device, Rows, Values, give_up};
 use crate::kernels::ExpertChoice;
@@ -48,7 +48,7 @@ impl Device {
         let on_host = OnceLock::new();
         if let Some(gpu) = self.gpu.as_ref().filter(|_| probs.is_with_gpu()) {
             let choice = choice.map_bias(|bias| bias.on_gpu(gpu));
-            if choice.fits() {
+            if Gpu::can_route(&choice) {
                 let routes = gpu.route(&choice, probs.on_gpu(gpu));
                 let routes =
                     routes.unwrap_or_else(|error| give_up("the routing of experts", &error));

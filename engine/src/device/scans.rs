@@ -1,5 +1,6 @@
 //! What goes through the rows of each sequence in order: convolutions and recurrences. States lie in slots.
 
+use super::on_gpu::OnGpu;
 use brigade_gpu::{Gpu, SpanMut};
 
 use super::scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};

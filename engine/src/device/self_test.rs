@@ -2,6 +2,7 @@
 //! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers. With fast math,
 //! products of many rows have other bits; they are held to what they may be off.
 
+use super::on_gpu::refused;
 use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
 
 use super::{AttendOver, Columns, DeltaRows, Device, DeviceName, KvRows, Rows};
@@ -51,13 +52,13 @@ pub(super) fn test(gpu: &Gpu) -> Result<(), KernelError> {
         (false, false) => &MANY_ROWS,
     };
     let differs = first_difference(&here, &there, CASES.iter().chain(many_rows))?;
-    there.finish()?;
+    there.finish().map_err(refused)?;
     if let Some(op) = differs {
-        return Err(GpuError::OtherBits { device, driver, op, units }.into());
+        return Err(refused(GpuError::OtherBits { device, driver, op, units }));
     }
     let far = if gpu.has_fast_math() { first_far_off(&here, &there)? } else { None };
-    there.finish()?;
-    far.map_or(Ok(()), |op| Err(GpuError::FarOff { device, driver, op }.into()))
+    there.finish().map_err(refused)?;
+    far.map_or(Ok(()), |op| Err(refused(GpuError::FarOff { device, driver, op })))
 }
 
 /// The first case in which two devices give other bits.

@@ -1,5 +1,6 @@
 //! What ops take: values that are rows, vectors, or slices of the host's memory.
 
+use super::on_gpu::copy_of;
 use brigade_gpu::{Gpu, Span, SpanMut};
 
 use super::rows::{Rows, RowsMut, RowsPart};
@@ -87,7 +88,7 @@ impl Values for Vector {
     }
 
     fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        Vector::on_gpu(self, gpu)
+        copy_of(self, gpu)
     }
 }
 

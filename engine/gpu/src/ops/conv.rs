@@ -1,9 +1,10 @@
 //! Causal depthwise convolution over the rows of each sequence. Its state is the rows before them.
 
+use brigade_shapes::StateAt;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::scan::{ColumnsSpan, LANES, ScanPart, StateAt};
+use super::scan::{ColumnsSpan, LANES, ScanPart};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};

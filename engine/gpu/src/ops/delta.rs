@@ -6,6 +6,7 @@
 //! (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`. States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each
 //! head.
 
+use brigade_shapes::{Decay, DeltaShape, KeyHeads};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -19,64 +20,6 @@ static DELTA: Shader = shader!("delta");
 
 /// Widest key heads: those of two rows are in shared memory.
 const MAX_KEYS: usize = 512;
-
-/// Which key head a value head uses where there are fewer of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyHeads {
-    /// Value head `h` uses key head `h / (n_head / n_key_head)`.
-    Grouped,
-    /// Value head `h` uses key head `h % n_key_head`.
-    Tiled,
-}
-
-/// Which values of the state decay together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
-    /// Each key channel by a factor of its own.
-    PerChannel,
-    /// A whole head by one factor.
-    PerHead,
-}
-
-/// Sizes of a delta rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaShape {
-    /// Value heads, each with a state.
-    pub n_head: usize,
-    /// Query and key heads; divides `n_head`.
-    pub n_key_head: usize,
-    /// Which of them a value head uses.
-    pub key_heads: KeyHeads,
-    /// Width of a query or key head, at most 512.
-    pub d_k: usize,
-    /// Width of a value head.
-    pub d_v: usize,
-    /// Granularity of the decay.
-    pub decay: Decay,
-}
-
-impl DeltaShape {
-    /// Values of a sequence's state.
-    pub fn state_len(&self) -> usize {
-        self.n_head * self.d_k * self.d_v
-    }
-
-    /// Values of a row of decay factors.
-    pub fn decay_len(&self) -> usize {
-        match self.decay {
-            Decay::PerChannel => self.n_head * self.d_k,
-            Decay::PerHead => self.n_head,
-        }
-    }
-
-    /// The key head of value head `head`.
-    pub fn key_head(&self, head: usize) -> usize {
-        match self.key_heads {
-            KeyHeads::Grouped => head / (self.n_head / self.n_key_head),
-            KeyHeads::Tiled => head % self.n_key_head,
-        }
-    }
-}
 
 /// The operands of a delta rule, a row a token.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
 
+use brigade_shapes::DilatedConv;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -11,18 +12,6 @@ use crate::span::{Span, SpanMut};
 
 static CONV: Shader = shader!("dilated_conv");
 static LAST: Shader = shader!("last_rows");
-
-/// Shape of a causal depthwise convolution: `y[t][c] = Σ_j weight[j][c] · x[t - (taps - 1 - j) apart][c]`, taps in ascending
-/// order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DilatedConv {
-    /// Values of a row.
-    pub channels: usize,
-    /// Taps, at least 1.
-    pub taps: usize,
-    /// Rows from one tap to the next.
-    pub apart: usize,
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -50,31 +39,6 @@ struct PushLast {
     pad: u32,
 }
 
-impl DilatedConv {
-    /// Rows before a row that it reaches back to.
-    pub fn n_before(&self) -> usize {
-        (self.taps - 1) * self.apart
-    }
-
-    /// Values of a sequence's state: as many rows before the next one.
-    pub fn state_len(&self) -> usize {
-        self.n_before() * self.channels
-    }
-
-    /// # Panics
-    /// If rows, states or weights are not of this shape. Returns how many rows there are.
-    fn check(&self, parts: &[ScanPart], states: usize, x: usize) -> usize {
-        let Self { channels, taps, .. } = *self;
-        assert!(channels > 0 && taps > 0, "dilated_conv: {self:?}");
-        let (n_rows, per_slot) = (count(x) as usize / channels, self.state_len());
-        assert!(x.is_multiple_of(channels), "dilated_conv: rows of {channels}");
-        let n_slots = states.checked_div(per_slot).unwrap_or(usize::MAX);
-        ScanPart::check(parts, n_rows, n_slots, "dilated_conv");
-        count(per_slot);
-        n_rows
-    }
-}
-
 impl Gpu {
     /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
     /// `[n_rows, channels]`. The rows before a part are its slot's of `states` (`[n_slots, n_before, channels]`).
@@ -89,7 +53,7 @@ impl Gpu {
         out: SpanMut<'_>,
     ) {
         let DilatedConv { channels, taps, apart } = *conv;
-        conv.check(parts, states.values(), x.values());
+        check(conv, parts, states.values(), x.values());
         assert_eq!(x.len(), out.len(), "dilated_conv: lengths");
         assert_eq!(weight.values(), taps * channels, "dilated_conv: weights");
         let of_part = |part: &ScanPart| {
@@ -126,7 +90,7 @@ impl Gpu {
         states: SpanMut<'_>,
         x: Span<'_>,
     ) {
-        let n_rows = conv.check(parts, states.values(), x.values());
+        let n_rows = check(conv, parts, states.values(), x.values());
         if n_rows == 0 || conv.n_before() == 0 {
             return;
         }
@@ -145,4 +109,17 @@ impl Gpu {
         // and which no two parts share (checked).
         unsafe { self.dispatch(Order::After, &LAST, &[], &push, lines(n.div_ceil(64))) };
     }
+}
+
+/// # Panics
+/// If rows, states or weights are not of this shape. Returns how many rows there are.
+fn check(shape: &DilatedConv, parts: &[ScanPart], states: usize, x: usize) -> usize {
+    let DilatedConv { channels, taps, .. } = *shape;
+    assert!(channels > 0 && taps > 0, "dilated_conv: {shape:?}");
+    let (n_rows, per_slot) = (count(x) as usize / channels, shape.state_len());
+    assert!(x.is_multiple_of(channels), "dilated_conv: rows of {channels}");
+    let n_slots = states.checked_div(per_slot).unwrap_or(usize::MAX);
+    ScanPart::check(parts, n_rows, n_slots, "dilated_conv");
+    count(per_slot);
+    n_rows
 }

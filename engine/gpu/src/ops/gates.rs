@@ -3,28 +3,7 @@
 use super::elementwise::{Function, With};
 use crate::device::Gpu;
 use crate::span::{Span, SpanMut};
-
-/// Which value of a gate is bounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GateBound {
-    /// What goes into its activation.
-    Before,
-    /// What its activation gives.
-    After,
-}
-
-/// Constants of [`Gpu::xielu`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Xielu {
-    /// Factor below 0.
-    pub alpha_n: f32,
-    /// Factor of the square above 0.
-    pub alpha_p: f32,
-    /// Slope at 0.
-    pub beta: f32,
-    /// What the exponential's argument is at most.
-    pub eps: f32,
-}
+use brigade_shapes::{GateBound, Xielu};
 
 impl Gpu {
     /// `x = gelu(x)`, by the hyperbolic tangent.

@@ -4,6 +4,7 @@
 //!
 //! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
 
+use brigade_shapes::RopeLayout;
 use bytemuck::{Pod, Zeroable};
 
 use super::best::Best;
@@ -12,7 +13,6 @@ use super::elementwise::count;
 use super::index::{FarRow, Scorer};
 use super::index_pages::{IndexKeys, PageLists};
 use super::pages::{KV_PAGE, PageLayout, PagePart};
-use super::rope::RopeLayout;
 use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};

@@ -5,15 +5,7 @@ use super::joining::{self, ROPE, RopePush};
 use crate::device::{Gpu, lines};
 use crate::span::{Span, SpanMut};
 use crate::work::Work;
-
-/// Which elements of a head form a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// Pair `i` is `(2i, 2i + 1)`.
-    Norm,
-    /// Pair `i` is `(i, i + n_rot / 2)`.
-    Neox,
-}
+use brigade_shapes::RopeLayout;
 
 impl Gpu {
     /// Rotates the first `n_rot` elements of each head of `x` (`[n_rows, n_heads, head_dim]`) in place, row `r` by row `r` of

@@ -1,5 +1,6 @@
 //! Routing: which experts rows use, chosen on the device.
 
+use brigade_shapes::{ExpertWeights, LEAST_WEIGHT_SUM};
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
@@ -18,83 +19,6 @@ static CHOOSE: Shader = shader!("choose_experts");
 
 /// Most experts that are chosen from, and most that a row uses: what shared memory of every device has room for.
 const MAX_EXPERTS: usize = 1024;
-
-/// The smallest sum that chosen weights are divided by (the smallest normal f16).
-pub const LEAST_WEIGHT_SUM: f32 = 6.103_515_6e-5;
-
-/// Experts in groups of consecutive ones, of which the best are open to a token (DeepSeek-V3, arXiv 2412.19437, section
-/// 2.1.2): a group counts as the sum of its two highest scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Groups; divides the number of experts.
-    pub count: usize,
-    /// Groups that a token may use.
-    pub used: usize,
-}
-
-/// From what a router gives the chosen experts to their weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ExpertWeights {
-    /// Times this.
-    Scaled(f32),
-    /// Divided by their sum, which counts as [`LEAST_WEIGHT_SUM`] at least, and times this.
-    Normed(f32),
-    /// Their softmax, times this.
-    Softmax(f32),
-}
-
-/// Which experts a row uses. `B` is a vector, wherever it lies.
-#[derive(Clone, Copy, Debug)]
-pub enum ChooseBy<'a, B = Span<'a>> {
-    /// Those with the highest scores, descending; ties go to the lower id.
-    Score {
-        /// What is added to the router's values for the choice alone, `[n_expert]`.
-        bias: Option<B>,
-        /// Groups that are chosen first.
-        groups: Option<ExpertGroups>,
-    },
-    /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it has
-    /// one of them. A group weighs what the router gives the expert of its number.
-    GroupsOfBest(usize),
-    /// These, `[n_rows, n_used]`.
-    Known(&'a [u32]),
-}
-
-/// How experts of rows are chosen and weighed.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertChoice<'a, B = Span<'a>> {
-    /// Experts that the router knows.
-    pub n_expert: usize,
-    /// Experts that a row uses.
-    pub n_used: usize,
-    /// Which they are.
-    pub by: ChooseBy<'a, B>,
-    /// How they are weighed.
-    pub weights: ExpertWeights,
-}
-
-impl<'a, B> ExpertChoice<'a, B> {
-    /// Experts that work: groups count where those are chosen.
-    pub fn n_working(&self) -> usize {
-        match self.by {
-            ChooseBy::GroupsOfBest(per_group) => self.n_expert / per_group,
-            ChooseBy::Score { .. } | ChooseBy::Known(_) => self.n_expert,
-        }
-    }
-
-    /// The same choice, with its vector seen elsewhere.
-    pub fn map_bias<C>(self, elsewhere: impl FnOnce(B) -> C) -> ExpertChoice<'a, C> {
-        let Self { n_expert, n_used, by, weights } = self;
-        let by = match by {
-            ChooseBy::Score { bias, groups } => {
-                ChooseBy::Score { bias: bias.map(elsewhere), groups }
-            }
-            ChooseBy::GroupsOfBest(per_group) => ChooseBy::GroupsOfBest(per_group),
-            ChooseBy::Known(known) => ChooseBy::Known(known),
-        };
-        ExpertChoice { n_expert, n_used, by, weights }
-    }
-}
 
 /// Which experts rows use, in lists on the device, and [which pairs](ExpertWork) each of these works on.
 ///
@@ -138,30 +62,6 @@ struct ChoosePush {
     least_sum: f32,
 }
 
-impl ExpertChoice<'_> {
-    /// Whether a device can do it.
-    pub fn fits(&self) -> bool {
-        self.n_expert <= MAX_EXPERTS && self.n_used <= MAX_EXPERTS
-    }
-
-    /// # Panics
-    /// If sizes disagree.
-    fn check(&self, n_rows: usize) {
-        let Self { n_expert, n_used, by, .. } = *self;
-        assert!(self.fits() && n_expert > 0 && n_used > 0, "route: {n_used} of {n_expert}");
-        let groups = match by {
-            ChooseBy::Score { groups, .. } => groups.map(|groups| groups.count),
-            ChooseBy::GroupsOfBest(per_group) => Some(per_group),
-            ChooseBy::Known(known) => {
-                return assert_eq!(known.len(), n_rows * n_used, "route: known experts");
-            }
-        };
-        assert!(n_used <= n_expert, "route: {n_used} of {n_expert}");
-        let whole = groups.is_none_or(|n| n > 0 && n_expert.is_multiple_of(n));
-        assert!(whole, "route: {n_expert} experts in groups");
-    }
-}
-
 impl Gpu {
     /// Chooses experts for each row of `probs` (`[n_rows, n_expert]`), what a router gives each, and sorts rows by expert.
     ///
@@ -169,7 +69,7 @@ impl Gpu {
     /// [`GpuError::OutOfMemory`] where the device has no room for the lists.
     ///
     /// # Panics
-    /// If shapes disagree, or the choice does not [fit](ExpertChoice::fits).
+    /// If shapes disagree, or the choice is more than [`Gpu::can_route`].
     pub fn route(
         &self,
         choice: &ExpertChoice<'_>,
@@ -178,7 +78,7 @@ impl Gpu {
         let n = probs.values();
         assert!(n.is_multiple_of(choice.n_expert.max(1)), "route: {n} values of {choice:?}");
         let n_rows = n / choice.n_expert.max(1);
-        choice.check(n_rows);
+        check(choice, n_rows);
         let mut routes = self.routes(n_rows, choice.n_used, choice.n_working())?;
         if n_rows > 0 {
             self.choose_experts(choice, probs, &mut routes);
@@ -356,4 +256,34 @@ impl ExpertRoutes {
         let len = 4 * self.n_pairs();
         list as usize * len..(list as usize + 1) * len
     }
+}
+
+/// Which experts a row uses, with a vector on the device.
+pub type ChooseBy<'a> = brigade_shapes::ChooseBy<'a, Span<'a>>;
+
+/// How experts of rows are chosen and weighed, with a vector on the device.
+pub type ExpertChoice<'a> = brigade_shapes::ExpertChoice<'a, Span<'a>>;
+
+impl Gpu {
+    /// Whether a device can choose so.
+    pub fn can_route(choice: &ExpertChoice<'_>) -> bool {
+        choice.n_expert <= MAX_EXPERTS && choice.n_used <= MAX_EXPERTS
+    }
+}
+
+/// # Panics
+/// If sizes disagree.
+fn check(choice: &ExpertChoice<'_>, n_rows: usize) {
+    let ExpertChoice { n_expert, n_used, by, .. } = *choice;
+    assert!(Gpu::can_route(choice) && n_expert > 0 && n_used > 0, "route: {n_used} of {n_expert}");
+    let groups = match by {
+        ChooseBy::Score { groups, .. } => groups.map(|groups| groups.count),
+        ChooseBy::GroupsOfBest(per_group) => Some(per_group),
+        ChooseBy::Known(known) => {
+            return assert_eq!(known.len(), n_rows * n_used, "route: known experts");
+        }
+    };
+    assert!(n_used <= n_expert, "route: {n_used} of {n_expert}");
+    let whole = groups.is_none_or(|n| n > 0 && n_expert.is_multiple_of(n));
+    assert!(whole, "route: {n_expert} experts in groups");
 }

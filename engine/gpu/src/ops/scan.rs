@@ -30,15 +30,6 @@ pub struct ScanPart {
     pub n_rows: usize,
 }
 
-/// Where in a slot's values a state lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateAt {
-    /// Values of a slot.
-    pub per_slot: usize,
-    /// The first of the state's.
-    pub first: usize,
-}
-
 /// Rows of a wider matrix: columns `first_col ..` of rows of `stride` values.
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnsSpan<'a> {

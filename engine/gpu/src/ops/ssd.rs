@@ -1,6 +1,7 @@
 //! The selective state space of Mamba-2 (SSD, arXiv 2405.21060). There is one decay for each head and token, and each head
 //! has a state `[n_state, head_dim]`.
 
+use brigade_shapes::SsdShape;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -14,41 +15,6 @@ static SSD: Shader = shader!("ssd");
 
 /// Most state values of a channel: B and C of some rows are in shared memory.
 const MAX_STATE: usize = 512;
-
-/// Sizes of the recurrence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SsdShape {
-    /// Heads.
-    pub n_head: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Width of B and C: state values of a channel, at most 512.
-    pub n_state: usize,
-    /// Groups of neighbouring heads that share B and C; divides `n_head`.
-    pub n_group: usize,
-}
-
-impl SsdShape {
-    /// Channels of all heads.
-    pub fn n_inner(&self) -> usize {
-        self.n_head * self.head_dim
-    }
-
-    /// Width of B, and of C, over all groups.
-    pub fn n_bc(&self) -> usize {
-        self.n_group * self.n_state
-    }
-
-    /// Values of a head's state.
-    pub fn head_state(&self) -> usize {
-        self.n_state * self.head_dim
-    }
-
-    /// Values of a sequence's state, `[n_head, n_state, head_dim]`.
-    pub fn state_len(&self) -> usize {
-        self.n_inner() * self.n_state
-    }
-}
 
 /// The recurrence of one layer. For each token, with `delta = softplus(dt + dt_bias)` and the group
 /// `g = h / (n_head / n_group)` of head `h`: `S[n][p] = exp(delta a) S[n][p] + B[g][n] (delta x[p])`, then

@@ -1,5 +1,6 @@
 //! What streams of a token weigh that every block reads and writes.
 
+use brigade_shapes::StreamShape;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -13,21 +14,6 @@ static SHADER: Shader = shader!("stream_weights");
 /// Most streams of a token: an invocation has their matrix.
 const MAX_STREAMS: usize = 16;
 
-/// How numbers become weights of streams.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StreamShape {
-    /// Streams.
-    pub n: usize,
-    /// Added to what is read, and to what divides.
-    pub eps: f32,
-    /// Factor on what is written.
-    pub magnitude: f32,
-    /// Added to that.
-    pub post_eps: f32,
-    /// Rounds that make the matrix doubly stochastic; `None`: streams do not mix.
-    pub rounds: Option<usize>,
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Push {
@@ -40,14 +26,6 @@ struct Push {
     eps: f32,
     magnitude: f32,
     post_eps: f32,
-}
-
-impl StreamShape {
-    /// Whether rows of `width` numbers hold what is read alone, that and what is written, or these and the mixture.
-    pub fn fits(&self, width: usize) -> bool {
-        let mixing = 2 * self.n + self.n * self.n;
-        width == self.n || width == if self.rounds.is_some() { mixing } else { 2 * self.n }
-    }
 }
 
 impl Gpu {

@@ -1,5 +1,6 @@
 //! Weighted sums of rows of several sources.
 
+use brigade_shapes::{SumStart, WeightsAt};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -9,28 +10,6 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static SHADER: Shader = shader!("weigh");
-
-/// What a sum starts with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SumStart {
-    /// Nothing.
-    Zero,
-    /// What is there.
-    Own,
-}
-
-/// Where weights of rows stand: that of row `r` and source `k` is value `first + r * stride + k * step`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WeightsAt {
-    /// That of row 0 and source 0.
-    pub first: usize,
-    /// Values from one row's to the next one's.
-    pub stride: usize,
-    /// Values from one source's to the next one's.
-    pub step: usize,
-    /// Whether each column has weights of its own, side by side; else all have the same.
-    pub by_column: bool,
-}
 
 /// What is weighed.
 #[derive(Clone, Copy, Debug)]
@@ -57,13 +36,6 @@ struct Push {
     source_stride: u32,
     weight_stride: u32,
     weight_step: u32,
-}
-
-impl WeightsAt {
-    /// The place of the weight of row `r` and source `k`, of its first column.
-    pub fn of(&self, r: usize, k: usize) -> usize {
-        self.first + r * self.stride + k * self.step
-    }
 }
 
 impl Gpu {

@@ -15,11 +15,11 @@ use super::exp::{exp, tanh};
 use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32};
 use super::run;
-use crate::KV_PAGE;
 use crate::simd::{LANES, Op, Simd};
 use crate::tiles::attention::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
 use crate::tiles::chosen_blocks::SeenPage;
-use crate::tiles::kv::{KvType, ValuePlace};
+use brigade_shapes::KV_PAGE;
+use brigade_shapes::{KvType, ValuePlace};
 
 /// Vectors of positions in a page.
 const VECTORS: usize = KV_PAGE / LANES;

@@ -4,7 +4,7 @@ use super::elementwise::zip;
 use super::exp::{sigmoid, tanh};
 use super::run;
 use crate::simd::{Op, Simd};
-use crate::tiles::bounded_gate::GateBounds;
+use brigade_shapes::GateBounds;
 
 /// See [`Compute::bounded_gate_mul`](crate::Compute::bounded_gate_mul).
 pub(crate) fn bounded_gate_mul<S: Simd>(x: &mut [f32], gates: &[f32], bounds: GateBounds) {

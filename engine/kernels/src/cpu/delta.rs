@@ -15,8 +15,9 @@ use super::exp::{exp, sigmoid, softplus};
 use super::ssd::{lanes, put};
 use super::{flush_subnormals, run};
 use crate::simd::{LANES, Op, Simd};
-use crate::tiles::delta::{Decay, DeltaTile};
+use crate::tiles::delta::DeltaTile;
 use crate::tiles::scan::FLUSH_EVERY;
+use brigade_shapes::Decay;
 
 /// Rows of a block: their keys, queries and decays (for keys of 128: 24 KiB) stay close. Divides
 /// [`FLUSH_EVERY`].

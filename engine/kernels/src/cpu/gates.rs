@@ -4,7 +4,8 @@ use super::elementwise::{map, zip};
 use super::exp::{exp, sigmoid, silu, tanh};
 use super::run;
 use crate::simd::{Op, Simd};
-use crate::tiles::gates::{GELU_CUBIC, GELU_LINEAR, GateBound, SwiGluClamp, SwiGluLimit, Xielu};
+use crate::tiles::gates::{GELU_CUBIC, GELU_LINEAR};
+use brigade_shapes::{GateBound, SwiGluClamp, SwiGluLimit, Xielu};
 
 /// See [`Compute::gelu`](crate::Compute::gelu).
 pub(crate) fn gelu<S: Simd>(x: &mut [f32]) {

@@ -12,12 +12,12 @@ use super::attention::{columns, fetch_next, products};
 use super::kv::{Element, PageType, Q8};
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
-use crate::KV_PAGE;
 use crate::simd::{LANES, Op, Simd};
 use crate::tiles::attention::TILE_QUERIES;
 use crate::tiles::block_index::ProductTile;
 use crate::tiles::index::IndexTile;
-use crate::tiles::kv::KvType;
+use brigade_shapes::KV_PAGE;
+use brigade_shapes::KvType;
 
 /// See [`Compute::choose`](crate::Compute::choose).
 pub(crate) fn index_scores<S: Simd>(tile: &mut IndexTile<'_>) {

@@ -8,9 +8,10 @@ use std::marker::PhantomData;
 
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
-use crate::KV_PAGE;
 use crate::simd::{LANES, Op, Simd};
-use crate::tiles::kv::{KvLayout, KvRow, KvType, SCALE_ELEMS, ValuePlace};
+use crate::tiles::kv::KvRow;
+use brigade_shapes::KV_PAGE;
+use brigade_shapes::{KvLayout, KvType, SCALE_ELEMS, ValuePlace};
 
 /// Vectors of a block of elements with one scale.
 const SCALE_VECTORS: usize = SCALE_ELEMS / LANES;

@@ -1,4 +1,4 @@
-//! The kernels. Each algorithm is written once, generic over [`Simd`](super::simd::Simd). One thin file for
+//! The kernels. Each algorithm is written once, generic over [`Simd`](super::simd::Simd). One thin crate for
 //! each instruction set only says how a lane operation is spelled there.
 //!
 //! Every function here that a table points to is `name::<S>`. It obtains the proof that the CPU has the
@@ -7,10 +7,6 @@
 pub(crate) mod act;
 pub(crate) mod arithmetic;
 pub(crate) mod attention;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
 pub(crate) mod bounded_gate;
 pub(crate) mod conv;
 pub(crate) mod delta;
@@ -27,8 +23,6 @@ pub(crate) mod matmul_f32;
 pub(crate) mod matmul_few;
 pub(crate) mod matmul_many;
 pub(crate) mod matmul_q8;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod probe;

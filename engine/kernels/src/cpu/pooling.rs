@@ -8,8 +8,8 @@ use super::kv::{PageType, Q8};
 use super::matmul_f32::{F16, F32, Float};
 use super::run;
 use crate::simd::{LANES, Op, Simd};
-use crate::tiles::kv::KvType;
 use crate::tiles::pooling::{GatedPool, GatedRow, PoolTile};
+use brigade_shapes::KvType;
 
 /// See [`Compute::pool_gated`](crate::Compute::pool_gated).
 pub(crate) fn pool_gated<S: Simd>(pool: GatedPool<'_>) {

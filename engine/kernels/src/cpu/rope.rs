@@ -3,7 +3,8 @@
 
 use super::run;
 use crate::simd::{LANES, Op, Simd};
-use crate::tiles::rope::{RopeLayout, RopeRow};
+use crate::tiles::rope::RopeRow;
+use brigade_shapes::RopeLayout;
 
 struct Rotate<'a, 'b>(&'a mut RopeRow<'b>);
 

@@ -5,7 +5,7 @@ use crate::simd::{LANES, Op, Simd};
 
 /// The lanes of `S` with [`Simd::fma`] as two steps.
 #[derive(Clone, Copy)]
-pub(crate) struct Unfused<S>(S);
+pub struct Unfused<S>(S);
 
 /// An op that runs over [`Unfused`] lanes wherever it is run.
 struct Within<O>(O);

@@ -52,6 +52,7 @@ pub(crate) enum Offset {
 
 impl Offset {
     /// The number of [`Offset::Shift`], 0 for the others.
+    #[inline]
     pub(crate) const fn shift(self) -> u32 {
         match self {
             Self::Shift(n) => n,

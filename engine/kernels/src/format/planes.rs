@@ -66,21 +66,25 @@ fn pack<const BITS: usize>(codes: &Codes, shift: u32, out: &mut [u8]) {
 }
 
 /// Whole bytes.
+#[inline]
 pub(super) fn pack_bytes(codes: &Codes, out: &mut [u8]) {
     pack::<8>(codes, 0, out);
 }
 
 /// The low nibbles.
+#[inline]
 pub(super) fn pack_nibbles(codes: &Codes, out: &mut [u8]) {
     pack::<4>(codes, 0, out);
 }
 
 /// Two bits from `shift` on.
+#[inline]
 pub(super) fn pack_pairs(codes: &Codes, shift: u32, out: &mut [u8]) {
     pack::<2>(codes, shift, out);
 }
 
 /// The bit at `shift`.
+#[inline]
 pub(super) fn pack_bits(codes: &Codes, shift: u32, out: &mut [u8]) {
     pack::<1>(codes, shift, out);
 }

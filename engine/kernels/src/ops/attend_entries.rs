@@ -3,15 +3,18 @@
 //! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
 //! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
+use super::entries::key_of;
 use std::ops::Range;
 
-use super::entries::{EntryLayout, put_record};
+use super::entries::put_record;
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart, AttendVariant};
-use crate::tiles::kv::{KV_PAGE, KvLayout, KvRow};
+use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
 use crate::vector::Vector;
+use brigade_shapes::EntryLayout;
+use brigade_shapes::{KV_PAGE, KvLayout};
 
 /// Pages of keys that are copied at once, at least those of one row.
 const PAGES_AT_ONCE: usize = 256;
@@ -153,7 +156,7 @@ impl Compute {
             let pages = unsafe { pages.rows(first..first + blocks.len()) };
             let EntryRow { blocks, entries, near } = attend.rows[first_row];
             for at in 0..entries.len() {
-                let key = attend.layout.key(attend.pool, blocks, entries.get(at));
+                let key = key_of(attend.layout, attend.pool, blocks, entries.get(at));
                 put_record(layout, key, page_of(pages, page_bytes, at), at % KV_PAGE);
             }
             for (i, k) in near.chunks_exact(layout.head_dim_k).enumerate() {

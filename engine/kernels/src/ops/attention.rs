@@ -16,9 +16,9 @@ use crate::tiles::attention::{
     TILE_QUERIES,
 };
 use crate::tiles::chosen_blocks::{ChosenBlocks, SeenPage};
-use crate::tiles::kv::{KV_PAGE, ValuePlace};
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::check_disjoint_rows;
+use brigade_shapes::{KV_PAGE, ValuePlace};
 
 /// Tiles that each thread should find; with fewer, spans are spread as well.
 const TILES_PER_THREAD: usize = 4;

@@ -11,10 +11,11 @@ use super::index::{best_places, ordered};
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{AttendPart, TILE_QUERIES};
-use crate::tiles::block_index::{BlockSizes, ProductTile};
-use crate::tiles::kv::{KV_PAGE, KvLayout, ValuePlace};
+use crate::tiles::block_index::ProductTile;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::check_disjoint_rows;
+use brigade_shapes::BlockSizes;
+use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! The gate of an FFN whose values stay within bounds ([`GateBounds`]).
 
 use crate::compute::Compute;
-use crate::tiles::bounded_gate::GateBounds;
+use brigade_shapes::GateBounds;
 
 impl Compute {
     /// `x = gate * tanh(g / gate) * sigmoid(g) * linear * tanh(x / linear)` for each `g` of `gates`. This is

@@ -1,14 +1,16 @@
 //! The index over entries: it scores all that a row sees, and the row attends to the best of them. Scores and choice are
 //! those of [`index`](super::index), with an entry in the place of a position.
 
-use super::entries::{EntryLayout, put_record};
+use super::entries::index_key_of;
+use super::entries::put_record;
 use super::index::{best_places, ordered};
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::simd::LANES;
 use crate::tiles::index::IndexTile;
-use crate::tiles::kv::KV_PAGE;
 use crate::tiles::out_rows::Rows;
+use brigade_shapes::EntryLayout;
+use brigade_shapes::KV_PAGE;
 
 /// Rows whose scores are kept at once.
 const ROWS_AT_ONCE: usize = 16;
@@ -105,7 +107,7 @@ impl Compute {
             let mut copied = vec![0.0f32; pages * layout.page_bytes() / size_of::<f32>()];
             let pool: &mut [u8] = bytemuck::cast_slice_mut(&mut copied);
             for at in 0..n {
-                let key = index.layout.index(index.pool, row.blocks, first + at);
+                let key = index_key_of(index.layout, index.pool, row.blocks, first + at);
                 let page = &mut pool[at / KV_PAGE * layout.page_bytes()..][..layout.page_bytes()];
                 put_record(&layout.of_index(), key, page, at % KV_PAGE);
             }

@@ -5,9 +5,9 @@ use super::index::{FarRow, far_rows};
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart};
-use crate::tiles::index::PoolSizes;
-use crate::tiles::kv::{KV_PAGE, KvLayout, ValuePlace};
 use crate::tiles::out_rows::Rows;
+use brigade_shapes::PoolSizes;
+use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
 /// Which positions rows attend to.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,10 @@
 
 use crate::compute::Compute;
 use crate::simd::LANES;
-use crate::tiles::conv::{Columns, Conv, ConvTile, StateAt};
+use crate::tiles::conv::{Columns, Conv, ConvTile};
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::{ScanPart, States};
+use brigade_shapes::StateAt;
 
 impl Compute {
     /// Runs `conv` over the rows of `parts`: `x` holds the inputs, `out` is `[n_rows, channels]`,

@@ -2,9 +2,10 @@
 
 use crate::compute::Compute;
 use crate::simd::LANES;
-use crate::tiles::delta::{DeltaRows, DeltaShape, DeltaTile};
+use crate::tiles::delta::{DeltaRows, DeltaTile};
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::{ScanPart, States};
+use brigade_shapes::DeltaShape;
 
 /// Strips that one task takes.
 const STRIPS: usize = 8;

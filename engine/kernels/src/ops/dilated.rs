@@ -1,6 +1,6 @@
 //! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
 
-use brigade_gpu::DilatedConv;
+use brigade_shapes::DilatedConv;
 
 use crate::compute::Compute;
 use crate::tiles::scan::ScanPart;

@@ -1,8 +1,6 @@
 //! The choice of experts: which of them a row uses, and how much each weighs.
 
-pub use brigade_gpu::{ExpertGroups, ExpertWeights};
-
-use brigade_gpu::LEAST_WEIGHT_SUM;
+use brigade_shapes::{ExpertGroups, ExpertWeights, LEAST_WEIGHT_SUM};
 
 use crate::compute::Compute;
 use crate::vector::Vector;
@@ -10,11 +8,11 @@ use crate::vector::Vector;
 /// Members of a group whose scores are its score.
 const GROUP_SCORES: usize = 2;
 
-/// Which experts a row uses ([`brigade_gpu::ChooseBy`]).
-pub type ChooseBy<'a> = brigade_gpu::ChooseBy<'a, &'a Vector>;
+/// Which experts a row uses ([`brigade_shapes::ChooseBy`]).
+pub type ChooseBy<'a> = brigade_shapes::ChooseBy<'a, &'a Vector>;
 
-/// How experts of rows are chosen and weighed ([`brigade_gpu::ExpertChoice`]).
-pub type ExpertChoice<'a> = brigade_gpu::ExpertChoice<'a, &'a Vector>;
+/// How experts of rows are chosen and weighed ([`brigade_shapes::ExpertChoice`]).
+pub type ExpertChoice<'a> = brigade_shapes::ExpertChoice<'a, &'a Vector>;
 
 impl Compute {
     /// The experts of each row with their weights, `[n_rows, n_used]` both, by what a router gives each expert, `probs`

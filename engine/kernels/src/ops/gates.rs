@@ -1,7 +1,7 @@
 //! Activations of FFNs other than SwiGLU, and bounds on values: rows spread over the threads.
 
 use crate::compute::Compute;
-use crate::tiles::gates::{SwiGluClamp, SwiGluLimit, Xielu};
+use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
 impl Compute {
     /// `x = gelu(x)`, by the hyperbolic tangent.

@@ -12,10 +12,11 @@ use crate::BlockId;
 use crate::compute::Compute;
 use crate::simd::LANES;
 use crate::tiles::attention::AttendPart;
-use crate::tiles::index::{IndexTile, PoolSizes};
-use crate::tiles::kv::{KV_PAGE, KvLayout};
+use crate::tiles::index::IndexTile;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::check_disjoint_rows;
+use brigade_shapes::PoolSizes;
+use brigade_shapes::{KV_PAGE, KvLayout};
 
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy, Debug)]

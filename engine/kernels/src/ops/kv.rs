@@ -2,8 +2,9 @@
 
 use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
-use crate::tiles::kv::{KV_PAGE, KvLayout, KvRow};
+use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
+use brigade_shapes::{KV_PAGE, KvLayout};
 
 /// What rows leave in their pages.
 #[derive(Clone, Copy, Debug)]

@@ -11,12 +11,13 @@ use super::index::Index;
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
-use crate::tiles::block_index::BlockSizes;
 use crate::tiles::chosen_blocks::NO_BLOCK;
-use crate::tiles::index::PoolSizes;
-use crate::tiles::kv::{KV_PAGE, KvLayout, KvType, ValuePlace};
+use crate::tiles::kv::add_index_key;
 use crate::tiles::rope::RopeTable;
 use crate::tiles::scan::check_disjoint_rows;
+use brigade_shapes::BlockSizes;
+use brigade_shapes::PoolSizes;
+use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
 
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy)]
@@ -41,18 +42,6 @@ pub struct MeanIndex<'a> {
 
 /// Bytes of a line of the cache: pages start on one.
 const LINE: usize = 64;
-
-impl BlockSizes {
-    /// Where the last of a row's blocks is one that is not whole: positions that a row sees at most if it attends to all.
-    pub fn near_of_means(&self) -> usize {
-        self.width() - 1
-    }
-
-    /// Blocks that a row at `pos` sees whole.
-    fn n_whole(&self, pos: usize) -> usize {
-        (pos + 1) / self.positions
-    }
-}
 
 impl Compute {
     /// The blocks that each row attends to, ascending, the same for all its heads: `[n_rows, n_kv_head, per_row]`. They
@@ -145,7 +134,7 @@ impl Compute {
         self.fill_rows(&mut means, dim, &|block, mean| {
             for pos in block * size..(block + 1) * size {
                 let page = part.blocks[pos / KV_PAGE].0 as usize;
-                layout.add_index_key(layout.index(index.pool, page), pos % KV_PAGE, mean);
+                add_index_key(layout, layout.index(index.pool, page), pos % KV_PAGE, mean);
             }
             mean.iter_mut().for_each(|sum| *sum *= 1.0 / size as f32);
         });

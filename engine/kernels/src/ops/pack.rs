@@ -1,11 +1,13 @@
 //! Packing weights when they are loaded, and what that takes.
 
-use brigade_gpu::Gpu;
+use std::ops::Range;
+use std::sync::Arc;
+
 use bytemuck::Zeroable;
 
-use crate::aligned::AlignedBytes;
+use crate::aligned::{AlignedBytes, DeviceMemory};
 use crate::compute::Compute;
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 use crate::format::{FormatVisitor, PanelFormat, with_format};
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
@@ -80,22 +82,26 @@ impl PackedMatrix {
         Ok(source.packed(data))
     }
 
-    /// [`PackedMatrix::pack`] to a GPU's memory, or to what it copies from: the packed weights are nowhere else.
+    /// [`PackedMatrix::pack`] to a device's memory, or to what it copies from: the packed weights are nowhere else. `keep`
+    /// gets their bytes, those of a panel, and what writes a range of them; it returns the memory in which they lie.
     ///
     /// # Errors
-    /// As [`PackedMatrix::pack`], and [`KernelError::Gpu`] where the GPU has not that much memory.
-    pub fn pack_with_gpu(
+    /// As [`PackedMatrix::pack`], and those of `keep`.
+    pub fn pack_with(
         compute: &Compute,
-        gpu: &Gpu,
         (ty, rows, cols): (GgmlType, usize, usize),
         bytes: &[u8],
+        keep: impl FnOnce(
+            (usize, usize),
+            &mut dyn FnMut(Range<usize>, &mut [u8]),
+        ) -> Result<Arc<dyn DeviceMemory>, DeviceError>,
     ) -> Result<Self, KernelError> {
         let source = Source::new(ty, rows, cols, bytes)?;
-        let panel = source.panel_bytes;
-        let buffer = gpu.keep_with((source.packed_bytes(), panel), &mut |range, out| {
+        let (all, panel) = (source.packed_bytes(), source.panel_bytes);
+        let memory = keep((all, panel), &mut |range, out| {
             source.pack(compute, range.start.checked_div(panel).unwrap_or(0), out);
         })?;
-        Ok(source.packed(AlignedBytes::with_gpu(buffer)))
+        Ok(source.packed(AlignedBytes::with_device(all, memory)))
     }
 
     /// Bytes that packing a matrix `[rows, cols]` of type `ty` takes, without packing one.

@@ -10,9 +10,10 @@
 use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
-use crate::tiles::kv::{KV_PAGE, KvLayout, KvRow, ValuePlace};
+use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::pooling::{GatedPool, GatedRow, PoolTile};
+use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
 /// How the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 
 use crate::compute::Compute;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::rope::{RopeLayout, RopeParams, RopeRow, RopeTable, Yarn};
+use crate::tiles::rope::{RopeParams, RopeRow, RopeTable, Yarn};
+use brigade_shapes::RopeLayout;
 
 impl RopeTable {
     /// Angles for rows at `positions`.

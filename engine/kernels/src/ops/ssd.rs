@@ -3,7 +3,8 @@
 use crate::compute::Compute;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::{ScanPart, States};
-use crate::tiles::ssd::{Ssd, SsdInput, SsdShape, SsdTile};
+use crate::tiles::ssd::{Ssd, SsdInput, SsdTile};
+use brigade_shapes::SsdShape;
 
 /// Heads of a group that one unit of work takes: they share its packed B and C.
 const HEADS_PER_UNIT: usize = 4;

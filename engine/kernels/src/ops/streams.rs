@@ -1,6 +1,6 @@
 //! What streams of a token weigh that every block reads and writes.
 
-use brigade_gpu::StreamShape;
+use brigade_shapes::StreamShape;
 
 use crate::compute::Compute;
 

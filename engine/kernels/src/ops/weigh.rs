@@ -1,6 +1,6 @@
 //! Weighted sums of rows of several sources.
 
-use brigade_gpu::{SumStart, WeightsAt};
+use brigade_shapes::{SumStart, WeightsAt};
 
 use crate::compute::Compute;
 

@@ -89,6 +89,7 @@ pub struct ActForms {
 
 impl ActForms {
     /// Forgets them: the rows are about to change.
+    #[inline]
     pub fn clear(&mut self) {
         self.blocks.take();
         self.floats.take();
@@ -110,17 +111,20 @@ impl<'a> ActRows<'a> {
     ///
     /// # Panics
     /// If `x` is not whole rows.
+    #[inline]
     pub fn new(x: &'a [f32], cols: usize, forms: &'a ActForms) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} values in rows of {cols}", x.len());
         Self { x, n_rows: x.len() / cols, cols, forms }
     }
 
     /// Number of rows.
+    #[inline]
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
     /// Elements in a row.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }

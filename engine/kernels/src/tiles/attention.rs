@@ -1,13 +1,14 @@
 //! What attention takes, and the tiles that its kernels see. How rows, heads and spans are spread over threads changes no
 //! bit: `ops/attention` says why.
 
+use brigade_shapes::Window;
 use std::ops::Range;
 
 use super::chosen_blocks::{ChosenBlocks, SeenPage};
-use super::kv::KvLayout;
 use crate::BlockId;
 use crate::simd::LANES;
 use crate::vector::Vector;
+use brigade_shapes::KvLayout;
 
 /// Consecutive positions of one sequence, and where its pages are.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,7 @@ pub struct AttendPart<'a> {
 
 impl AttendPart<'_> {
     /// Rows, the first ones, that see no more than `width` positions.
+    #[inline]
     pub(crate) fn n_near(&self, width: usize) -> usize {
         width.saturating_sub(self.first_pos).min(self.n_rows)
     }
@@ -81,47 +83,10 @@ pub struct DistanceBiases<'a> {
 
 impl<'a> DistanceBiases<'a> {
     /// Those of one head.
+    #[inline]
     pub(crate) fn of(&self, head: usize) -> &'a [f32] {
         let n = 2 * self.reach + 1;
         &self.of_heads[head * n..][..n]
-    }
-}
-
-/// Which positions a row sees of those that it may see at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Window {
-    /// The last so many, its own included.
-    Sliding(u32),
-    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
-    Chunk(u32),
-    /// Those at most half so many away, before and after it.
-    Around(u32),
-}
-
-impl Window {
-    /// The first position that a row at `pos` sees.
-    pub fn first_visible(self, pos: usize) -> usize {
-        match self {
-            Self::Sliding(n) => (pos + 1).saturating_sub(n as usize),
-            Self::Chunk(n) => pos / n.max(1) as usize * n.max(1) as usize,
-            Self::Around(n) => pos.saturating_sub(n as usize / 2),
-        }
-    }
-
-    /// Behind the last position that a row at `pos` sees of positions up to `end`.
-    pub fn n_visible(self, pos: usize, end: usize) -> usize {
-        match self {
-            Self::Sliding(_) | Self::Chunk(_) => end,
-            Self::Around(n) => end.min(pos + n as usize / 2 + 1),
-        }
-    }
-
-    /// Positions that a row sees at most.
-    pub fn width(self) -> u32 {
-        match self {
-            Self::Sliding(n) | Self::Chunk(n) => n,
-            Self::Around(n) => n / 2 * 2 + 1,
-        }
     }
 }
 
@@ -176,6 +141,7 @@ pub(crate) enum SpanPages<'a> {
 }
 
 impl SpanPages<'_> {
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::All(pages) => pages.len(),
@@ -184,6 +150,7 @@ impl SpanPages<'_> {
     }
 
     /// The page at this place.
+    #[inline]
     pub(crate) fn at(&self, place: usize) -> SeenPage {
         match self {
             Self::All(pages) => SeenPage::whole(pages.start + place),
@@ -192,6 +159,7 @@ impl SpanPages<'_> {
     }
 
     /// The page that is read after the one at this place; it may be another span's, or none.
+    #[inline]
     pub(crate) fn next(&self, place: usize) -> Option<usize> {
         match self {
             Self::All(pages) => Some(pages.start + place + 1),

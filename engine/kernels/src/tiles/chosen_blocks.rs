@@ -1,8 +1,8 @@
 //! Attention to blocks of positions: what is read of a sequence is the pages that chosen blocks lie in, where they lie. In
 //! a page that holds other positions too, those have no weight. So what a row costs does not grow with its context.
 
-use super::block_index::BlockSizes;
-use super::kv::KV_PAGE;
+use brigade_shapes::BlockSizes;
+use brigade_shapes::KV_PAGE;
 
 /// Which blocks rows attend to.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,7 @@ pub struct SeenPage {
 
 impl SeenPage {
     /// A page of which no position is left out.
+    #[inline]
     pub fn whole(page: usize) -> Self {
         Self { page, positions: u64::MAX }
     }
@@ -40,6 +41,7 @@ impl ChosenBlocks<'_> {
     ///
     /// # Panics
     /// If the blocks do not ascend, or one lies behind `end`.
+    #[inline]
     pub fn pages(&self, blocks: &[u32], end: usize, pages: &mut Vec<SeenPage>) {
         let first = pages.len();
         for block in blocks.iter().take_while(|block| **block != NO_BLOCK) {

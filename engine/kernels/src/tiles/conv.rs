@@ -4,22 +4,22 @@ use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 use crate::vector::Vector;
-
-/// Most taps of a causal convolution; models have 3 or 4.
-pub const MAX_CONV_TAPS: usize = 8;
+use brigade_shapes::MAX_CONV_TAPS;
 
 /// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`,
 /// taps in ascending order; rows before a sequence's first count as zero.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    pub(crate) channels: usize,
-    pub(crate) taps: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Taps of each.
+    pub taps: usize,
     /// `[taps, channels]`.
-    pub(crate) weight: Vector,
+    pub weight: Vector,
     /// `[channels]`, zeros where the model has none.
-    pub(crate) bias: Vector,
+    pub bias: Vector,
     /// Whether `silu` follows.
-    pub(crate) silu: bool,
+    pub silu: bool,
 }
 
 /// Rows of a wider matrix: columns `first_col ..` of rows of `stride` values.
@@ -33,15 +33,15 @@ pub struct Columns<'a> {
     pub first_col: usize,
 }
 
-pub use brigade_gpu::StateAt;
-
 impl<'a> Columns<'a> {
     /// Rows that are all of `data`, `stride` values each.
+    #[inline]
     pub fn whole(data: &'a [f32], stride: usize) -> Self {
         Self { data, stride, first_col: 0 }
     }
 
     /// Checks that there are `n_rows` rows with `n` columns to take.
+    #[inline]
     pub(crate) fn check(&self, n_rows: usize, n: usize, what: &str) {
         assert!(self.data.len() >= n_rows * self.stride, "{what}: {n_rows} rows");
         assert!(self.first_col + n <= self.stride, "{what}: {n} columns of {}", self.stride);
@@ -69,6 +69,7 @@ pub(crate) struct ConvTile<'a> {
 
 impl ConvTile<'_> {
     /// Channels of the tile.
+    #[inline]
     pub(crate) fn width(&self) -> usize {
         (self.conv.channels - self.start).min(LANES)
     }
@@ -84,10 +85,12 @@ impl ConvTile<'_> {
         &self.conv.bias[self.start..][..self.width()]
     }
 
+    #[inline]
     pub(crate) fn taps(&self) -> usize {
         self.conv.taps
     }
 
+    #[inline]
     pub(crate) fn silu(&self) -> bool {
         self.conv.silu
     }
@@ -108,6 +111,7 @@ impl Conv {
     ///
     /// # Panics
     /// If lengths disagree, or there are fewer than 2 or more than [`MAX_CONV_TAPS`] taps.
+    #[inline]
     pub fn new(weight: &[f32], taps: usize, bias: Option<Vector>, silu: bool) -> Self {
         assert!((2..=MAX_CONV_TAPS).contains(&taps), "{taps} taps");
         let channels = weight.len() / taps;
@@ -120,11 +124,13 @@ impl Conv {
     }
 
     /// Channels.
+    #[inline]
     pub fn channels(&self) -> usize {
         self.channels
     }
 
     /// Values of a sequence's state: the `taps - 1` rows before the next one, in tiles of channels.
+    #[inline]
     pub fn state_len(&self) -> usize {
         self.channels * (self.taps - 1)
     }

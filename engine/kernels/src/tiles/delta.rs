@@ -12,7 +12,7 @@ use super::conv::Columns;
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 
-pub use brigade_gpu::{Decay, DeltaShape, KeyHeads};
+use brigade_shapes::{Decay, DeltaShape};
 
 /// The operands of a delta rule, a row a token.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,7 @@ pub struct DeltaRows<'a> {
 
 impl DeltaRows<'_> {
     /// Panics where they are not `n_rows` rows of this shape.
+    #[inline]
     pub(crate) fn check(&self, shape: &DeltaShape, n_rows: usize) {
         let DeltaShape { n_head, n_key_head, d_k, d_v, .. } = *shape;
         assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {shape:?}");

@@ -16,14 +16,16 @@ use crate::vector::Vector;
 /// The constants of a selective scan.
 #[derive(Clone, Debug)]
 pub struct MambaScan {
-    pub(crate) channels: usize,
-    pub(crate) n_state: usize,
+    /// Channels.
+    pub channels: usize,
+    /// State values of each.
+    pub n_state: usize,
     /// `[tiles, n_state, LANES]`; channels beyond the last are zero, here and below.
-    pub(crate) a: Vector,
+    pub a: Vector,
     /// `[tiles, LANES]`.
-    pub(crate) dt_bias: Vector,
+    pub dt_bias: Vector,
     /// `[tiles, LANES]`.
-    pub(crate) d: Vector,
+    pub d: Vector,
 }
 
 /// What a selective scan reads, row by row.
@@ -113,6 +115,7 @@ impl MambaScan {
     ///
     /// # Panics
     /// If lengths disagree.
+    #[inline]
     pub fn new(a: &[f32], dt_bias: &[f32], d: &[f32]) -> Self {
         let channels = d.len();
         assert!(channels > 0 && dt_bias.len() == channels, "mamba: channels");
@@ -129,6 +132,7 @@ impl MambaScan {
     }
 
     /// Values of a sequence's state: channels filled up to whole tiles of `n_state` each.
+    #[inline]
     pub const fn state_len(channels: usize, n_state: usize) -> usize {
         channels.next_multiple_of(LANES) * n_state
     }

@@ -3,7 +3,6 @@
 pub(crate) mod act;
 pub(crate) mod attention;
 pub(crate) mod block_index;
-pub(crate) mod bounded_gate;
 pub(crate) mod chosen_blocks;
 pub(crate) mod column_slices;
 pub(crate) mod conv;
@@ -14,7 +13,6 @@ pub(crate) mod index;
 pub(crate) mod kv;
 pub(crate) mod mamba;
 pub(crate) mod matmul;
-mod on_gpu;
 pub(crate) mod out_rows;
 pub(crate) mod pack;
 pub(crate) mod pooling;

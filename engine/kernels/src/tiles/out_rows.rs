@@ -17,6 +17,7 @@ unsafe impl<T: Send> Sync for Rows<'_, T> {}
 
 impl<'a, T> Rows<'a, T> {
     /// `slice` as rows of `row` elements.
+    #[inline]
     pub(crate) fn new(slice: &'a mut [T], row: usize) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), row, owner: PhantomData }
     }
@@ -26,6 +27,7 @@ impl<'a, T> Rows<'a, T> {
     /// # Safety
     /// No other part of these rows that overlaps `range` is alive.
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    #[inline]
     pub(crate) unsafe fn rows(&self, range: Range<usize>) -> &'a mut [T] {
         let (start, end) = (range.start * self.row, range.end * self.row);
         assert!(start <= end && end <= self.len, "rows {range:?} of {} elements", self.len);

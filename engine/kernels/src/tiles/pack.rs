@@ -5,11 +5,7 @@
 //! formats are described in [`crate::format`]. Panels of floats hold, column after column, sixteen values of
 //! the source's own type.
 
-use std::sync::Arc;
-
-use brigade_gpu::{GpuBuffer, Span};
-
-use crate::aligned::AlignedBytes;
+use crate::aligned::{AlignedBytes, DeviceMemory};
 use crate::simd::LANES;
 use brigade_quant::GgmlType;
 
@@ -27,71 +23,79 @@ pub struct PackedMatrix {
 impl PackedMatrix {
     /// The same weights times `scale`: products are multiplied with it, once, when they are complete.
     #[must_use]
+    #[inline]
     pub fn scaled(self, scale: f32) -> Self {
         Self { scale: self.scale * scale, ..self }
     }
 
-    /// The panels, if they lie with a GPU.
-    pub fn span(&self) -> Option<Span<'_>> {
-        self.data.span()
-    }
-
-    /// The buffer of the panels, if they lie with a GPU.
-    pub fn buffer(&self) -> Option<&Arc<GpuBuffer>> {
-        self.data.buffer()
+    /// The memory that the panels lie in, if it is a device's.
+    #[inline]
+    pub fn with_device(&self) -> Option<&dyn DeviceMemory> {
+        self.data.with().map(|memory| &**memory)
     }
 
     /// What products are multiplied with when they are complete.
+    #[inline]
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
     /// Output features.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Input features.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// The source type.
+    #[inline]
     pub fn ty(&self) -> GgmlType {
         self.ty
     }
 
     /// Bytes held, which a product with one row reads once.
+    #[inline]
     pub fn nbytes(&self) -> usize {
         self.data.len()
     }
 
     /// The panels, one after the other.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.data
     }
 
     /// Panels of sixteen rows.
+    #[inline]
     pub(crate) fn n_panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
+    #[inline]
     pub(crate) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
 
     /// Panel `p`.
+    #[inline]
     pub(crate) fn panel(&self, p: usize) -> &[u8] {
         &self.data[p * self.panel_bytes..][..self.panel_bytes]
     }
 
     /// Whether products read the 8-bit form of the activations.
+    #[inline]
     pub(crate) fn wants_blocks(&self) -> bool {
         !is_float(self.ty)
     }
 }
 
 /// Whether products with this type are taken in f32.
+#[inline]
 pub(crate) fn is_float(ty: GgmlType) -> bool {
     matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)
 }

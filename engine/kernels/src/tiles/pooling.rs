@@ -1,6 +1,6 @@
 //! Tiles of pools of rows by a learned gate.
 
-use super::kv::KvLayout;
+use brigade_shapes::KvLayout;
 
 /// One row that goes into a pool.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::vector::Vector;
 
-pub use brigade_gpu::RopeLayout;
+pub use brigade_shapes::RopeLayout;
 
 /// What decides the angles; the same for all rows of a model (or of a layer kind).
 #[derive(Clone, Debug, PartialEq)]
@@ -68,16 +68,19 @@ pub(crate) struct RopeRow<'a> {
 
 impl RopeTable {
     /// Rotated elements at the start of a head.
+    #[inline]
     pub fn n_rot(&self) -> usize {
         self.n_rot
     }
 
     /// Pairing.
+    #[inline]
     pub fn layout(&self) -> RopeLayout {
         self.layout
     }
 
     /// The table that turns back what this one turned, as far as it has no magnitude.
+    #[inline]
     pub fn backwards(&self) -> &Self {
         self.backwards.get_or_init(|| Box::new(self.turned_back()))
     }
@@ -104,6 +107,7 @@ impl RopeTable {
     }
 
     /// Per row the cosines of all pairs, then their sines, `[n_rows, n_rot]`.
+    #[inline]
     pub fn by_pair(&self) -> &Vector {
         self.by_pair.get_or_init(|| match self.layout {
             RopeLayout::Neox => self.cos.clone(),
@@ -119,10 +123,12 @@ impl RopeTable {
     }
 
     /// Rows of the table.
+    #[inline]
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
+    #[inline]
     pub(crate) fn row(&self, r: usize) -> (&[f32], &[f32]) {
         let row = r * self.n_rot..(r + 1) * self.n_rot;
         match self.layout {

@@ -35,6 +35,7 @@ impl ScanPart {
     ///
     /// # Panics
     /// If they are not so. What is written from several threads at once rests on it.
+    #[inline]
     pub fn check(parts: &[Self], n_rows: usize, n_slots: usize, op: &str) {
         let rows = parts.iter().map(|part| (part.first_row, part.n_rows));
         check_disjoint_rows(rows, n_rows, op);
@@ -76,6 +77,7 @@ fn check_each_slot_once(parts: &[ScanPart], seen: &mut Vec<u64>, op: &str) {
 ///
 /// # Panics
 /// If they do not.
+#[inline]
 pub(crate) fn check_disjoint_rows(
     parts: impl Iterator<Item = (usize, usize)>,
     n_rows: usize,
@@ -98,6 +100,7 @@ pub(crate) struct States<'a> {
 
 impl<'a> States<'a> {
     /// `states` as slots of `per_slot` values.
+    #[inline]
     pub(crate) fn new(states: &'a mut [f32], per_slot: usize) -> Self {
         Self { values: Rows::new(states, 1), per_slot }
     }
@@ -107,6 +110,7 @@ impl<'a> States<'a> {
     /// # Safety
     /// No overlapping range of the same slot is alive.
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    #[inline]
     pub(crate) unsafe fn part(&self, slot: usize, range: std::ops::Range<usize>) -> &'a mut [f32] {
         assert!(range.end <= self.per_slot, "{range:?} of a state of {}", self.per_slot);
         let start = slot * self.per_slot;

@@ -8,7 +8,7 @@ use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::vector::Vector;
 
-pub use brigade_gpu::SsdShape;
+pub use brigade_shapes::SsdShape;
 
 /// The recurrence of one layer. For each token, with `delta = softplus(dt + dt_bias)` and the group
 /// `g = h / (n_head / n_group)` of head `h`:
@@ -16,13 +16,14 @@ pub use brigade_gpu::SsdShape;
 /// `y[p] = d x[p] + Σ_n C[g][n] S[n][p]`, `n` in ascending order.
 #[derive(Clone, Debug)]
 pub struct Ssd {
-    pub(crate) shape: SsdShape,
+    /// Its sizes.
+    pub shape: SsdShape,
     /// `[n_head]`: logarithmic decay of a unit of time, negative.
-    pub(crate) a: Vector,
+    pub a: Vector,
     /// `[n_head]`: weight of the way past the state.
-    pub(crate) d: Vector,
+    pub d: Vector,
     /// `[n_head]`: added to the time step before its softplus.
-    pub(crate) dt_bias: Vector,
+    pub dt_bias: Vector,
 }
 
 /// The operands of a ubatch, columns of `[n_rows, ..]` each.
@@ -52,6 +53,7 @@ pub(crate) struct SsdTile<'a> {
 
 impl SsdTile<'_> {
     /// The group of the tile's heads.
+    #[inline]
     pub(crate) fn group(&self) -> usize {
         self.heads.start / (self.ssd.shape.n_head / self.ssd.shape.n_group)
     }
@@ -72,6 +74,7 @@ impl Ssd {
     ///
     /// # Panics
     /// If lengths disagree, a size is 0 or the groups do not divide the heads.
+    #[inline]
     pub fn new(shape: SsdShape, a: Vector, d: Vector, dt_bias: Vector) -> Self {
         assert!(shape.state_len() > 0 && shape.n_group > 0, "ssd: {shape:?}");
         assert!(shape.n_head.is_multiple_of(shape.n_group), "ssd: {shape:?}");
@@ -82,21 +85,25 @@ impl Ssd {
     }
 
     /// `[n_head]`: logarithmic decay of a unit of time, negative.
+    #[inline]
     pub fn a(&self) -> &[f32] {
         &self.a
     }
 
     /// `[n_head]`: weight of the way past the state.
+    #[inline]
     pub fn d(&self) -> &[f32] {
         &self.d
     }
 
     /// `[n_head]`: added to the time step before its softplus.
+    #[inline]
     pub fn dt_bias(&self) -> &[f32] {
         &self.dt_bias
     }
 
     /// Its sizes.
+    #[inline]
     pub fn shape(&self) -> &SsdShape {
         &self.shape
     }

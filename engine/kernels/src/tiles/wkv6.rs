@@ -61,6 +61,7 @@ impl<'a> Wkv6Tile<'a> {
     }
 
     /// How much of a row's own key is read, `[d]`.
+    #[inline]
     pub(crate) fn own(&self) -> Option<&'a [f32]> {
         self.rows.own.map(|own| &own[self.head..self.head + self.d])
     }

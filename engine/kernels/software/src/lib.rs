@@ -1,0 +1,33 @@
+//! The 512-bit table over its operations in software, for tests on machines without the instructions. Slow.
+
+#![cfg(target_arch = "x86_64")]
+
+use brigade_kernels::Kernels;
+use brigade_kernels::lanes::{LANES, Op, Simd, x86};
+
+/// What is between `lanes.rs` and the operations in software.
+macro_rules! on {
+    (import) => {
+        use super::operations::*;
+    };
+    (name) => {
+        "avx512-software"
+    };
+    (detected) => {
+        true
+    };
+    ($enabled:item) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        $enabled
+    };
+}
+
+mod operations;
+
+#[path = "../../avx512/src/lanes.rs"]
+mod lanes;
+
+pub use lanes::Avx512;
+
+/// The table.
+pub static TABLE: Kernels = Kernels::of::<Avx512>();

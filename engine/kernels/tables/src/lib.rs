@@ -1,0 +1,51 @@
+//! Which kernels this machine can run: the tables of this build, and the choice of one by name.
+//!
+//! Each table is a crate of its own over the generic kernels of `brigade-kernels`, so that they are compiled beside each
+//! other.
+
+use brigade_kernels::{KernelError, Kernels};
+
+/// Every table of this build, fastest first.
+fn tables() -> impl Iterator<Item = &'static Kernels> {
+    [
+        #[cfg(target_arch = "x86_64")]
+        &brigade_kernels_avx512::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        &brigade_kernels_avx2::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        &brigade_kernels_neon::TABLE,
+        #[cfg(all(feature = "software-tables", target_arch = "x86_64"))]
+        &brigade_kernels_software::TABLE,
+        &brigade_kernels_reference::TABLE,
+    ]
+    .into_iter()
+}
+
+/// The table of what GPUs compute. It is used where it is asked for by name, and beside a GPU.
+pub fn unfused() -> &'static Kernels {
+    &brigade_kernels_unfused::TABLE
+}
+
+/// The tables of [`NUMERICS`](brigade_kernels::NUMERICS) that this machine can run, fastest first; the last one is
+/// `reference`.
+pub fn available() -> Vec<&'static Kernels> {
+    tables().filter(|table| (table.detected)()).collect()
+}
+
+/// The table of that name, or the fastest one.
+///
+/// # Errors
+/// [`KernelError::UnknownTable`] when this machine has none of that name.
+pub fn select(name: Option<&str>) -> Result<&'static Kernels, KernelError> {
+    let tables = available();
+    let named =
+        |name: &str| tables.iter().copied().chain([unfused()]).find(|table| table.name == name);
+    let found = match name {
+        None => tables.first().copied(),
+        Some(name) => named(name),
+    };
+    found.ok_or_else(|| KernelError::UnknownTable {
+        name: name.unwrap_or_default().to_owned(),
+        available: tables.iter().chain([&unfused()]).map(|table| table.name).collect(),
+    })
+}

@@ -1,0 +1,195 @@
+//! Entries: how they are kept, chosen and attended to, against f64, and bit equality on all tables and thread counts.
+
+use super::paged::Line;
+use super::{Rng, close, same_bits, same_bits_everywhere};
+use crate::reference::attention::{Variant, attend as plain_attend};
+use crate::reference::index::score;
+use crate::reference::kv::kept;
+use brigade_kernels::BlockId;
+use brigade_kernels::Vector;
+use brigade_kernels::{
+    AttendEntries, Compute, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, KV_PAGE,
+    KvType, NewEntries,
+};
+
+const HEADS: usize = 5;
+const INDEX_HEADS: usize = 20;
+const SCALE: f32 = 0.3;
+/// Errors of sums in f32 of values below 1 over some hundred products.
+const BOUND: f64 = 2e-5;
+/// Keys near each row.
+const NEAR: usize = 21;
+
+/// A sequence's entries, and rows that see a number of them each.
+struct Case {
+    layout: EntryLayout,
+    per_row: usize,
+    blocks: Vec<BlockId>,
+    n_seen: Vec<usize>,
+    keys: Vec<f32>,
+    index: Vec<f32>,
+    near: Vec<f32>,
+    q: Vec<f32>,
+    index_q: Vec<f32>,
+    weights: Vec<f32>,
+    sinks: Vector,
+}
+
+impl Case {
+    fn new(layout: EntryLayout, per_row: usize, n_seen: &[usize]) -> Self {
+        let mut rng = Rng::new(per_row as u64 + 7);
+        let n = *n_seen.iter().max().unwrap();
+        let n_pages = (n * layout.every).div_ceil(KV_PAGE);
+        Self {
+            layout,
+            per_row,
+            blocks: (0..n_pages as u32).rev().map(BlockId).collect(),
+            n_seen: n_seen.to_vec(),
+            keys: rng.values(n * layout.width),
+            index: rng.values(n * layout.index_dim),
+            near: rng.values(NEAR * layout.width),
+            q: rng.values(n_seen.len() * HEADS * layout.width),
+            index_q: rng.values(n_seen.len() * INDEX_HEADS * layout.index_dim),
+            weights: rng.values(n_seen.len() * INDEX_HEADS),
+            sinks: rng.values(HEADS).into(),
+        }
+    }
+
+    /// The pages after all entries were written, in two goes.
+    fn pool(&self, compute: &Compute) -> Vec<Line> {
+        let n_bytes = (self.blocks.len() * self.layout.page_bytes()).next_multiple_of(64);
+        let mut pool = vec![Line([0xee; 64]); n_bytes / 64];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pool);
+        let (width, index_dim) = (self.layout.width, self.layout.index_dim);
+        let n = self.keys.len() / width;
+        for entries in [0..n / 3, n / 3..n] {
+            let new = NewEntries {
+                blocks: &self.blocks,
+                first: entries.start,
+                keys: &self.keys[entries.start * width..entries.end * width],
+                index: &self.index[entries.start * index_dim..entries.end * index_dim],
+            };
+            compute.write_entries(&self.layout, bytes, &new);
+        }
+        pool
+    }
+
+    /// What each row attends to, and what becomes of it; rows without a choice see all.
+    fn run(&self, compute: &Compute) -> (Vec<Option<Vec<u32>>>, Vec<f32>) {
+        let pool = self.pool(compute);
+        let pool: &[u8] = bytemuck::cast_slice(&pool);
+        let rows = self.n_seen.iter().enumerate();
+        let far: Vec<IndexedRow<'_>> = rows
+            .filter(|(_, n)| self.layout.index_dim > 0 && **n > self.per_row)
+            .map(|(row, &n_seen)| IndexedRow { row, blocks: &self.blocks, n_seen })
+            .collect();
+        let index = EntryIndex {
+            layout: &self.layout,
+            pool,
+            rows: &far,
+            n_head: INDEX_HEADS,
+            per_row: self.per_row,
+        };
+        let mut chosen = vec![None; self.n_seen.len()];
+        let of_far = match self.layout.index_dim {
+            0 => Vec::new(),
+            _ => compute.choose_entries(&index, &self.index_q, &self.weights),
+        };
+        far.iter().zip(of_far).for_each(|(far, entries)| chosen[far.row] = Some(entries));
+        let row = |(row, n): (usize, &usize)| EntryRow {
+            blocks: &self.blocks,
+            entries: match &chosen[row] {
+                Some(entries) => Entries::Chosen(entries),
+                None => Entries::First(*n),
+            },
+            near: &self.near[..self.n_near(row) * self.layout.width],
+        };
+        let rows: Vec<EntryRow<'_>> = self.n_seen.iter().enumerate().map(row).collect();
+        let attend = AttendEntries {
+            layout: &self.layout,
+            pool,
+            rows: &rows,
+            n_head: HEADS,
+            scale: SCALE,
+            sinks: Some(&self.sinks),
+        };
+        let mut room = vec![f32::NAN; attend.room_len()];
+        let mut out = vec![0.0; self.q.len()];
+        compute.attend_entries(&attend, &mut room, &self.q, &mut out);
+        (chosen, out)
+    }
+
+    fn n_near(&self, row: usize) -> usize {
+        1 + row % NEAR
+    }
+
+    fn check(&self, chosen: &[Option<Vec<u32>>], out: &[f32]) {
+        let EntryLayout { width, index_dim, ty, .. } = self.layout;
+        let key = |e: usize| kept(ty, &self.keys[e * width..][..width]);
+        let outs = out.chunks_exact(HEADS * width);
+        for (row, (out, n)) in outs.zip(&self.n_seen).enumerate() {
+            let entries: Vec<usize> = match &chosen[row] {
+                None => (0..*n).collect(),
+                Some(entries) => {
+                    let entries: Vec<usize> = entries.iter().map(|e| *e as usize).collect();
+                    assert!(entries.is_sorted_by(|a, b| a < b) && *entries.last().unwrap() < *n);
+                    let q = &self.index_q[row * INDEX_HEADS * index_dim..];
+                    let q = &q[..INDEX_HEADS * index_dim];
+                    let weights = &self.weights[row * INDEX_HEADS..][..INDEX_HEADS];
+                    let score_of = |e: usize| {
+                        let key = kept(ty, &self.index[e * index_dim..][..index_dim]);
+                        score(q, weights, &key)
+                    };
+                    let least = entries.iter().map(|e| score_of(*e)).fold(f64::INFINITY, f64::min);
+                    let others = (0..*n).filter(|e| !entries.contains(e)).map(score_of);
+                    let best = others.fold(f64::NEG_INFINITY, f64::max);
+                    assert!(best <= least + BOUND, "row {row} missed a better one");
+                    entries
+                }
+            };
+            let near = self.near.chunks_exact(width).take(self.n_near(row));
+            let keys: Vec<Vec<f32>> =
+                entries.iter().map(|e| key(*e)).chain(near.map(|k| kept(ty, k))).collect();
+            for (h, out) in out.chunks_exact(width).enumerate() {
+                let q = &self.q[(row * HEADS + h) * width..][..width];
+                let variant = Variant { sink: Some(self.sinks[h]), ..Variant::default() };
+                let want = plain_attend(q, &keys, &keys, SCALE, variant);
+                for (got, want) in out.iter().zip(want) {
+                    close(&format!("row {row}, head {h}"), *got, want, BOUND);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn entries_are_chosen_and_attended_to_beside_near_keys() {
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for (every, index_dim, per_row) in [(4, 36, 7), (4, 36, 64), (128, 0, 0), (16, 0, 0)] {
+            let layout = EntryLayout { every, width: 40, index_dim, ty };
+            let case = Case::new(layout, per_row, &[0, 1, 6, 7, 8, 40, 64, 65, 170]);
+            let out = same_bits_everywhere("entries", |compute| case.run(compute).1);
+            let (chosen, again) =
+                case.run(&super::compute(brigade_kernels_tables::available()[0], 1));
+            same_bits("again", &again, &out);
+            case.check(&chosen, &out);
+        }
+    }
+}
+
+/// More than a thread scores in one go, and more than are copied at once.
+#[test]
+fn many_entries_are_spans_and_batches_of_their_own() {
+    let layout = EntryLayout { every: 4, width: 16, index_dim: 16, ty: KvType::F16 };
+    let mut case = Case::new(layout, 9, &[2500; 3]);
+    let out = same_bits_everywhere("many entries", |compute| case.run(compute).1);
+    let (chosen, _) = case.run(&super::compute(brigade_kernels_tables::available()[0], 2));
+    case.check(&chosen, &out);
+    case.weights.fill(0.0);
+    let (equal, _) = case.run(&super::compute(brigade_kernels_tables::available()[0], 2));
+    assert_eq!(equal[2], Some((0..9).collect()), "equal scores go to the earlier entries");
+    let all = EntryLayout { index_dim: 0, ..layout };
+    let case = Case::new(all, 0, &[9000, 9000, 3]);
+    let out = same_bits_everywhere("all entries", |compute| case.run(compute).1);
+    case.check(&[None, None, None], &out);
+}

@@ -1,0 +1,50 @@
+//! Bounds and constants of gates.
+
+/// Which value of a gate is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateBound {
+    /// What goes into its activation.
+    Before,
+    /// What its activation gives.
+    After,
+}
+
+/// Constants of xIELU (arXiv 2411.13010).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Factor below 0.
+    pub alpha_n: f32,
+    /// Factor of the square above 0.
+    pub alpha_p: f32,
+    /// Slope at 0.
+    pub beta: f32,
+    /// What the exponential's argument is at most.
+    pub eps: f32,
+}
+
+/// Bounds of [`Compute::bounded_gate_mul`](crate::Compute::bounded_gate_mul), above 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateBounds {
+    /// Of the gate's linear part (`beta`).
+    pub gate: f32,
+    /// Of what is gated (`linear_beta`); `None`: it is taken as it is.
+    pub linear: Option<f32>,
+}
+
+/// Constants of [`Compute::clamped_swiglu_mul`](crate::Compute::clamped_swiglu_mul).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiGluClamp {
+    /// Factor on the gate inside the sigmoid.
+    pub alpha: f32,
+    /// Bound of the gate from above, and of what is gated from both sides.
+    pub limit: f32,
+}
+
+/// Bounds of [`Compute::limited_swiglu_mul`](crate::Compute::limited_swiglu_mul).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiGluLimit {
+    /// Of the gate from above, and of what is gated from both sides.
+    pub limit: f32,
+    /// Where the gate meets its bound.
+    pub gate: GateBound,
+}

@@ -1,0 +1,42 @@
+//! Which positions attention sees.
+
+/// Which positions a row sees of those that it may see at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// The last so many, its own included.
+    Sliding(u32),
+    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
+    Chunk(u32),
+    /// Those at most half so many away, before and after it.
+    Around(u32),
+}
+
+impl Window {
+    /// The first position that a row at `pos` sees.
+    #[inline]
+    pub fn first_visible(self, pos: usize) -> usize {
+        match self {
+            Self::Sliding(n) => (pos + 1).saturating_sub(n as usize),
+            Self::Chunk(n) => pos / n.max(1) as usize * n.max(1) as usize,
+            Self::Around(n) => pos.saturating_sub(n as usize / 2),
+        }
+    }
+
+    /// Behind the last position that a row at `pos` sees of positions up to `end`.
+    #[inline]
+    pub fn n_visible(self, pos: usize, end: usize) -> usize {
+        match self {
+            Self::Sliding(_) | Self::Chunk(_) => end,
+            Self::Around(n) => end.min(pos + n as usize / 2 + 1),
+        }
+    }
+
+    /// Positions that a row sees at most.
+    #[inline]
+    pub fn width(self) -> u32 {
+        match self {
+            Self::Sliding(n) | Self::Chunk(n) => n,
+            Self::Around(n) => n / 2 * 2 + 1,
+        }
+    }
+}
