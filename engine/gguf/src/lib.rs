@@ -4,6 +4,14 @@
 //! or hostile file is an error that names the field. It never causes a panic, a huge allocation or a read out
 //! of bounds. A split model looks like one file, and adapters beside a
 //! model are a part of it. Nothing here knows what the metadata and the tensors mean.
+//!
+//! Reading order:
+//!
+//! - [`Gguf`] is a model: one file, or several (`split`), with those of its [`adapters`].
+//! - `parse` reads a file's header with the help of `cursor`: metadata ([`Meta`], [`Value`]) and the tensors
+//!   (`directory`). `header` makes one header of those of all files.
+//! - `bytes` and `files` have the tensors' data, mapped or read. `writer` writes a file.
+//! - Beside them, [`npy`] reads and writes arrays of NumPy.
 
 pub mod adapters;
 mod bytes;
@@ -14,6 +22,7 @@ mod error;
 mod files;
 mod header;
 mod meta;
+pub mod npy;
 mod parse;
 mod split;
 mod value;

@@ -3,8 +3,8 @@
 mod common;
 
 use brigade_engine::kernels::{Compute, PackedMatrix};
-use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
 use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
+use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 use common::{QUANTS, Random, all_pairs, assert_same, compute, gpu, on, shapes_in_turn, values_of};
 
 use WeightType as W;
