@@ -25,26 +25,31 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// The stored dimensions, the fastest-varying first.
+    #[inline]
     pub fn dims(&self) -> &[usize] {
         &self.ne[..self.n_dims]
     }
 
     /// Number of elements.
+    #[inline]
     pub fn n_elems(&self) -> usize {
         self.ne.iter().product()
     }
 
     /// Elements of a row: the fastest-varying dimension.
+    #[inline]
     pub fn row_len(&self) -> usize {
         self.ne[0]
     }
 
     /// Rows over all other dimensions.
+    #[inline]
     pub fn n_rows(&self) -> usize {
         self.ne[1..].iter().product()
     }
 
     /// Bytes of a row.
+    #[inline]
     pub fn row_bytes(&self) -> usize {
         self.ne[0] / self.ty.block_elems() * self.ty.block_bytes()
     }

@@ -53,6 +53,7 @@ pub struct AttentionSpec {
 
 impl AttentionSpec {
     /// Width of the index's key that is remembered of a position; 0: the block has no index.
+    #[inline]
     pub fn index_dim(&self) -> usize {
         self.index.map_or(0, |index| index.head_dim)
     }
@@ -74,6 +75,7 @@ pub struct BlockIndexSpec {
 
 impl BlockIndexSpec {
     /// Positions that a row sees at most if it attends to all.
+    #[inline]
     pub fn n_near(&self) -> usize {
         match self.scoring {
             BlockScoring::BestPosition => self.sizes.width(),
@@ -123,12 +125,14 @@ impl Buckets {
     const FAR: usize = 128;
 
     /// The farthest distance that has to be told from others.
+    #[inline]
     pub fn reach(&self) -> usize {
         Self::FAR.max(self.n / 4)
     }
 
     /// The bucket of a position `ahead` of the row's own: of each half, one half is for a distance each, and the other
     /// half by the logarithm.
+    #[inline]
     pub fn of(&self, ahead: isize) -> usize {
         let half = self.n / 2;
         let (exact, distance) = (half / 2, ahead.unsigned_abs());
@@ -264,6 +268,7 @@ pub struct Temperature {
 
 impl Temperature {
     /// The factor at a position.
+    #[inline]
     pub fn factor(&self, pos: u32) -> f32 {
         let step = ((pos as f32 + self.offset) / self.every as f32).floor();
         (libm::log(f64::from(step) + 1.0) * f64::from(self.scale) + 1.0) as f32

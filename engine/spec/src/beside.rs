@@ -34,11 +34,13 @@ impl Beside {
     pub const ROWS: usize = 0;
 
     /// Which of the tensors beside the stream has the keys of a pair that is lent; the values are in the next.
+    #[inline]
     pub const fn keys(pair: usize) -> usize {
         Self::ROWS + 1 + 2 * pair
     }
 
     /// Which of the tensors beside the stream has the first of the streams beside it, where `lent` pairs are lent.
+    #[inline]
     pub const fn streams(lent: usize) -> usize {
         Self::keys(lent)
     }
@@ -56,6 +58,7 @@ pub struct BoundarySpec {
 
 impl BoundarySpec {
     /// Values a token sends across the cut.
+    #[inline]
     pub fn width(&self) -> usize {
         self.widths.iter().sum()
     }

@@ -54,16 +54,19 @@ pub struct EntryIndexSpec {
 
 impl EntriesSpec {
     /// What is made of a position for an entry of `width` elements: twice as much where it goes into two entries.
+    #[inline]
     pub fn input_width(&self, width: usize) -> usize {
         if self.overlaps { 2 * width } else { width }
     }
 
     /// Positions whose inputs are remembered: those that the next entry is made of.
+    #[inline]
     pub fn n_recent(&self) -> usize {
         if self.overlaps { 2 * self.every } else { self.every }
     }
 
     /// Elements of an entry's key of the index.
+    #[inline]
     pub fn index_dim(&self) -> usize {
         self.index.map_or(0, |index| index.head_dim)
     }
@@ -76,6 +79,7 @@ impl EntriesSpec {
 
 impl CompressedSpec {
     /// Keys of positions that are remembered besides entries: a row adds its own.
+    #[inline]
     pub fn n_near(&self) -> usize {
         self.window - 1
     }

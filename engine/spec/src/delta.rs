@@ -36,6 +36,7 @@ pub enum KdaGates {
 
 impl KdaSpec {
     /// Sizes of its delta rule.
+    #[inline]
     pub fn shape(&self) -> DeltaShape {
         DeltaShape {
             n_head: self.n_head,

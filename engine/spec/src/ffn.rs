@@ -31,6 +31,7 @@ pub enum Activation {
 
 impl Activation {
     /// Whether there is a gate matrix beside the way up.
+    #[inline]
     pub fn is_gated(self) -> bool {
         !matches!(self, Self::ReluSquared | Self::Gelu | Self::Relu | Self::Xielu(_))
     }
@@ -159,6 +160,7 @@ pub struct AdjugateSpec {
 
 impl AdjugateSpec {
     /// Adjugates that a token uses, of `n_expert` experts of which it uses `n_used`.
+    #[inline]
     pub fn n_used(&self, n_expert: usize, n_used: usize) -> usize {
         n_used.min(n_expert / self.per_group)
     }

@@ -10,7 +10,8 @@
 //!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
 //! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations.
 //! - `boundary` says what crosses a cut, and `state` what a sequence takes.
-//! - `tensors` says which tensors a stage reads, by their names. [`heads`] has those that none reads.
+//! - `names` has what tensors are called, and `tensors` says which of them a stage reads. [`heads`] has those that none
+//!   reads.
 //! - `error` is what all of that, and loading, can end with.
 
 mod attention;
@@ -22,6 +23,7 @@ mod error;
 mod ffn;
 pub mod heads;
 mod model;
+mod names;
 mod ngram;
 mod passes;
 mod recurrent;
@@ -50,6 +52,10 @@ pub use model::{
     BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
     Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
 };
+pub use names::{
+    ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM,
+    POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, layer_of,
+};
 pub use ngram::{NgramHead, NgramSpec};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
@@ -60,11 +66,7 @@ pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use state::{Prefixes, StateRoom, StateSpec, pages_kept, pages_of_each, pages_of_rows};
 pub use stream::{AltUpSpec, LaurelSpec, LayerRowSpec};
 pub use switch::{SwitchRouterSpec, SwitchSpec};
-pub use tensors::{
-    ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, MAX_ADAPTERS, OUTPUT,
-    OUTPUT_NORM, POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, has_token_rows,
-    is_of_input, is_tied, layer_of, stage_tensors,
-};
+pub use tensors::{MAX_ADAPTERS, has_token_rows, is_of_input, is_tied, stage_tensors};
 
 /// A model's header with its description: what a stage is loaded by.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use super::{
 };
 use std::ops::Range;
 
-use super::tensors::ENCODER_PREFIX;
+use super::names::ENCODER_PREFIX;
 use crate::kernels::{MambaScan, PoolSizes, SsdShape, Window};
 use crate::state::{Prefixes, StateSpec};
 
@@ -83,6 +83,7 @@ pub enum NormKind {
 
 impl ModelSpec {
     /// Number of layers: a cut may fall before each of them but the first.
+    #[inline]
     pub fn n_layer(&self) -> usize {
         self.layers.len()
     }
@@ -117,6 +118,7 @@ impl ModelSpec {
     }
 
     /// Number in the file of a layer's weights: its own, unless layers run more than once.
+    #[inline]
     pub fn in_file(&self, layer: usize) -> usize {
         self.skeleton.passes.in_file(layer)
     }
@@ -203,6 +205,7 @@ pub struct LayerSpec {
 
 impl LayerSpec {
     /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
+    #[inline]
     pub fn place_among_mixed(&self, index: usize) -> Option<usize> {
         let by_itself = |block: &&BlockSpec| matches!(block.kind, BlockKind::Ngram(_));
         let before = self.blocks[..index].iter().filter(|block| !by_itself(block)).count();
@@ -334,6 +337,7 @@ pub enum BlockKind {
 
 impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
+    #[inline]
     pub fn mixes_rows(&self) -> bool {
         let of_streams = matches!(self, Self::Predict(_) | Self::Correct(_));
         let of_row = matches!(self, Self::LayerRow(_) | Self::Laurel(_) | Self::Linear);
@@ -341,6 +345,7 @@ impl BlockKind {
     }
 
     /// Whether the block reads the residual stream as it came into the layer, besides its own rows.
+    #[inline]
     pub fn reads_layer_input(&self) -> bool {
         matches!(self, Self::Moe(m) if m.routes_early)
     }
@@ -444,12 +449,14 @@ pub struct MlaSpec {
 
 impl MlaSpec {
     /// Width of the key that is remembered of a position.
+    #[inline]
     pub fn key_width(&self) -> usize {
         self.kv_rank + self.n_pe
     }
 
     /// Width of what is remembered of a position for the index: its key, and a gate where keys are pooled; 0: the block has
     /// no index.
+    #[inline]
     pub fn index_dim(&self) -> usize {
         match self.chosen {
             Some(ChosenSpec { by: ChosenBy::Index(index), sizes, .. }) => {
@@ -533,6 +540,7 @@ pub struct LowRankSteps {
 
 impl Mamba2Spec {
     /// What the convolution runs over: x, and where they come beside it B and C.
+    #[inline]
     pub fn conv_channels(&self) -> usize {
         match self.low_rank {
             None => self.shape.n_inner() + 2 * self.shape.n_bc(),

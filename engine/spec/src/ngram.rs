@@ -43,16 +43,19 @@ pub struct NgramHead {
 
 impl NgramSpec {
     /// Rows before a row that its convolution reaches back to.
+    #[inline]
     pub fn n_before(&self) -> usize {
         (self.conv_taps - 1) * self.longest
     }
 
     /// Width of all streams together.
+    #[inline]
     pub fn width(&self) -> usize {
         self.n_streams * self.n_embd
     }
 
     /// Width of a row of the table.
+    #[inline]
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.heads.len()
     }
@@ -64,6 +67,7 @@ impl NgramSpec {
 
     /// The rows of the table for a row with the tokens `t_0`, `t_1`, ..., as many as the longest n-gram has; `None` for
     /// those before the sequence's first.
+    #[inline]
     pub fn rows<'a>(&'a self, tokens: &[Option<u32>]) -> impl Iterator<Item = u64> + use<'a> {
         let mut is_over = false;
         let mut number = 0;

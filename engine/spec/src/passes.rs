@@ -49,6 +49,7 @@ pub enum PassEnd {
 
 impl Passes {
     /// Number in the file of a layer's weights.
+    #[inline]
     pub fn in_file(&self, layer: usize) -> usize {
         match self {
             Self::Once => layer,
@@ -61,6 +62,7 @@ impl Passes {
     }
 
     /// What becomes of the stream behind layer `layer` of a model with `n_layer`; `None`: no pass ends there, or nothing.
+    #[inline]
     pub fn end(&self, layer: usize, n_layer: usize) -> Option<PassEnd> {
         let is_last = layer + 1 == n_layer;
         match self {
@@ -93,6 +95,7 @@ impl Passes {
 
 impl StackSpec {
     /// Whether a pass, counted from the first, is through the high stack.
+    #[inline]
     fn is_high(&self, pass: usize) -> bool {
         (pass + 1).is_multiple_of(self.low + 1)
     }

@@ -44,6 +44,7 @@ const LEAST_SHARE: f32 = 1e-5;
 
 impl LightningSpec {
     /// Sizes of its recurrence.
+    #[inline]
     pub fn shape(&self) -> SsdShape {
         let &Self { n_head, head_dim, .. } = self;
         SsdShape { n_head, head_dim, n_state: head_dim, n_group: n_head }

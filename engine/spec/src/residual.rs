@@ -85,6 +85,7 @@ pub struct GatedSpec {
 
 impl HyperSpec {
     /// Values of a block's `m`.
+    #[inline]
     pub fn n_weights(&self) -> usize {
         let n_mix = if self.rounds.is_some() { self.n * self.n } else { 0 };
         2 * self.n + n_mix
@@ -93,6 +94,7 @@ impl HyperSpec {
 
 impl Residual {
     /// Rows as wide as the stream that a token has beside it before `layer`: what earlier layers kept, or other streams.
+    #[inline]
     pub fn n_beside(&self, layer: usize) -> usize {
         match self {
             Self::Sum => 0,
@@ -102,6 +104,7 @@ impl Residual {
     }
 
     /// Streams that a token has all the way.
+    #[inline]
     pub fn n_streams(&self) -> usize {
         match self {
             Self::Sum | Self::OverDepth(_) => 1,
@@ -111,6 +114,7 @@ impl Residual {
     }
 
     /// Whether a layer keeps its input and starts the stream anew.
+    #[inline]
     pub fn restarts(&self, layer: usize) -> bool {
         matches!(self, Self::OverDepth(depth) if layer.is_multiple_of(depth.every))
     }

@@ -29,11 +29,13 @@ pub struct AltUpSpec {
 
 impl AltUpSpec {
     /// Which tensors beside the first stream have the others.
+    #[inline]
     pub fn others(&self) -> std::ops::Range<usize> {
         self.second..self.second + self.n - 1
     }
 
     /// Which has the first stream as it was predicted, within a layer.
+    #[inline]
     pub fn prediction(&self) -> usize {
         self.others().end
     }

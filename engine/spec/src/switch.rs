@@ -36,11 +36,13 @@ impl SwitchRouterSpec {
 
 impl SwitchSpec {
     /// The place of the adapter that a token switches on; 0: none.
+    #[inline]
     pub fn place_of(&self, token: u32) -> u32 {
         self.tokens.get(&token).map_or(0, |(place, _)| *place)
     }
 
     /// The token as which a token is embedded.
+    #[inline]
     pub fn embedded(&self, token: u32) -> u32 {
         self.tokens.get(&token).map_or(token, |(_, embedded)| *embedded)
     }
