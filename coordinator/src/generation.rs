@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::SampledToken;
-use brigade_engine::text::{StopMatcher, StreamDecoder, TextError};
+use brigade_text::{StopMatcher, StreamDecoder, TextError};
 
 use crate::handle::{Failure, FinishReason, RequestId, SeqEvent, Sequence};
 use crate::text_model::TextModel;

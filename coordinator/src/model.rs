@@ -5,15 +5,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::control_vectors::ControlVectors;
-use brigade_engine::error::ModelError;
-use brigade_engine::gguf::adapters::of_model;
-use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
-use brigade_engine::text::TextError;
+use brigade_gguf::adapters::of_model;
+use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_proto::limits::MAX_ROWS;
+use brigade_spec::{ModelError, ModelSpec};
+use brigade_text::TextError;
 use bytes::Bytes;
 use thiserror::Error;
 
@@ -151,7 +150,7 @@ impl Model {
         name: &str,
         adapters: Adapters,
     ) -> Result<Self, OpenError> {
-        let spec = arch::describe(&gguf)?;
+        let spec = brigade_models::describe(&gguf)?;
         let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
         if spec.is_encoder() {
             text.set_encoder();
@@ -296,7 +295,7 @@ impl Model {
 
     /// Whether the head computes with the embedding's matrix.
     pub fn is_tied(&self) -> bool {
-        arch::is_tied(&self.gguf, &self.spec)
+        brigade_spec::is_tied(&self.gguf, &self.spec)
     }
 }
 

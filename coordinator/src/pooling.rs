@@ -1,6 +1,6 @@
 //! The ways to make one vector of a text's rows.
 
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 
 /// How the rows of a text become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Pooling {
     }
 
     fn is_decoder(gguf: &Gguf) -> bool {
-        brigade_engine::arch::describe(gguf).is_ok_and(|spec| !spec.is_encoder())
+        brigade_models::describe(gguf).is_ok_and(|spec| !spec.is_encoder())
     }
 
     /// By the name that requests and commands have for it.

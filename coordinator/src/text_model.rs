@@ -2,10 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::{
-    ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData,
-};
+use brigade_gguf::Gguf;
+use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
 use serde_json::{Value, json};
 
 use crate::clock::unix_now;
@@ -455,7 +453,7 @@ impl TextModel {
 
     /// The same with another template and further control tokens.
     pub fn sample_with(template: &str, controls: &[&str]) -> Self {
-        use brigade_engine::text::{SpecialIds, VocabData};
+        use brigade_text::{SpecialIds, VocabData};
         const NORMAL: i32 = 1;
         const CONTROL: i32 = 3;
         const BYTE: i32 = 6;

@@ -15,7 +15,7 @@ use brigade_engine::kernels::{
     ActForms, ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType,
     MatmulJob, PackedMatrix, ValuePlace,
 };
-use brigade_engine::quant::{GgmlType, quantize_row};
+use brigade_quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
 
 /// Columns and rows of the measured matrices, unless `BRIGADE_BENCH_COLS` and `BRIGADE_BENCH_ROWS` say

@@ -8,9 +8,9 @@ use std::hint::black_box;
 use std::path::Path;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::sample::{Next, Sampler, uniform};
-use brigade_engine::text::Tokenizer;
+use brigade_gguf::Gguf;
+use brigade_text::Tokenizer;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 /// Bytes of the long prompt.

@@ -411,7 +411,7 @@ pub struct SampledToken {
 }
 
 /// Hidden rows between two stages: for each tensor of the cut's
-/// [`BoundarySpec`](crate::arch::BoundarySpec), `[n_rows, width]`, one tensor after the other.
+/// [`BoundarySpec`](crate::spec::BoundarySpec), `[n_rows, width]`, one tensor after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Boundary {
     /// Rows, equal to the ubatch's.

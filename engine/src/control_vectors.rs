@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 
-use crate::arch::{Beside, ModelSpec};
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::GgmlType;
+use crate::spec::{Beside, ModelError, ModelSpec};
 
 /// What the names of the directions begin with.
 const DIRECTION: &str = "direction.";

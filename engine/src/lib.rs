@@ -4,30 +4,30 @@
 //! Reading order:
 //!
 //! - [`gguf`] is the file format, [`quant`] has the block formats, [`kernels`] the op table.
-//! - [`arch`] makes block specs of metadata. [`weights`] hands out tensors by name and shape.
+//! - [`spec`] has what a model is made of, as data. `brigade-models` makes it of metadata, and a stage is loaded by it.
+//!   [`weights`] hands out tensors by name and shape.
 //! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
-//! - [`stage`] is layers with their state. [`sample`] draws tokens. [`text`] turns text into tokens and back.
+//! - [`stage`] is layers with their state. [`sample`] draws tokens.
 //! - [`heads`] judge a text in rerankers, or move its vector to another space.
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
-//! - Beside them, [`synth`] makes random models, and [`npy`] reads and writes arrays.
+//!
+//! Text, architectures and random models are crates of their own (`brigade-text`, `brigade-models`, `brigade-synth`),
+//! which this one does not need: what changes there compiles nothing that computes.
 
+pub use brigade_gguf as gguf;
 pub use brigade_quant as quant;
+pub use brigade_spec as spec;
 
-pub mod arch;
 pub mod batch;
 pub mod block;
 pub mod constraint;
 pub mod control_vectors;
 pub mod device;
 pub mod error;
-pub mod gguf;
 pub mod heads;
-pub mod npy;
 pub mod sample;
 pub mod stage;
 pub mod state;
-pub mod synth;
-pub mod text;
 pub mod weights;
 
 /// Everything that computes on many numbers, with the tables that this machine can run.

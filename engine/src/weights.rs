@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, ExpertMatrices};
-use crate::error::ModelError;
 use crate::gguf::adapters::{self, Pair};
 use crate::gguf::{Gguf, GgufError, TensorInfo};
 use crate::kernels::{PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
+use crate::spec::ModelError;
 
 /// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
 pub trait TensorSource: Send + Sync {

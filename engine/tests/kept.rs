@@ -9,14 +9,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
-use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
 use brigade_engine::kernels::{KvType, select};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
 use brigade_engine::weights::TensorSource;
+use brigade_gguf::{Gguf, GgufError, TensorInfo};
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 const CONFIG: StageConfig = StageConfig {
     n_slots: 1,
@@ -50,8 +49,8 @@ impl Watched {
     /// Layers that were read, and whether anything outside of them was.
     fn layers_read(&self) -> (BTreeSet<usize>, bool) {
         let asked = self.asked.lock().unwrap();
-        let layers = asked.iter().filter_map(|name| arch::layer_of(name)).collect();
-        (layers, asked.iter().any(|name| arch::layer_of(name).is_none()))
+        let layers = asked.iter().filter_map(|name| brigade_spec::layer_of(name)).collect();
+        (layers, asked.iter().any(|name| brigade_spec::layer_of(name).is_none()))
     }
 }
 
@@ -71,14 +70,23 @@ fn model(arch: &str, name: &str) -> (Arc<Gguf>, PathBuf) {
     let path =
         std::env::temp_dir().join(format!("brigade-kept-{name}-{}.gguf", std::process::id()));
     let spec = Spec { arch, shape, quant: FileType::F32, seed: 1, header_only: false };
-    synth::write(&spec, &path).unwrap();
+    brigade_synth::write(&spec, &path).unwrap();
     (Arc::new(Gguf::open(&path).unwrap()), path)
 }
 
 fn load(source: &Arc<Watched>, layers: Range<usize>, kept: &mut KeptWeights) -> Option<Stage> {
     let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     let model = source.model.clone();
-    Stage::load_keeping(&model, source.clone(), layers, CONFIG, device, kept, &mut |_| ()).ok()
+    Stage::load_keeping(
+        &brigade_models::described(&model).unwrap(),
+        source.clone(),
+        layers,
+        CONFIG,
+        device,
+        kept,
+        &mut |_| (),
+    )
+    .ok()
 }
 
 /// What a stage makes of some tokens, or of rows that could have come from the stage before.
@@ -133,8 +141,15 @@ fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
         load(&Watched::new(model), before.clone(), &mut KeptWeights::default()).unwrap();
     let source = Watched::new(model);
     let (wanted, has) = (layers.clone(), before.clone());
-    let ahead =
-        KeptWeights::load_ahead(model, source.clone(), wanted, has, &device, &mut |_| ()).unwrap();
+    let ahead = KeptWeights::load_ahead(
+        &brigade_models::described(model).unwrap(),
+        source.clone(),
+        wanted,
+        has,
+        &device,
+        &mut |_| (),
+    )
+    .unwrap();
     let (read, others) = source.layers_read();
     let lacks: BTreeSet<usize> = layers.clone().filter(|l| !before.contains(l)).collect();
     let gets_an_end = layers.start == 0 && before.start > 0 || layers.end == 6 && before.end < 6;
@@ -223,7 +238,7 @@ fn passes_through_a_layer_share_its_weights() {
         let names = stage.layer_tensors();
         assert_eq!(names.keys().copied().collect::<Vec<_>>(), layers.clone().collect::<Vec<_>>());
         for (layer, names) in names {
-            let own = |name: &String| arch::layer_of(name) == Some(layer % 6);
+            let own = |name: &String| brigade_spec::layer_of(name) == Some(layer % 6);
             assert!(!names.is_empty() && names.iter().all(own), "{layer}: {names:?}");
         }
         before = layers;
@@ -240,8 +255,14 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
         let both = before.start.max(layers.start)..before.end.min(layers.end);
         let source = Watched::new(&model);
         let (wanted, has) = (layers.clone(), both.clone());
-        let ahead =
-            KeptWeights::load_ahead(&model, source.clone(), wanted, has, &device, &mut |_| ());
+        let ahead = KeptWeights::load_ahead(
+            &brigade_models::described(&model).unwrap(),
+            source.clone(),
+            wanted,
+            has,
+            &device,
+            &mut |_| (),
+        );
         let lacks: BTreeSet<_> = in_file(&layers).difference(&in_file(&both)).copied().collect();
         assert_eq!(source.layers_read().0, lacks, "{before:?} to {layers:?}");
         let stage = load(&Watched::new(&model), before.clone(), &mut KeptWeights::default());

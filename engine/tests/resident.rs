@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use brigade_engine::device::Device;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{KvType, select};
 use brigade_engine::stage::{Stage, StageConfig};
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// For everything that is neither weights nor states: code, vectors, the allocator's reserves, pages
 /// that the system maps around those of the header.
@@ -35,7 +35,7 @@ fn a_loaded_stage_holds_its_weights_once() {
     let (n_layer, arch) = (shape.n_layer, Arch::named("llama").unwrap());
     let path = std::env::temp_dir().join(format!("brigade-resident-{}.gguf", std::process::id()));
     let spec = Spec { arch, shape, quant: FileType::F16, seed: 1, header_only: false };
-    synth::write(&spec, &path).unwrap();
+    brigade_synth::write(&spec, &path).unwrap();
 
     let before = resident_bytes().unwrap();
     let model = Arc::new(Gguf::open(&path).unwrap());
@@ -49,8 +49,15 @@ fn a_loaded_stage_holds_its_weights_once() {
         control_vectors: None,
     };
     let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
-    let stage =
-        Stage::load(&model, model.clone(), 0..n_layer, config, device, &mut |_| ()).unwrap();
+    let stage = Stage::load(
+        &brigade_models::described(&model).unwrap(),
+        model.clone(),
+        0..n_layer,
+        config,
+        device,
+        &mut |_| (),
+    )
+    .unwrap();
     let held = resident_bytes().unwrap().saturating_sub(before);
     std::fs::remove_file(&path).unwrap();
 

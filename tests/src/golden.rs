@@ -9,10 +9,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::npy;
-use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{self, AdapterSpec, Arch, FileType, Shape, Spec};
+use brigade_gguf::{Gguf, GgufWriter, npy};
+use brigade_quant::GgmlType;
+use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec};
 use serde::Deserialize;
 
 /// A folder of golden models.
@@ -111,7 +110,7 @@ impl Recipe {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let unique = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let mine = path.with_extension(format!("{}-{}.part", unique.0, unique.1));
-        synth::write(&spec, &mine).unwrap();
+        brigade_synth::write(&spec, &mine).unwrap();
         let found = fnv1a(&std::fs::read(&mine).unwrap());
         std::fs::rename(&mine, &path).unwrap();
         assert_eq!(
@@ -268,7 +267,7 @@ impl AdapterRecipe {
     pub fn make(&self, model: &Path, path: &Path) {
         let &Self { rank, alpha, seed, .. } = self;
         let spec = AdapterSpec { rank, alpha, seed };
-        synth::write_adapter(&Gguf::open(model).unwrap(), &spec, path).unwrap();
+        brigade_synth::write_adapter(&Gguf::open(model).unwrap(), &spec, path).unwrap();
         let found = fnv1a(&std::fs::read(path).unwrap());
         assert_eq!(found, self.fnv1a, "another adapter: run tests/oracle/lora.py for it again");
     }

@@ -4,9 +4,8 @@ use std::collections::HashSet;
 use std::mem::{Discriminant, discriminant};
 use std::path::Path;
 
-use brigade_engine::arch::{self, BlockKind};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::state::StateSpec;
+use brigade_gguf::Gguf;
+use brigade_spec::{BlockKind, StateSpec};
 
 use crate::golden::{Entry, Golden};
 
@@ -35,7 +34,7 @@ pub fn one_of_each_memory(golden: &Golden) -> Vec<Named<'_>> {
 }
 
 fn kinds_of_memory(path: &Path) -> HashSet<(Discriminant<BlockKind>, bool)> {
-    let spec = arch::describe(&Gguf::open(path).unwrap()).unwrap();
+    let spec = brigade_models::describe(&Gguf::open(path).unwrap()).unwrap();
     let kinds = spec.layers.iter().flat_map(|layer| &layer.blocks).map(|block| &block.kind);
     let remembering = kinds.filter(|kind| kind.state() != StateSpec::None);
     remembering.map(|kind| (discriminant(kind), kind.window().is_some())).collect()

@@ -10,9 +10,9 @@ use brigade_engine::batch::{
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
 use brigade_engine::device::{DeviceName, Devices, GpuOptions};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
+use brigade_gguf::Gguf;
 
 /// Positions that one slot of a test line may hold.
 pub const SLOT_POSITIONS: usize = 2048;
@@ -153,7 +153,7 @@ impl Line {
     /// Loads a model over stages cut as `config` says.
     pub fn open(path: &Path, config: &LineConfig) -> Self {
         let model = Arc::new(Gguf::open_with(path, &config.adapters).unwrap());
-        let n_layer = brigade_engine::arch::describe(&model).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&model).unwrap().n_layer();
         let mut bounds = vec![0];
         bounds.extend(&config.cuts);
         bounds.push(n_layer);
@@ -303,7 +303,7 @@ pub fn into_token(row: RowOutput) -> SampledToken {
 
 fn stage_vectors(config: &LineConfig, model: &Gguf, layers: &Range<usize>) -> Option<StageVectors> {
     let files = (!config.control_vectors.is_empty()).then_some(&config.control_vectors)?;
-    let spec = brigade_engine::arch::describe(model).unwrap();
+    let spec = brigade_models::describe(model).unwrap();
     let all = ControlVectors::read(files, config.control_layers.clone(), &spec).unwrap();
     Some(StageVectors { id: all.id(), rows: all.rows(layers.clone()) })
 }
@@ -321,7 +321,7 @@ fn load(
         (false, false) => &DEVICES,
     };
     let device = devices.open(&name, config.threads, None).unwrap();
-    let n_positions = brigade_engine::arch::describe(model).unwrap().max_positions();
+    let n_positions = brigade_models::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,
         n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
@@ -331,5 +331,13 @@ fn load(
         windows: config.windows,
         control_vectors: stage_vectors(config, model, &layers),
     };
-    Stage::load(model, model.clone(), layers, stage, device, &mut |_| {}).unwrap()
+    Stage::load(
+        &brigade_models::described(model).unwrap(),
+        model.clone(),
+        layers,
+        stage,
+        device,
+        &mut |_| {},
+    )
+    .unwrap()
 }

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::{Gguf, GgufWriter};
+use brigade_gguf::{Gguf, GgufWriter};
 
 /// What README promises of the error against llama.cpp, which `golden` checks.
 const LIMIT: f64 = 1e-4;
@@ -29,7 +28,7 @@ fn rows() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn every_architecture_that_runs_stands_there_with_its_error() {
     let rows = rows();
-    for name in arch::supported() {
+    for name in brigade_models::supported() {
         let cells = rows.get(name).unwrap_or_else(|| panic!("README does not list {name}"));
         let error: f64 =
             cells.last().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {cells:?}"));
@@ -40,9 +39,9 @@ fn every_architecture_that_runs_stands_there_with_its_error() {
 #[test]
 fn every_other_one_stands_there_with_its_reason() {
     let rows = rows();
-    let mut n_listed = arch::supported().len();
-    for (name, reason) in arch::refused() {
-        assert!(!arch::supported().contains(&name), "{name} runs");
+    let mut n_listed = brigade_models::supported().len();
+    for (name, reason) in brigade_models::refused() {
+        assert!(!brigade_models::supported().contains(&name), "{name} runs");
         let cells = rows.get(name).unwrap_or_else(|| panic!("README does not list {name}"));
         assert_eq!(cells.last().unwrap(), reason, "{name}");
         n_listed += 1;
@@ -58,9 +57,9 @@ fn a_file_of_another_architecture_is_refused_by_name_with_the_reason() {
         let mut bytes = Vec::new();
         writer.write_header_only(&mut bytes).unwrap();
         let model = Gguf::from_bytes(bytes.into(), name).unwrap();
-        arch::describe(&model).unwrap_err().to_string()
+        brigade_models::describe(&model).unwrap_err().to_string()
     };
-    for (name, reason) in arch::refused() {
+    for (name, reason) in brigade_models::refused() {
         let message = refusal(name);
         assert!(message.contains(&format!("{name:?}")), "{message}");
         assert!(message.contains(reason) && message.contains("README"), "{message}");

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens, TextError};
+use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError};
 use serde_json::{Map, Value, json};
 
 fn folder() -> PathBuf {

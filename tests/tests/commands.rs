@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use brigade_engine::npy;
+use brigade_gguf::npy;
 use brigade_tests::process::{Running, Server, brigade, get, is_alive, run, signal};
 use serde_json::{Value, json};
 

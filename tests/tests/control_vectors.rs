@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::control_vectors::ControlVectors;
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::StageOutput;
+use brigade_gguf::{Gguf, GgufWriter};
+use brigade_quant::GgmlType;
+use brigade_spec::ModelSpec;
 use brigade_tests::golden::{
     Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, rows_of, same_bits,
 };
@@ -24,7 +24,7 @@ fn folder() -> PathBuf {
 }
 
 fn spec_of(model: &Path) -> ModelSpec {
-    arch::describe(&Gguf::open(model).unwrap()).unwrap()
+    brigade_models::describe(&Gguf::open(model).unwrap()).unwrap()
 }
 
 /// A vector of a model, for all of its layers that can have one.

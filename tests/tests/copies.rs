@@ -4,12 +4,11 @@
 //! - What a stage refuses leaves every sequence as it was.
 //! - A snapshot depends on the sequence alone.
 
-use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::DeviceName;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::Prefixes;
+use brigade_gguf::Gguf;
+use brigade_spec::Prefixes;
 use brigade_tests::golden::Golden;
 use brigade_tests::kinds::{Named, one_of_each_memory, unquantised};
 use brigade_tests::line::{Line, LineConfig, SLOT_POSITIONS, device_name, into_logits};
@@ -61,7 +60,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
     let mut kinds = Vec::new();
     for (name, entry) in models(&golden) {
         let path = golden.model(entry);
-        let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
         let prefixes = spec.prefixes(false);
         kinds.push(prefixes);
         // A layer a stage: in hybrids some have recurrent states and some have none.

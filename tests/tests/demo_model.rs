@@ -6,11 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
-use brigade_engine::text::{ChatTemplate, TemplateInput, Tokenizer};
+use brigade_gguf::{Gguf, npy};
 use brigade_tests::line::{Line, LineConfig};
+use brigade_text::{ChatTemplate, TemplateInput, Tokenizer};
 use serde_json::Value;
 
 /// What the repository, and so the binary, gives the model at most.
@@ -53,7 +51,7 @@ fn it_is_small_and_can_be_cut() {
     let bytes = std::fs::metadata(model_path()).expect("the file").len();
     assert!(bytes <= MAX_BYTES, "{bytes} bytes");
     let model = Gguf::open(model_path()).expect("a model");
-    let spec = arch::describe(&model).expect("a supported architecture");
+    let spec = brigade_models::describe(&model).expect("a supported architecture");
     assert!(spec.n_layer() >= MIN_LAYERS, "{} layers", spec.n_layer());
 }
 

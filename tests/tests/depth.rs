@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 
-use brigade_engine::arch::{self, Residual};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
+use brigade_spec::Residual;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig};
 
@@ -24,7 +24,7 @@ fn logits(cuts: &[usize], n_ubatch: usize) -> Vec<u32> {
 
 #[test]
 fn a_cut_carries_the_stream_and_what_was_kept_before_it() {
-    let spec = arch::describe(&Gguf::open(path()).unwrap()).unwrap();
+    let spec = brigade_models::describe(&Gguf::open(path()).unwrap()).unwrap();
     let Residual::OverDepth(depth) = spec.skeleton.residual else { panic!("{:?}", spec.skeleton) };
     assert_eq!((spec.n_layer(), depth.every), (9, 2));
     let rows = (1..9).map(|cut| spec.boundary(cut).widths.len());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use brigade_coordinator::dialect::detect::detect;
 use brigade_coordinator::dialect::parser::Options;
 use brigade_coordinator::dialect::{Dialect, Event, Parser, Shape, Tool, Tools};
-use brigade_engine::text::{ChatTemplate, TemplateTokens};
+use brigade_text::{ChatTemplate, TemplateTokens};
 use serde_json::{Value, json};
 
 /// Random cuts of each answer, besides single characters.

@@ -5,10 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::heads::{Classifier, Heads};
+use brigade_gguf::Gguf;
 use brigade_tests::golden::{Encoders, same_bits};
 use brigade_tests::line::{self, Line, LineConfig, into_hidden};
 
@@ -58,7 +57,7 @@ fn vectors_match_llama_cpp_at_every_number_of_stages() {
     for (name, entry) in &golden.models {
         let path = entry.synth.make();
         let (model, files) = Gguf::open_files(&path).unwrap();
-        let spec = arch::describe(&model).unwrap();
+        let spec = brigade_models::describe(&model).unwrap();
         let heads = Heads::read(&model, spec.n_embd, true, &files).unwrap();
         let n_layer = spec.n_layer();
         n_projected += usize::from(heads.projections.is_some());

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::Gguf;
 use brigade_engine::heads::Classifier;
+use brigade_gguf::Gguf;
 use brigade_tests::golden::Encoders;
 use brigade_tests::process::{Server, run};
 use serde_json::{Value, json};

@@ -11,9 +11,8 @@
 //! The models run on the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names
 //! (`avx512`, `avx2`, `neon`, `reference`).
 
-use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::state::StateSpec;
+use brigade_gguf::Gguf;
+use brigade_spec::{BlockSpec, LayerSpec, ModelSpec, StateSpec};
 use brigade_tests::golden::{
     Adapted, Encoders, Entry, Golden, NOT_RUN, Recipe, Steered, argmax, relative_error, same_bits,
 };
@@ -33,7 +32,7 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
     for golden in Golden::folders() {
         for (name, entry) in golden.models() {
             let model = Gguf::open(golden.model(entry)).unwrap();
-            let spec = arch::describe(&model).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let spec = brigade_models::describe(&model).unwrap_or_else(|e| panic!("{name}: {e}"));
             check(&golden, name, entry, &spec);
             n_checked += 1;
         }
@@ -78,7 +77,7 @@ fn every_golden_model_is_run_or_excused() {
     let encoders = Encoders::repository().models.into_values().map(|entry| entry.synth.arch);
     let decoders = repository.models().map(|(_, entry)| arch_of(entry));
     let run: Vec<String> = decoders.chain(encoders).collect();
-    let supported = arch::supported().into_iter();
+    let supported = brigade_models::supported().into_iter();
     let missing: Vec<_> = supported
         .filter(|arch| !run.iter().any(|run| run == arch) && !IN_TEST_DATA.contains(arch))
         .collect();

@@ -7,9 +7,8 @@
 
 use std::path::Path;
 
-use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
+use brigade_gguf::{Gguf, npy};
+use brigade_spec::ModelSpec;
 use brigade_tests::each::each;
 use brigade_tests::golden::{Entry, Golden};
 use brigade_tests::line;
@@ -39,7 +38,7 @@ fn check_all(which: impl Fn(&Entry, &ModelSpec) -> bool + Sync) {
         let models: Vec<_> = golden.models().collect();
         each(&models, |(name, entry)| {
             let path = golden.model(entry);
-            let spec = arch::describe(&Gguf::open(&path).unwrap());
+            let spec = brigade_models::describe(&Gguf::open(&path).unwrap());
             let spec = spec.unwrap_or_else(|e| panic!("{name}: {e}"));
             if which(entry, &spec) {
                 check(&golden, name, entry, spec.n_layer(), &folder);

@@ -15,9 +15,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_quant::GgmlType;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 use brigade_tests::golden::{Entry, Golden, adler32, argmax, relative_error, same_bits};
 use brigade_tests::line::{self, Line, LineConfig};
 
@@ -62,7 +62,7 @@ fn make(name: &str, entry: &Entry) -> Made {
         seed: 0,
         header_only: false,
     };
-    synth::write(&spec, &made.0).unwrap();
+    brigade_synth::write(&spec, &made.0).unwrap();
     let sum = adler32(&std::fs::read(&made.0).unwrap());
     assert_eq!(
         Some(sum),

@@ -4,12 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use brigade_engine::arch;
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
 use brigade_engine::device::{DeviceName, Devices, GpuOptions, gpus};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::NUMERICS_UNFUSED;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::each::each;
 use brigade_tests::golden::{Golden, argmax, relative_error, same_bits};
 use brigade_tests::line::{self, Line, LineConfig};
@@ -45,7 +44,7 @@ fn golden_models_are_the_bits_of_unfused_on_a_gpu_and_mixed() {
             };
             let alone = |table| LineConfig { kernels: Some(table), ..LineConfig::default() };
             let want = logits(&alone(UNFUSED), tokens.len());
-            let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+            let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
             let mixed = LineConfig {
                 cuts: Line::even_cuts(n_layer, 2),
                 mixed: vec![UNFUSED, "vulkan:0"],

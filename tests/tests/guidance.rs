@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use brigade_engine::batch::{Guidance, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::sample::log_probs;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig, into_token};
 use brigade_tests::process::{Server, run, synth};

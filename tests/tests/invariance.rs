@@ -7,13 +7,13 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::device::DeviceName;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::Stage;
 use brigade_engine::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_gguf::Gguf;
+use brigade_spec::ModelSpec;
 use brigade_tests::each::each;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig, into_logits, into_token};
@@ -98,7 +98,7 @@ fn path(model: &str) -> PathBuf {
 }
 
 fn describe(model: &str) -> ModelSpec {
-    arch::describe(&Gguf::open(path(model)).unwrap()).unwrap()
+    brigade_models::describe(&Gguf::open(path(model)).unwrap()).unwrap()
 }
 
 /// Token ids without a pattern, below the golden vocabularies' 288.

@@ -12,7 +12,7 @@ use brigade_coordinator::cluster::{
 };
 use brigade_coordinator::model::Model;
 use brigade_coordinator::plan::{Balance, Checkpoint};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, KvType, PrepareRequest, StageSpec, WireType};
 use brigade_proto::failure::{Failure, FailureKind};

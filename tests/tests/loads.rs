@@ -11,8 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::{Gguf, TensorFiles};
+use brigade_gguf::{Gguf, TensorFiles};
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
     Blob, HealthReply, HealthRequest, KvType, LoadRequest, LoadedFacts, PrepareRequest, StageSpec,
@@ -36,7 +35,7 @@ struct Row {
 }
 
 fn order((model, files): &(Gguf, TensorFiles), epoch: u64) -> PrepareRequest {
-    let spec = arch::describe(model).unwrap();
+    let spec = brigade_models::describe(model).unwrap();
     let layers = 0..spec.n_layer();
     let stage = StageSpec {
         n_stages: 1,
@@ -53,7 +52,7 @@ fn order((model, files): &(Gguf, TensorFiles), epoch: u64) -> PrepareRequest {
     let blob = |blake3: &[u8], nbytes| Blob { blake3: blake3.to_vec().into(), nbytes };
     let tensor =
         |name: &str, nbytes| TensorRef { name: name.into(), blob: Some(blob(&[], nbytes)) };
-    let tensors = arch::stage_tensors(model, &spec, &layers);
+    let tensors = brigade_spec::stage_tensors(model, &spec, &layers);
     PrepareRequest {
         epoch,
         coordinator_id: COORDINATOR.into(),

@@ -9,11 +9,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use brigade_engine::arch;
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::{Gguf, GgufWriter};
+use brigade_quant::GgmlType;
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::{Adapted, Golden, argmax, relative_error_of, same_bits};
 use brigade_tests::kinds::unquantised;
 use brigade_tests::line::{self, Line, LineConfig};
@@ -55,7 +54,7 @@ fn merge(path: &Path, adapter: &Path, scale: f32, out: &Path) {
     let mut stream = writer.start(Vec::new()).unwrap();
     for tensor in model.tensors() {
         let a = adapter.tensor(&format!("{}.lora_a", tensor.name));
-        let Some(a) = a.filter(|_| tensor.name != arch::TOKEN_EMBD) else {
+        let Some(a) = a.filter(|_| tensor.name != brigade_spec::TOKEN_EMBD) else {
             stream.write(model.data(tensor).unwrap()).unwrap();
             continue;
         };
@@ -126,7 +125,7 @@ fn logits_with_adapters_match_llama_cpp_at_every_cut() {
         entry.adapters.iter().zip(&adapters).for_each(|(recipe, file)| recipe.make(&path, file));
         let uses = (0..).zip(entry.adapters.iter().map(|recipe| recipe.scale)).collect();
         let config = LineConfig { adapters, uses, ..LineConfig::default() };
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         let run = |cuts: Vec<usize>, n_ubatch: usize| {
             let mut line = Line::open(&path, &LineConfig { cuts, ..config.clone() });
             let logits = line.logits(&manifest.tokens, n_ubatch);
@@ -165,7 +164,7 @@ fn a_model_with_an_adapter_computes_what_the_merged_model_computes() {
         let path = golden.model(entry);
         let spec = AdapterSpec { rank: 4, alpha: 2.0, seed: 7 };
         let lora = adapter(&path, name, spec);
-        without(&lora, |tensor| tensor.starts_with(arch::TOKEN_EMBD));
+        without(&lora, |tensor| tensor.starts_with(brigade_spec::TOKEN_EMBD));
         let merged = folder().join(format!("{name}-merged.gguf"));
         merge(&path, &lora, 0.5, &merged);
         let theirs = Line::open(&merged, &LineConfig::default()).logits(tokens, 64);
@@ -238,7 +237,7 @@ fn rows_of_different_adapters_in_one_ubatch_have_the_bits_of_each_alone_at_every
         let path = golden.named(name);
         let spec = |seed| AdapterSpec { rank: 5, alpha: 8.0, seed };
         let adapters = vec![adapter(&path, name, spec(1)), adapter(&path, name, spec(2))];
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         let open = |cuts: Vec<usize>, threads| {
             let config =
                 LineConfig { cuts, threads, adapters: adapters.clone(), ..LineConfig::default() };
@@ -400,7 +399,7 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     for (file, word) in cases {
         let refused = match Gguf::open_with(&path, std::slice::from_ref(&file)) {
             Err(error) => error.to_string(),
-            Ok(model) => arch::describe(&model).unwrap_err().to_string(),
+            Ok(model) => brigade_models::describe(&model).unwrap_err().to_string(),
         };
         assert!(refused.contains(word), "{word}: {refused}");
         let name = file.file_name().unwrap().to_str().unwrap();

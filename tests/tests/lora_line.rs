@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::{Golden, rows_of, same_bits};
 use brigade_tests::line::{Line, LineConfig};
 use brigade_tests::older::Older;

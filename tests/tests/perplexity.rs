@@ -6,10 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::Tokenizer;
+use brigade_gguf::Gguf;
 use brigade_tests::line::{Line, LineConfig};
 use brigade_tests::process::run;
+use brigade_text::Tokenizer;
 use serde_json::Value;
 
 const CTX: usize = 128;

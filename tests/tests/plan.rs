@@ -7,9 +7,9 @@ use brigade_coordinator::plan::{
     Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
     WorkerFacts, plan, plan_by_hand, plan_line,
 };
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 use proptest::prelude::*;
 
 /// The reference model of the benchmarks in Q4_K_M: 32 layers, and a head worth more than two of them.
@@ -217,7 +217,7 @@ fn synthetic(size: &str, quant: &str, arch: &str) -> ModelFacts {
     };
     let name = format!("brigade-plan-{}-{size}-{quant}.gguf", std::process::id());
     let path = std::env::temp_dir().join(name);
-    synth::write(&spec, &path).unwrap();
+    brigade_synth::write(&spec, &path).unwrap();
     let model = Gguf::open_header_only(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     ModelFacts::from_gguf(&model, KvType::F16).unwrap()

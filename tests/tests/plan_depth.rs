@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use brigade_coordinator::plan::{ModelFacts, Plan, PlanSettings, parse_cluster_file, plan};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 use brigade_tests::process::run;
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ impl Header {
             seed: 0,
             header_only: true,
         };
-        synth::write(&spec, &path).unwrap();
+        brigade_synth::write(&spec, &path).unwrap();
         Self(path)
     }
 

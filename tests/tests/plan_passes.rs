@@ -2,9 +2,9 @@
 //! passes through it the stage has.
 
 use brigade_coordinator::plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// Facts of a synthetic model, from its header.
 fn synthetic(arch: &str, size: &str) -> ModelFacts {
@@ -17,7 +17,7 @@ fn synthetic(arch: &str, size: &str) -> ModelFacts {
     };
     let name = format!("brigade-plan-passes-{}-{arch}-{size}.gguf", std::process::id());
     let path = std::env::temp_dir().join(name);
-    synth::write(&spec, &path).unwrap();
+    brigade_synth::write(&spec, &path).unwrap();
     let model = Gguf::open_header_only(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     ModelFacts::from_gguf(&model, KvType::F16).unwrap()

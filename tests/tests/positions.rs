@@ -8,9 +8,9 @@ use brigade_coordinator::model::Model;
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
 use brigade_engine::error::BatchError;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{Stage, StageConfig};
+use brigade_gguf::Gguf;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
 
@@ -50,7 +50,15 @@ fn a_stage_is_not_loaded_for_a_longer_context() {
             windows: false,
             control_vectors: None,
         };
-        Stage::load(&model, model.clone(), 0..2, config, device, &mut |_| {}).map(|_| ())
+        Stage::load(
+            &brigade_models::described(&model).unwrap(),
+            model.clone(),
+            0..2,
+            config,
+            device,
+            &mut |_| {},
+        )
+        .map(|_| ())
     };
     load(LEARNED).unwrap();
     let message = load(LEARNED + 1).unwrap_err().to_string();

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::quant::GgmlType;
+use brigade_gguf::{Gguf, GgufWriter};
+use brigade_quant::GgmlType;
 use brigade_tests::process::Server;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 //! every token that a client gets follows from its own prompt.
 
 use brigade_coordinator::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 /// Prompt tokens a turn adds, and tokens of an answer.
 const SAID: u32 = 100;

@@ -34,7 +34,7 @@ use brigade_engine::batch::{
     AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,
 };
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 /// A wanted row that gives no token.
 const NO_TOKEN: &str = "NaN";

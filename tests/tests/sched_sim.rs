@@ -14,7 +14,7 @@
 use brigade_coordinator::sim::{
     Client, Ending, LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
 };
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 /// Random lines tried by each test run; a failure names its seed.
 const SEEDS: u64 = 150;

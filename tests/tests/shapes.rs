@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 use brigade_tests::line::{Line, LineConfig};
 
 /// Alignment of the data behind a header.
@@ -22,7 +22,7 @@ fn a_model_without_its_trailing_ones_is_the_same_model() {
             let arch = Arch::named(arch).unwrap();
             let spec = Spec { arch, shape, quant, seed: 3, header_only: false };
             let path = folder.join(format!("{}.gguf", arch.name()));
-            synth::write(&spec, &path).unwrap();
+            brigade_synth::write(&spec, &path).unwrap();
             let as_written = logits(&path);
             let (shorter, n_dropped) = without_trailing_ones(&path);
             assert!(n_dropped > 0, "{}: no trailing dimension of 1 to drop", arch.name());

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_tests::process::{run, synth};
 
 /// A file of its own for each test.

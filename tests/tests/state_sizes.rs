@@ -4,11 +4,10 @@
 use std::fs::File;
 
 use brigade_coordinator::plan::{ModelFacts, SequenceBytes};
-use brigade_engine::arch;
-use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::kernels::KvType;
-use brigade_engine::quant::GgmlType;
-use brigade_engine::state::StateSpec;
+use brigade_gguf::{Gguf, GgufWriter};
+use brigade_quant::GgmlType;
+use brigade_spec::StateSpec;
 use brigade_tests::process::run;
 use serde_json::Value;
 
@@ -40,7 +39,7 @@ fn header(arch: &str, n_embd: usize, keys: &[(&str, u32)], kv_heads: &[u32]) -> 
 
 /// State of each layer that has one of a fixed size, and what a sequence takes of all layers.
 fn states(model: &Gguf) -> (Vec<StateSpec>, SequenceBytes) {
-    let spec = arch::describe(model).unwrap();
+    let spec = brigade_models::describe(model).unwrap();
     let states = spec.layers.iter().flat_map(|l| &l.blocks).map(|block| block.kind.state());
     let slots = states.filter(|state| matches!(state, StateSpec::Slot { .. })).collect();
     let facts = ModelFacts::from_gguf(model, KvType::F16).unwrap();

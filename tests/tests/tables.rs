@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
 
@@ -31,7 +30,7 @@ fn golden_models_are_the_same_bits_on_every_table_and_mixed() {
                 let other = logits(&alone(table));
                 assert!(first == other, "{name}: {table} differs from {}", tables[0]);
             }
-            let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+            let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
             let cuts = Line::even_cuts(n_layer, tables.len().max(2));
             let mixed = LineConfig { cuts, mixed: tables.clone(), ..LineConfig::default() };
             assert!(first == logits(&mixed), "{name}: mixed tables differ from {}", tables[0]);

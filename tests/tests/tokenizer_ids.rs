@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use brigade_engine::text::{SpecialIds, Tokenizer, VocabData, VocabFlags};
+use brigade_text::{SpecialIds, Tokenizer, VocabData, VocabFlags};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::Tokenizer;
+use brigade_gguf::Gguf;
+use brigade_text::Tokenizer;
 
 /// Between two texts of an `.inp` file.
 const SEPARATOR: &str = "\n__ggml_vocab_test__\n";

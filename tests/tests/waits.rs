@@ -3,11 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::device::gpus;
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig};
 
@@ -99,7 +98,7 @@ fn kernels_are_compiled_before_they_are_used(golden: &Golden) {
     let tokens = &golden.manifest.tokens;
     for name in REHEARSED {
         let path = golden.model(&golden.manifest.models[name]);
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         let cuts = Line::even_cuts(n_layer, 2);
         let config = |kernels| LineConfig { cuts: cuts.clone(), kernels, ..LineConfig::default() };
         let mut line = Line::open(&path, &config(Some("vulkan:0")));
@@ -138,7 +137,7 @@ fn the_host_waits_once(golden: &Golden) {
     for (name, at_most, is_adapted) in models {
         let path = golden.model(&golden.manifest.models[name]);
         let adapters: Vec<_> = is_adapted.then(|| adapter(&path, name)).into_iter().collect();
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         for cuts in [Vec::new(), Line::even_cuts(n_layer, 2)] {
             let at_most = at_most + cuts.len() as u64;
             let (kernels, adapters) = (Some("vulkan:0"), adapters.clone());

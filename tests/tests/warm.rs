@@ -1,9 +1,8 @@
 //! A stage that is warm asks the system for no more buffers, and keeps no more than it had. Checked with every golden model of the
 //! repository, whole and cut, over ubatches of the same sizes.
 
-use brigade_engine::arch;
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{Line, LineConfig};
 
@@ -19,7 +18,7 @@ fn no_buffer_is_asked_for_after_the_first_ubatches() {
     let mut grown = Vec::new();
     for (name, entry) in &golden.manifest.models {
         let path = golden.model(entry);
-        let n_layer = arch::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         let mut line = Line::open(
             &path,
             &LineConfig { cuts: Line::even_cuts(n_layer, 2), ..LineConfig::default() },

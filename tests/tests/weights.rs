@@ -4,8 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_tests::golden::Golden;
 use brigade_tests::process::{Running, run};
 
@@ -75,7 +74,7 @@ fn stamps(cache: &Path) -> Vec<(std::path::PathBuf, std::time::SystemTime)> {
 fn sent(model: &str) -> [Vec<String>; 2] {
     let path = Golden::repository().named(model);
     let gguf = Gguf::open(&path).unwrap();
-    let spec = arch::describe(&gguf).unwrap();
+    let spec = brigade_models::describe(&gguf).unwrap();
     let half = spec.n_layer() / 2;
     let folder =
         std::env::temp_dir().join(format!("brigade-weights-{model}-{}", std::process::id()));
@@ -86,7 +85,7 @@ fn sent(model: &str) -> [Vec<String>; 2] {
     let alone = run(&[&["run", "-m", path.to_str().unwrap()], &args[..]].concat());
     assert_eq!(sent, String::from_utf8(alone.stdout).unwrap(), "{model}");
     let names = [0..half, half..spec.n_layer()].map(|layers| {
-        let tensors = arch::stage_tensors(&gguf, &spec, &layers);
+        let tensors = brigade_spec::stage_tensors(&gguf, &spec, &layers);
         tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
     });
     for (cache, names) in caches.iter().zip(&names) {
@@ -105,7 +104,7 @@ fn workers_get_the_weights_of_a_layer_once_for_all_its_passes() {
     // Both halves go through the same two layers: of twelve layers, which are four of the file, six each.
     let [first, second] = sent("hrm_text");
     let layers = |names: &[String]| -> std::collections::BTreeSet<usize> {
-        names.iter().filter_map(|name| arch::layer_of(name)).collect()
+        names.iter().filter_map(|name| brigade_spec::layer_of(name)).collect()
     };
     assert_eq!([layers(&first), layers(&second)], [(0..4).collect(), (0..4).collect()]);
 }
@@ -142,7 +141,7 @@ fn workers_without_the_file_get_their_layers_once() {
     let first = [start_worker(&caches[0]), start_worker(&caches[1])];
     assert_eq!(ids(model, &[&first[0], &first[1]]), with_file);
     let gguf = Gguf::open(&path).unwrap();
-    let n_layer = arch::describe(&gguf).unwrap().n_layer();
+    let n_layer = brigade_models::describe(&gguf).unwrap().n_layer();
     let all: u64 = gguf.tensors().iter().map(|t| t.nbytes).sum();
     let mut received = 0;
     for cache in &caches {

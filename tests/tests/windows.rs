@@ -6,11 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, Want};
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::Prefixes;
+use brigade_gguf::Gguf;
+use brigade_spec::{ModelSpec, Prefixes};
 use brigade_tests::golden::{Golden, same_bits};
 use brigade_tests::kinds::unquantised;
 use brigade_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS, into_logits};
@@ -43,7 +42,7 @@ fn windowed() -> Vec<(String, PathBuf, usize)> {
     let models = unquantised(&golden);
     let found = models.filter_map(|(name, entry)| {
         let path = golden.model(entry);
-        let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
         // A window as long as a slot keeps all of it anyway.
         let window = window(&spec).filter(|width| (*width as usize) < SLOT_POSITIONS / 2)?;
         println!("{name}: a window of {window}");
@@ -196,7 +195,7 @@ fn saved_states_go_on_at_other_cuts_and_are_refused_by_lines_that_keep_all() {
     let all = tokens(LEN, 2);
     let (prompt, later) = all.split_at(LEN - 40);
     for (name, path, n_layer) in windowed() {
-        let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
         assert_eq!(spec.prefixes(true), Prefixes::Whole, "{name}");
         let expected = open(&path, vec![], false).logits(&all, 512);
         let mut from = open(&path, Line::even_cuts(n_layer, 2), true);

@@ -7,11 +7,11 @@
 use std::path::Path;
 
 use brigade_engine::batch::{Boundary, SeqPart, SlotId, UBatch, Want};
-use brigade_engine::npy;
-use brigade_engine::quant::{self, GgmlType};
 use brigade_engine::stage::StageOutput;
+use brigade_gguf::npy;
 use brigade_proto::control::WireType;
 use brigade_proto::frame::{BoundaryShape, wire_row_bytes};
+use brigade_quant::GgmlType;
 use brigade_tests::line::{Line, LineConfig, into_logits};
 use brigade_tests::process::{run, synth};
 use brigade_worker::wire::{BufferPool, boundary_from_wire, boundary_to_wire};
@@ -31,9 +31,9 @@ const TOKENS: [u32; 24] =
 fn by_hand(values: &[f32], format: GgmlType) -> Vec<f32> {
     let blocks = values.len() / format.block_elems();
     let mut bytes = vec![0; blocks * format.block_bytes()];
-    quant::quantize_row(format, values, &mut bytes).unwrap();
+    brigade_quant::quantize_row(format, values, &mut bytes).unwrap();
     let mut out = vec![0.0; values.len()];
-    quant::dequantize_row(format, "boundary", &bytes, &mut out).unwrap();
+    brigade_quant::dequantize_row(format, "boundary", &bytes, &mut out).unwrap();
     out
 }
 

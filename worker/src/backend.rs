@@ -10,9 +10,9 @@ use std::time::Duration;
 use blake3::Hash;
 use brigade_engine::batch::{BlockId, Boundary, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
-use brigade_engine::gguf::Gguf;
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
-use brigade_engine::gguf::FileState;
+use brigade_gguf::FileState;
 
 use crate::pool::Pool;
 

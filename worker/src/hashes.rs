@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
-use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_proto::control::FileHint;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blake3::Hash;
-use brigade_engine::arch;
-use brigade_engine::gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_proto::control::{FileHint, StageSpec, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
@@ -331,7 +330,7 @@ impl Loader {
         for (&(hash, nbytes), name) in blobs.iter().zip(names) {
             // Several parts of a stage are made of what is outside the layers: that one of them is here says nothing of
             // the others.
-            let in_memory = held.contains(name) && arch::layer_of(name).is_some();
+            let in_memory = held.contains(name) && brigade_spec::layer_of(name).is_some();
             match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
                 BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),
                 _ if in_memory => {}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use brigade_engine::device::{Device, refused};
 use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
-use brigade_engine::quant::GgmlType;
+use brigade_quant::GgmlType;
 
 /// Sides of the int8 product: a slice of a layer's matrix, and of a prefill ubatch.
 const PRODUCT_DIM: usize = 1024;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use blake3::Hash;
-use brigade_engine::gguf::FileState;
+use brigade_gguf::FileState;
 use brigade_proto::address::Address;
 use brigade_proto::control::{
     Blob, CheckpointMode, FileHint, KvType, PrepareRequest, StageSpec, WireType,

@@ -5,21 +5,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_engine::arch::{self, ModelSpec};
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, refused};
-use brigade_engine::error::{ModelError, SnapshotError};
-use brigade_engine::gguf::adapters::of_model;
-use brigade_engine::gguf::{Gguf, GgufError, TensorInfo};
+use brigade_engine::error::SnapshotError;
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
-use brigade_engine::quant::GgmlType;
 use brigade_engine::stage::{Begun, Stage, StageConfig};
-use brigade_engine::state::{CopyRoom, StageCopy, StateRoom};
-use brigade_engine::text::Tokenizer;
+use brigade_engine::state::{CopyRoom, StageCopy};
+use brigade_gguf::adapters::of_model;
+use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
+use brigade_quant::GgmlType;
+use brigade_spec::{ModelError, ModelSpec, StateRoom};
+use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend,
@@ -88,7 +88,7 @@ impl EngineBackend {
             "compute"
         );
         let abilities = Abilities {
-            architectures: arch::supported().into_iter().map(str::to_owned).collect(),
+            architectures: brigade_models::supported().into_iter().map(str::to_owned).collect(),
             quant_types: quant_types(),
             kv_types: vec![KvType::F32, KvType::F16, KvType::Q80],
             kernel_tables: tables.iter().map(|(name, _)| name.clone()).collect(),
@@ -178,18 +178,18 @@ impl StageBackend for EngineBackend {
     }
 
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure> {
-        let described = arch::describe(model).map_err(model_failure)?;
+        let described = brigade_models::describe(model).map_err(model_failure)?;
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.end > described.n_layer() {
             let why = format!("layers {layers:?} of a model with {}", described.n_layer());
             return Err(Failure::refusal(FailureKind::BadMessage, why));
         }
-        let tensors = arch::stage_tensors(model, &described, &layers);
+        let tensors = brigade_spec::stage_tensors(model, &described, &layers);
         let last = layers.end == described.n_layer();
-        let tied = arch::is_tied(model, &described);
+        let tied = brigade_spec::is_tied(model, &described);
         let mut weight_bytes = 0;
         for tensor in &tensors {
-            let embedding = tensor.name == arch::TOKEN_EMBD;
+            let embedding = tensor.name == brigade_spec::TOKEN_EMBD;
             if embedding && layers.start == 0 {
                 weight_bytes += tensor.nbytes;
             }
@@ -228,7 +228,7 @@ impl StageBackend for EngineBackend {
         }
         let range = layers.clone();
         let mut stage = Stage::load_keeping(
-            &model,
+            &brigade_models::described(&model).map_err(model_failure)?,
             weights.clone(),
             range,
             config,
@@ -267,9 +267,15 @@ impl StageBackend for EngineBackend {
         if layers.start == 0 && !has.contains(&0) {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
-        let kept =
-            KeptWeights::load_ahead(&model, weights.clone(), layers, has, &device, &mut *progress)
-                .map_err(model_failure)?;
+        let kept = KeptWeights::load_ahead(
+            &brigade_models::described(&model).map_err(model_failure)?,
+            weights.clone(),
+            layers,
+            has,
+            &device,
+            &mut *progress,
+        )
+        .map_err(model_failure)?;
         weights.loaded();
         Ok(kept)
     }
@@ -301,7 +307,7 @@ fn keep_embedding(
     weights: &Weights,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Failure> {
-    let embedding = model.require(arch::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
+    let embedding = model.require(brigade_spec::TOKEN_EMBD).map_err(|e| model_failure(e.into()))?;
     weights.keep(embedding).map_err(|e| model_failure(e.into()))?;
     progress(embedding.nbytes);
     Ok(())
@@ -309,13 +315,16 @@ fn keep_embedding(
 
 /// The tokens that grammars of answers are about.
 fn vocabulary(model: &Gguf) -> Result<Vocabulary, ConstraintError> {
-    let tokenizer = Tokenizer::from_gguf(model);
-    Vocabulary::new(&tokenizer.map_err(|error| ConstraintError::Vocabulary(error.to_string()))?)
+    let wrong = |error: TextError| ConstraintError::Vocabulary(error.to_string());
+    let tokenizer = Tokenizer::from_gguf(model).map_err(wrong)?;
+    let is_control = |id| tokenizer.is_special(id) || tokenizer.is_eog(id);
+    Vocabulary::new(tokenizer.texts().map_err(wrong)?, is_control, tokenizer.eog())
 }
 
 /// Bytes of a weight as the kernels hold it: vectors and rows of positions in f32, matrices packed.
 fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
-    let rows = tensor.name == arch::POSITION_EMBD || arch::has_token_rows(&tensor.name);
+    let rows =
+        tensor.name == brigade_spec::POSITION_EMBD || brigade_spec::has_token_rows(&tensor.name);
     if tensor.n_dims <= 1 || rows {
         return Ok((tensor.n_elems() * size_of::<f32>()) as u64);
     }

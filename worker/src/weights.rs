@@ -17,8 +17,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use brigade_engine::gguf::{FileState, GgufError, TensorFiles, TensorInfo};
 use brigade_engine::weights::TensorSource;
+use brigade_gguf::{FileState, GgufError, TensorFiles, TensorInfo};
 use rayon::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use tokio_util::sync::CancellationToken;
@@ -194,7 +194,7 @@ impl TensorSource for Weights {
 
 #[cfg(test)]
 mod tests {
-    use brigade_engine::quant::GgmlType;
+    use brigade_quant::GgmlType;
 
     use super::*;
 

@@ -13,11 +13,11 @@ use brigade_engine::batch::{
     TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
-use brigade_engine::quant::{Block, BlockQ8_0, Quantize};
 use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind, cut_reason};
 use brigade_proto::frame::{BoundaryShape, FrameError, Q8_0_BYTES, Q8_0_VALUES};
 use brigade_proto::pipeline as pb;
+use brigade_quant::{Block, BlockQ8_0, Quantize};
 use bytes::Bytes;
 use half::{bf16, f16};
 

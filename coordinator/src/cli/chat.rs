@@ -13,7 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;

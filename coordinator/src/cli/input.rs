@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use brigade_engine::text::MAX_TEXT_BYTES;
 use brigade_proto::net::with_causes;
+use brigade_text::MAX_TEXT_BYTES;
 
 /// The text of a file, `-` being standard input.
 ///

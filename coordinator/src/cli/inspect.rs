@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use brigade_engine::gguf::{ArrayRef, Gguf, Value};
+use brigade_gguf::{ArrayRef, Gguf, Value};
 use brigade_proto::net::with_causes;
 use clap::Args;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use brigade_engine::npy;
+use brigade_gguf::npy;
 
 /// Refuses to replace what is there, unless it is a file and `force` is given.
 ///

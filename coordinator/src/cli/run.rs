@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::TextError;
+use brigade_gguf::Gguf;
+use brigade_text::TextError;
 use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::Instant;

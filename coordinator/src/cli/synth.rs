@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{
-    AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, write_telling,
-};
+use brigade_gguf::Gguf;
+use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, write_telling};
 use clap::Args;
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::Tokenizer;
+use brigade_gguf::Gguf;
+use brigade_text::Tokenizer;
 use clap::Args;
 
 use super::args::ModelArgs;

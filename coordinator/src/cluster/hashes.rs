@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_engine::arch;
 use brigade_worker::config::default_cache_dir;
 use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::host;
@@ -14,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::progress::{Phase, Progress};
 use crate::model::Model;
 
-/// blake3 of the stage's tensors in the order of [`arch::stage_tensors`]; remembered between
+/// blake3 of the stage's tensors in the order of [`brigade_spec::stage_tensors`]; remembered between
 /// processes, computed on all cores where they are not.
 ///
 /// Who drops the future gives up: hashing ends soon, and nothing more is told of it.
@@ -29,7 +28,7 @@ pub async fn of_stage(
     let given_up = CancellationToken::new();
     let _until_dropped = given_up.clone().drop_guard();
     let work = move || {
-        let tensors = arch::stage_tensors(&model.gguf, &model.spec, &layers);
+        let tensors = brigade_spec::stage_tensors(&model.gguf, &model.spec, &layers);
         let part = progress.part(Phase::Hashing, tensors.iter().map(|t| t.nbytes).sum());
         let progress = |done_bytes, _| {
             if !given_up.is_cancelled() {

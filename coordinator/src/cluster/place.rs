@@ -9,17 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::arch;
-use brigade_engine::error::ModelError;
-use brigade_engine::gguf::TensorInfo;
 use brigade_engine::kernels::{self, KV_PAGE};
-use brigade_engine::state::Prefixes;
+use brigade_gguf::TensorInfo;
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareReply, PrepareRequest,
     StageSpec, TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
+use brigade_spec::{ModelError, Prefixes};
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use bytes::Bytes;
@@ -501,7 +499,7 @@ fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
 }
 
 fn stage_tensors<'m>(model: &'m Model, stage: &PlacedStage) -> Vec<&'m TensorInfo> {
-    arch::stage_tensors(&model.gguf, &model.spec, &stage.layers)
+    brigade_spec::stage_tensors(&model.gguf, &model.spec, &stage.layers)
 }
 
 fn header_blob(model: &Model) -> Blob {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use brigade_engine::gguf::TensorInfo;
+use brigade_gguf::TensorInfo;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};

@@ -1,7 +1,7 @@
 //! What holds where in an answer: the form that the client wants, and calls of tools, in a model's markup.
 
 use brigade_engine::batch::{self, Constraint, Marker};
-use brigade_engine::text::Tokenizer;
+use brigade_text::Tokenizer;
 
 use super::calls::{CallGrammars, check_size};
 use super::grammar::{Grammar, Literals, quote};

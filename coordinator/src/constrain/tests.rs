@@ -212,7 +212,9 @@ fn tokens(text: &TextModel, answer: &str) -> Vec<u32> {
 
 /// Whether an answer may be written to its end.
 fn passes(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
-    let vocabulary = Vocabulary::new(text.tokenizer());
+    let tokenizer = text.tokenizer();
+    let is_control = |id| tokenizer.is_special(id) || tokenizer.is_eog(id);
+    let vocabulary = Vocabulary::new(tokenizer.texts().unwrap(), is_control, tokenizer.eog());
     let mut masks = Masks::new(Box::new(move || vocabulary));
     let ids = tokens(text, answer);
     (0..ids.len()).all(|n| {

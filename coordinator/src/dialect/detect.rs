@@ -1,7 +1,7 @@
 //! Finds the dialect of a chat template. Formats that are known by a marker come first ([`known`]). For all
 //! others the dialect is read off what the probes show.
 
-use brigade_engine::text::ChatTemplate;
+use brigade_text::ChatTemplate;
 use serde_json::Value;
 
 use super::json::Scan;

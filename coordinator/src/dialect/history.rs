@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use brigade_engine::text::ChatTemplate;
+use brigade_text::ChatTemplate;
 use serde_json::{Map, Value, json};
 
 use super::probe::{FIRST, Facts, KEY, VALUE};

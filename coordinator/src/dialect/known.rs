@@ -1,7 +1,7 @@
 //! Formats of calls that rendering a template does not show. Each is known by a marker that no other format
 //! has. Also here: what models write beyond what their templates show.
 
-use brigade_engine::text::ChatTemplate;
+use brigade_text::ChatTemplate;
 
 use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy};
 

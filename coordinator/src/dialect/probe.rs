@@ -1,6 +1,6 @@
 //! Finds out what a chat template does with tools, calls and reasoning, by rendering probe messages with it.
 
-use brigade_engine::text::{ChatTemplate, TemplateInput};
+use brigade_text::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
 /// Names, ids, key and value of the probes: words that no template has.

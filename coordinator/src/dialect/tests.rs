@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use brigade_engine::text::{ChatTemplate, TemplateTokens};
+use brigade_text::{ChatTemplate, TemplateTokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
-use brigade_engine::text::TextError;
+use brigade_text::TextError;
 use serde_json::{Value, json};
 
 use crate::handle::{Failure, SubmitError};

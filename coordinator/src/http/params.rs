@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
-use brigade_engine::text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
 use brigade_proto::limits::MAX_ADAPTERS;
+use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use brigade_engine::state::pages_of_rows;
+use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::pages_of_each;
+use brigade_spec::pages_of_each;
 use serde::Serialize;
 
 use super::units::format_bytes;

@@ -4,15 +4,13 @@
 //! their operations follow from the sizes of their matrices. What a block remembers comes from its
 //! [`StateSpec`], so nothing here can tell attention from Mamba.
 
-use brigade_engine::arch::{
-    self, BlockSpec, LAYER_ROW_TABLE, ModelSpec, OUTPUT, POSITION_EMBD, TOKEN_EMBD, TOKEN_TYPES,
-};
-use brigade_engine::error::ModelError;
-use brigade_engine::gguf::adapters::of_model;
-use brigade_engine::gguf::{Gguf, TensorInfo};
-use brigade_engine::heads;
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
-use brigade_engine::state::StateSpec;
+use brigade_gguf::adapters::of_model;
+use brigade_gguf::{Gguf, TensorInfo};
+use brigade_spec::{
+    BlockSpec, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD, StateSpec,
+    TOKEN_EMBD, TOKEN_TYPES, heads,
+};
 
 use super::facts::{LayerFacts, ModelFacts};
 
@@ -25,7 +23,7 @@ impl ModelFacts {
     /// # Errors
     /// An architecture or tensor type that is not supported, or contradictory metadata.
     pub fn from_gguf(model: &Gguf, kv: KvType) -> Result<Self, ModelError> {
-        let spec = arch::describe(model)?;
+        let spec = brigade_models::describe(model)?;
         let mut layers: Vec<LayerFacts> =
             spec.layers.iter().map(|l| state_of(&l.blocks, kv)).collect();
         for (layer, facts) in layers.iter_mut().enumerate() {
@@ -35,7 +33,7 @@ impl ModelFacts {
         let mut scratch = vec![0.0; layers.len()];
         let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
-            match arch::layer_of(&tensor.name) {
+            match brigade_spec::layer_of(&tensor.name) {
                 // None compute with a block of multi-token prediction, which no stage loads; `describe` refuses layers
                 // beyond those that the metadata count.
                 Some(in_file) => {
@@ -52,7 +50,7 @@ impl ModelFacts {
                     embedding_bytes += tensor.nbytes;
                 }
                 None if of_model(&tensor.name).0 == TOKEN_EMBD
-                    || arch::is_of_input(&tensor.name, &spec) =>
+                    || brigade_spec::is_of_input(&tensor.name, &spec) =>
                 {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
@@ -85,7 +83,7 @@ fn ends(
     last_stage: u64,
 ) -> Result<ModelFacts, ModelError> {
     let embedding = model.require(TOKEN_EMBD)?;
-    let tied = arch::is_tied(model, spec);
+    let tied = brigade_spec::is_tied(model, spec);
     // Tied, the last stage packs a head from the embedding's bytes.
     let head_bytes = last_stage + if tied { packed_bytes(embedding)? } else { 0 };
     let head_width = if spec.is_encoder() { 0 } else { spec.n_vocab };
@@ -133,7 +131,7 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
         layer.expert_share = share;
     }
     // Vectors (norms, biases) and tables are read, not multiplied with.
-    if tensor.n_dims > 1 && !arch::has_token_rows(&tensor.name) {
+    if tensor.n_dims > 1 && !brigade_spec::has_token_rows(&tensor.name) {
         layer.elements += (tensor.n_elems() as f64 * share).round() as u64;
     }
     Ok(())
@@ -141,8 +139,8 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
 
 /// Bytes of a tensor as the kernels hold it: matrices packed, vectors and rows of positions in f32.
 fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
-    let rows =
-        [POSITION_EMBD, TOKEN_TYPES].contains(&&*tensor.name) || arch::has_token_rows(&tensor.name);
+    let rows = [POSITION_EMBD, TOKEN_TYPES].contains(&&*tensor.name)
+        || brigade_spec::has_token_rows(&tensor.name);
     if tensor.n_dims < 2 || rows {
         return Ok(4 * tensor.n_elems() as u64);
     }
@@ -158,7 +156,7 @@ fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
 /// Bytes of a row that goes into a matrix and the row that comes out, in f32; of experts, for as many
 /// as a row uses, which is this `share` of them. Their sum over a layer bounds its work memory: not all are needed at once.
 fn widths(tensor: &TensorInfo, share: f64) -> f64 {
-    if tensor.n_dims < 2 || arch::has_token_rows(&tensor.name) {
+    if tensor.n_dims < 2 || brigade_spec::has_token_rows(&tensor.name) {
         return 0.0;
     }
     let experts: usize = tensor.ne[2..].iter().product();

@@ -27,7 +27,7 @@ mod units;
 use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 use serde::Serialize;
 
 pub use advice::Advice;

@@ -8,7 +8,7 @@
 //! experts, those are read that the ubatch's rows are expected to choose, if all experts are equally likely.
 //! Every link carries the bytes of its own cut.
 
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 use serde::Serialize;
 
 use super::cost::Costs;

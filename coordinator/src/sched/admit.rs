@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work};
 use super::fair::{self, Owners};

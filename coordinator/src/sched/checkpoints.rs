@@ -12,7 +12,7 @@
 //! A request may do without copies. The stages hear its name only when they are to keep its state for a planned change.
 
 use brigade_engine::batch::{CopyName, SeqOp, TokenMark};
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use super::config::PROMPT_TOKENS_AS_ONE;
 use super::events::{Action, LineSpec, Micros, RequestId};

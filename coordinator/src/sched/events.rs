@@ -10,7 +10,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{
     AdapterUse, CopyName, RowOutput, SampledToken, SamplerSetup, SlotId, UBatch,
 };
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
 pub type Micros = u64;

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::sched::timing::LineTimes;
     use crate::sched::{LineSpec, SchedConfig, StageTime};
-    use brigade_engine::state::Prefixes;
+    use brigade_spec::Prefixes;
 
     /// A line of `n_stages` that has seen ubatches of these sizes, with times `± vary`.
     fn times(n_stages: usize, vary: f64, sizes: &[u32], us: impl Fn(u32) -> f64) -> LineTimes {

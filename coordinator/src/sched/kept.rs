@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{AdapterUse, BlockId, SlotId};
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use super::events::{KeptId, RequestId};
 use super::sequence::SeqNo;

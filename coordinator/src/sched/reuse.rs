@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SlotId};
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use super::events::{KeptId, Request, RequestId, Work};
 use super::fair::{Needs, Places};

@@ -17,7 +17,7 @@ use brigade_engine::batch::{
     AdapterUse, BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId,
     TokenMark, UBatch, Want,
 };
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use super::rng::mix;
 use crate::sched::LineSpec;

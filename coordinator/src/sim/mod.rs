@@ -18,7 +18,7 @@ pub use line::{LinkModel, Nature, Spells, StageModel};
 pub use rng::Rng;
 
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
-use brigade_engine::state::Prefixes;
+use brigade_spec::Prefixes;
 
 use crate::sched::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
 use clients::Clients;

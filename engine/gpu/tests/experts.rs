@@ -8,11 +8,11 @@ use std::sync::Arc;
 use brigade_engine::kernels::{
     self, Compute, ExpertChoice, ExpertGroups, ExpertWeights, PackedMatrix, Vector,
 };
-use brigade_engine::quant::{GgmlType, quantize_row};
 use brigade_gpu::{
     self as there, ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork, Gpu,
     GpuBuffer, Purpose, Span, WeightType as W,
 };
+use brigade_quant::{GgmlType, quantize_row};
 use common::{Random, assert_same, compute, gpu, on, values_of};
 
 /// The values of a list.

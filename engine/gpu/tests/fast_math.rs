@@ -6,11 +6,11 @@ mod common;
 use std::sync::Arc;
 
 use brigade_engine::kernels::{Compute, PackedMatrix};
-use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
 use brigade_gpu::{
     ChooseBy, ExpertChoice, ExpertProduct, ExpertRows, ExpertWeights, Gpu, GpuBuffer, GpuError,
     GpuOptions, Purpose, RowForm, WeightType as W, Weights,
 };
+use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 use common::{
     QUANTS, Random, compute, fast_gpu, formed, on, relative_error, shapes_in_turn, values_of,
     words_on,

@@ -2,9 +2,10 @@
 
 mod common;
 
+use brigade_engine::device::{buffer_of, pack_with_gpu};
 use brigade_engine::kernels::{Compute, PackedMatrix};
-use brigade_engine::quant::{GgmlType, dequantize_row, quantize_row};
 use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
+use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 use common::{QUANTS, Random, all_pairs, assert_same, compute, gpu, on, shapes_in_turn, values_of};
 
 use WeightType as W;
@@ -333,10 +334,9 @@ fn weights_are_packed_to_used_memory_as_to_new() {
             let here = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
             for gpu in [&seen, &apart] {
                 let shape = (ty, rows, cols);
-                let there =
-                    PackedMatrix::pack_with_gpu(&compute, gpu, shape, &bytes).expect("room");
+                let there = pack_with_gpu(&compute, gpu, shape, &bytes).expect("room");
                 let mut read = Vec::new();
-                let buffer = there.buffer().expect("it lies with a GPU");
+                let buffer = buffer_of(&there).expect("it lies with a GPU");
                 buffer.read(0..buffer.len(), &mut read).expect("room");
                 assert!(read == here.bytes(), "{ty} [{rows}, {cols}]");
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-use super::error::KernelError;
+use brigade_quant::KernelError;
 
 /// Smallest allocation that gets pages of its own, and huge ones if the system has them. Smaller ones
 /// (there may be tens of thousands, one for each expert of each layer) come from the heap, because a

@@ -1,9 +1,9 @@
 //! What every op runs on: one kernel table and one thread pool. Each stage has one such pair.
 
-use super::error::KernelError;
 use super::pool::Pool;
 use super::table::Kernels;
 use crate::tiles::act::SpareRows;
+use brigade_quant::KernelError;
 
 /// An op table with the threads to run it on. Ops are methods, spread over the files of this module
 /// by what they do; each spreads its rows over the pool when they are worth it.

@@ -22,7 +22,6 @@ mod aligned;
 mod block_id;
 mod compute;
 mod cpu;
-mod error;
 mod format;
 mod ops;
 mod pool;
@@ -34,6 +33,7 @@ mod vector;
 
 pub use aligned::DeviceMemory;
 pub use block_id::BlockId;
+pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{
     BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
     GateBound, GateBounds, KV_PAGE, KeyHeads, KvLayout, KvType, MAX_CONV_TAPS, PoolSizes,
@@ -41,7 +41,6 @@ pub use brigade_shapes::{
     WeightsAt, Window, Xielu,
 };
 pub use compute::Compute;
-pub use error::{DeviceError, DeviceFault, KernelError};
 pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
 pub use ops::block_index::BlockIndex;
 pub use ops::choose_entries::{EntryIndex, IndexedRow};
@@ -86,4 +85,5 @@ pub mod inner {
     pub use crate::ops::streams::doubly_stochastic;
     pub use crate::tiles::act::{ACT_BLOCK, ActBlock};
     pub use crate::tiles::chosen_blocks::SeenPage;
+    pub use crate::tiles::kv::add_index_key;
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::aligned::AlignedBytes;
 use super::compute::Compute;
-use super::error::KernelError;
 use super::simd::LANES;
+use brigade_quant::KernelError;
 
 /// How long a limit is measured.
 const PROBE_TIME: Duration = Duration::from_millis(100);

@@ -8,10 +8,9 @@
 //!   stream `j` becomes `prediction_j + (1 + c_j) d`.
 
 use super::{Block, BlockCx};
-use crate::arch::AltUpSpec;
 use crate::device::{Rows, Values, Weighed};
-use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
+use crate::spec::{AltUpSpec, ModelError};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

@@ -7,10 +7,11 @@ use super::block_index::{BlockIndex, IndexRows};
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use super::{Block, BlockCx};
-use crate::arch::{AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom};
 use crate::device::{BlocksOver, KvRows, Lists, Rows};
-use crate::error::ModelError;
 use crate::kernels::{AttendVariant, DistanceBiases, Vector};
+use crate::spec::{
+    AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, ModelError,
+};
 use crate::state::{AttendHow, BlockState, KvCache};
 use crate::weights::WeightLoader;
 

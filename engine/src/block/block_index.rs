@@ -3,10 +3,9 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{BlockIndexSpec, BlockScoring};
 use crate::device::{IndexOfMeans, Lists, Rows};
-use crate::error::ModelError;
 use crate::kernels::{RopeTable, Vector};
+use crate::spec::{BlockIndexSpec, BlockScoring, ModelError};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 

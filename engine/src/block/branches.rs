@@ -1,8 +1,8 @@
 //! The norms of a mixture whose shared expert stands beside the others as a branch of its own: each branch norms what it
 //! reads and what it gives, and the router norms what it reads as well.
 
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 
 /// Weights of these norms, `[n_embd]` each.

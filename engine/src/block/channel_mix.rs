@@ -3,10 +3,9 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx, TokenShift};
-use crate::arch::ChannelMixSpec;
 use crate::device::Rows;
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{ChannelMixSpec, ModelError};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

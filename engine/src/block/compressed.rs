@@ -12,10 +12,9 @@ use super::entry_maker::{EntryMaker, MakerRows};
 use super::linear::Linear;
 use super::mla::per_head;
 use super::{Block, BlockCx, rotate_last};
-use crate::arch::CompressedSpec;
 use crate::device::{EntriesOver, Rows};
-use crate::error::ModelError;
 use crate::kernels::{EntryLayout, HeadColumns, KV_PAGE, KvType, PackedMatrix, Vector};
+use crate::spec::{CompressedSpec, ModelError};
 use crate::state::{BlockState, EntryPages, PartRows, SlotStates, attend_parts};
 use crate::weights::WeightLoader;
 

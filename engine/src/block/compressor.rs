@@ -9,10 +9,9 @@ use std::ops::Range;
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::EntriesSpec;
 use crate::device::{Device, GatedAt, Memory, Rows, ValuesAt};
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{EntriesSpec, ModelError};
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
 

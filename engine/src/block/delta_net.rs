@@ -6,11 +6,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::{DeltaNetSpec, OutputGate};
 use crate::device::Rows;
 use crate::device::{Columns, DeltaRows};
-use crate::error::ModelError;
 use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
+use crate::spec::{DeltaNetSpec, ModelError, OutputGate};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

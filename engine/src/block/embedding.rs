@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::error::ModelError;
 use crate::gguf::TensorInfo;
 use crate::quant::{self, Format};
+use crate::spec::ModelError;
 use crate::weights::TensorSource;
 
 /// A matrix `[n_vocab, n_embd]`, left where it is, of which rows are read.

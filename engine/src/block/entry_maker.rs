@@ -3,10 +3,9 @@
 use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::Linear;
 use super::{BlockCx, rotate_last};
-use crate::arch::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 use crate::device::{EntryIndexOver, Lists, NewEntries, Rows};
-use crate::error::ModelError;
 use crate::kernels::{AttendPart, RopeTable};
+use crate::spec::{CompressedSpec, EntriesSpec, EntryIndexSpec, ModelError};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
 

@@ -6,11 +6,10 @@ use super::BlockCx;
 use super::linear::Linear;
 use super::lora::{self, ExpertLora};
 use super::mlp::activate;
-use crate::arch::Activation;
 use crate::batch::AdapterUse;
 use crate::device::{ExpertMatrices, ExpertProduct, ExpertRows, Routing, RoutingPart, Rows};
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
 /// Experts of one size.

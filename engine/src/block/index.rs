@@ -4,10 +4,9 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{ChosenSpec, IndexSpec};
 use crate::device::{PoolingBy, Rows};
-use crate::error::ModelError;
 use crate::kernels::{HeadColumns, PoolSizes, Vector};
+use crate::spec::{ChosenSpec, IndexSpec, ModelError};
 use crate::state::KvCache;
 use crate::weights::WeightLoader;
 

@@ -3,11 +3,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::{KdaGates, KdaSpec};
 use crate::device::Rows;
 use crate::device::{Columns, DeltaRows};
-use crate::error::ModelError;
 use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
+use crate::spec::{KdaGates, KdaSpec, ModelError};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

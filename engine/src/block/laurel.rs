@@ -3,10 +3,9 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::LaurelSpec;
 use crate::device::Rows;
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{LaurelSpec, ModelError};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

@@ -4,10 +4,9 @@
 use super::linear::Linear;
 use super::mlp::activate;
 use super::{Block, BlockCx};
-use crate::arch::{Activation, Beside, LayerRowSpec};
 use crate::device::Rows;
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{Activation, Beside, LayerRowSpec, ModelError};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

@@ -6,11 +6,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::LightningSpec;
 use crate::device::Rows;
 use crate::device::{Columns, SsdInput};
-use crate::error::ModelError;
 use crate::kernels::{Ssd, Vector};
+use crate::spec::{LightningSpec, ModelError};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

@@ -5,8 +5,8 @@ use super::lora::{self, Lora, RowAdapters};
 use super::{Block, BlockCx};
 use crate::device::{Device, Rows, Scratch};
 use crate::device::{Product, RowsMut};
-use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, Vector};
+use crate::spec::ModelError;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

@@ -8,12 +8,11 @@ mod experts;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arch::MAX_ADAPTERS;
 use crate::batch::AdapterUse;
 use crate::device::RowsMut;
 use crate::device::{Device, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
+use crate::spec::{MAX_ADAPTERS, ModelError};
 use crate::state::{PartRows, Sequences};
 use crate::weights::{AdapterTensors, WeightLoader};
 

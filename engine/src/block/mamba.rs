@@ -4,11 +4,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::MambaSpec;
 use crate::device::Rows;
 use crate::device::{Columns, MambaRows};
-use crate::error::ModelError;
 use crate::kernels::{Conv, MambaScan, Vector};
+use crate::spec::{MambaSpec, ModelError};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

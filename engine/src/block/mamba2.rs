@@ -5,11 +5,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::Mamba2Spec;
 use crate::device::Rows;
 use crate::device::{Columns, SsdInput};
-use crate::error::ModelError;
 use crate::kernels::{Conv, Ssd, Vector};
+use crate::spec::{Mamba2Spec, ModelError};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

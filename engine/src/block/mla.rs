@@ -15,11 +15,10 @@
 use super::index::Index;
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::{ChosenBy, ChosenSpec, MlaGate, MlaSpec};
 use crate::device::{KvRows, PoolsOver, Product, Rows};
-use crate::error::ModelError;
 use crate::kernels::{AttendVariant, HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
+use crate::spec::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, ModelError};
 use crate::state::{BlockState, KvCache};
 use crate::weights::WeightLoader;
 

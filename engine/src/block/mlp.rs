@@ -3,10 +3,9 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::{Activation, MlpSpec};
 use crate::device::{Device, Rows};
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{Activation, MlpSpec, ModelError};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

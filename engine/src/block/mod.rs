@@ -40,10 +40,9 @@ pub use embedding::Embedding;
 pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
 
-use crate::arch::{BlockKind, Rotation};
 use crate::device::{Device, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::{HeadColumns, RopeTable};
+use crate::spec::{BlockKind, ModelError, Rotation};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use altup::{Correct, Predict};
@@ -126,7 +125,7 @@ pub struct BlockCx<'a> {
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions, where the model rotates.
     pub rope: Option<&'a RopeTable>,
-    /// Those of [`Rotation::Local`](crate::arch::Rotation::Local) blocks.
+    /// Those of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
     pub local_rope: Option<&'a RopeTable>,
     /// The token of each row.
     pub tokens: &'a [u32],

@@ -9,10 +9,9 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::token_experts::TokenExperts;
 use super::{Block, BlockCx, Mlp};
-use crate::arch::{AdjugateSpec, LatentSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::device::{Routing, Rows};
-use crate::error::ModelError;
 use crate::kernels::{ChooseBy, ExpertChoice, ExpertWeights, Vector};
+use crate::spec::{AdjugateSpec, LatentSpec, ModelError, MoeSpec, Router, SharedExpertSpec};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
 

@@ -2,10 +2,9 @@
 //! for the formulas.
 
 use super::{Block, BlockCx, Embedding};
-use crate::arch::{LAYER_ROW_TABLE, NgramSpec};
 use crate::device::{Memory, Rows};
-use crate::error::ModelError;
 use crate::kernels::{DilatedConv, PackedMatrix, Vector};
+use crate::spec::{LAYER_ROW_TABLE, ModelError, NgramSpec};
 use crate::state::{BlockState, PartRows, SlotStates};
 use crate::weights::WeightLoader;
 

@@ -3,10 +3,9 @@
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::arch::{AttentionSpec, KvFrom, NormOver};
 use crate::device::Rows;
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{AttentionSpec, KvFrom, ModelError, NormOver};
 use crate::weights::WeightLoader;
 
 /// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the

@@ -3,11 +3,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::arch::ShortConvSpec;
 use crate::device::Columns;
 use crate::device::Rows;
-use crate::error::ModelError;
 use crate::kernels::Conv;
+use crate::spec::{ModelError, ShortConvSpec};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

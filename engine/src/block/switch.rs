@@ -1,13 +1,13 @@
-//! Which adapter of the file's own a row uses ([`SwitchSpec`](crate::arch::SwitchSpec)): attention with one head over all
+//! Which adapter of the file's own a row uses ([`SwitchSpec`](crate::spec::SwitchSpec)): attention with one head over all
 //! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
 //! place of that adapter.
 //!
 //! Which adapters there are to multiply with is the host's to know. So this is computed by the host, whose memory has its pages.
 
 use super::{Block, BlockCx};
-use crate::arch::{Beside, SwitchRouterSpec};
 use crate::device::{KvRows, Rows};
 use crate::kernels::AttendVariant;
+use crate::spec::{Beside, SwitchRouterSpec};
 use crate::state::BlockState;
 
 /// The router of a model's own adapters. It has no weights.

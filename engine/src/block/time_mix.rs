@@ -4,11 +4,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx, TokenShift};
-use crate::arch::TimeMixSpec;
 use crate::device::Wkv7Rows;
 use crate::device::{Device, Rows};
-use crate::error::ModelError;
 use crate::kernels::{Vector, Wkv7Weights};
+use crate::spec::{ModelError, TimeMixSpec};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

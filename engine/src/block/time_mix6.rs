@@ -7,11 +7,10 @@
 use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
 use super::{Block, BlockCx, TokenShift};
-use crate::arch::TimeMix6Spec;
 use crate::device::Rows;
 use crate::device::Wkv6Rows;
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{ModelError, TimeMix6Spec};
 use crate::state::{BlockState, SlotStates};
 use crate::weights::WeightLoader;
 

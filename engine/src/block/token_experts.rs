@@ -1,8 +1,7 @@
 //! A table that says which experts each token uses (hash layers; arXiv 2106.04426).
 
-use crate::arch::TOKEN_EXPERTS;
-use crate::error::ModelError;
 use crate::quant::GgmlType;
+use crate::spec::{ModelError, TOKEN_EXPERTS};
 use crate::weights::WeightLoader;
 
 /// The experts of each token, in the order in which they are added.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use brigade_text::{SpecialIds, Tokenizer, VocabData};
+
 use super::*;
 use crate::batch::{Constraint, Grammar, Marker, SamplerSetup, SeqOp, SlotId};
 use crate::sample::uniform;
-use crate::text::{SpecialIds, Tokenizer, VocabData};
 
 const EOS: u32 = 2;
 const THINK: u32 = 3;
@@ -33,8 +34,13 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::new(data).unwrap()
 }
 
+fn vocabulary_of(tokenizer: &Tokenizer) -> Result<Vocabulary, ConstraintError> {
+    let is_control = |id| tokenizer.is_special(id) || tokenizer.is_eog(id);
+    Vocabulary::new(tokenizer.texts().unwrap(), is_control, tokenizer.eog())
+}
+
 fn vocabulary() -> Vocabulary {
-    Vocabulary::new(&tokenizer()).unwrap()
+    vocabulary_of(&tokenizer()).unwrap()
 }
 
 fn whole(grammar: &str) -> Arc<Constraint> {
@@ -187,7 +193,7 @@ fn many_slots_draw_as_one_alone() {
     let rule = whole(SCHEMA);
     let shared = vocabulary();
     let n_vocab = tokenizer().n_vocab() as u32;
-    let mut masks = Masks::new(Box::new(|| Vocabulary::new(&tokenizer())));
+    let mut masks = Masks::new(Box::new(|| vocabulary_of(&tokenizer())));
     let prompt = [7, 8, 9];
     let of_slot = |_| Arc::new(Constraint { answer_at: 3, ..(*rule).clone() });
     let rules: Vec<Arc<Constraint>> = (0..8).map(of_slot).collect();

@@ -11,7 +11,6 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory};
 
 use super::ConstraintError;
-use crate::text::Tokenizer;
 
 /// States of a grammar's lexer; each takes one or two kB.
 const MAX_LEXER_STATES: usize = 25_000;
@@ -72,27 +71,26 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Of a model with this tokenizer.
+    /// Of a model whose tokens have these texts, control tokens by their names. `is_control` says which those are, and
+    /// `ends` which tokens end an answer.
     ///
     /// # Errors
-    /// Its tokens have no texts, or none ends an answer.
-    pub fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
+    /// None ends an answer.
+    pub fn new(
+        texts: Vec<Vec<u8>>,
+        is_control: impl Fn(u32) -> bool,
+        ends: &[u32],
+    ) -> Result<Self, ConstraintError> {
         let wrong = |what: &str| ConstraintError::Vocabulary(what.to_owned());
-        let eog = tokenizer.eog();
-        let first = *eog.first().ok_or_else(|| wrong("the model has no token that ends it"))?;
-        let n_vocab = tokenizer.n_vocab() as u32;
-        let text = |id, special| tokenizer.token_bytes(id, special).map(<[u8]>::to_vec);
-        let texts: Vec<Vec<u8>> = (0..n_vocab)
-            .map(|id| text(id, true))
-            .collect::<Result<_, _>>()
-            .map_err(|error| wrong(&error.to_string()))?;
+        let first = *ends.first().ok_or_else(|| wrong("the model has no token that ends it"))?;
+        let n_vocab = texts.len() as u32;
         // Control tokens are no text of the answer: under this mark no grammar of text reaches them.
-        let marked = |id: u32| match tokenizer.is_special(id) || tokenizer.is_eog(id) {
+        let marked = |id: u32| match is_control(id) {
             true => [&[TokTrie::SPECIAL_TOKEN_MARKER], texts[id as usize].as_slice()].concat(),
             false => texts[id as usize].clone(),
         };
         let words: Vec<Vec<u8>> = (0..n_vocab).map(marked).collect();
-        let trie = TokTrie::from(&TokRxInfo::new(n_vocab, first), &words).with_eos_tokens(eog);
+        let trie = TokTrie::from(&TokRxInfo::new(n_vocab, first), &words).with_eos_tokens(ends);
         let end = trie.eos_token_set();
         let env: TokEnv = Arc::new(Env(trie));
         let factory = factory(&env, &SlicedBiasComputer::json_slices())?;

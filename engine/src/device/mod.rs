@@ -48,7 +48,7 @@ pub use lists::Lists;
 pub use memory::Memory;
 pub use moves::FewGreatest;
 pub use name::{DeviceName, DeviceWish};
-pub use on_gpu::refused;
+pub use on_gpu::{buffer_of, pack_with_gpu, refused};
 pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
 pub use routing::Routing;
@@ -112,7 +112,7 @@ impl Device {
     ) -> Result<PackedMatrix, KernelError> {
         match &self.gpu {
             None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
-            Some(gpu) => on_gpu::pack(&self.compute, gpu, (ty, rows, cols), bytes),
+            Some(gpu) => on_gpu::pack_with_gpu(&self.compute, gpu, (ty, rows, cols), bytes),
         }
     }
 

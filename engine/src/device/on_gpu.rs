@@ -39,7 +39,10 @@ impl DeviceMemory for Packed {
 }
 
 /// [`PackedMatrix::pack`] to a GPU's memory.
-pub(super) fn pack(
+///
+/// # Errors
+/// As there, and [`KernelError::Device`] where the GPU has not that much memory.
+pub fn pack_with_gpu(
     compute: &Compute,
     gpu: &Gpu,
     shape: (GgmlType, usize, usize),
@@ -55,7 +58,7 @@ pub(super) fn pack(
 }
 
 /// The buffer that a matrix lies in, if a GPU has it.
-pub(super) fn buffer_of(matrix: &PackedMatrix) -> Option<&Arc<GpuBuffer>> {
+pub fn buffer_of(matrix: &PackedMatrix) -> Option<&Arc<GpuBuffer>> {
     let memory: &dyn std::any::Any = matrix.with_device()?;
     memory.downcast_ref::<Packed>().map(|packed| &packed.0)
 }

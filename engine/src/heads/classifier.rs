@@ -3,8 +3,8 @@
 //! The row is the one that the last norm makes: of a text's last token in a decoder, of its first token or the mean of all
 //! in an encoder.
 
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorFiles};
+use crate::spec::ModelError;
 
 use super::matrix::{Matrix, vector};
 

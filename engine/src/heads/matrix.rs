@@ -1,8 +1,8 @@
 //! Small matrices that are computed with in f64, a row at a time.
 
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorFiles, TensorInfo};
 use crate::quant;
+use crate::spec::ModelError;
 
 /// A matrix with its bias.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,8 +9,8 @@ mod projections;
 pub use classifier::Classifier;
 pub use projections::Projections;
 
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorFiles};
+use crate::spec::ModelError;
 
 /// What a model has of them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,12 +45,4 @@ impl Heads {
             None => pooled,
         }
     }
-}
-
-/// What the names of their tensors begin with.
-const STEMS: [&str; 3] = ["cls.", projections::STEMS[0], projections::STEMS[1]];
-
-/// Whether a tensor is a head's, so that no stage needs it.
-pub fn has(tensor: &str) -> bool {
-    STEMS.iter().any(|stem| tensor.starts_with(stem))
 }

@@ -1,14 +1,11 @@
 //! Matrices that a text's vector goes through once it is pooled: the dense modules of sentence-transformers, as
 //! EmbeddingGemma has two.
 
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorFiles};
+use crate::spec::ModelError;
+use crate::spec::heads::PROJECTIONS;
 
 use super::matrix::Matrix;
-
-/// What the names of their tensors begin with, in the order in which a vector goes through them. llama.cpp numbers them
-/// by their place among the modules: behind the model and the pooling.
-pub(super) const STEMS: [&str; 2] = ["dense_2.", "dense_3."];
 
 /// Matrices, one after the other, nothing between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +23,7 @@ impl Projections {
     ) -> Result<Option<Self>, ModelError> {
         let mut matrices = Vec::new();
         let mut width = n_embd;
-        for stem in STEMS {
+        for stem in PROJECTIONS {
             let name = format!("{stem}weight");
             let Some(matrix) = Matrix::read(model, files, &name, &format!("{stem}bias"))? else {
                 continue;

@@ -7,11 +7,11 @@ use super::boundary_rows::{BoundaryRows, FetchedRows};
 use super::head::HeadRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
-use crate::arch::Beside;
 use crate::batch::{Boundary, SlotId, UBatch, Want};
 use crate::block::RowAdapters;
 use crate::device::Milestone;
 use crate::error::BatchError;
+use crate::spec::Beside;
 
 /// A ubatch that a stage began.
 pub struct Begun {

@@ -7,8 +7,8 @@ use super::hyper::{HyperConnection, Spread};
 use super::norm::Norm;
 use super::streams::StreamMatrices;
 use crate::device::{Device, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 
 /// A norm, where there is one, and what comes before it.

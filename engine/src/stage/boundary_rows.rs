@@ -3,9 +3,9 @@
 
 use super::norm::Norm;
 use super::wanted::wanted_rows;
-use crate::arch::{BoundarySpec, PassEnd};
 use crate::batch::Boundary;
 use crate::device::{Device, Fetched, Rows, Scratch};
+use crate::spec::{BoundarySpec, PassEnd};
 use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.

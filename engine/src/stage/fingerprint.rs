@@ -7,10 +7,9 @@
 //! Where several layers are one layer of the file, they share the hash of its weights. To that comes what is around each
 //! of them ([`in_place`]), which every stage has at hand.
 
-use crate::arch::{ModelSpec, OUTPUT_NORM, Passes, TOKEN_EMBD, is_of_input, layer_of};
-use crate::error::ModelError;
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
+use crate::spec::{ModelError, ModelSpec, OUTPUT_NORM, Passes, TOKEN_EMBD, is_of_input, layer_of};
 use crate::weights::TensorSource;
 
 /// Bytes of a sample: a page of memory.

@@ -2,10 +2,9 @@
 
 use super::boundary_rows::BoundaryRows;
 use super::hyper::Spread;
-use crate::arch::GatedSpec;
 use crate::device::{Device, Rows, Scratch, Values, Weighed};
-use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
+use crate::spec::{GatedSpec, ModelError};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
-use crate::arch::HeadSpec;
 use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, Want};
 use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Mask, Masks};
 use crate::device::{Device, Fetched, FewGreatest, FewValues, Rows, Scratch};
 use crate::kernels::Vector;
 use crate::sample::{Next, Sampler, looks_at};
+use crate::spec::HeadSpec;
 use crate::state::{PartRows, Sequences};
 
 /// Most logits of a row that a GPU finds for a draw: where more are looked at, all of them leave it.
@@ -230,8 +230,8 @@ mod tests {
     use crate::batch::{BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch};
     use crate::kernels::{self, PackedMatrix};
     use crate::quant::GgmlType;
+    use crate::spec::Prefixes;
     use crate::stage::norm::Norm;
-    use crate::state::Prefixes;
 
     const N_EMBD: usize = 4;
     const N_VOCAB: usize = 3;

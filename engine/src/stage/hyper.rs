@@ -2,10 +2,9 @@
 //! them is made of the streams themselves, row by row, in the order of their numbers.
 
 use super::boundary_rows::BoundaryRows;
-use crate::arch::HyperSpec;
 use crate::device::{Device, Rows, Scratch, Values, Weighed};
-use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, StreamShape, SumStart, Vector, WeightsAt};
+use crate::spec::{HyperSpec, ModelError};
 use crate::weights::WeightLoader;
 
 /// What joins one block, or the head, to the streams.

@@ -4,11 +4,11 @@
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::streams::StreamMatrices;
-use crate::arch::SwitchSpec;
 use crate::batch::UBatch;
 use crate::block::{Embedding, RowAdapters, scale_of};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{PackedMatrix, Vector};
+use crate::spec::SwitchSpec;
 
 /// What makes the first layer's rows.
 pub(super) struct Input {

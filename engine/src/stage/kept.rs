@@ -12,10 +12,10 @@ use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
 use super::{BlockWeights, Stage};
-use crate::arch::{self, ModelSpec, Passes, TOKEN_EMBD};
 use crate::device::Home;
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
+use crate::spec::{ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors};
 
 /// Weights of one model, by layer. Empty at first.
 #[derive(Default)]
@@ -165,7 +165,7 @@ pub(super) fn layer_tensors(model: &Gguf, spec: &ModelSpec, layer: usize) -> Vec
 
 /// Tensors that rows are made of.
 pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
-    let is_mine = |name: &str| of_model(name).0 == TOKEN_EMBD || arch::is_of_input(name, spec);
+    let is_mine = |name: &str| of_model(name).0 == TOKEN_EMBD || is_of_input(name, spec);
     let tensors = model.tensors().iter().map(|tensor| &tensor.name);
     tensors.filter(|name| is_mine(name)).cloned().collect()
 }
@@ -173,12 +173,12 @@ pub(super) fn embedding_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
 /// Tensors of the head: all of the last stage's that are in no layer and no shared rotary factors.
 pub(super) fn head_tensors(model: &Gguf, spec: &ModelSpec) -> Vec<String> {
     let last = spec.n_layer() - 1..spec.n_layer();
-    let mut tensors = arch::stage_tensors(model, spec, &last);
-    let tied = arch::is_tied(model, spec);
+    let mut tensors = stage_tensors(model, spec, &last);
+    let tied = is_tied(model, spec);
     tensors.retain(|tensor| {
         let (name, of_adapter) = of_model(&tensor.name);
         let rows = name == TOKEN_EMBD && (of_adapter || !tied);
-        let of_layer = arch::layer_of(name).is_some() || spec.is_of_a_layer(name);
+        let of_layer = layer_of(name).is_some() || spec.is_of_a_layer(name);
         !of_layer && !name.starts_with("rope_") && !rows
     });
     tensors.into_iter().map(|tensor| tensor.name.clone()).collect()

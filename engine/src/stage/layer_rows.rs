@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::arch::{LAYER_ROW_TABLE, ModelSpec};
 use crate::batch::UBatch;
 use crate::block::Embedding;
 use crate::device::{Device, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::{PackedMatrix, Vector};
+use crate::spec::{LAYER_ROW_TABLE, ModelError, ModelSpec};
 use crate::weights::{TensorSource, WeightLoader};
 
 /// Tables and weights of the rows for all layers, which the first stage makes.

@@ -15,19 +15,19 @@ use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
-use crate::arch::{
-    self, ALTUP_PROJ, Beside, BlockSpec, EMBEDDING_NORM, LOW_START, ModelSpec, NormKind, OUTPUT,
-    POSITION_EMBD, Passes, Reads, Residual, RopeSpec, TOKEN_EMBD, TOKEN_TYPES,
-};
 use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
 use crate::device::Device;
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{KvType, RopeParams, Yarn};
 use crate::sample::Sampler;
-use crate::state::{BlockState, LayerPrint, Sequences, StateRoom};
+use crate::spec::{
+    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, ModelError, ModelSpec,
+    NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, RopeSpec, StateRoom, TOKEN_EMBD,
+    TOKEN_TYPES, layer_of, stage_tensors,
+};
+use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
 
 /// Name of the matrices that make one row for the head of several streams.
@@ -54,14 +54,14 @@ pub struct StageConfig {
 }
 
 impl Stage {
-    /// Loads `layers` of `model` (a header is enough), reading tensors from `source`.
+    /// Loads `layers` of `described` (a header is enough), reading tensors from `source`.
     /// `progress` is told the bytes of each tensor as it is taken.
     ///
     /// # Errors
-    /// A model that cannot be described, a tensor that is missing, misshapen, of an unsupported
+    /// A tensor that is missing, misshapen, of an unsupported
     /// type or unknown, or a state that the system has no memory for.
     pub fn load(
-        model: &Gguf,
+        described: &Described<'_>,
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         config: StageConfig,
@@ -69,7 +69,7 @@ impl Stage {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let mut nothing = KeptWeights::default();
-        Self::load_keeping(model, source, layers, config, device, &mut nothing, progress)
+        Self::load_keeping(described, source, layers, config, device, &mut nothing, progress)
     }
 
     /// As [`Stage::load`], of weights that are in `kept`, and of `source` those that are not. They are known to be
@@ -79,7 +79,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::load`].
     pub fn load_keeping(
-        model: &Gguf,
+        described: &Described<'_>,
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         config: StageConfig,
@@ -87,7 +87,7 @@ impl Stage {
         kept: &mut KeptWeights,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
-        let spec = Arc::new(arch::describe(model)?);
+        let Described { model, spec } = described.clone();
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         kept.retain_for((model_hash, device.home()), &spec, &layers);
@@ -98,7 +98,7 @@ impl Stage {
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
-        let tensors = arch::stage_tensors(model, &spec, &layers);
+        let tensors = stage_tensors(model, &spec, &layers);
         load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
@@ -179,20 +179,20 @@ impl KeptWeights {
     /// # Errors
     /// As [`Stage::load`].
     pub fn load_ahead(
-        model: &Gguf,
+        described: &Described<'_>,
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         has: Range<usize>,
         device: &Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
-        let spec = arch::describe(model)?;
+        let Described { model, spec } = described;
         let mut ahead = Self::default();
-        ahead.retain_for((blake3::hash(&model.header_bytes()), device.home()), &spec, &layers);
+        ahead.retain_for((blake3::hash(&model.header_bytes()), device.home()), spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
             .sharing(source.clone())
-            .with_switched(switched(&spec));
-        load_weights(model, &spec, &layers, &source, &mut loader, &mut ahead, &has)?;
+            .with_switched(switched(spec));
+        load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
 }
@@ -207,7 +207,7 @@ fn load_weights(
     kept: &mut KeptWeights,
     has: &Range<usize>,
 ) -> Result<(), ModelError> {
-    let tensors = arch::stage_tensors(model, spec, layers);
+    let tensors = stage_tensors(model, spec, layers);
     let (has_first, has_last) = (has.contains(&0), has.contains(&(spec.n_layer() - 1)));
     if layers.start == 0 && kept.embedding.is_none() && !has_first {
         let part = load_embedding(spec, source, loader)?;
@@ -369,7 +369,7 @@ fn facts(
 /// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
 /// weights are not held twice.
 fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usize>) {
-    let mine = tensors.iter().filter(|tensor| arch::layer_of(&tensor.name) == layer);
+    let mine = tensors.iter().filter(|tensor| layer_of(&tensor.name) == layer);
     mine.for_each(|tensor| source.release(tensor));
 }
 

@@ -32,7 +32,6 @@ pub use begun::Begun;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
 
-use crate::arch::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
@@ -40,6 +39,7 @@ use crate::device::{Device, Handed, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::{RopeParams, RopeTable, Vector};
+use crate::spec::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
 use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
 use block_input::BlockInput;
 use boundary_rows::BoundaryRows;

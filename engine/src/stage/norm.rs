@@ -1,9 +1,8 @@
 //! The norms between blocks: RMS norm and layer norm, with or without weights and biases.
 
-use crate::arch::NormKind;
 use crate::device::{Device, Rows, ValuesMut};
-use crate::error::ModelError;
 use crate::kernels::Vector;
+use crate::spec::{ModelError, NormKind};
 use crate::weights::WeightLoader;
 
 /// A norm with its weights, `[n]` each.

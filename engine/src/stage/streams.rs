@@ -3,8 +3,8 @@
 
 use super::boundary_rows::BoundaryRows;
 use crate::device::{Device, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::PackedMatrix;
+use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 
 /// A matrix `[n_embd, n_embd]` for each stream but the first.

@@ -1,10 +1,10 @@
 //! Adapters inside the model's file, which tokens switch on: those of the rows of a ubatch.
 
 use super::boundary_rows::BoundaryRows;
-use crate::arch::{Beside, BlockKind, SwitchSpec};
 use crate::batch::Boundary;
 use crate::block::RowAdapters;
 use crate::error::BatchError;
+use crate::spec::{Beside, BlockKind, SwitchSpec};
 
 /// The adapters that rows use: those that a user named, and the model's own once they are known.
 pub(super) struct OwnAdapters<'a> {

@@ -1,11 +1,10 @@
 //! The state of one block. Whatever its kind, it is zeroed, copied, read and written in the same way.
 
-use super::{EntryPages, KvCache, Sequence, SlotStates, StateCopy, StateRoom, StateSpec};
-use crate::arch::{BlockKind, SwitchRouterSpec};
+use super::{EntryPages, KvCache, Sequence, SlotStates, StateCopy};
 use crate::batch::SlotId;
 use crate::device::Device;
-use crate::error::ModelError;
 use crate::kernels::{KvLayout, KvType, ValuePlace};
+use crate::spec::{BlockKind, ModelError, StateRoom, StateSpec, SwitchRouterSpec};
 
 /// What one loaded block remembers of all sequences.
 pub enum BlockState {

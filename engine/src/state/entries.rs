@@ -1,11 +1,11 @@
 //! The entries that a block keeps of every so many positions: a pool of pages that all sequences share, under the ids of the
 //! pages of keys and values.
 
-use super::{Sequence, StateRoom};
+use super::Sequence;
 use crate::batch::BlockId;
 use crate::device::{Device, Memory, NewEntries, Rows};
-use crate::error::ModelError;
 use crate::kernels::{EntryLayout, KV_PAGE};
+use crate::spec::{ModelError, StateRoom};
 
 /// Pages of entries.
 pub struct EntryPages {

@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::places::{Places, pages_kept, visible};
-use super::{PartRows, Sequence, Sequences, StateRoom};
+use super::places::{Places, visible};
+use super::{PartRows, Sequence, Sequences};
 use crate::batch::BlockId;
 use crate::device::{AttendOver, BlocksOver, IndexOfMeans, IndexOver, KvRows, Lists, Memory};
 use crate::device::{Device, PoolingBy, PoolsOver, Rows, Scratch};
-use crate::error::ModelError;
 use crate::kernels::{AttendPart, AttendVariant, BlockSizes, KV_PAGE, KvLayout, PoolSizes, Window};
+use crate::spec::{ModelError, StateRoom, pages_kept};
 
 /// How rows attend: the factor on scores, what few models change of the softmax, and the blocks that an index chose.
 pub type AttendHow<'a> = (f32, AttendVariant<'a>, Option<BlocksOver<'a>>);
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
     use crate::kernels::{KvType, ValuePlace, select};
-    use crate::state::Prefixes;
+    use crate::spec::Prefixes;
 
     const LAYOUT: KvLayout = KvLayout {
         n_kv_head: 1,

@@ -5,7 +5,7 @@
 //! Nobody else has to know: a page that nobody sees is read by nobody.
 //!
 //! There can be as many places as pages, so that one is always to be had. The lowest free one goes first, and memory
-//! that was never touched takes none. So a layer uses about as much as [`pages_kept`] says.
+//! that was never touched takes none. So a layer uses about as much as [`pages_kept`](crate::spec::pages_kept) says.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,24 +13,6 @@ use std::collections::BinaryHeap;
 use super::Sequence;
 use crate::batch::BlockId;
 use crate::kernels::{KV_PAGE, Window};
-
-/// Pages that a layer comes to at most whose rows see `width` positions, of `n_blocks`, with `n_slots` sequences and
-/// `max_rows` rows in a ubatch.
-pub fn pages_kept(width: u32, n_slots: u32, max_rows: u32, n_blocks: u32) -> u32 {
-    let of_all = n_slots.saturating_mul(pages_of_each(width));
-    n_blocks.min(of_all.saturating_add(pages_of_rows(max_rows)))
-}
-
-/// Those of each sequence: what rows see before the first one of a ubatch, which may begin within a page, and the page
-/// that a copy of the sequence begins with.
-pub fn pages_of_each(width: u32) -> u32 {
-    width.saturating_sub(1).div_ceil(KV_PAGE as u32).saturating_add(2)
-}
-
-/// Those of a ubatch's rows, whichever sequences they are of.
-pub fn pages_of_rows(max_rows: u32) -> u32 {
-    max_rows.div_ceil(KV_PAGE as u32).saturating_add(1)
-}
 
 /// The pages of a sequence of `len` positions that a row behind them sees, or one that was the first of some at `pos`.
 pub(super) fn visible(window: Window, pos: u32, len: u32) -> std::ops::Range<usize> {
@@ -155,13 +137,5 @@ mod tests {
         assert_eq!(visible(Window::Chunk(128), 128, 128), 2..2);
         assert_eq!(visible(Window::Chunk(128), 130, 200), 2..4);
         assert_eq!(visible(Window::Sliding(1), 0, 0), 0..0);
-    }
-
-    #[test]
-    fn pages_kept_do_not_grow_with_the_context() {
-        assert_eq!(pages_kept(128, 4, 512, 100_000), 4 * 4 + 9);
-        assert_eq!(pages_kept(1, 1, 1, 100), 2 + 2);
-        assert_eq!(pages_kept(4096, 4, 512, 60), 60);
-        assert_eq!(pages_kept(u32::MAX, u32::MAX, 512, 60), 60);
     }
 }

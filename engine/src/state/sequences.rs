@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Prefixes;
 use crate::batch::{AdapterUse, BlockId, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
+use crate::spec::Prefixes;
 
 /// One live sequence.
 #[derive(Clone, Debug, PartialEq)]

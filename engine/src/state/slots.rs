@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::batch::SlotId;
 use crate::device::{Device, Memory};
-use crate::error::ModelError;
 use crate::kernels::ScanPart;
+use crate::spec::ModelError;
 
 use super::PartRows;
 

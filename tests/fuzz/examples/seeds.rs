@@ -1,14 +1,14 @@
 //! Writes the first inputs of each fuzz target into `corpus/`: small valid files, from which the fuzzer gets
 //! to all branches sooner than from nothing. Run it with `cargo run --example seeds`.
 
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::quant::GgmlType;
 use brigade_engine::state::SnapshotWriter;
-use brigade_engine::synth::{ARCHES, FileType, Shape, Spec, write};
+use brigade_gguf::{Gguf, GgufWriter};
 use brigade_proto::control::{self, Blob, PrepareRequest, StageSpec, TensorRef, WireType};
 use brigade_proto::pipeline::{self as pb, lane_frame::Body};
 use brigade_proto::tls::authority::{Validity, newcomer_certificate};
 use brigade_proto::tls::{Authority, NodeKey, Role, Token};
+use brigade_quant::GgmlType;
+use brigade_synth::{ARCHES, FileType, Shape, Spec, write};
 use prost::Message;
 use std::error::Error;
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use brigade_engine::gguf::{Gguf, Value};
+use brigade_gguf::{Gguf, Value};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -30,6 +30,7 @@ fn read(model: &Gguf) {
         assert!(!format!("{key} = {value} ({})", value.type_name()).is_empty());
         let _ = (model.meta().opt_str(key), model.meta().opt_u32_or_array(key, 4));
     }
-    let copy = Gguf::from_header_bytes(&model.header_bytes(), "copy").expect("the headers were read once");
+    let copy =
+        Gguf::from_header_bytes(&model.header_bytes(), "copy").expect("the headers were read once");
     assert_eq!(copy.tensors(), model.tensors());
 }

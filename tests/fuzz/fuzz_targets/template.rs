@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use brigade_engine::text::{ChatTemplate, TemplateInput, TemplateTokens};
+use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens};
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 

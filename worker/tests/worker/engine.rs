@@ -7,12 +7,11 @@ use std::sync::Arc;
 use crate::common::model::Model;
 use crate::common::real::{manifest, real_line, synth_model};
 use crate::common::*;
-use brigade_engine::arch;
 use brigade_engine::batch::{BlockId, RowValue, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::{self, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
+use brigade_gguf::Gguf;
 use brigade_proto::control::{PrepareRequest, WeightSource};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::pipeline::{self as pb, row_result};
@@ -32,9 +31,16 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         control_vectors: None,
     };
     let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
-    let layers = 0..arch::describe(&model).unwrap().n_layer();
-    let mut stage =
-        Stage::load(&model, model.clone(), layers, config, device, &mut |_| ()).unwrap();
+    let layers = 0..brigade_models::describe(&model).unwrap().n_layer();
+    let mut stage = Stage::load(
+        &brigade_models::described(&model).unwrap(),
+        model.clone(),
+        layers,
+        config,
+        device,
+        &mut |_| (),
+    )
+    .unwrap();
     let blocks = vec![BlockId(0)];
     let slot = SlotId(0);
     let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits, mu: None };

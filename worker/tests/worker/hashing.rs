@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::common::model::write_model;
 use crate::common::scratch;
 use blake3::Hash;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::pool::{Pool, THREAD_NAME};
 use tokio_util::sync::CancellationToken;

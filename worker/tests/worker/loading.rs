@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::common::model::{Model, write_model};
 use crate::common::*;
-use brigade_engine::gguf::FileState;
+use brigade_gguf::FileState;
 use brigade_proto::control::*;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::pipeline::{Want, row_result};

@@ -216,7 +216,7 @@ async fn what_does_not_fit_is_refused_and_changes_nothing() {
 
 /// A model of the same shape whose last layer has other weights, as a fine-tuned one has.
 fn tuned(path: &std::path::Path) -> std::path::PathBuf {
-    let gguf = brigade_engine::gguf::Gguf::open(path).unwrap();
+    let gguf = brigade_gguf::Gguf::open(path).unwrap();
     let tensor = gguf.require("blk.3.ffn_down.weight").unwrap();
     let mut bytes = std::fs::read(path).unwrap();
     for byte in &mut bytes[tensor.offset as usize..][..tensor.nbytes as usize] {

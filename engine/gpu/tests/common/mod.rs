@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use brigade_engine::kernels::{Compute, select};
-use brigade_engine::quant::GgmlType;
 use brigade_gpu::{Gpu, GpuBuffer, GpuKind, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
+use brigade_quant::GgmlType;
 
 /// All quantised types of weights, as the engine and as the GPU calls them.
 pub const QUANTS: [(GgmlType, W); 25] = [

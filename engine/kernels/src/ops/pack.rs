@@ -7,12 +7,12 @@ use bytemuck::Zeroable;
 
 use crate::aligned::{AlignedBytes, DeviceMemory};
 use crate::compute::Compute;
-use crate::error::{DeviceError, KernelError};
 use crate::format::{FormatVisitor, PanelFormat, with_format};
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::pack::{PackedMatrix, is_float};
 use brigade_quant::GgmlType;
+use brigade_quant::{DeviceError, KernelError};
 
 /// Weights of a file, to be packed.
 struct Source<'a> {

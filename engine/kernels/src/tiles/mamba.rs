@@ -12,6 +12,7 @@ use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 use crate::vector::Vector;
+use brigade_shapes::mamba_state_len;
 
 /// The constants of a selective scan.
 #[derive(Clone, Debug)]
@@ -131,9 +132,9 @@ impl MambaScan {
         Self { channels, n_state, a: tiled, dt_bias: pad(dt_bias), d: pad(d) }
     }
 
-    /// Values of a sequence's state: channels filled up to whole tiles of `n_state` each.
+    /// Values of a sequence's state ([`mamba_state_len`]).
     #[inline]
     pub const fn state_len(channels: usize, n_state: usize) -> usize {
-        channels.next_multiple_of(LANES) * n_state
+        mamba_state_len(channels, n_state)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Lora, scale_of};
 use crate::batch::AdapterUse;
 use crate::device::{Device, ExpertChange, ExpertMatrices, RoutingPart, Rows, Scratch};
-use crate::error::ModelError;
+use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 
 /// What one adapter adds to a projection of each expert.

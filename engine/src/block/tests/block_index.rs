@@ -1,8 +1,8 @@
 //! Attention to the blocks of positions that an index chooses, against its definition.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, QkNorm, Rotation};
 use crate::kernels::{BlockSizes, RopeLayout, RopeParams, available};
+use crate::spec::{AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, QkNorm, Rotation};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;

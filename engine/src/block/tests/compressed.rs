@@ -1,8 +1,8 @@
 //! Attention to a window and to entries against its definition, which takes every position by itself and remembers all.
 
 use super::{OfTwo, Tensors, noise, wide};
-use crate::arch::{BlockKind, CompressedSpec, EntriesSpec, EntryIndexSpec, Rotation};
 use crate::kernels::{RopeLayout, RopeParams};
+use crate::spec::{BlockKind, CompressedSpec, EntriesSpec, EntryIndexSpec, Rotation};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;

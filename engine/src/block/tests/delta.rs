@@ -2,9 +2,9 @@
 //! prompt in two parts and in one.
 
 use super::{Bench, Tensors, bits, noise};
-use crate::arch::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 use crate::batch::SlotId;
 use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
+use crate::spec::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 use crate::state::PartRows;
 
 const N_EMBD: usize = 48;

@@ -1,8 +1,8 @@
 //! Lightning attention against its definition, token by token in f64.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{BlockKind, LightningSpec};
 use crate::kernels::available;
+use crate::spec::{BlockKind, LightningSpec};
 
 const N_EMBD: usize = 40;
 const N_ROWS: usize = 150;

@@ -2,8 +2,8 @@
 //! rows, and nothing is absorbed.
 
 use super::{Bench, OfTwo, Tensors, bits, close, noise, wide};
-use crate::arch::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
 use crate::kernels::{PoolSizes, RopeLayout, RopeParams, Window, available};
+use crate::spec::{BlockKind, ChosenBy, ChosenSpec, IndexSpec, MlaGate, MlaSpec, Rotation};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;

@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Block, BlockCx, RowAdapters, load_block};
-use crate::arch::BlockKind;
 use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::device::{Device, Rows, Scratch};
 use crate::gguf::{Gguf, GgufWriter};
 use crate::kernels::{Kernels, KvType, RopeParams, RopeTable, available};
 use crate::quant::GgmlType;
-use crate::state::{BlockState, PartRows, Prefixes, Sequences, StateRoom};
+use crate::spec::{BlockKind, Prefixes, StateRoom};
+use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 
 /// Uniform in -1..1, from a seed.

@@ -1,11 +1,11 @@
 //! FFNs in every variant, dense and with experts, against a plain computation that takes token by token.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{Activation, BlockKind, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
 use crate::device::{DeviceName, Devices};
 use crate::kernels::{
     ExpertGroups, GateBound, GateBounds, SwiGluClamp, SwiGluLimit, Xielu, available, unfused,
 };
+use crate::spec::{Activation, BlockKind, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
 
 const N_EMBD: usize = 48;
 const N_FF: usize = 32;

@@ -1,9 +1,9 @@
 //! Embedded n-grams against their definition, in one ubatch and in steps.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{BlockKind, NgramHead, NgramSpec};
 use crate::device::Rows;
 use crate::kernels::available;
+use crate::spec::{BlockKind, NgramHead, NgramSpec};
 
 const N_EMBD: usize = 12;
 const STREAMS: usize = 3;

@@ -1,9 +1,9 @@
 //! Rows of layers, streams updated by turns and the way past attention, against their definitions in f64.
 
 use super::{Bench, Tensors, bits, close, noise, wide};
-use crate::arch::{AltUpSpec, BlockKind, LaurelSpec, LayerRowSpec};
 use crate::device::Rows;
 use crate::kernels::available;
+use crate::spec::{AltUpSpec, BlockKind, LaurelSpec, LayerRowSpec};
 
 const N_EMBD: usize = 48;
 const N_ROWS: usize = 9;

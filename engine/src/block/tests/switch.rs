@@ -1,9 +1,9 @@
 //! The router of a model's own adapters against its definition in f64.
 
 use super::{Bench, Tensors, bits};
-use crate::arch::{BlockKind, SwitchRouterSpec};
 use crate::device::Rows;
 use crate::kernels::available;
+use crate::spec::{BlockKind, SwitchRouterSpec};
 
 const N_EMBD: usize = 4;
 /// Places that the tokens of a sequence switch on: none, one, the same again, and several.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use brigade_engine::batch::{Boundary, RowOutput, RowValue, SampledToken, SeqOp, UBatch, Want};
 use brigade_engine::error::SnapshotError;
-use brigade_engine::gguf::Gguf;
 use brigade_engine::weights::TensorSource;
+use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_worker::backend::{

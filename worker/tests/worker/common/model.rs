@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_proto::control::{Blob, FileHint, TensorRef};
 
 const ALIGNMENT: usize = 32;

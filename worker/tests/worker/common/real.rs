@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch;
-use brigade_engine::synth::{self, Arch, FileType, Shape};
 use brigade_proto::control::{PrepareRequest, StageSpec, TensorRef, WeightSource};
 use brigade_proto::pipeline::{ResultFrame, row_result};
+use brigade_synth::{Arch, FileType, Shape};
 use std::ops::Range;
 use tonic::Streaming;
 
@@ -15,23 +14,23 @@ use super::*;
 /// A tiny model of four layers and 512 tokens.
 pub fn synth_model(dir: &Path, quant: &str) -> PathBuf {
     let path = dir.join(format!("{quant}.gguf"));
-    let spec = synth::Spec {
+    let spec = brigade_synth::Spec {
         arch: Arch::named("llama").unwrap(),
         shape: Shape::named("tiny").unwrap(),
         quant: FileType::named(quant).unwrap(),
         seed: 7,
         header_only: false,
     };
-    synth::write(&spec, &path).unwrap();
+    brigade_synth::write(&spec, &path).unwrap();
     path
 }
 
 /// The tensors of a stage.
 pub fn manifest(model: &Model, spec: &StageSpec) -> Vec<TensorRef> {
-    let described = arch::describe(&model.gguf).unwrap();
+    let described = brigade_models::describe(&model.gguf).unwrap();
     let layers = spec.layer_begin as usize..spec.layer_end as usize;
-    let tensors = arch::stage_tensors(&model.gguf, &described, &layers);
-    let named = |t: &&brigade_engine::gguf::TensorInfo| TensorRef {
+    let tensors = brigade_spec::stage_tensors(&model.gguf, &described, &layers);
+    let named = |t: &&brigade_gguf::TensorInfo| TensorRef {
         name: t.name.clone(),
         blob: Some(blob(model.bytes(&t.name))),
     };

@@ -1,5 +1,6 @@
 //! Choosing of blocks by the means of their keys against f64, and bit equality over tables, threads, cuts and neighbours.
 
+use brigade_kernels::inner::add_index_key;
 use std::ops::Range;
 
 use super::paged::{Line, Paged, gather};
@@ -178,7 +179,7 @@ fn keys_are_read_as_they_were_kept() {
             let page = sequences.blocks[0][pos / 64].0 as usize;
             let mut sum = vec![0.0; DIM];
             let keys = layout.index(bytemuck::cast_slice(&pool), page);
-            layout.add_index_key(keys, pos % 64, &mut sum);
+            add_index_key(layout, keys, pos % 64, &mut sum);
             assert_eq!(sum, kept(ty, &index[pos * DIM..][..DIM]), "{values:?} {ty:?} {pos}");
         }
     }

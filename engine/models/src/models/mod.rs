@@ -1,0 +1,228 @@
+//! The architectures: one file for each, or for a few that are alike, and the table of all of them.
+
+mod afmoe;
+mod apertus;
+mod arctic;
+mod baichuan;
+mod bailing;
+mod bailingmoe3;
+mod bert;
+mod bitnet;
+mod chameleon;
+mod cogvlm;
+mod cohere;
+mod dbrx;
+mod deci;
+mod deepseek;
+mod deepseek2;
+mod deepseek32;
+mod deepseek4;
+mod dots3note;
+mod ernie;
+mod eurobert;
+mod exaone4;
+mod falcon_h1;
+mod gemma;
+mod gemma3n;
+mod gemma4;
+mod gemma_embedding;
+mod glm4;
+mod glm5_next;
+mod gpt2;
+mod gpt_oss;
+mod gptneox;
+mod granite;
+mod granite_switch;
+mod grok;
+mod grovemoe;
+mod hrm_text;
+mod hunyuan;
+mod hy_v4;
+mod internlm2;
+mod jamba;
+mod kimi_k3;
+mod kimi_linear;
+mod lfm2;
+mod llama;
+mod llama4;
+mod mamba;
+mod mamba2;
+mod mellum;
+mod mimo2;
+mod minicpm3;
+mod minimax;
+mod minimax_01;
+mod minimax_m3;
+mod mistral3;
+mod modern_bert;
+mod nanbeige;
+mod nemotron;
+mod neo_bert;
+mod olmo;
+mod openelm;
+mod phi3;
+mod plamo;
+mod plamo2;
+mod qwen;
+mod qwen2moe;
+mod qwen4exp;
+mod qwen_next;
+mod rwkv6;
+mod rwkv7;
+mod seed_oss;
+mod smallthinker;
+mod starcoder2;
+mod step35;
+mod t5_encoder;
+mod talkie;
+
+use brigade_spec::{ModelError, ModelSpec};
+
+use crate::read::Hparams;
+
+/// Reads a model's metadata into a spec.
+type Describe = fn(&Hparams<'_>) -> Result<ModelSpec, ModelError>;
+
+/// `general.architecture` to the function that describes such a model.
+pub(crate) const ARCHS: &[(&str, Describe)] = &[
+    ("afmoe", afmoe::describe),
+    ("apertus", apertus::describe),
+    ("arcee", internlm2::describe_arcee),
+    ("arctic", arctic::describe),
+    ("arwkv7", rwkv7::describe_arwkv7),
+    ("baichuan", baichuan::describe),
+    ("bailingmoe", bailing::describe),
+    ("bailingmoe2", bailing::describe_2),
+    ("bailingmoe3", bailingmoe3::describe),
+    ("bert", bert::describe),
+    ("bitnet", bitnet::describe),
+    ("bloom", gpt2::describe_bloom),
+    ("chameleon", chameleon::describe),
+    ("chatglm", internlm2::describe_chatglm),
+    ("codeshell", starcoder2::describe),
+    ("cogvlm", cogvlm::describe),
+    ("cohere2", cohere::describe_2),
+    ("cohere2moe", cohere::describe_2_moe),
+    ("command-r", cohere::describe),
+    ("dbrx", dbrx::describe),
+    ("deci", deci::describe),
+    ("deepseek", deepseek::describe),
+    ("deepseek2", deepseek2::describe),
+    ("deepseek2-ocr", deepseek::describe_ocr),
+    ("deepseek32", deepseek32::describe),
+    ("deepseek4", deepseek4::describe),
+    ("dots1", deepseek::describe_dots1),
+    ("dots3note", dots3note::describe),
+    ("ernie4_5", ernie::describe),
+    ("ernie4_5-moe", ernie::describe_moe),
+    ("eurobert", eurobert::describe),
+    ("exaone", internlm2::describe_exaone),
+    ("exaone-moe", exaone4::describe_moe),
+    ("exaone4", exaone4::describe),
+    ("falcon", gptneox::describe_falcon),
+    ("falcon-h1", falcon_h1::describe),
+    ("gemma", gemma::describe),
+    ("gemma2", gemma::describe_gemma2),
+    ("gemma3", gemma::describe_gemma3),
+    ("gemma3n", gemma3n::describe),
+    ("gemma4", gemma4::describe),
+    ("gemma-embedding", gemma_embedding::describe),
+    ("glm-dsa", deepseek32::describe_glm),
+    ("glm4", glm4::describe_glm4),
+    ("glm4moe", glm4::describe_glm4moe),
+    ("glm5-next", glm5_next::describe),
+    ("gpt-oss", gpt_oss::describe),
+    ("gpt2", gpt2::describe),
+    ("gptneox", gptneox::describe),
+    ("granite", granite::describe),
+    ("granite_swa", granite::describe_swa),
+    ("granitehybrid", granite::describe_hybrid),
+    ("granitemoe", granite::describe),
+    ("graniteswitch", granite_switch::describe),
+    ("grok", grok::describe),
+    ("grovemoe", grovemoe::describe),
+    ("hrm_text", hrm_text::describe),
+    ("hunyuan-dense", hunyuan::describe_dense),
+    ("hunyuan-moe", hunyuan::describe_moe),
+    ("hunyuan_vl", hunyuan::describe_vl),
+    ("hy_v3", hunyuan::describe_v3),
+    ("hy_v4", hy_v4::describe),
+    ("internlm2", internlm2::describe),
+    ("jais", gpt2::describe_jais),
+    ("jais2", starcoder2::describe_nemotron),
+    ("jamba", jamba::describe),
+    ("jina-bert-v2", bert::describe_jina_2),
+    ("jina-bert-v3", bert::describe_jina_3),
+    ("kimi-k3", kimi_k3::describe),
+    ("kimi-linear", kimi_linear::describe),
+    ("laguna", afmoe::describe_laguna),
+    ("lfm2", lfm2::describe),
+    ("lfm2moe", lfm2::describe),
+    ("llama", llama::describe),
+    ("llama-embed", eurobert::describe_llama),
+    ("llama4", llama4::describe),
+    ("maincoder", hunyuan::describe_maincoder),
+    ("mamba", mamba::describe),
+    ("mamba2", mamba2::describe),
+    ("maple", mellum::describe_maple),
+    ("mellum", mellum::describe),
+    ("mimo2", mimo2::describe),
+    ("minicpm", internlm2::describe_minicpm),
+    ("minicpm3", minicpm3::describe),
+    ("minimax-01", minimax_01::describe),
+    ("minimax-m2", minimax::describe),
+    ("minimax-m3", minimax_m3::describe),
+    ("mistral3", mistral3::describe),
+    ("mistral4", deepseek2::describe),
+    ("modern-bert", modern_bert::describe),
+    ("mpt", gpt2::describe_mpt),
+    ("muse-glimmer", afmoe::describe_muse),
+    ("nanbeige", nanbeige::describe),
+    ("nemotron", starcoder2::describe_nemotron),
+    ("nemotron_h", nemotron::describe),
+    ("nemotron_h_moe", nemotron::describe),
+    ("neo-bert", neo_bert::describe),
+    ("nomic-bert", bert::describe_nomic),
+    ("nomic-bert-moe", bert::describe_nomic_moe),
+    ("olmo", internlm2::describe_olmo),
+    ("olmo2", olmo::describe_olmo2),
+    ("olmoe", olmo::describe_olmoe),
+    ("openelm", openelm::describe),
+    ("orion", starcoder2::describe_orion),
+    ("paddleocr", ernie::describe_paddleocr),
+    ("pangu-embedded", internlm2::describe_pangu),
+    ("phi2", gptneox::describe_phi2),
+    ("phi3", phi3::describe),
+    ("phimoe", phi3::describe_moe),
+    ("plamo", plamo::describe),
+    ("plamo2", plamo2::describe),
+    ("plamo3", plamo::describe_3),
+    ("plm", minicpm3::describe_plm),
+    ("qwen", qwen::describe),
+    ("qwen2", qwen::describe_qwen2),
+    ("qwen2moe", qwen2moe::describe),
+    ("qwen2vl", qwen::describe_qwen2vl),
+    ("qwen3", qwen::describe_qwen3),
+    ("qwen35", qwen_next::describe_qwen35),
+    ("qwen35moe", qwen_next::describe_qwen35moe),
+    ("qwen3moe", qwen::describe_qwen3moe),
+    ("qwen3next", qwen_next::describe_qwen3next),
+    ("qwen3vl", qwen::describe_qwen3vl),
+    ("qwen3vlmoe", qwen::describe_qwen3vlmoe),
+    ("qwen4exp", qwen4exp::describe),
+    ("refact", baichuan::describe_refact),
+    ("rwkv6", rwkv6::describe),
+    ("rwkv6qwen2", rwkv6::describe_qwen2),
+    ("rwkv7", rwkv7::describe),
+    ("seed_oss", seed_oss::describe),
+    ("smallthinker", smallthinker::describe),
+    ("smollm3", seed_oss::describe_smollm3),
+    ("spark2_5", step35::describe_spark),
+    ("stablelm", gptneox::describe_stablelm),
+    ("starcoder", gpt2::describe),
+    ("starcoder2", starcoder2::describe),
+    ("step35", step35::describe),
+    ("talkie", talkie::describe),
+    ("t5encoder", t5_encoder::describe),
+    ("xverse", internlm2::describe),
+];

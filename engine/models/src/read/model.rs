@@ -1,0 +1,29 @@
+//! What most models have around their layers.
+
+use brigade_spec::{HeadSpec, LayerSpec, ModelError, ModelSpec, Skeleton, TOKEN_EMBD};
+
+use super::hparams::Hparams;
+
+/// What most models have around `layers`: nothing scaled, nothing rotated, a norm before the head whose
+/// epsilon is `eps`. Sizes are the metadata's.
+///
+/// # Errors
+/// The vocabulary's or the context's size is missing or absurd.
+pub(crate) fn usual(
+    hp: &Hparams<'_>,
+    layers: Vec<LayerSpec>,
+    eps: f32,
+) -> Result<ModelSpec, ModelError> {
+    Ok(ModelSpec {
+        arch: hp.arch().to_owned(),
+        n_embd: hp.n_embd(),
+        n_vocab: hp.n_vocab(TOKEN_EMBD)?,
+        n_ctx_train: hp.need_u32("context_length")?,
+        embedding_scale: 1.0,
+        rope: None,
+        local_rope: None,
+        layers,
+        head: HeadSpec::usual(eps),
+        skeleton: Skeleton::default(),
+    })
+}

@@ -1,0 +1,67 @@
+//! What crosses a cut: a token's row of the residual stream, and of what a model keeps beside it what somebody behind the
+//! cut reads.
+
+use super::{Beside, BlockKind, BoundarySpec, ChosenBy, KvFrom, ModelSpec};
+use brigade_shapes::PoolSizes;
+
+impl ModelSpec {
+    /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
+    /// stream, then what goes along beside it.
+    pub fn boundary(&self, cut: usize) -> BoundarySpec {
+        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_beside(cut)];
+        let chosen = self.chosen_before(cut);
+        match self.skeleton.beside {
+            Beside::Nothing => {}
+            Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
+            Beside::Chosen => widths.extend(chosen.map(|sizes| sizes.per_row)),
+            Beside::Adapters => widths.push(1),
+            Beside::ForLayers { row, lent, streams } => {
+                widths.push((self.n_layer() - cut) * row);
+                widths.extend((0..lent).flat_map(|pair| self.lent_across(cut, pair)));
+                widths.extend(std::iter::repeat_n(self.n_embd, streams));
+            }
+        }
+        if let Some(is_read) = self.skeleton.passes.beside(cut, self.n_layer()) {
+            widths.push(if is_read { self.n_embd } else { 0 });
+        }
+        let exact = chosen.is_some() || self.skeleton.beside == Beside::Adapters;
+        BoundarySpec { widths, exact }
+    }
+
+    /// What is chosen of each row by the index of a layer before `layer` for the layers from there on; `None`: the first of
+    /// them that attends to some positions only has an index, or there is none.
+    pub fn chosen_before(&self, layer: usize) -> Option<PoolSizes> {
+        let mut blocks = self.layers[layer..].iter().flat_map(|layer| &layer.blocks);
+        let first = blocks.find_map(|block| match &block.kind {
+            BlockKind::Mla(mla) => mla.chosen,
+            _ => None,
+        });
+        first.filter(|chosen| chosen.by == ChosenBy::Before).map(|chosen| chosen.sizes)
+    }
+
+    /// Widths of the keys and the values of a pair that cross the cut before layer `cut`: none where they are made behind
+    /// it, or where no layer behind it borrows them.
+    fn lent_across(&self, cut: usize, pair: usize) -> [usize; 2] {
+        let is_read = (cut..self.n_layer())
+            .any(|layer| matches!(self.kv_of(layer), Some((KvFrom::Borrowed(p), _)) if p == pair));
+        let lender = (0..cut).find_map(|layer| {
+            self.kv_of(layer).filter(|(kv, _)| *kv == KvFrom::Lent(pair)).map(|(_, widths)| widths)
+        });
+        lender.filter(|_| is_read).unwrap_or_default()
+    }
+
+    /// Where the attention of a layer has its keys and values from, and how wide their rows are.
+    fn kv_of(&self, layer: usize) -> Option<(KvFrom, [usize; 2])> {
+        self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
+            BlockKind::Attention(a) => {
+                Some((a.kv, [a.n_kv_head * a.head_dim_k, a.n_kv_head * a.head_dim_v]))
+            }
+            _ => None,
+        })
+    }
+
+    /// Values that a token carries from layer to layer, at most: those of the widest cut.
+    pub fn widest_row(&self) -> usize {
+        (1..self.n_layer()).map(|cut| self.boundary(cut).width()).max().unwrap_or(self.n_embd)
+    }
+}

@@ -1,0 +1,77 @@
+//! What a model is made of, as data: which blocks a layer has and how large they are, what surrounds the layers, and what
+//! blocks remember of a sequence. It holds no weights, and nothing here computes with any.
+//!
+//! `brigade-models` makes these descriptions of metadata, stages are loaded by them, and the planner and the scheduler
+//! count with them.
+//!
+//! Reading order:
+//!
+//! - `model` has [`ModelSpec`] with its layers and blocks, and some of the blocks. The other blocks are in `attention`,
+//!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
+//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations.
+//! - `boundary` says what crosses a cut, and `state` what a sequence takes.
+//! - `names` has what tensors are called, and `tensors` says which of them a stage reads. [`heads`] has those that none
+//!   reads.
+//! - `error` is what all of that, and loading, can end with.
+
+mod attention;
+mod beside;
+mod boundary;
+mod compressed;
+mod delta;
+mod error;
+mod ffn;
+pub mod heads;
+mod model;
+mod names;
+mod ngram;
+mod passes;
+mod recurrent;
+mod residual;
+mod rope;
+mod state;
+mod stream;
+mod switch;
+mod tensors;
+
+use std::sync::Arc;
+
+use brigade_gguf::Gguf;
+
+pub use attention::{
+    Alibi, AttentionSpec, BlockIndexSpec, BlockScoring, Buckets, GateActivation, GateSource,
+    HeadGate, KvFrom, NormOver, QkNorm, Rotation, Temperature,
+};
+pub use beside::{Beside, BoundarySpec};
+pub use compressed::{CompressedSpec, EntriesSpec, EntryIndexSpec};
+pub use delta::{DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
+pub use error::ModelError;
+pub use ffn::{Activation, AdjugateSpec, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
+pub use model::{
+    BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
+    Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
+};
+pub use names::{
+    ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM,
+    POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, layer_of,
+};
+pub use ngram::{NgramHead, NgramSpec};
+pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
+pub use recurrent::{
+    ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
+};
+pub use residual::{DepthSpec, GatedSpec, HyperSpec, Residual};
+pub use rope::{RopeFactors, RopeSpec, YarnSpec};
+pub use state::{Prefixes, StateRoom, StateSpec, pages_kept, pages_of_each, pages_of_rows};
+pub use stream::{AltUpSpec, LaurelSpec, LayerRowSpec};
+pub use switch::{SwitchRouterSpec, SwitchSpec};
+pub use tensors::{MAX_ADAPTERS, has_token_rows, is_of_input, is_tied, stage_tensors};
+
+/// A model's header with its description: what a stage is loaded by.
+#[derive(Clone)]
+pub struct Described<'m> {
+    /// The header; tensors' data may be elsewhere.
+    pub model: &'m Gguf,
+    /// What it describes.
+    pub spec: Arc<ModelSpec>,
+}

@@ -1,0 +1,68 @@
+//! Which of a model's tensors a stage reads, and what it needs them for.
+
+use std::ops::Range;
+
+use brigade_gguf::adapters::{HALVES, of_model};
+use brigade_gguf::{Gguf, TensorInfo};
+
+use super::names::{
+    ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM, POSITION_EMBD,
+    TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, layer_of,
+};
+use super::{Beside, ModelSpec, Passes, heads};
+
+/// Most adapters of a model.
+pub const MAX_ADAPTERS: usize = 64;
+
+/// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
+/// on the first stage, norm and head on the last (the embedding again where they are tied), and what adapters have for
+/// them. A reranker's head is for whoever has the last stage's rows.
+pub fn stage_tensors<'m>(
+    model: &'m Gguf,
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+) -> Vec<&'m TensorInfo> {
+    let (first, last) = (layers.start == 0, layers.end == spec.n_layer());
+    let tied = is_tied(model, spec);
+    let wanted = |name: &str, of_adapter: bool| match layer_of(name) {
+        Some(in_file) => layers.clone().any(|layer| spec.reads(layer, in_file, name)),
+        None if spec.is_of_a_layer(name) => layers.clone().any(|layer| spec.shares(layer, name)),
+        // Tied, the head is the embedding without what adapters add to that.
+        None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
+        None if name.starts_with("rope_") => true,
+        None if heads::has(name) => false,
+        None if name == OUTPUT => last && !spec.is_encoder(),
+        None if name == OUTPUT_NORM => last || spec.pass_norm(layers) == Some(OUTPUT_NORM),
+        None if is_of_input(name, spec) => first,
+        None => last,
+    };
+    let wanted = |tensor: &&TensorInfo| {
+        let (name, of_adapter) = of_model(&tensor.name);
+        wanted(name, of_adapter)
+    };
+    model.tensors().iter().filter(wanted).collect()
+}
+
+/// Whether the head computes with the embedding's matrix. An encoder's has none.
+pub fn is_tied(model: &Gguf, spec: &ModelSpec) -> bool {
+    model.tensor(OUTPUT).is_none() && !spec.is_encoder()
+}
+
+/// Whether the first stage needs the tensor besides the embedding, to make rows of tokens.
+pub fn is_of_input(name: &str, spec: &ModelSpec) -> bool {
+    let skeleton = &spec.skeleton;
+    // Elsewhere the norm's name is that of the norm before the head.
+    (skeleton.learned_positions && name == POSITION_EMBD)
+        || (skeleton.token_types > 0 && name == TOKEN_TYPES)
+        || (skeleton.embedding_norm.is_some() && name.starts_with(EMBEDDING_NORM))
+        || (matches!(skeleton.passes, Passes::Stacks(_)) && name == LOW_START)
+        || (matches!(skeleton.beside, Beside::ForLayers { .. })
+            && (name.starts_with(LAYER_ROWS) || name == ALTUP_PROJ))
+}
+
+/// Whether a tensor of a model's directory has the rows that an adapter adds for tokens, or their experts: in memory four
+/// bytes each, where they are looked up.
+pub fn has_token_rows(tensor: &str) -> bool {
+    let of_adapter = of_model(tensor) == (TOKEN_EMBD, true) && tensor.contains(HALVES[0]);
+    of_adapter || tensor.ends_with(TOKEN_EXPERTS)
+}
