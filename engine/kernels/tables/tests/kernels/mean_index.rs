@@ -179,7 +179,7 @@ fn keys_are_read_as_they_were_kept() {
             let page = sequences.blocks[0][pos / 64].0 as usize;
             let mut sum = vec![0.0; DIM];
             let keys = layout.index(bytemuck::cast_slice(&pool), page);
-            add_index_key(layout, keys, pos % 64, &mut sum);
+            add_index_key(&layout, keys, pos % 64, &mut sum);
             assert_eq!(sum, kept(ty, &index[pos * DIM..][..DIM]), "{values:?} {ty:?} {pos}");
         }
     }
