@@ -1,5 +1,7 @@
 //! Workers that join, leave, are lost, lie and attack: what becomes of the line, over real processes.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod attacks;
 mod changes;
 mod checkpoints;

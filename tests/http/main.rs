@@ -1,5 +1,7 @@
 //! What clients of a server see: the HTTP interface, its limits and keys, and what answers hold.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod constrained;
 mod crowds;
 mod dialects;

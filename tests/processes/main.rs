@@ -1,5 +1,7 @@
 //! `brigade` as its user runs it: commands, and servers whose workers die, come back and go on.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod bad_input;
 mod binary;
 mod chat;

@@ -1,5 +1,7 @@
 //! The scheduler and the planner, without a line of real workers: simulated lines, scripts, plans and sizes.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod fault_sim;
 mod lines;
 mod plan;

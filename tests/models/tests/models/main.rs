@@ -12,6 +12,7 @@ mod encoders;
 mod golden;
 mod golden_types;
 mod invariance;
+mod kept;
 mod lora;
 mod positions;
 mod shapes;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         golden,
         golden_types,
         invariance,
+        kept,
         lora,
         positions,
         shapes,
