@@ -298,6 +298,7 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
+    brigade_tests::process::use_binary_beside();
     let options = match options() {
         Ok(options) => options,
         Err(error) => {

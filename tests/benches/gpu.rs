@@ -53,7 +53,10 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    bench::main("gpu", options, run)
+    bench::main("gpu", options, |options| {
+        brigade_tests::process::use_binary_beside();
+        run(options)
+    })
 }
 
 fn options() -> Result<Options, String> {

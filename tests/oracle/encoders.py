@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Golden vectors of encoders from llama.cpp: what it makes of two texts with each kind of pooling, and what the head of
-a reranker says of them. They are added to tests/data/encoders.json, which tests/tests/encoders.rs reads.
+a reranker says of them. They are added to tests/data/encoders.json, which tests/models/tests/models/encoders.rs reads.
 
     python3 tests/oracle/encoders.py tests/data/encoders.json NAME --brigade target/release/brigade --arch ARCH --size SIZE
 

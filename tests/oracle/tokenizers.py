@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What llama.cpp's tokenizers make of texts, for tests/tests/tokenizer_ids.rs.
+"""What llama.cpp's tokenizers make of texts, for tests/models/tests/models/tokenizer_ids.rs.
 
     python3 tests/oracle/tokenizers.py tests/data/tokenizers NAMES
 

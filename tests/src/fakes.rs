@@ -110,6 +110,12 @@ pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
+/// Runs a test that is async to its end.
+pub fn in_runtime(test: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).enable_all().build().unwrap().block_on(test);
+}
+
 /// What a worker answers to a handshake.
 ///
 /// # Panics

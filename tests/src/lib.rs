@@ -1,17 +1,11 @@
-//! What the end-to-end tests share: real processes, fake and hostile peers, lines of stages, golden models,
-//! and simulated lines.
+//! What the end-to-end tests share: real processes, fake and hostile peers, and simulated lines.
 
 pub mod bench;
 pub mod browser;
-pub mod each;
 pub mod fakes;
-pub mod golden;
 pub mod hostile;
-pub mod kinds;
 pub mod liar;
-pub mod line;
 pub mod lines;
-pub mod modules;
 pub mod older;
 pub mod process;
 pub mod proxy;

@@ -7,10 +7,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::line::kernels_option;
+use brigade_model_tests::line::kernels_option;
 
 /// How long a process may take to say its ready line, on a machine busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -31,16 +31,32 @@ const SERVING: &str = "brigade serve listening on ";
 /// What it says before its address for operators.
 const ADMIN: &str = "brigade admin on ";
 
-/// The binary, built by the same cargo command as the tests (`--workspace`).
+/// The binary that was built with this program.
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says once, when a test program starts, which binary was built with it: `env!("CARGO_BIN_EXE_brigade")`.
+pub fn use_binary(path: &str) {
+    BINARY.set(path.into()).expect("said once");
+}
+
+/// The binary that was built with the test program.
+///
+/// # Panics
+/// If nobody has said where it is.
+pub fn brigade() -> PathBuf {
+    BINARY.get().expect("main calls `use_binary`").clone()
+}
+
+/// As [`use_binary`], of a bench, for which cargo names none: the one beside it in the target folder.
 ///
 /// # Panics
 /// If it was not built.
-pub fn brigade() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
+pub fn use_binary_beside() {
+    let bench = std::env::current_exe().unwrap();
+    let folder = bench.parent().and_then(|deps| deps.parent()).unwrap();
     let binary = folder.join(format!("brigade{}", std::env::consts::EXE_SUFFIX));
-    assert!(binary.is_file(), "{} is missing: test with --workspace", binary.display());
-    binary
+    assert!(binary.is_file(), "{} is missing: build the workspace", binary.display());
+    use_binary(binary.to_str().unwrap());
 }
 
 /// The data folder of processes that are given none: no test may meet the keys of whoever runs it.

@@ -1,9 +1,10 @@
 //! Measures the share of time in which a completion of one token succeeds, while other workers misbehave.
-//! That is what the promise "a line that can be up is up" comes to. `tests/tests/up_share.rs` prints the
+//! That is what the promise "a line that can be up is up" comes to. `tests/cluster/up_share.rs` prints the
 //! table.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
@@ -105,10 +106,22 @@ pub fn worker(listen: &str, more: &[&str]) -> Running {
     Running::start(&args, READY)
 }
 
-/// A free port of this machine, for a process that is told its own.
+/// Ports below those that systems choose by themselves: nobody who asks for any port, or calls, gets one of these.
+const PORTS: Range<u32> = 12_000..32_000;
+
+/// A free port of this machine, for a process that is told its own, and that no other test of this program is told.
+///
+/// # Panics
+/// If all of them are taken.
 pub fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    // Programs that run at the same time begin at different ports.
+    let begin = std::process::id().wrapping_mul(89);
+    let mut ports = PORTS.map(|_| {
+        let next = begin.wrapping_add(TOLD.fetch_add(1, Ordering::Relaxed));
+        format!("127.0.0.1:{}", PORTS.start + next % (PORTS.end - PORTS.start))
+    });
+    ports.find(|address| TcpListener::bind(address).is_ok()).expect("a free port")
 }
 
 /// A server, up or not.

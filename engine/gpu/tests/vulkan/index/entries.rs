@@ -1,0 +1,233 @@
+//! Entries: written, chosen and attended to.
+
+use std::ops::Range;
+
+use brigade_engine::batch::BlockId;
+use brigade_engine::kernels::{
+    self, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, Vector,
+};
+use brigade_gpu::{
+    AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, Gpu, GpuBuffer, KV_PAGE, KvType,
+    NewEntries, PagePart, Purpose,
+};
+
+use super::{CacheLine, TYPES, some_ranges, words_of};
+use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of, words_on};
+
+const HEADS: usize = 5;
+const INDEX_HEADS: usize = 20;
+
+/// Sequences with all their entries, in one pool of pages in reversed order.
+struct Case {
+    layout: EntryPages,
+    lens: Vec<usize>,
+    pages: Vec<Vec<u32>>,
+    pool: Vec<CacheLine>,
+    there: GpuBuffer,
+}
+
+fn cpu_layout(layout: &EntryPages) -> EntryLayout {
+    let EntryPages { every, width, index_dim, ty } = *layout;
+    let ty = match ty {
+        KvType::F32 => kernels::KvType::F32,
+        KvType::F16 => kernels::KvType::F16,
+        KvType::Q8_0 => kernels::KvType::Q8_0,
+    };
+    EntryLayout { every, width, index_dim, ty }
+}
+
+fn blocks(pages: &[u32]) -> &[BlockId] {
+    bytemuck::cast_slice(pages)
+}
+
+impl Case {
+    /// Writes all entries on both, in two goes, and holds the bytes of the pages against each other.
+    fn new(gpu: &Gpu, layout: EntryPages, lens: &[usize], random: &mut Random) -> Self {
+        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
+        let mut free = (0..n_pages as u32).rev();
+        let of_len = |len: &usize| free.by_ref().take(len.div_ceil(KV_PAGE)).collect();
+        let pages: Vec<Vec<u32>> = lens.iter().map(of_len).collect();
+        let n_lines = (n_pages * layout.page_bytes()).div_ceil(64);
+        let mut pool = vec![CacheLine([0xee; 64]); n_lines];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pool);
+        let mut there = gpu.buffer(bytes.len(), Purpose::States).expect("room");
+        there.bytes_mut().copy_from_slice(bytes);
+        let n = |len: &usize| len / layout.every;
+        for go in [|n: usize| 0..n / 3, |n: usize| n / 3..n] {
+            let total: usize = lens.iter().map(|len| go(n(len)).len()).sum();
+            let keys = random.values(total * layout.width, 2.0);
+            let index = random.values(total * layout.index_dim, 1.0);
+            let mut at = 0;
+            let mut new = Vec::new();
+            for (pages, len) in pages.iter().zip(lens) {
+                let Range { start: first, end } = go(n(len));
+                let made = |width: usize| at * width..(at + end - first) * width;
+                let of_sequence = kernels::NewEntries {
+                    blocks: blocks(pages),
+                    first,
+                    keys: &keys[made(layout.width)],
+                    index: &index[made(layout.index_dim)],
+                };
+                compute().write_entries(&cpu_layout(&layout), bytes, &of_sequence);
+                new.push(NewEntries { pages, first, n: end - first });
+                at += end - first;
+            }
+            let (keys, index) = (on(gpu, &keys), on(gpu, &index));
+            let index = (layout.index_dim > 0).then_some(index.span());
+            gpu.write_entries(&layout, there.span_mut(), &new, (keys.span(), index));
+        }
+        assert!(there.bytes() == bytes, "pages of {layout:?}");
+        Self { layout, lens: lens.to_vec(), pages, pool, there }
+    }
+
+    fn parts(&self, ranges: &[Range<usize>]) -> Vec<PagePart<'_>> {
+        let mut first_row = 0;
+        let mut parts = Vec::new();
+        for (pages, range) in self.pages.iter().zip(ranges) {
+            let (first_pos, n_rows) = (range.start, range.len());
+            parts.push(PagePart { pages, first_pos, n_rows, first_row });
+            first_row += n_rows;
+        }
+        parts
+    }
+
+    /// Chooses on both. Returns what was chosen, row after row of those that see more.
+    fn choose(
+        &self,
+        gpu: &Gpu,
+        (parts, per_row): (&[PagePart<'_>], usize),
+        random: &mut Random,
+    ) -> Vec<Vec<u32>> {
+        let (layout, n) = (&self.layout, parts.iter().map(|part| part.n_rows).sum::<usize>());
+        let q = random.values(n * INDEX_HEADS * layout.index_dim, 1.0);
+        let weights = random.values(n * INDEX_HEADS, 1.0);
+        let mut far = Vec::new();
+        for part in parts {
+            far.extend((0..part.n_rows).map(|i| IndexedRow {
+                row: part.first_row + i,
+                blocks: blocks(part.pages),
+                n_seen: (part.first_pos + i + 1) / layout.every,
+            }));
+        }
+        far.retain(|row| row.n_seen > per_row);
+        let index = EntryIndex {
+            layout: &cpu_layout(layout),
+            pool: bytemuck::cast_slice(&self.pool),
+            rows: &far,
+            n_head: INDEX_HEADS,
+            per_row,
+        };
+        let here = compute().choose_entries(&index, &q, &weights);
+        let mut there = words_on(gpu, &vec![7; far.len() * per_row]);
+        let (q, weights) = (on(gpu, &q), on(gpu, &weights));
+        let (pool, n_head) = (self.there.span(), INDEX_HEADS);
+        let index = EntryIndexSpans { layout, pool, parts, n_head, per_row };
+        gpu.choose_entries(&index, q.span(), weights.span(), there.span_mut()).expect("room");
+        assert!(words_of(&there) == here.concat(), "{per_row} entries of {layout:?}, {n} rows");
+        here
+    }
+
+    /// Attends on both, to a window and to entries, or to the window alone.
+    fn attend(
+        &self,
+        gpu: &Gpu,
+        (parts, window): (&[PagePart<'_>], usize),
+        chosen: Option<(usize, &[Vec<u32>])>,
+        (random, has_entries): (&mut Random, bool),
+    ) {
+        let EntryPages { width, every, .. } = self.layout;
+        let n: usize = parts.iter().map(|part| part.n_rows).sum();
+        let n_before = |part: &PagePart<'_>| part.first_pos.min(window - 1);
+        let n_near: usize = parts.iter().map(|part| n_before(part) + part.n_rows).sum();
+        let near = random.values(n_near * width, 2.0);
+        let q = random.values(n * HEADS * width, 1.0);
+        let sinks: Vector = random.values(HEADS, 2.0).into();
+        let mut lists = chosen.map_or(&[][..], |(_, lists)| lists).iter();
+        let (mut rows, mut start) = (Vec::new(), 0);
+        for part in parts {
+            for i in 0..part.n_rows {
+                let pos = part.first_pos + i;
+                let n_seen = if has_entries { (pos + 1) / every } else { 0 };
+                let is_far = chosen.is_some_and(|(per_row, _)| n_seen > per_row);
+                let entries = match is_far {
+                    true => Entries::Chosen(lists.next().expect("a list")),
+                    false => Entries::First(n_seen),
+                };
+                let end = start + n_before(part) + i + 1;
+                let near = &near[(end - window.min(pos + 1)) * width..end * width];
+                rows.push(EntryRow { blocks: blocks(part.pages), entries, near });
+            }
+            start += n_before(part) + part.n_rows;
+        }
+        let on_cpu = kernels::AttendEntries {
+            layout: &cpu_layout(&self.layout),
+            pool: bytemuck::cast_slice(&self.pool),
+            rows: &rows,
+            n_head: HEADS,
+            scale: 0.3,
+            sinks: Some(&sinks),
+        };
+        let mut want = vec![0.0; q.len()];
+        let mut room = vec![f32::NAN; on_cpu.room_len()];
+        compute().attend_entries(&on_cpu, &mut room, &q, &mut want);
+        let mut out = on(gpu, &vec![f32::NAN; q.len()]);
+        let [q, near, sinks] = [&q[..], &near, &sinks].map(|values| on(gpu, values));
+        let all: Vec<u32> = chosen.map_or(&[][..], |(_, lists)| lists).concat();
+        let all = words_on(gpu, &all);
+        let attend = AttendEntries {
+            layout: &self.layout,
+            pool: has_entries.then_some(self.there.span()),
+            parts,
+            chosen: chosen.map(|(per_row, _)| ChosenEntries { per_row, lists: all.span() }),
+            window,
+            near: near.span(),
+            n_head: HEADS,
+            scale: 0.3,
+            sinks: Some(sinks.span()),
+        };
+        gpu.attend_entries(&attend, q.span(), out.span_mut()).expect("room");
+        let name = format!("{:?}, window of {window}, {n} rows", self.layout);
+        assert_same(&name, &values_of(&out), &want);
+    }
+}
+
+#[test]
+fn entries_have_the_bits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    // Each type at one distance of entries, and each other distance with one type.
+    let apart = [(16, 20, KvType::F16), (128, 0, KvType::Q8_0), (64, 16, KvType::F32)];
+    for (every, index_dim, ty) in TYPES.map(|ty| (4, 36, ty)).into_iter().chain(apart) {
+        let layout = EntryPages { every, width: 20, index_dim, ty };
+        let mut random = Random(every as u64);
+        let case = Case::new(&gpu, layout, &[260, 3, 129, 64], &mut random);
+        let sizes = [(7, 9), (1, 1), (64, 70)];
+        for (i, ranges) in some_ranges(&case.lens).into_iter().enumerate() {
+            let parts = case.parts(&ranges);
+            // All rows with one size: they take long in software.
+            for &(per_row, window) in &sizes[..if i == 0 && !all_pairs(&gpu) { 1 } else { 3 }] {
+                case.attend(&gpu, (&parts, window), None, (&mut random, true));
+                if index_dim > 0 {
+                    let chosen = case.choose(&gpu, (&parts, per_row), &mut random);
+                    let chosen = Some((per_row, &chosen[..]));
+                    case.attend(&gpu, (&parts, window), chosen, (&mut random, true));
+                }
+            }
+            case.attend(&gpu, (&parts, 5), None, (&mut random, false));
+        }
+    }
+}
+
+#[test]
+fn wide_and_many_entries_have_the_bits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    for ty in TYPES {
+        let layout = EntryPages { every: 4, width: 512, index_dim: 128, ty };
+        let mut random = Random(5);
+        let case = Case::new(&gpu, layout, &[5000], &mut random);
+        let [_, last, _] = some_ranges(&case.lens);
+        let parts = case.parts(&last);
+        let chosen = case.choose(&gpu, (&parts, 40), &mut random);
+        case.attend(&gpu, (&parts, 128), Some((40, &chosen)), (&mut random, true));
+        case.attend(&gpu, (&parts, 128), None, (&mut random, true));
+    }
+}

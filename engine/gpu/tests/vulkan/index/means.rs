@@ -1,0 +1,85 @@
+//! Choosing of blocks by the means of their keys.
+
+use brigade_engine::kernels::{self, Compute, MeanIndex, RopeParams, RopeTable};
+use brigade_gpu::{
+    BlockRope, BlockSizes, Gpu, KvType, MeanIndexSpans, PageLayout, RopeLayout, ValuePlace,
+};
+
+use super::{LENS, Paged, TYPES, cpu_layout, in_turn, some_ranges, words_of};
+use crate::common::{Random, compute, gpu, on, words_on};
+
+const N_ROT: usize = 12;
+const EPS: f32 = 1e-5;
+
+fn rope(compute: &Compute, positions: &[u32]) -> RopeTable {
+    let layout = kernels::RopeLayout::Neox;
+    let (freq_base, freq_scale, attn_factor) = (10_000.0, 1.0, 1.0);
+    let (n_rot, freq_factors, yarn) = (N_ROT, None, None);
+    let params =
+        RopeParams { layout, n_rot, freq_base, freq_scale, freq_factors, attn_factor, yarn };
+    RopeTable::new(compute, &params, positions)
+}
+
+/// Cosines and sines of every row: what the CPU makes of pairs (1, 0).
+fn angles(compute: &Compute, table: &RopeTable) -> Vec<f32> {
+    let mut turned = vec![0.0; table.n_rows() * N_ROT];
+    turned.chunks_exact_mut(N_ROT).for_each(|row| row[..N_ROT / 2].fill(1.0));
+    compute.rope(&mut turned, N_ROT, table);
+    turned
+}
+
+fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated: bool) {
+    let (compute, mut random) = (compute(), Random(positions as u64));
+    let (n_kv_head, n_head, index_dim) = (2, 5, 36);
+    let layout = PageLayout { n_kv_head, head_dim_k: 8, head_dim_v: 8, values, index_dim, ty };
+    let paged = Paged::new(layout, &LENS, &mut random);
+    let (pool, norm) = (paged.there(gpu), random.values(index_dim, 1.0));
+    let norm_there = on(gpu, &norm);
+    let starts: Vec<u32> =
+        (0..LENS[0] as u32 / positions as u32).map(|b| b * positions as u32).collect();
+    let table = rope(&compute, &starts);
+    let angles = on(gpu, &angles(&compute, &table));
+    let rope = BlockRope { table: angles.span(), n_rot: N_ROT, layout: RopeLayout::Neox };
+    let per_row = whole + 1;
+    for ranges in some_ranges(&LENS) {
+        let n: usize = ranges.iter().map(|range| range.len()).sum();
+        let q = random.values(n * n_head * index_dim, 1.0);
+        let on_cpu = MeanIndex {
+            layout: &cpu_layout(&layout),
+            pool: paged.bytes(),
+            parts: &paged.on_cpu(&ranges),
+            n_head,
+            sizes: kernels::BlockSizes { positions, per_row, newest: 1 },
+            norm: &norm,
+            eps: EPS,
+            rope: rotated.then_some(&table),
+        };
+        let here = compute.choose_by_means(&on_cpu, &q);
+        let mut there = words_on(gpu, &vec![7; n * n_kv_head * per_row]);
+        let on_gpu = MeanIndexSpans {
+            layout: &layout,
+            pool: pool.span(),
+            parts: &paged.on_gpu(&ranges),
+            n_head,
+            sizes: BlockSizes { positions, per_row, newest: 1 },
+            norm: norm_there.span(),
+            eps: EPS,
+            rope: rotated.then_some(rope),
+        };
+        let q = on(gpu, &q);
+        let chosen = gpu.choose_by_means(&on_gpu, q.span(), there.span_mut()).expect("room");
+        let name = format!("{ty:?} {values:?}, {whole} blocks of {positions}, {n} rows");
+        assert_eq!(chosen, here.is_some(), "{name}");
+        let none = || vec![7; n * n_kv_head * per_row];
+        assert!(words_of(&there) == here.unwrap_or_else(none), "{name}");
+    }
+}
+
+#[test]
+fn blocks_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    for (sizes, ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [40, 2]]) {
+        check(&gpu, ty, sizes, ValuePlace::Apart, sizes[0] != 7);
+    }
+    TYPES.iter().for_each(|ty| check(&gpu, *ty, [9, 3], ValuePlace::InKeys, true));
+}

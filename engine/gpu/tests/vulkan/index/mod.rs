@@ -1,0 +1,124 @@
+//! Indices of sparse attention and pools of rows beside the CPU's, bit for bit.
+
+mod attend_blocks;
+mod attend_chosen;
+mod blocks;
+mod entries;
+mod means;
+mod pooling;
+mod positions;
+
+use std::ops::Range;
+
+use brigade_engine::batch::BlockId;
+use brigade_engine::kernels::{self, AttendPart, KvLayout, KvRows};
+use brigade_gpu::{Gpu, GpuBuffer, KV_PAGE, KvType, PageLayout, PagePart, Purpose, ValuePlace};
+
+use crate::common::{KV_TYPES as TYPES, Random, compute, in_turn};
+
+/// Lengths of sequences: more than two pages, one position, a whole page, and more than a page.
+const LENS: [usize; 4] = [150, 1, 64, 101];
+
+/// A cache line: pools start on one.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+/// Sequences with their pages in one pool, the pages' order reversed.
+struct Paged {
+    lens: Vec<usize>,
+    pages: Vec<Vec<u32>>,
+    blocks: Vec<Vec<BlockId>>,
+    pool: Vec<CacheLine>,
+}
+
+/// The shape of pages on the CPU.
+fn cpu_layout(layout: &PageLayout) -> KvLayout {
+    let PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
+    let values = match values {
+        ValuePlace::Apart => kernels::ValuePlace::Apart,
+        ValuePlace::InKeys => kernels::ValuePlace::InKeys,
+    };
+    let ty = match ty {
+        KvType::F32 => kernels::KvType::F32,
+        KvType::F16 => kernels::KvType::F16,
+        KvType::Q8_0 => kernels::KvType::Q8_0,
+    };
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
+}
+
+impl Paged {
+    /// Sequences whose pages are full of NaN, but for keys of an index in all positions.
+    fn new(layout: PageLayout, lens: &[usize], random: &mut Random) -> Self {
+        let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
+        let mut free = (0..n_pages as u32).rev();
+        let of_len = |len: &usize| free.by_ref().take(len.div_ceil(KV_PAGE)).collect();
+        let pages: Vec<Vec<u32>> = lens.iter().map(of_len).collect();
+        let blocks = pages.iter().map(|of| of.iter().copied().map(BlockId).collect()).collect();
+        let pool = vec![CacheLine([0xff; 64]); n_pages * layout.page_bytes() / 64];
+        let mut paged = Self { lens: lens.to_vec(), pages, blocks, pool };
+        let of = |n: usize| lens.iter().sum::<usize>() * n;
+        let k = random.values(of(layout.n_kv_head * layout.head_dim_k), 1.0);
+        let beside = if layout.values == ValuePlace::Apart { layout.head_dim_v } else { 0 };
+        let v = random.values(of(layout.n_kv_head * beside), 1.0);
+        let index = random.values(of(layout.index_dim), 1.0);
+        let mut pool = std::mem::take(&mut paged.pool);
+        let rows = KvRows { k: &k, v: &v, index: &index };
+        let all = paged.all();
+        let (cpu, bytes) = (cpu_layout(&layout), bytemuck::cast_slice_mut(&mut pool));
+        compute().kv_write(&cpu, bytes, &paged.on_cpu(&all), &rows);
+        paged.pool = pool;
+        paged
+    }
+
+    /// All positions of the sequences.
+    fn all(&self) -> Vec<Range<usize>> {
+        self.lens.iter().map(|len| 0..*len).collect()
+    }
+
+    /// Rows at some positions of each sequence, numbered one sequence after the other.
+    fn on_cpu(&self, ranges: &[Range<usize>]) -> Vec<AttendPart<'_>> {
+        let mut first_row = 0;
+        let mut parts = Vec::new();
+        for (blocks, range) in self.blocks.iter().zip(ranges) {
+            let (first_pos, n_rows) = (range.start, range.len());
+            parts.push(AttendPart { blocks, first_pos, n_rows, first_row });
+            first_row += n_rows;
+        }
+        parts
+    }
+
+    /// The same rows, for the GPU.
+    fn on_gpu(&self, ranges: &[Range<usize>]) -> Vec<PagePart<'_>> {
+        let mut parts = Vec::new();
+        let mut first_row = 0;
+        for (pages, range) in self.pages.iter().zip(ranges) {
+            let (first_pos, n_rows) = (range.start, range.len());
+            parts.push(PagePart { pages, first_pos, n_rows, first_row });
+            first_row += n_rows;
+        }
+        parts
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.pool)
+    }
+
+    /// A copy of the pool on the GPU.
+    fn there(&self, gpu: &Gpu) -> GpuBuffer {
+        let mut buffer = gpu.buffer(self.bytes().len(), Purpose::States).expect("room");
+        buffer.bytes_mut().copy_from_slice(self.bytes());
+        buffer
+    }
+}
+
+/// Positions of the sequences at which they are asked: all, the last ones, one.
+fn some_ranges(lens: &[usize]) -> [Vec<Range<usize>>; 3] {
+    let of = |n: usize| lens.iter().map(|len| len.saturating_sub(n)..*len).collect();
+    [of(usize::MAX), of(20), of(1)]
+}
+
+/// The words of a buffer.
+fn words_of(buffer: &GpuBuffer) -> Vec<u32> {
+    bytemuck::cast_slice(buffer.bytes()).to_vec()
+}

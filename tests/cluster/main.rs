@@ -1,0 +1,42 @@
+//! Workers that join, leave, are lost, lie and attack: what becomes of the line, over real processes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod attacks;
+mod changes;
+mod checkpoints;
+mod cluster_tls;
+mod floods;
+mod hostile;
+mod joins;
+mod leases;
+mod loads;
+mod losses;
+mod lying_workers;
+mod mixed;
+mod three_machines;
+mod tls_cost;
+mod up_share;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_harness::main(brigade_harness::modules![
+        attacks,
+        changes,
+        checkpoints,
+        cluster_tls,
+        floods,
+        hostile,
+        joins,
+        leases,
+        loads,
+        losses,
+        lying_workers,
+        mixed,
+        three_machines,
+        tls_cost,
+        up_share,
+    ])
+}

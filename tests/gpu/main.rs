@@ -1,0 +1,13 @@
+//! Workers on a GPU, as real processes. Machines without a Vulkan driver skip.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod gpu_lines;
+mod gpu_states;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_harness::main(brigade_harness::modules![gpu_lines, gpu_states])
+}

@@ -1,0 +1,146 @@
+//! One key floods a real server, another asks as usual: it is served in between. The measurement (at night) compares
+//! its first tokens with those it gets alone.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use brigade_tests::process::{Server, post_with, run};
+use serde_json::json;
+
+/// A server with a key for each name, and their secrets.
+fn start<const N: usize>(folder: &str, names: [&str; N], more: &[&str]) -> (Server, [String; N]) {
+    let data = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fairness-{folder}"));
+    // One that an earlier run has left.
+    let _ = std::fs::remove_dir_all(&data);
+    let data = data.to_str().unwrap();
+    let secrets = names.map(|name| {
+        let made = run(&["key", "create", name, "--data-dir", data]);
+        String::from_utf8(made.stdout).unwrap().trim().to_owned()
+    });
+    let args = ["--workers", "2", "--threads", "1", "--data-dir", data];
+    (Server::start(&[&args[..], more].concat()), secrets)
+}
+
+fn complete(server: &Server, secret: &str, body: &str) -> u16 {
+    let reply = post_with(&server.url("/v1/completions"), body, ("api-key", secret));
+    reply.map_or(0, |reply| reply.status)
+}
+
+fn two_hundred_requests_of_one_key_do_not_make_another_wait() {
+    let more = ["--max-seqs", "4", "--ctx", "512"];
+    let (server, [greedy, usual]) = start("queue", ["greedy", "usual"], &more);
+    let body = |n: usize, max_tokens: u32| {
+        json!({ "prompt": "In the beginning", "max_tokens": max_tokens, "n": n, "temperature": 0.8,
+                "ignore_eos": true })
+        .to_string()
+    };
+    let (long, short, sixty_four) = (body(1, 100), body(1, 4), body(64, 100));
+    let (answered, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let count = |status: u16| match status {
+        200 => answered.fetch_add(1, Ordering::SeqCst),
+        429 => refused.fetch_add(1, Ordering::SeqCst),
+        other => panic!("the greedy key got {other}"),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| count(complete(&server, &greedy, &long)));
+        }
+        let waiting = || server.metric("brigade_requests_waiting");
+        let began = Instant::now();
+        while waiting() < 150.0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} wait", waiting());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for _ in 0..4 {
+            scope.spawn(|| count(complete(&server, &greedy, &sixty_four)));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let before = answered.load(Ordering::SeqCst);
+        for _ in 0..10 {
+            assert_eq!(complete(&server, &usual, &short), 200, "the queue is not full for it");
+        }
+        let meanwhile = answered.load(Ordering::SeqCst) - before;
+        println!(
+            "10 requests of the usual key while {meanwhile} of 200 of the greedy one were answered"
+        );
+        // A sequence of the other key takes 25 times as many tokens as one of these; in one queue, all 200 would
+        // have been before the first.
+        assert!(meanwhile < 100, "{meanwhile}");
+        assert!(waiting() > 20.0, "the flood was over before: {} wait", waiting());
+    });
+    let (answered, refused) = (answered.into_inner(), refused.into_inner());
+    println!("the greedy key: {answered} answered, {refused} refused");
+    assert!(answered >= 100 && answered + refused == 204);
+}
+
+/// Milliseconds to the first token of a streamed completion.
+fn first_token(to: SocketAddr, secret: &str, body: &str) -> f64 {
+    let began = Instant::now();
+    let mut stream = TcpStream::connect(to).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {secret}\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    lines.find(|line| line.starts_with("data: ")).expect("a first event");
+    let first = began.elapsed().as_secs_f64() * 1e3;
+    lines.for_each(drop);
+    first
+}
+
+fn first_tokens_beside_ten_times_the_load() {
+    let (server, [greedy, usual]) = start("load", ["greedy", "usual"], &["--ctx", "2048"]);
+    let to: SocketAddr = server.process.ready.trim_start_matches("http://").parse().unwrap();
+    // No two prompts begin alike: all of them are computed.
+    let body = |i: usize, stream: bool| {
+        json!({ "prompt": format!("{i} {}", "and the sons of men ".repeat(60)), "max_tokens": 64,
+                "ignore_eos": true, "stream": stream })
+        .to_string()
+    };
+    let p95 = || {
+        let ask = |i| {
+            std::thread::sleep(Duration::from_millis(200));
+            first_token(to, &usual, &body(i, true))
+        };
+        let mut firsts: Vec<f64> = (0..20).map(ask).collect();
+        firsts.sort_by(f64::total_cmp);
+        (firsts[10], firsts[18])
+    };
+    let alone = p95();
+    let over = AtomicBool::new(false);
+    let numbers = AtomicUsize::new(1000);
+    let flooded = std::thread::scope(|scope| {
+        for _ in 0..40 {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let i = numbers.fetch_add(1, Ordering::SeqCst);
+                    complete(&server, &greedy, &body(i, false));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(5));
+        let flooded = p95();
+        over.store(true, Ordering::SeqCst);
+        flooded
+    });
+    println!(
+        "first token, ms: alone p50 {:.0}, p95 {:.0}; flooded p50 {:.0}, p95 {:.0}: {:.2} times",
+        alone.0,
+        alone.1,
+        flooded.0,
+        flooded.1,
+        flooded.1 / alone.1
+    );
+    assert!(flooded.1 <= 2.0 * alone.1, "{flooded:?} after {alone:?}");
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    alone:
+        two_hundred_requests_of_one_key_do_not_make_another_wait,
+        first_tokens_beside_ten_times_the_load ignored("a measurement of a minute on a quiet machine: cargo test --release --test http -- --ignored fairness::");
+];

@@ -1,0 +1,44 @@
+//! What clients of a server see: the HTTP interface, its limits and keys, and what answers hold.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod constrained;
+mod crowds;
+mod dialects;
+mod embeddings;
+mod encoders_http;
+mod fairness;
+mod floods_http;
+mod guidance;
+mod http;
+mod http_limits;
+mod https;
+mod keys;
+mod page;
+mod rerank;
+mod streams;
+mod trace;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_harness::main(brigade_harness::modules![
+        constrained,
+        crowds,
+        dialects,
+        embeddings,
+        encoders_http,
+        fairness,
+        floods_http,
+        guidance,
+        http,
+        http_limits,
+        https,
+        keys,
+        page,
+        rerank,
+        streams,
+        trace,
+    ])
+}

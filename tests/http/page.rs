@@ -1,0 +1,140 @@
+//! The page at `/` in a real browser: a chat is held, stopped and answered anew, the line is seen; by keyboard,
+//! on a desk and on a phone, light and dark. Skipped where there is no Chromium.
+//!
+//! With `BRIGADE_PICTURES=FOLDER`, pictures are left there as base64 (`base64 -d desk-light.b64 > desk-light.png`).
+
+use std::path::PathBuf;
+
+use brigade_tests::browser::{self, Page};
+use brigade_tests::process::Server;
+
+/// The texts of messages by who wrote them.
+fn texts(page: &mut Page, role: &str) -> Vec<String> {
+    let all = format!(
+        "[...document.querySelectorAll('#messages li.{role} .text')].map(e => e.innerText)"
+    );
+    serde_json::from_value(page.value(&all)).unwrap()
+}
+
+const IDLE: &str = "!document.getElementById('send').hidden";
+
+fn ask(page: &mut Page, text: &str) {
+    page.wait(IDLE);
+    page.value("document.getElementById('input').focus()");
+    page.write(text);
+    page.press("Enter");
+}
+
+fn keep(page: &mut Page, name: &str) {
+    if let Some(folder) = std::env::var_os("BRIGADE_PICTURES") {
+        let picture = page.picture();
+        std::fs::write(PathBuf::from(folder).join(format!("{name}.b64")), picture).unwrap();
+    }
+}
+
+fn a_chat_in_a_browser() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "2"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    page.look(1200, 800, "light");
+
+    ask(page, "In the beginning");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    page.wait(IDLE);
+    let first = texts(page, "assistant");
+    assert!(!first[0].trim().is_empty(), "{first:?}");
+    assert_eq!(texts(page, "user"), ["In the beginning"]);
+
+    // Another answer to the same question, and the question changed.
+    page.value("document.querySelector('#messages li.assistant .tools button').click()");
+    page.wait(IDLE);
+    assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));
+
+    // A long answer is stopped by the keyboard; what came of it stays.
+    page.value("document.getElementById('max_tokens').value = 900");
+    ask(page, "And it came to pass");
+    page.wait("!document.getElementById('stop').hidden");
+    page.press("Escape");
+    page.wait(IDLE);
+    assert_eq!(texts(page, "assistant").len(), 2);
+
+    // The chat is still there when the page comes back.
+    page.value("location.reload()");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 2");
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let said =
+        page.value("[...document.querySelectorAll('#messages .error')].map(e => e.innerText)");
+    assert_eq!(said, serde_json::json!(["stopped"]), "an answer that is not whole still says so");
+
+    // The line.
+    page.value("document.getElementById('show-line').click()");
+    page.wait("document.querySelectorAll('#stages li').length === 2");
+    let facts = page.value("document.getElementById('facts').innerText");
+    assert!(facts.as_str().unwrap().contains("2 there"), "{facts}");
+    keep(page, "desk-light");
+
+    // On a phone nothing is wider than the screen, and all that can be pressed is large enough for a finger.
+    page.look(390, 844, "dark");
+    let width = page.value("document.documentElement.scrollWidth");
+    assert!(width.as_u64().unwrap() <= 390, "{width}");
+    let small = page.value(
+        "[...document.querySelectorAll('header button, #send')].filter(b => b.offsetHeight < 40).length",
+    );
+    assert_eq!(small, 0);
+    keep(page, "phone-dark");
+    page.value("document.getElementById('show-line').click()");
+    let below = "document.getElementById('ask').getBoundingClientRect().bottom - innerHeight";
+    let below = page.value(below);
+    assert!(
+        below.as_f64().unwrap() <= 0.0,
+        "the place to write is {below} pixels below the screen"
+    );
+    keep(page, "phone-chat-dark");
+}
+
+fn texts_of_models_never_become_markup() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let html = |page: &mut Page, text: &str| {
+        let text = serde_json::Value::from(text);
+        let expression = format!(
+            "import('/markdown.js').then(({{ markdown }}) => {{
+                 const div = document.createElement('div');
+                 div.append(...markdown({text}));
+                 div.querySelectorAll('.copy').forEach((b) => b.remove());
+                 return div.innerHTML;
+             }})"
+        );
+        page.value(&expression).as_str().unwrap().to_string()
+    };
+    for (text, want) in [
+        ("a <b>b</b>", "<p>a &lt;b&gt;b&lt;/b&gt;</p>"),
+        ("# T\n**b** *i* `c`", "<h2>T</h2><p><strong>b</strong> <em>i</em> <code>c</code></p>"),
+        ("- a\n- b\n  - c", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>"),
+        (
+            "```rs\nlet <x>\n```",
+            "<pre data-language=\"rs\" tabindex=\"0\"><code>let &lt;x&gt;</code></pre>",
+        ),
+        ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
+        (
+            "|a|b|\n|-|-|\n|1|2|",
+            "<table><thead><tr><th>a</th><th>b</th></tr></thead>\
+            <tbody><tr><td>1</td><td>2</td></tr></tbody></table>",
+        ),
+    ] {
+        assert_eq!(html(page, text), want, "{text}");
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits: a_chat_in_a_browser, texts_of_models_never_become_markup;
+];

@@ -1,0 +1,7 @@
+//! What tests of models in one process share, with the engine alone below them: golden models, and lines of stages.
+
+pub mod each;
+pub mod golden;
+pub mod kinds;
+pub mod line;
+pub mod places;

@@ -1,0 +1,14 @@
+//! Where things of the repository are, whichever package asks.
+
+use std::path::{Path, PathBuf};
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    of_tests("..")
+}
+
+/// A file or folder of `tests`.
+pub fn of_tests(path: &str) -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("this package lies in `tests`").join(path)
+}

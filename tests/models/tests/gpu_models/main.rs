@@ -1,0 +1,11 @@
+//! Models on a GPU in one process, with the engine alone. Machines without a Vulkan driver skip.
+
+mod gpu;
+mod gpu_begun;
+mod waits;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_harness::main(brigade_harness::modules![gpu, gpu_begun, waits])
+}

@@ -1,0 +1,60 @@
+//! `brigade` as its user runs it: commands, and servers whose workers die, come back and go on.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bad_input;
+mod binary;
+mod chat;
+mod commands;
+mod control_vectors;
+mod cuts;
+mod failures;
+mod first_hour;
+mod first_words;
+mod golden_processes;
+mod hybrids;
+mod kept_layers;
+mod logs;
+mod lora_line;
+mod perplexity;
+mod positions;
+mod replay;
+mod restarts;
+mod reuse;
+mod room;
+mod state_files;
+mod weights;
+mod windows;
+mod wire_types;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_harness::main(brigade_harness::modules![
+        bad_input,
+        binary,
+        chat,
+        commands,
+        control_vectors,
+        cuts,
+        failures,
+        first_hour,
+        first_words,
+        golden_processes,
+        hybrids,
+        kept_layers,
+        logs,
+        lora_line,
+        perplexity,
+        positions,
+        replay,
+        restarts,
+        reuse,
+        room,
+        state_files,
+        weights,
+        windows,
+        wire_types,
+    ])
+}

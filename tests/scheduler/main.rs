@@ -1,0 +1,36 @@
+//! The scheduler and the planner, without a line of real workers: simulated lines, scripts, plans and sizes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod fault_sim;
+mod lines;
+mod plan;
+mod plan_depth;
+mod plan_held;
+mod plan_passes;
+mod plan_random;
+mod sched_fair;
+mod sched_reuse;
+mod sched_scripts;
+mod sched_sim;
+mod state_sizes;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_harness::main(brigade_harness::modules![
+        fault_sim,
+        lines,
+        plan,
+        plan_depth,
+        plan_held,
+        plan_passes,
+        plan_random,
+        sched_fair,
+        sched_reuse,
+        sched_scripts,
+        sched_sim,
+        state_sizes,
+    ])
+}

@@ -1,0 +1,559 @@
+//! The repository's own rules, as tests. They are about file lengths and sizes, module heads, banned macros,
+//! where `unsafe` may stand, which crate and which file may depend on which, and documents that agree with
+//! what is there.
+//!
+//! It reads the source tree as text, and lists every violation, not just the first. Of Rust's grammar it
+//! knows comments, string literals and the modules' names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use brigade_tidy::modules::{self, code_of};
+
+/// Longest `.rs` file in lines.
+const MAX_LINES: usize = 600;
+/// Data tables that may be longer, with their own limit.
+const LONG_TABLES: [(&str, usize); 0] = [];
+/// Longest function in lines, from `fn` to its closing brace.
+const MAX_FN_LINES: usize = 70;
+/// Largest file in the tree.
+const MAX_FILE_BYTES: u64 = 6 << 20;
+/// Largest sum of everything under `tests/data`.
+const MAX_TEST_DATA_BYTES: u64 = 12_000_000;
+/// The command that shows the main job; README's first one.
+const RUN_COMMAND: &str = "cargo run --release -- run";
+/// The command that runs every test; README's second one.
+const TEST_COMMAND: &str = "cargo test --release --workspace";
+/// README's top, in lines: both commands stand here.
+const README_TOP: usize = 25;
+/// Macros that mark unfinished work or leftovers (in halves, so that this file passes itself).
+const BANNED: [&str; 3] =
+    [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")];
+/// Where `unsafe` may stand; the test's counting allocator cannot be written without.
+const UNSAFE_ALLOWED: [&str; 4] = [
+    "engine/kernels/src/",
+    "engine/gguf/src/",
+    "engine/gpu/src/",
+    "engine/synth/tests/files/damage.rs",
+];
+/// Folders that hold no source of ours.
+const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
+
+/// For each crate folder: packages that its `[dependencies]` must not name, by exact name.
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 7] = [
+    ("engine/quant", &["brigade-kernels", "brigade-gpu", "brigade-engine", "brigade-proto"]),
+    (
+        "engine/gpu",
+        &[
+            "brigade-gguf",
+            "brigade-kernels",
+            "brigade-spec",
+            "brigade-engine",
+            "brigade-worker",
+            "brigade-coordinator",
+            "brigade-proto",
+        ],
+    ),
+    (
+        "engine/kernels",
+        &[
+            "brigade-gguf",
+            "brigade-spec",
+            "brigade-engine",
+            "brigade-worker",
+            "brigade-coordinator",
+            "brigade-proto",
+        ],
+    ),
+    // These say what a model is, and nothing that computes is below them.
+    (
+        "engine/text",
+        &["brigade-kernels", "brigade-gpu", "brigade-spec", "brigade-engine", "brigade-proto"],
+    ),
+    (
+        "engine/spec",
+        &["brigade-gpu", "brigade-models", "brigade-engine", "brigade-text", "brigade-proto"],
+    ),
+    (
+        "engine/models",
+        &["brigade-gpu", "brigade-engine", "brigade-text", "brigade-synth", "brigade-proto"],
+    ),
+    (
+        "engine/synth",
+        &["brigade-gpu", "brigade-kernels", "brigade-engine", "brigade-text", "brigade-proto"],
+    ),
+    ("proto", &["brigade-engine", "brigade-worker", "brigade-coordinator", "brigade-tests"]),
+    // What changes in texts, architectures and random models compiles nothing that computes.
+    (
+        "engine",
+        &[
+            "brigade-models",
+            "brigade-synth",
+            "brigade-text",
+            "brigade-worker",
+            "brigade-coordinator",
+            "brigade-tests",
+            "tokio",
+            "tokio-stream",
+            "tonic",
+            "axum",
+            "prost",
+            "brigade-proto",
+        ],
+    ),
+    ("worker", &["brigade-coordinator", "brigade-tests", "axum"]),
+    // Tests of models are not built anew for what workers and coordinators are.
+    (
+        "tests/models",
+        &["brigade-proto", "brigade-worker", "brigade-coordinator", "brigade-tests", "tokio"],
+    ),
+];
+
+/// The repository's root.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("this package is `tests/tidy`").to_path_buf()
+}
+
+/// Every file under `dir`, except in [`SKIPPED_DIRS`], with its path relative to the root.
+fn files_under(dir: &Path, found: &mut Vec<(String, PathBuf)>) {
+    let mut entries: Vec<_> =
+        fs::read_dir(dir).expect("readable folder").map(|e| e.expect("entry").path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            if !SKIPPED_DIRS.contains(&name.as_str()) {
+                files_under(&path, found);
+            }
+        } else {
+            let relative = path.strip_prefix(root()).expect("under the root");
+            found.push((relative.to_string_lossy().replace('\\', "/"), path.clone()));
+        }
+    }
+}
+
+/// Every file of the tree.
+fn all_files() -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    files_under(&root(), &mut found);
+    assert!(found.len() > 20, "the walk found {} files only: wrong root?", found.len());
+    found
+}
+
+/// (relative path, text) of every `.rs` file.
+fn sources() -> Vec<(String, String)> {
+    let rust = all_files().into_iter().filter(|(name, _)| name.ends_with(".rs"));
+    rust.map(|(name, path)| (name, fs::read_to_string(path).expect("UTF-8 source"))).collect()
+}
+
+/// The text of one file of the repository.
+fn read(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Fails with the whole list when there is one.
+fn none(rule: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+}
+
+/// Whether `code` holds `word` with no letter, digit or underscore on either side.
+fn has_word(code: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word)
+        .any(|(at, _)| !code[..at].ends_with(part) && !code[at + word.len()..].starts_with(part))
+}
+
+/// Names in the `[dependencies]` section of a crate's manifest.
+fn dependencies(krate: &str) -> Vec<String> {
+    let manifest = read(&format!("{krate}/Cargo.toml"));
+    let section = manifest.lines().skip_while(|l| l.trim() != "[dependencies]").skip(1);
+    let lines = section.take_while(|l| !l.starts_with('['));
+    let names = lines.filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
+    names.map(|l| l.split(['.', ' ', '=']).next().unwrap_or_default().to_string()).collect()
+}
+
+#[test]
+fn files_read_in_one_sitting() {
+    let mut long = Vec::new();
+    for (name, text) in sources() {
+        let limit = LONG_TABLES.iter().find(|(n, _)| *n == name).map_or(MAX_LINES, |(_, l)| *l);
+        let lines = text.lines().count();
+        if lines > limit {
+            long.push(format!("{name}: {lines} lines, limit {limit}"));
+        }
+    }
+    none("split these files", &long);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//!"));
+    none("start these with `//!`", &silent.map(|(name, _)| name).collect::<Vec<_>>());
+}
+
+/// A module's file that no `mod` names is never compiled: a leftover, or code that only seems to be there.
+#[test]
+fn every_module_is_compiled() {
+    let sources = sources();
+    let text = |name: &str| sources.iter().find(|(n, _)| n == name).map(|(_, text)| text);
+    let mut lost = Vec::new();
+    for (name, _) in &sources {
+        let Some((krate, inner)) = name.split_once("/src/") else { continue };
+        if ["lib.rs", "main.rs"].contains(&inner) || inner.starts_with("bin/") {
+            continue;
+        }
+        let module = inner.trim_end_matches(".rs").trim_end_matches("/mod");
+        let (folder, stem) = module.rsplit_once('/').unwrap_or(("", module));
+        let parents = match folder {
+            "" => vec![format!("{krate}/src/lib.rs"), format!("{krate}/src/main.rs")],
+            _ => ["/mod.rs", ".rs"].map(|end| format!("{krate}/src/{folder}{end}")).to_vec(),
+        };
+        let declaration = format!("mod {stem};");
+        let declared = |parent: &String| text(parent).is_some_and(|t| t.contains(&declaration));
+        if !parents.iter().any(declared) {
+            lost.push(format!("{name}: no `{declaration}` in {}", parents.join(" or ")));
+        }
+    }
+    none("every file under src belongs to its crate", &lost);
+}
+
+/// Folders of test programs, and whether a harness of ours runs their tests.
+fn test_programs(sources: &[(String, String)]) -> Vec<(&str, bool)> {
+    let mains = sources.iter().filter_map(|(name, text)| {
+        let folder = name.strip_suffix("/main.rs").filter(|f| f.contains("tests/"))?;
+        (!folder.contains("/src")).then(|| (folder, text.contains("brigade_harness::main")))
+    });
+    mains.collect()
+}
+
+#[test]
+fn every_module_of_a_test_program_is_compiled() {
+    let sources = sources();
+    let programs = test_programs(&sources);
+    assert!(programs.iter().filter(|(_, is_ours)| *is_ours).count() > 5, "{programs:?}");
+    let mut lost = Vec::new();
+    for (program, _) in programs {
+        let (_, main) =
+            sources.iter().find(|(n, _)| *n == format!("{program}/main.rs")).expect("it was found");
+        for (name, _) in &sources {
+            let Some(module) = name.strip_prefix(&format!("{program}/")) else { continue };
+            let module = module.trim_end_matches(".rs").trim_end_matches("/mod");
+            let is_one = !module.contains('/') && module != "main";
+            if is_one && !main.contains(&format!("mod {module};")) {
+                lost.push(format!("{name}: no `mod {module};` in {program}/main.rs"));
+            }
+        }
+    }
+    none("every file of a test program belongs to it", &lost);
+}
+
+/// Where a harness of ours runs the tests, a function with the attribute is left out of the program without a word.
+#[test]
+fn tests_that_our_harness_runs_are_in_its_lists() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    for (program, _) in test_programs(&sources).into_iter().filter(|(_, is_ours)| *is_ours) {
+        let start = format!("{program}/");
+        for (name, text) in sources.iter().filter(|(name, _)| name.starts_with(&start)) {
+            let marked = |line: &str| {
+                ["#[test]", "#[tokio::test", "#[ignore"].iter().any(|a| code_of(line).contains(a))
+            };
+            let lines = text.lines().enumerate().filter(|(_, line)| marked(line));
+            wrong.extend(lines.map(|(at, _)| format!("{name}:{}", at + 1)));
+        }
+    }
+    none("list these in TESTS, without the attribute", &wrong);
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    let mut long = Vec::new();
+    for (name, text) in sources() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            // A signature ends in `{`, or in `;` where there is no body.
+            let ends = |l: &&&str| l.trim_end().ends_with(['{', ';', '}']);
+            let has_body =
+                lines[at..].iter().find(ends).is_some_and(|l| l.trim_end().ends_with('{'));
+            if !has_word(&code_of(line), "fn") || !has_body {
+                continue;
+            }
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let closing = format!("{indent}}}");
+            let Some(length) = lines[at..].iter().position(|l| **l == closing) else { continue };
+            if length + 1 > MAX_FN_LINES {
+                long.push(format!("{name}:{}: {} lines", at + 1, length + 1));
+            }
+        }
+    }
+    none(&format!("cut these functions to {MAX_FN_LINES} lines"), &long);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        for (at, line) in text.lines().enumerate() {
+            let code = code_of(line);
+            for word in BANNED.iter().filter(|word| code.contains(*word)) {
+                found.push(format!("{name}:{}: {word})", at + 1));
+            }
+        }
+    }
+    none("finish these", &found);
+}
+
+#[test]
+fn unsafe_stays_in_its_rooms() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        if UNSAFE_ALLOWED.iter().any(|room| name.starts_with(room)) {
+            continue;
+        }
+        for (at, line) in text.lines().enumerate() {
+            if has_word(&code_of(line), "unsafe") {
+                found.push(format!("{name}:{}: {}", at + 1, line.trim()));
+            }
+        }
+    }
+    none(&format!("unsafe belongs in {UNSAFE_ALLOWED:?}"), &found);
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let mut wrong = Vec::new();
+    for (krate, forbidden) in FORBIDDEN_DEPENDENCIES {
+        let named = dependencies(krate);
+        assert!(!named.is_empty(), "{krate}/Cargo.toml: no [dependencies] found");
+        let bad = named.iter().filter(|d| forbidden.contains(&d.as_str()));
+        wrong.extend(bad.map(|d| format!("{krate} depends on {d}")));
+    }
+    none("crates point the wrong way", &wrong);
+}
+
+/// Files of a crate lie in layers: none needs one that needs it (see [`modules`] for what counts).
+#[test]
+fn modules_point_in_one_direction() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    let crates = [
+        "proto",
+        "engine/quant",
+        "engine/gguf",
+        "engine/gpu",
+        "engine/kernels",
+        "engine/text",
+        "engine/spec",
+        "engine/models",
+        "engine/synth",
+        "engine",
+        "worker",
+        "coordinator",
+        "tests",
+        "tests/models",
+    ];
+    for krate in crates {
+        let start = format!("{krate}/src/");
+        let own: Vec<_> = sources.iter().filter(|(n, _)| n.starts_with(&start)).cloned().collect();
+        let needs = modules::needs(&own);
+        assert!(needs.values().any(|needed| !needed.is_empty()), "{krate}: no file needs another?");
+        for circle in modules::cycles(&own) {
+            wrong.push(format!("{krate}: {} files need each other:", circle.len()));
+            for file in &circle {
+                let back = needs[file].iter().filter(|other| circle.contains(other));
+                let back: Vec<_> = back.map(String::as_str).collect();
+                wrong.push(format!("    {file} needs {}", back.join(", ")));
+            }
+        }
+    }
+    none("part these files", &wrong);
+}
+
+#[test]
+fn readme_and_ci_call_the_same_commands() {
+    let readme = read("README.md");
+    let top: Vec<&str> = readme.lines().take(README_TOP).collect();
+    let mut wrong = Vec::new();
+    for command in [RUN_COMMAND, TEST_COMMAND] {
+        if !top.iter().any(|line| line.trim() == command) {
+            wrong.push(format!("README.md: no line `{command}` in the first {README_TOP}"));
+        }
+        if !read(".ci/run").lines().any(|line| line.contains(command)) {
+            wrong.push(format!(".ci/run: does not call `{command}`"));
+        }
+    }
+    none("documents and CI disagree", &wrong);
+}
+
+/// Names of the packages of a lock file, each with those that it needs.
+fn locked(name: &str) -> BTreeMap<String, Vec<String>> {
+    let quoted = |line: &str| line.split(['"', ' ']).nth(1).unwrap_or_default().to_string();
+    let lock = read(name);
+    let mut packages = BTreeMap::<String, Vec<String>>::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let name = package.lines().find(|line| line.starts_with("name = "));
+        let name = name.and_then(|line| line.split('"').nth(1)).expect("a package has a name");
+        let needs = package.lines().filter(|line| line.starts_with(" \""));
+        let needs = needs.map(|line| quoted(line.trim_start()));
+        packages.entry(name.to_string()).or_default().extend(needs);
+    }
+    packages
+}
+
+/// The fuzz targets are a workspace of their own: nothing else notices that their lock file lacks a crate.
+#[test]
+fn fuzz_targets_lock_what_the_crates_need() {
+    let (ours, theirs) = (locked("Cargo.lock"), locked("tests/fuzz/Cargo.lock"));
+    let crates = [
+        "proto",
+        "engine/quant",
+        "engine/gguf",
+        "engine/kernels",
+        "engine/gpu",
+        "engine/text",
+        "engine/spec",
+        "engine/models",
+        "engine/synth",
+        "engine",
+        "worker",
+        "coordinator",
+    ];
+    let mut wanted: Vec<String> = crates.iter().flat_map(|k| dependencies(k)).collect();
+    assert!(wanted.len() > 40, "{wanted:?}");
+    let (mut seen, mut missing) = (BTreeSet::new(), Vec::new());
+    while let Some(name) = wanted.pop() {
+        // Our own crates' lists have in them what their tests need.
+        if name.starts_with("brigade-") || !seen.insert(name.clone()) {
+            continue;
+        }
+        // A crate under another name of ours is in neither file by that name.
+        let Some(needs) = ours.get(&name) else { continue };
+        if !theirs.contains_key(&name) {
+            missing.push(name);
+        }
+        wanted.extend(needs.iter().cloned());
+    }
+    none("crates that tests/fuzz/Cargo.lock lacks (run `cargo metadata` in tests/fuzz)", &missing);
+}
+
+#[test]
+fn documents_link_to_what_exists() {
+    let mut broken = Vec::new();
+    for (name, path) in all_files().into_iter().filter(|(name, _)| name.ends_with(".md")) {
+        let text = fs::read_to_string(&path).expect("UTF-8 document");
+        let folder = path.parent().expect("a file lies in a folder");
+        for part in text.split("](").skip(1) {
+            let target = part.split([')', '#', ' ']).next().unwrap_or_default();
+            let outside = target.is_empty() || target.contains("://");
+            if !outside && !folder.join(target).exists() {
+                broken.push(format!("{name}: {target}"));
+            }
+        }
+    }
+    none("links to nothing", &broken);
+}
+
+/// Names in backticks of one column of KERNELS.md's table, each with its line.
+fn listed(column: usize) -> Vec<(String, String)> {
+    let text = read("engine/gpu/KERNELS.md");
+    let rows = text.lines().filter(|line| line.starts_with("| `"));
+    let names = rows.flat_map(|row| {
+        let cell = row.split('|').nth(column).unwrap_or_default();
+        let names = cell.split('`').skip(1).step_by(2);
+        names.map(|name| (name.to_string(), row.to_string())).collect::<Vec<_>>()
+    });
+    names.collect()
+}
+
+/// Public methods of `Gpu` in a file. What takes no `&self` computes nothing.
+fn ops_of(code: &str) -> BTreeSet<String> {
+    let within = code.split("impl Gpu {").skip(1).filter_map(|rest| rest.split("\n}").next());
+    let heads = within.flat_map(|body| body.split("\n    pub fn ").skip(1));
+    let ops = heads.filter_map(|head| {
+        let (name, rest) = head.split_once('(')?;
+        rest.trim_start().starts_with("&self").then(|| name.split('<').next().unwrap_or(name))
+    });
+    ops.map(str::to_string).collect()
+}
+
+#[test]
+fn the_list_of_kernels_is_complete() {
+    let folder = root().join("engine/gpu");
+    let names: Vec<String> = all_files().into_iter().map(|(name, _)| name).collect();
+    let shaders: BTreeSet<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("engine/gpu/shaders/")?.strip_suffix(".comp"))
+        .collect();
+    let ops: BTreeSet<String> = sources()
+        .iter()
+        .filter(|(name, _)| name.starts_with("engine/gpu/src/ops/"))
+        .flat_map(|(_, text)| ops_of(text))
+        .collect();
+    assert!(shaders.len() > 40 && ops.len() > 60, "{} {}", shaders.len(), ops.len());
+    let of = |column| listed(column).into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();
+    // A cell may send to an op of another row for its kernels.
+    let (listed_ops, kernels) = (of(1), of(3));
+    let mut wrong = Vec::new();
+    wrong.extend(ops.difference(&listed_ops).map(|op| format!("no row has the op `{op}`")));
+    wrong.extend(listed_ops.difference(&ops).map(|op| format!("`{op}` is no method of Gpu")));
+    let missing = shaders.iter().filter(|kernel| !kernels.contains(**kernel));
+    wrong.extend(missing.map(|kernel| format!("no row has the kernel `{kernel}`")));
+    let unknown = kernels.iter().filter(|k| !shaders.contains(k.as_str()) && !ops.contains(*k));
+    wrong.extend(unknown.map(|kernel| format!("`{kernel}` is neither a kernel nor an op")));
+    for (column, place) in [(2, "src/ops"), (5, "tests/vulkan")] {
+        let is_there = |at: &str| {
+            [".rs", "/mod.rs"].iter().any(|end| folder.join(format!("{at}{end}")).is_file())
+        };
+        for (name, row) in listed(column) {
+            if !is_there(&format!("{place}/{name}")) {
+                wrong.push(format!("engine/gpu/{place} has no `{name}`: {row}"));
+            }
+        }
+    }
+    none("engine/gpu/KERNELS.md", &wrong);
+}
+
+#[test]
+fn dashboards_show_metrics_that_exist() {
+    let known = read("coordinator/src/metrics.rs");
+    let dashboard = read("deploy/grafana/brigade.json");
+    let part = |c: char| c.is_ascii_lowercase() || c == '_';
+    let mut unknown = Vec::new();
+    let mut n_names = 0;
+    for (at, _) in dashboard.match_indices("brigade_") {
+        let rest = &dashboard[at..];
+        let name = &rest[..rest.find(|c| !part(c)).unwrap_or(rest.len())];
+        // A histogram's series have an ending.
+        let name = name.strip_suffix("_bucket").unwrap_or(name);
+        n_names += 1;
+        if !known.contains(&format!("\"{name}\"")) {
+            unknown.push(name.to_string());
+        }
+    }
+    assert!(n_names > 10, "{n_names} names: wrong file?");
+    none("metrics.rs has no such metric", &unknown);
+}
+
+#[test]
+fn the_tree_stays_small() {
+    let files = all_files();
+    let size = |path: &Path| fs::metadata(path).expect("metadata").len();
+    let large = files.iter().filter(|(_, path)| size(path) > MAX_FILE_BYTES);
+    let large: Vec<_> = large.map(|(name, path)| format!("{name}: {} bytes", size(path))).collect();
+    none(&format!("files above {MAX_FILE_BYTES} bytes"), &large);
+    let data = files.iter().filter(|(name, _)| name.starts_with("tests/data/"));
+    let total: u64 = data.map(|(_, path)| size(path)).sum();
+    assert!(total <= MAX_TEST_DATA_BYTES, "tests/data: {total} bytes, limit {MAX_TEST_DATA_BYTES}");
+}
+
+#[test]
+fn the_reader_of_lines_sees_code_only() {
+    assert_eq!(code_of(r#"let a = "word // x"; // word"#), "let a = ; ");
+    assert_eq!(code_of(r#"if c == '"' { word() }"#).trim(), "if c == ' { word() }");
+    assert!(has_word("word {", "word") && !has_word("word_count", "word"));
+}
