@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use brigade_coordinator::plan::{
-    Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
-    WorkerFacts, plan, plan_by_hand, plan_line,
-};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_plan::{
+    Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
+    WorkerFacts, plan, plan_by_hand, plan_line,
+};
 use proptest::prelude::*;
 
 /// The reference model of the benchmarks in Q4_K_M: 32 layers, and a head worth more than two of them.
@@ -526,7 +526,7 @@ fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64
         }
         let (first, last) = (r.start == 0, r.end == n);
         let batch = f64::from(s.decode_batch);
-        let (mut bytes, mut us) = (brigade_coordinator::plan::PROCESS_BYTES, 0.0);
+        let (mut bytes, mut us) = (brigade_plan::PROCESS_BYTES, 0.0);
         bytes += u64::from(s.max_rows) * (1000 + if last { 4000 } else { 0 });
         for l in &model.layers[r.clone()] {
             let positions = u64::from(plan.capacity.n_blocks * s.block_positions);
@@ -570,7 +570,7 @@ proptest! {
         match plan(&model, &workers, &settings) {
             Ok(plan) => {
                 let none = PlanSettings { keep: 0, ..settings };
-                let without = brigade_coordinator::plan::plan(&model, &workers, &none).unwrap();
+                let without = brigade_plan::plan(&model, &workers, &none).unwrap();
                 prop_assert_eq!(plan.capacity.n_blocks, without.capacity.n_blocks);
                 prop_assert!(slowest(&plan) <= slowest(&without) * (1.0 + 1e-9));
                 prop_assert!(plan.capacity.n_kept <= keep);

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_coordinator::plan::{ModelFacts, Plan, PlanSettings, parse_cluster_file, plan};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_plan::{ModelFacts, Plan, PlanSettings, parse_cluster_file, plan};
 use brigade_tests::process::run;
 use serde_json::Value;
 

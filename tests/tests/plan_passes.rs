@@ -1,10 +1,10 @@
 //! Models that go through their layers more than once: the plan counts the weights of a layer once for each stage, whatever
 //! passes through it the stage has.
 
-use brigade_coordinator::plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
 
 /// Facts of a synthetic model, from its header.
 fn synthetic(arch: &str, size: &str) -> ModelFacts {

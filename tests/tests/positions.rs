@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_coordinator::model::Model;
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
 use brigade_engine::error::BatchError;
 use brigade_engine::gguf::Gguf;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{Stage, StageConfig};
+use brigade_line::model::Model;
 use brigade_tests::golden::Golden;
 use brigade_tests::line::{self, Line, LineConfig};
 

@@ -26,15 +26,15 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use brigade_coordinator::sched::{
-    Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
-    SchedConfig, Scheduler, Share, StageTime, Work,
-};
 use brigade_engine::batch::{
     AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,
 };
 use brigade_engine::state::Prefixes;
+use brigade_sched::{
+    Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
+    SchedConfig, Scheduler, Share, StageTime, Work,
+};
 
 /// A wanted row that gives no token.
 const NO_TOKEN: &str = "NaN";

@@ -11,10 +11,10 @@
 //!
 //! `cargo test --release --test sched_sim -- --nocapture busy` prints the tables.
 
-use brigade_coordinator::sim::{
+use brigade_engine::state::Prefixes;
+use brigade_sched::sim::{
     Client, Ending, LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
 };
-use brigade_engine::state::Prefixes;
 
 /// Random lines tried by each test run; a failure names its seed.
 const SEEDS: u64 = 150;

@@ -3,12 +3,12 @@
 
 use std::fs::File;
 
-use brigade_coordinator::plan::{ModelFacts, SequenceBytes};
 use brigade_engine::arch;
 use brigade_engine::gguf::{Gguf, GgufWriter};
 use brigade_engine::kernels::KvType;
 use brigade_engine::quant::GgmlType;
 use brigade_engine::state::StateSpec;
+use brigade_plan::{ModelFacts, SequenceBytes};
 use brigade_tests::process::run;
 use serde_json::Value;
 

@@ -14,6 +14,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use brigade_engine::gguf::Gguf;
+use brigade_http::router;
+use brigade_line::metrics;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -21,8 +23,6 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::session::{CtrlC, SessionOptions, with_session_until};
 use super::{input, serve};
-use crate::http::router;
-use crate::metrics;
 use door::{Door, Server};
 use reader::Reader;
 use repl::Repl;

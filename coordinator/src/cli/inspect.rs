@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use brigade_engine::gguf::{ArrayRef, Gguf, Value};
+use brigade_line::model::Model;
+use brigade_plan::{ModelFacts, SequenceBytes, format_bytes};
 use brigade_proto::net::with_causes;
 use clap::Args;
 use serde::Serialize;
@@ -12,8 +14,6 @@ use serde_json::{Map, json};
 
 use super::args::KvArg;
 use super::{input, output};
-use crate::model::Model;
-use crate::plan::{ModelFacts, SequenceBytes, format_bytes};
 
 /// Values of an array that are shown.
 const SHOWN_VALUES: usize = 8;

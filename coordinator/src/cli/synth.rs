@@ -7,12 +7,12 @@ use brigade_engine::gguf::Gguf;
 use brigade_engine::synth::{
     AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, write_telling,
 };
+use brigade_plan::format_bytes;
 use clap::Args;
 use serde_json::json;
 
 use super::npy::{part_name, refuse_overwrite};
 use super::{input, output, progress};
-use crate::plan::format_bytes;
 
 /// Write a seeded random model of a supported architecture.
 #[derive(Debug, Args)]
