@@ -40,6 +40,7 @@ pub mod parser;
 pub mod pooling;
 pub mod probe;
 pub mod python;
+mod sample;
 pub mod sink;
 #[cfg(test)]
 mod tests;
