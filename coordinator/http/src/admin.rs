@@ -13,8 +13,9 @@ use brigade_line::keys::{Account, KeyRing, Left};
 use serde_json::{Value, json};
 
 use super::access::{self, Access};
+use super::app::App;
 use super::error::ApiError;
-use super::{App, status};
+use super::status;
 
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str =

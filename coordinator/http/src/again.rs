@@ -5,14 +5,16 @@ use std::time::Duration;
 use brigade_line::clock;
 use brigade_line::journal::Opened;
 
+use super::app::App;
+use super::name::Name;
 use super::params::Common;
+use super::stamp::Stamp;
 use super::streams::Resumable;
-use super::{App, Stamp, trace};
 
 /// A request that goes on.
 pub(super) struct Again {
     pub app: App,
-    pub name: trace::Name,
+    pub name: Name,
     pub stamp: Stamp,
     pub opened: Opened,
     pub resumable: Resumable,
@@ -39,7 +41,7 @@ impl Stamp {
     }
 
     /// What the next coordinator must know of a request, to go on with its answer.
-    pub(super) fn opened(&self, name: &trace::Name, path: &str, common: &Common) -> Opened {
+    pub(super) fn opened(&self, name: &Name, path: &str, common: &Common) -> Opened {
         Opened {
             id: self.id.clone(),
             path: path.to_owned(),

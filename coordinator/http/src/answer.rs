@@ -12,12 +12,12 @@ use brigade_line::request::{Drawing, Request};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use super::App;
+use super::app::App;
 use super::error::ApiError;
+use super::name::Name;
 use super::params::Common;
 use super::streams::Resumable;
 use super::tally::Tally;
-use super::trace;
 use super::types::{FinishWord, PromptDetails, Timings, Usage};
 
 /// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
@@ -119,7 +119,7 @@ impl Running {
 /// all are dropped. Sequences of a `resumable` request go on where they were.
 pub async fn submit(
     app: &App,
-    name: &trace::Name,
+    name: &Name,
     prompts: &[Vec<u32>],
     common: &Common,
     top_logprobs: Option<u32>,

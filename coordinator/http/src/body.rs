@@ -13,14 +13,13 @@ use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::text::TextError;
-use brigade_line::request::Limits;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
 use super::error::ApiError;
+use super::name::Name;
 use super::open::Peer;
-use super::{App, trace};
 
 /// Largest request body: a prompt of a million tokens and room to spare.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
@@ -121,7 +120,7 @@ impl Bodies {
             return Err(ApiError::too_large(limit));
         }
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
-        let name = request.extensions().get::<trace::Name>().cloned();
+        let name = request.extensions().get::<Name>().cloned();
         let taken = self.receive(request.into_body(), limit).await?;
         if let Some(peer) = peer {
             peer.has_asked();
@@ -207,19 +206,6 @@ impl Bodies {
             Ok(result) => result,
             Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
         }
-    }
-}
-
-impl App {
-    /// The request's body, read by `work` ([`Bodies::read`]) within this server's limits.
-    pub(super) async fn read<T: Send + 'static>(
-        &self,
-        request: Request,
-        work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let (limits, text) = (self.limits, self.text.clone());
-        let body = self.bodies.take(request).await?;
-        Ok(self.bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
     }
 }
 

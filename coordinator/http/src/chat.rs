@@ -13,16 +13,20 @@ use tracing::Instrument;
 
 use super::again::Again;
 use super::answer::{self, Ended};
+use super::app::App;
 use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
 use super::events::Of;
+use super::logprobs;
+use super::name::Name;
+use super::readers::{self, Posted};
 use super::reply::{self, Replies, ReplyPart};
 use super::sse::Gone;
-use super::streams::{self, Posted, Resumable};
+use super::stamp::Stamp;
+use super::streams::Resumable;
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
 use super::writer::{self, Writer};
-use super::{App, Stamp, logprobs, trace};
 
 /// Its address, and what the journal calls these requests.
 pub(super) const PATH: &str = "/v1/chat/completions";
@@ -30,10 +34,10 @@ pub(super) const PATH: &str = "/v1/chat/completions";
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let request = match streams::came_back(&app, &name, request).await? {
+    let request = match readers::came_back(&app, &name, request).await? {
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
@@ -63,7 +67,7 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 /// Answers with a stream that is kept.
 async fn resumable(
     app: App,
-    name: &trace::Name,
+    name: &Name,
     stamp: Stamp,
     request: ChatRequest,
     prompt: Prompt,
@@ -116,7 +120,7 @@ async fn begin(
     request: ChatRequest,
     stamp: Stamp,
     prompt: &Prompt,
-    name: &trace::Name,
+    name: &Name,
     resumable: &Resumable,
 ) -> Result<JoinHandle<()>, ApiError> {
     let replies = request.submit(&app, name, prompt, Some(resumable)).await?;

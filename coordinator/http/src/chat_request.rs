@@ -11,15 +11,16 @@ use brigade_dialect::text_model::{Chat, Prompt, TextModel};
 use brigade_line::request::{DEFAULT_MAX_TOKENS, Limits};
 
 use super::answer;
+use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::messages::{self, reasoning, template_arguments};
+use super::name::Name;
 use super::params::Common;
 use super::reply::{Replies, Reply};
 use super::streams::Resumable;
 use super::tools::ToolRequest;
-use super::{App, trace};
 
 /// A chat request, read.
 #[derive(Debug)]
@@ -113,7 +114,7 @@ impl ChatRequest {
     pub async fn submit(
         &self,
         app: &App,
-        name: &trace::Name,
+        name: &Name,
         prompt: &Prompt,
         resumable: Option<&Resumable>,
     ) -> Result<Replies, ApiError> {

@@ -15,16 +15,20 @@ use tracing::Instrument;
 
 use super::again::Again;
 use super::answer::{self, Choice, Ended, Running};
+use super::app::App;
 use super::body::{Taken, text_error};
 use super::error::ApiError;
 use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
+use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
+use super::readers::{self, Posted};
 use super::sse::Gone;
-use super::streams::{self, Posted, Resumable};
+use super::stamp::Stamp;
+use super::streams::Resumable;
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::writer::{self, Writer};
-use super::{App, Stamp, echo, logprobs, trace};
+use super::{echo, logprobs};
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -64,10 +68,10 @@ struct Prompts {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let request = match streams::came_back(&app, &name, request).await? {
+    let request = match readers::came_back(&app, &name, request).await? {
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
@@ -285,7 +289,7 @@ struct Answer {
 
 impl Answer {
     /// Log-probabilities of the prompts' tokens, where the answer repeats them.
-    async fn compute_prompts(&mut self, name: &trace::Name) -> Result<(), ApiError> {
+    async fn compute_prompts(&mut self, name: &Name) -> Result<(), ApiError> {
         let Some(top) = self.request.top_logprobs.filter(|_| self.request.echo) else {
             return Ok(());
         };
@@ -298,7 +302,7 @@ impl Answer {
 
     async fn submit(
         &self,
-        name: &trace::Name,
+        name: &Name,
         resumable: Option<&Resumable>,
     ) -> Result<Vec<Running>, ApiError> {
         let CompletionRequest { common, top_logprobs, .. } = &self.request;
@@ -307,7 +311,7 @@ impl Answer {
     }
 
     /// Answers with a stream that is kept.
-    async fn resumable(self, name: &trace::Name, body: String) -> Result<Response, ApiError> {
+    async fn resumable(self, name: &Name, body: String) -> Result<Response, ApiError> {
         let common = &self.request.common;
         let (prompts, n) = (self.prompts.tokens.clone(), common.n);
         let opened = self.stamp.opened(name, PATH, common);

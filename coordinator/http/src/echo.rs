@@ -7,14 +7,15 @@ use brigade_line::generation::TokenPiece;
 use brigade_line::handle::SeqEvent;
 use brigade_line::request::{MAX_TOP_LOGPROBS, Request};
 
+use super::app::App;
 use super::error::ApiError;
-use super::{App, trace};
+use super::name::Name;
 
 /// The tokens of a prompt with their log-probabilities and `top` alternatives each. The first one has none: nothing
 /// stands before it.
 pub(super) async fn pieces(
     app: &App,
-    name: &trace::Name,
+    name: &Name,
     tokens: &[u32],
     top: u32,
     lora: Option<&[AdapterWish]>,

@@ -11,10 +11,12 @@ use brigade_line::vector::normalize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
-use super::{App, models, params, pooled, trace};
+use super::name::Name;
+use super::{models, params, pooled};
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -43,7 +45,7 @@ struct Wanted {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let made = make(&app, &name, request).await?;
@@ -66,11 +68,7 @@ pub(super) async fn create(
 }
 
 /// Reads a request and computes its vectors.
-pub(super) async fn make(
-    app: &App,
-    name: &trace::Name,
-    request: Request,
-) -> Result<Made, ApiError> {
+pub(super) async fn make(app: &App, name: &Name, request: Request) -> Result<Made, ApiError> {
     let mut wanted = app.read(request, Wanted::read).await?;
     let inputs = std::mem::take(&mut wanted.inputs);
     let n_tokens = inputs.iter().map(Vec::len).sum();

@@ -10,11 +10,14 @@ use serde_json::{Value, json};
 use tracing::Instrument;
 
 use super::answer::{self, Choice};
+use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, list};
+use super::name::Name;
 use super::params::Common;
-use super::{App, Stamp, models, sse, trace};
+use super::stamp::Stamp;
+use super::{models, sse};
 
 /// Tokens drawn when a client names no number.
 const DEFAULT_INFILL_TOKENS: u32 = 128;
@@ -25,7 +28,7 @@ const MAX_EXTRA: usize = 256;
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let (tokens, common) = app.read(request, read).await?;

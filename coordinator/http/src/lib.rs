@@ -1,15 +1,29 @@
-//! The HTTP server: OpenAI's JSON outside, [`Engine`] inside. Nothing else in the crate knows that JSON.
+//! The HTTP server: OpenAI's JSON outside, [`Engine`](brigade_line::handle::Engine) inside. No other crate knows that
+//! JSON.
 //!
 //! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
 //! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
 //! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
 //! knows nothing of workers or schedules, and tells clients nothing of them.
+//!
+//! Reading order:
+//!
+//! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
+//! - `serve`, `open` and `https` take connections. `trace` wraps every request, `guard` asks `access` for its owner,
+//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields` and `params` what is in it.
+//! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
+//!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
+//! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
+//!   vectors.
+//! - `streams` and `readers` are for clients that come back, `again` and `recover` for a coordinator that does.
+//! - `models`, `props`, `status` and `tokens` tell what there is; `page` shows it.
 
 mod access;
 mod admin;
 mod again;
 mod answer;
 mod anthropic;
+mod app;
 mod audit;
 mod blocks;
 mod body;
@@ -23,23 +37,27 @@ mod error;
 mod events;
 mod fields;
 mod form;
+mod guard;
 mod https;
 mod infill;
 mod logprobs;
 mod messages;
 mod models;
+mod name;
 mod ollama;
 mod open;
 mod page;
 mod params;
 mod pooled;
 mod props;
+mod readers;
 mod recover;
 mod reply;
 mod rerank;
 mod responses;
 mod serve;
 mod sse;
+mod stamp;
 mod status;
 mod stream;
 mod streams;
@@ -50,27 +68,16 @@ mod trace;
 mod types;
 mod writer;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-
 use axum::Router;
 use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{delete, get, post};
-use brigade_dialect::text_model::TextModel;
-use brigade_engine::heads::Heads;
-use brigade_line::adapters::Adapters;
-use brigade_line::clock;
-use brigade_line::handle::Engine;
-use brigade_line::health::RollWatch;
-use brigade_line::model::ModelMeta;
 use brigade_line::request::Limits;
-use metrics_exporter_prometheus::PrometheusHandle;
-use tokio_util::sync::CancellationToken;
 
 pub use access::Access;
 pub use admin::admin_router;
+pub use app::App;
 pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
@@ -79,45 +86,6 @@ pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use streams::Streams;
-
-/// Everything a handler needs; clones share it.
-#[derive(Clone, Debug)]
-pub struct App {
-    /// Runs sequences.
-    pub engine: Engine,
-    /// Text to tokens and back.
-    pub text: Arc<TextModel>,
-    /// What judges texts, where the model has it.
-    pub heads: Arc<Heads>,
-    /// What requests must fit in.
-    pub limits: Limits,
-    /// The model's adapters.
-    pub adapters: Arc<Adapters>,
-    /// For `/v1/models`.
-    pub meta: Arc<ModelMeta>,
-    /// Seconds since the Unix epoch when the model was opened.
-    pub created: u64,
-    /// Renders `/metrics`.
-    pub metrics: PrometheusHandle,
-    /// Cancelled when the server takes nothing new.
-    pub draining: CancellationToken,
-    /// Counts sequences.
-    pub sequences: Arc<AtomicU64>,
-    /// Room for request bodies, and permits to read them.
-    pub bodies: Bodies,
-    /// Who is there.
-    pub roll: RollWatch,
-    /// Sequences at once.
-    pub max_seqs: u32,
-    /// Web pages that may read answers.
-    pub cors: Origins,
-    /// Who may ask.
-    pub access: Access,
-    /// Where it is written down who asked.
-    pub audit: Option<Audit>,
-    /// Streams that can be read on.
-    pub streams: Streams,
-}
 
 /// All addresses of the public listener.
 pub fn router(app: App) -> Router {
@@ -131,14 +99,14 @@ pub fn router(app: App) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .merge(beside())
-        .route("/v1/streams/{id}", get(streams::read_on).delete(streams::cancel))
+        .route("/v1/streams/{id}", get(readers::read_on).delete(readers::cancel))
         .route("/health", get(status::health))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/tokenizer_info", get(tokens::info))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
-        .layer(middleware::from_fn_with_state(app.clone(), access::guard))
+        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .merge(page())
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
         .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
@@ -215,26 +183,6 @@ pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<()
     match endpoint {
         Endpoint::Chat => chat::check(body, limits),
         Endpoint::Completion => completions::check(body, limits),
-    }
-}
-
-/// What all objects of one answer carry.
-#[derive(Clone, Debug)]
-struct Stamp {
-    id: String,
-    created: u64,
-    model: String,
-    fingerprint: String,
-}
-
-impl Stamp {
-    fn new(app: &App, prefix: &str) -> Self {
-        Self {
-            id: format!("{prefix}{}", brigade_line::random::id()),
-            created: clock::unix_now(),
-            model: app.text.name().to_string(),
-            fingerprint: concat!("brigade-", env!("CARGO_PKG_VERSION")).to_string(),
-        }
     }
 }
 

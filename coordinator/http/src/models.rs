@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use brigade_dialect::text_model::TextModel;
 
-use super::App;
+use super::app::App;
 use super::error::ApiError;
 use super::types::{ModelList, ModelObject};
 

@@ -10,8 +10,9 @@ use brigade_line::request::Request as SeqRequest;
 use brigade_line::vector::pool;
 use tokio::task::JoinSet;
 
+use super::app::App;
 use super::error::ApiError;
-use super::{App, trace};
+use super::name::Name;
 
 /// Texts of one request in the line at once, where as many sequences may be. Each brings rows as large as its
 /// tokens are many.
@@ -25,7 +26,7 @@ type Pooled = (usize, Result<Vec<f32>, Failure>);
 /// A text is too long, or the line fails.
 pub(super) async fn vectors(
     app: &App,
-    name: &trace::Name,
+    name: &Name,
     texts: Vec<Vec<u32>>,
     pooling: Pooling,
     lora: Option<&[AdapterWish]>,
@@ -54,7 +55,7 @@ pub(super) async fn vectors(
 
 async fn take_one(
     running: &mut JoinSet<Pooled>,
-    name: &trace::Name,
+    name: &Name,
     vectors: &mut [Vec<f32>],
 ) -> Result<(), ApiError> {
     let Some(ended) = running.join_next().await else { return Ok(()) };

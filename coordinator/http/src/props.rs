@@ -7,7 +7,7 @@ use brigade_line::adapters::Adapter;
 use brigade_line::handle::Status;
 use serde_json::{Value, json};
 
-use super::App;
+use super::app::App;
 use super::chat_request;
 use super::error::ApiError;
 

@@ -8,10 +8,13 @@ use axum::http::Method;
 use brigade_line::journal::{Opened, Recovered};
 
 use super::again::Again;
+use super::app::App;
 use super::error::ApiError;
+use super::name::Name;
+use super::stamp::Stamp;
 use super::streams::Resumable;
 use super::tally::{Line, Owner, Tally};
-use super::{App, Stamp, chat, completions, trace};
+use super::{chat, completions};
 
 /// Goes on with the requests of the coordinator before this one, each by itself. Their streams can be read on when this
 /// returns.
@@ -43,7 +46,7 @@ async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner
         }
         tally.belongs_to(owner);
     }
-    let name = trace::Name { id: label.as_str().into(), tally };
+    let name = Name { id: label.as_str().into(), tally };
     let _line = Line {
         id: name.id.clone(),
         method: Method::POST,

@@ -16,11 +16,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::body::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
 use super::fields::{Fields, list, read};
-use super::{App, models, params, pooled, trace};
+use super::name::Name;
+use super::{models, params, pooled};
 
 /// What a request asks for.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ enum Document {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let classifier = app.heads.classifier.as_ref().ok_or_else(|| judges_nothing(&app))?;

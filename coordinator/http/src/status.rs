@@ -9,7 +9,7 @@ use brigade_line::handle::Status;
 use brigade_line::health::{Loading, Roll};
 use serde_json::{Value, json};
 
-use super::App;
+use super::app::App;
 
 /// For everybody: 200 while requests run, 503 otherwise, and one word.
 pub(super) async fn health(State(app): State<App>) -> Response {

@@ -4,15 +4,14 @@
 //! one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the same
 //! POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]; as long can its end be read.
 //! With a journal it also goes on after the coordinator was killed (`recover`): its tokens are the same ones, so its
-//! events are. A stream belongs to the API key that asked for it: others are told that there is none.
+//! events are. A stream belongs to the API key that asked for it: others are told that there is none. `readers` has the
+//! addresses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::Extension;
-use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::response::sse::Event;
 use brigade_line::handle::Past;
@@ -22,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
 use super::events::{Of, Position};
+use super::name::Name;
 use super::sse::{self, DONE, Gone};
-use super::{App, trace};
 
 /// How long a stream is kept that nobody reads.
 pub const KEPT_FOR: Duration = Duration::from_secs(300);
@@ -149,7 +148,7 @@ impl Streams {
     }
 
     /// A stream of whoever asks.
-    fn get(&self, id: &str, asks: &trace::Name) -> Result<Arc<Stream>, ApiError> {
+    pub(super) fn get(&self, id: &str, asks: &Name) -> Result<Arc<Stream>, ApiError> {
         let stream = self.streams().get(id).cloned();
         stream.filter(|stream| stream.owner == asks.tally.key_number()).ok_or_else(|| {
             ApiError::not_found(format!(
@@ -339,56 +338,4 @@ pub(super) fn position(headers: &HeaderMap) -> Result<Option<Position>, ApiError
     let position = value.to_str().ok().and_then(Position::parse);
     let message = "Last-Event-ID is not the id of an event of this server";
     position.map(Some).ok_or_else(|| ApiError::bad_request(message))
-}
-
-/// A POST: of a client that comes back, or a new one.
-pub(super) enum Posted {
-    /// The answer for who comes back.
-    Again(Response),
-    /// To be read.
-    Anew(Request),
-}
-
-/// Answers the POST of a client that comes back.
-///
-/// Its body says nothing that is not known, but it is read all the same: a connection that closes with bytes unread is
-/// reset, and a reset throws away what of the answer is still on its way.
-///
-/// # Errors
-/// Its stream is not there, or its body is not.
-pub(super) async fn came_back(
-    app: &App,
-    name: &trace::Name,
-    request: Request,
-) -> Result<Posted, ApiError> {
-    let Some(position) = position(request.headers())? else { return Ok(Posted::Anew(request)) };
-    let stream = app.streams.get(position.stream(), name)?;
-    app.bodies.take(request).await?;
-    stream.follow(Some(position)).map(Posted::Again)
-}
-
-/// `GET /v1/streams/{id}`.
-pub(super) async fn read_on(
-    State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let position = position(&headers)?;
-    if let Some(other) = position.as_ref().filter(|position| position.stream() != id) {
-        let message = format!("Last-Event-ID {} is of another stream than {id}", other.id());
-        return Err(ApiError::bad_request(message));
-    }
-    app.streams.get(&id, &name)?.follow(position)
-}
-
-/// `DELETE /v1/streams/{id}`: nobody wants it any more.
-pub(super) async fn cancel(
-    State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
-    Path(id): Path<String>,
-) -> Result<StatusCode, ApiError> {
-    let stream = app.streams.get(&id, &name)?;
-    app.streams.remove(&stream);
-    Ok(StatusCode::NO_CONTENT)
 }

@@ -1,19 +1,23 @@
 //! The HTTP server in front of an engine that the test plays: every answer has the JSON shape that it should.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, Response, StatusCode};
+use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::SampledToken;
 use brigade_line::cluster::admin::Admin;
 use brigade_line::handle::{
-    Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError,
+    Engine, Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError,
 };
 use brigade_line::health::{Loading, Roll};
+use brigade_line::model::ModelMeta;
 use brigade_sched::Work;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::*;

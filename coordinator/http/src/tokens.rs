@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::App;
+use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, json_text};

@@ -15,25 +15,17 @@ use brigade_line::metrics;
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use tracing::Instrument;
 
-use super::App;
+use super::access::HEALTH;
+use super::app::App;
 use super::audit::Audit;
 use super::error::ApiError;
+use super::name::Name;
 use super::tally::{Line, Tally};
 
 const HEADER: &str = "x-request-id";
 
-/// The one address that everybody may see, and that is asked too often to be written down.
-pub(super) const HEALTH: &str = "/health";
-
 /// Characters of a path in logs; ours are shorter.
 const MAX_LOGGED_PATH: usize = 200;
-
-/// A request's id, for the handlers, and what they count of it for its line.
-#[derive(Clone, Debug)]
-pub(super) struct Name {
-    pub(super) id: Arc<str>,
-    pub(super) tally: Arc<Tally>,
-}
 
 /// Wraps every handler.
 pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {

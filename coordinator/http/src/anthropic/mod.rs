@@ -11,12 +11,15 @@ use brigade_line::generation::End;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
+use super::app::App;
 use super::blocks::{Block, arguments_value, blocks};
 use super::chat_request::{self, Begun};
 use super::error::ApiError;
+use super::name::Name;
 use super::reply;
+use super::sse;
+use super::stamp::Stamp;
 use super::types::FinishWord;
-use super::{App, Stamp, sse, trace};
 
 /// An error in Anthropic's shape.
 #[derive(Debug)]
@@ -69,7 +72,7 @@ impl Refusal {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
     let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));

@@ -5,11 +5,11 @@ use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
 use super::{Refusal, message, stop_reason, usage};
-use crate::Stamp;
 use crate::blocks::{Bit, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
+use crate::stamp::Stamp;
 
 /// What the open block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,10 +14,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
 use super::Refusal;
-use crate::Stamp;
 use crate::blocks::{Bit, Block, arguments_value, bits, blocks};
 use crate::error::ApiError;
 use crate::reply::{self, Replies, ReplyPart};
+use crate::stamp::Stamp;
 use crate::types::{ChatDelta, FinishWord};
 
 /// Lines that wait for a slow client.

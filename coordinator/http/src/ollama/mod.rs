@@ -11,10 +11,12 @@ use axum::{Extension, Json};
 use brigade_line::clock;
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::chat_request::{self, Begun};
 use super::embeddings;
 use super::error::ApiError;
-use super::{App, Stamp, trace};
+use super::name::Name;
+use super::stamp::Stamp;
 pub(super) use answer::Shape;
 
 /// The version of Ollama whose API this is: programs ask for a least one.
@@ -117,7 +119,7 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Jso
 /// `POST /api/chat`.
 pub(super) async fn chat(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
     let begun = chat_request::begin(&app, request, |bytes| Ok((request::chat(bytes)?, ()))).await?;
@@ -132,7 +134,7 @@ pub(super) async fn chat(
 /// `POST /api/generate`: one turn of a chat.
 pub(super) async fn generate(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
     let begun = chat_request::begin(&app, request, |bytes| {
@@ -158,7 +160,7 @@ pub(super) async fn generate(
 /// `POST /api/embed`.
 pub(super) async fn embed(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Json<Value>, Refusal> {
     let made = embeddings::make(&app, &name, request).await?;

@@ -11,12 +11,15 @@ use brigade_line::generation::End;
 use serde_json::{Map, Value, json};
 use tracing::Instrument;
 
+use super::app::App;
 use super::blocks::{Block, blocks};
 use super::chat_request::{self, Begun};
 use super::error::ApiError;
+use super::name::Name;
 use super::reply;
+use super::sse;
+use super::stamp::Stamp;
 use super::types::FinishWord;
-use super::{App, Stamp, sse, trace};
 
 /// What an answer repeats of its request.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +32,7 @@ struct Echo {
 /// The endpoint.
 pub(super) async fn create(
     State(app): State<App>,
-    Extension(name): Extension<trace::Name>,
+    Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let begun = chat_request::begin(&app, request, |bytes| {

@@ -4,11 +4,11 @@ use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
 use super::{Echo, finish, item, response, text_part};
-use crate::Stamp;
 use crate::blocks::{Bit, Block, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
+use crate::stamp::Stamp;
 
 struct Writer<'a> {
     out: &'a Sender,
