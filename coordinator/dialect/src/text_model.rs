@@ -119,6 +119,7 @@ impl TextModel {
     }
 
     /// What requests and answers call it.
+    #[inline]
     pub fn name(&self) -> &str {
         &self.names[0]
     }
@@ -198,6 +199,7 @@ impl TextModel {
     }
 
     /// The tokenizer.
+    #[inline]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -208,16 +210,19 @@ impl TextModel {
     }
 
     /// All end-of-generation ids.
+    #[inline]
     pub fn eog(&self) -> Arc<[u32]> {
         self.eog.clone()
     }
 
     /// Bytes of a generated token; none for a control token or an id without text.
+    #[inline]
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.tokenizer.token_bytes(id, false).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
     /// Bytes of a token as the vocabulary has them, those of control tokens too; none for an id without text.
+    #[inline]
     pub fn vocab_bytes(&self, id: u32) -> Vec<u8> {
         self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
     }

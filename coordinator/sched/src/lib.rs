@@ -429,17 +429,20 @@ impl Scheduler {
 
     /// Microseconds of computing one ubatch after which a stage of this line is stuck, for the ubatches in
     /// flight; `None` where nothing was measured yet, or there is no line.
+    #[inline]
     pub fn stuck_after(&self) -> Option<Micros> {
         self.line.as_ref()?.stuck_after()
     }
 
     /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.
+    #[inline]
     pub fn decode_rows(&self, ubatch: u64) -> u32 {
         self.in_flight(ubatch).map_or(0, |u| u.decode_rows)
     }
 
     /// For a ubatch in flight that has prompt rows while sequences decode: the longest time from one token of
     /// a sequence to the next. It follows from the stage times that were known when the ubatch was composed.
+    #[inline]
     pub fn gap_bound(&self, ubatch: u64) -> Option<Micros> {
         self.in_flight(ubatch)?.gap_bound
     }
@@ -475,6 +478,7 @@ impl Scheduler {
     }
 
     /// Whether a sequence of a line before this one waits for its state, or for a place where it is put back.
+    #[inline]
     pub fn is_restoring(&self) -> bool {
         self.live.is_restoring() || self.waiting.interrupted().any(|p| p.restorable.is_some())
     }
